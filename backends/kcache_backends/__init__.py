@@ -1,0 +1,1 @@
+"""Backends that come with kcache; `kcache.registry` finds them by name."""

@@ -1,0 +1,142 @@
+"""ShardCounters: bytes and entries of each of 256 shards, in one file of 8 KiB.
+
+Record of 32 bytes per shard, little-endian: u64 bytes, u64 entries, u64 generation whose lowest
+bit says "an operation is under way", u64 check. The check is an odd linear combination of the
+other three plus a constant, so that one record is verified by itself, and all 256 at once by
+their sums. Records are written under the shard's lock: *charge, then change the tree* and *change
+the tree, then discharge*, so that a kill at any instant leaves the record at or above the truth,
+with the lowest bit set; whoever takes the lock next sees the bit and counts the shard afresh.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from kcache.locks import RangeLocks
+
+__all__ = ["SHARDS", "ShardCounters", "ShardCount"]
+
+SHARDS = 256
+
+_RECORD = struct.Struct("<4Q")
+_ALL = struct.Struct(f"<{4 * SHARDS}Q")
+_MASK = (1 << 64) - 1
+_ODD = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+_SALT = 0x6B63616368652F31
+_UNDER_WAY = 1
+
+
+class ShardCount(NamedTuple):
+    """What one shard holds: bytes, entries, and how often its record was written."""
+
+    bytes: int
+    entries: int
+    generation: int
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the last writer has not finished: it works, or it was killed."""
+        return bool(self.generation & _UNDER_WAY)
+
+    def check(self) -> int:
+        """Return the fourth field of the record."""
+        return _check(*self)
+
+
+def _check(size: int, entries: int, generation: int) -> int:
+    return (size * _ODD[0] + entries * _ODD[1] + generation * _ODD[2] + _SALT) & _MASK
+
+
+class ShardCounters:
+    """The counters file of one directory, opened for reading and writing.
+
+    Args:
+        path: the file; created with zeros, or with records that ask for a recount for shards that
+            `exists` says are there already.
+        exists: tells whether a shard has a directory.
+
+    Threads and processes: `changing` excludes both per shard. Reading needs no lock.
+    """
+
+    def __init__(self, path: str, exists: Callable[[int], bool]) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        self._fd = os.open(path, flags, 0o600)
+        self._locks = RangeLocks(self._fd)
+        self._closing = threading.Lock()
+        try:
+            if os.fstat(self._fd).st_size < _ALL.size:
+                self._initialise(exists)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _initialise(self, exists: Callable[[int], bool]) -> None:
+        zero = ShardCount(0, 0, 0)
+        empty = _RECORD.pack(*zero, zero.check())
+        with self._locks.held(_ALL.size, 1):
+            if os.fstat(self._fd).st_size < _ALL.size:
+                records = (bytes(_RECORD.size) if exists(n) else empty for n in range(SHARDS))
+                os.pwrite(self._fd, b"".join(records), 0)
+
+    @property
+    def locks_work(self) -> bool:
+        """Whether the file system has locks that exclude other processes."""
+        return self._locks.supported
+
+    def lost(self) -> bool:
+        """Tell whether the file was removed while it was open."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    @contextmanager
+    def changing(self, shard: int) -> Iterator[None]:
+        """Hold the shard's lock, against threads and processes, while the block runs."""
+        with self._locks.held(shard * _RECORD.size, _RECORD.size):
+            yield
+
+    def read(self, shard: int) -> ShardCount | None:
+        """Return one shard's record, or None where it is damaged."""
+        raw = os.pread(self._fd, _RECORD.size, shard * _RECORD.size)
+        if len(raw) < _RECORD.size:
+            return None
+        *values, check = _RECORD.unpack(raw)
+        count = ShardCount(*values)
+        return count if count.check() == check else None
+
+    def write(self, shard: int, count: ShardCount) -> None:
+        """Write one shard's record; the caller holds its lock."""
+        record = _RECORD.pack(count.bytes, count.entries, count.generation, count.check())
+        os.pwrite(self._fd, record, shard * _RECORD.size)
+
+    def totals(self) -> tuple[int, int] | None:
+        """Return (bytes, entries) of all shards from one read, or None where a record is damaged.
+
+        A record caught in mid-write looks damaged; callers try again before they recount.
+        """
+        raw = os.pread(self._fd, _ALL.size, 0)
+        if len(raw) < _ALL.size:
+            return None
+        words = _ALL.unpack(raw)
+        size, entries, generations, checks = (sum(words[n::4]) for n in range(4))
+        expected = size * _ODD[0] + entries * _ODD[1] + generations * _ODD[2] + SHARDS * _SALT
+        return (size, entries) if (checks - expected) & _MASK == 0 else None
+
+    def fullest(self) -> list[tuple[int, int]]:
+        """Return (entries, shard), most entries first; damaged records come first of all."""
+        counts = ((self.read(shard), shard) for shard in range(SHARDS))
+        return sorted(
+            ((_MASK if count is None else count.entries, shard) for count, shard in counts),
+            reverse=True,
+        )
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._closing:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1

@@ -1,0 +1,472 @@
+"""FileBackend: one file per entry in 256 shards; the tree is the truth, there is no index.
+
+Layout of the directory::
+
+    counters                     bytes and entries of each shard (see `_shards`)
+    3f/3f0a...e1                 the value under the key 3f0a...e1; its mtime is its last use
+    3f/.3f0a...-4711-1.tmp       a value being written; an orphan if its shard isn't locked
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from stat import S_ISREG
+from typing import Literal
+
+from kcache.backend import Backend, EntryInfo, Usage, is_key
+from kcache.errors import BackendError, ConfigError
+from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
+
+__all__ = ["FileBackend"]
+
+#: `coldest` looks at the fullest shards until it has seen this many entries...
+SAMPLE = 2048
+#: ... and, where that is not all of them, offers this share of the sample before it takes another:
+#: the smaller, the closer to exact LRU; the larger, the fewer stats per eviction (4 here).
+SAMPLE_SHARE = 0.25
+#: Without file locks, a temporary file is taken for an orphan when it is this old, in seconds.
+ORPHAN_AGE = 3600.0
+
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
+_READ = os.O_RDONLY | _CLOEXEC | _NOFOLLOW | _BINARY
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC | _NOFOLLOW | _BINARY
+_CAN_TOUCH_OPEN = os.utime in os.supports_fd
+_COUNTERS = "counters"
+_TEMPORARY = ".tmp"
+
+_names = [f"{shard:02x}" for shard in range(SHARDS)]
+_serial = itertools.count()
+
+
+class FileBackend(Backend):
+    """Values as files, renamed into place; recency as their mtime.
+
+    Threads: safe to share. Processes: any number; writers of one shard exclude each other with a
+    byte-range lock, readers never wait. Crash: a process killed at any instant leaves no torn value
+    and no lock; a half-written temporary file is counted until its shard's next writer removes
+    it. Power cut: without `durability="full"` the last entries may come back empty or torn, which
+    the engine's checksum turns into misses. Fork: the child reopens the counters.
+
+    Sizes are lengths of the files. What a file system adds (blocks, directories) is not counted:
+    at most 4 KiB per entry and 4 KiB per shard on the usual ones.
+
+    Args:
+        directory: created, 0700, if it is not there.
+        max_size: ignored; this backend needs no bound.
+        read_only: create and change nothing.
+        durability: `"none"`, or `"full"` to fsync each value and its directory before `put` returns.
+        clock: nanoseconds since the epoch, for recency.
+
+    Raises:
+        ConfigError: `durability` has another value.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        max_size: int | None = None,
+        read_only: bool = False,
+        durability: Literal["none", "full"] = "none",
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        if durability not in ("none", "full"):
+            raise ConfigError(f"durability={durability!r} is not allowed; allowed: 'none', 'full'")
+        del max_size
+        self.directory = Path(directory)
+        self._root = os.path.abspath(directory)
+        self._read_only = read_only
+        self._sync = durability == "full"
+        self._clock = clock
+        self._last_use = 0
+        self._counters: ShardCounters | None = None
+        self._opening = threading.Lock()
+        self._pool: list[tuple[int, str]] = []
+        self._pool_left = 0
+        self._closed = False
+        if not read_only:
+            with suppress(OSError):  # full or read-only now, but perhaps not for ever
+                self._open_counters()
+        _backends.add(self)
+
+    # -- the contract --------------------------------------------------------------------------
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value under `key`, or None; never partial bytes."""
+        return self._read(key, touch=False)
+
+    def use(self, key: str) -> bytes | None:
+        """Return the value under `key`, or None, and record the use through the open file."""
+        return self._read(key, touch=_CAN_TOUCH_OPEN)
+
+    def _read(self, key: str, *, touch: bool) -> bytes | None:
+        fd = -1
+        try:
+            fd = os.open(f"{self._root}/{key[:2]}/{key}", _READ)
+            size = os.fstat(fd).st_size
+            value = os.read(fd, size)
+            while len(value) < size:
+                more = os.read(fd, size - len(value))
+                if not more:
+                    raise BackendError(f"read {key}: file shrank from {size} to {len(value)} bytes")
+                value += more
+            if touch:
+                # `_now` written out: a call costs as much as the clock.
+                self._last_use = now = max(self._clock(), self._last_use + 1)
+                try:
+                    os.utime(fd, ns=(now, now))
+                except OSError:
+                    pass  # a read-only file system: the value counts more than its recency
+            return value
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _failure("read", error) from error
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def put(self, key: str, value: bytes) -> int:
+        """Store `value` under `key` atomically; return its stored size, `len(value)`."""
+        with self._translated("write"):
+            try:
+                self._put(key, value)
+            except FileNotFoundError:  # the shard is new, or somebody removed the directory
+                self._restore(key)
+                self._put(key, value)
+        return len(value)
+
+    def delete(self, key: str) -> int:
+        """Remove `key`; return the bytes freed, 0 if it was absent."""
+        path = self._path(key)
+        shard = int(key[:2], 16)
+        with self._translated("delete"), self._changing(shard) as (counters, count):
+            size = _size(path)
+            if size is None:
+                return 0
+            _mark(counters, shard, count)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            _finish(counters, shard, count, size=-size, entries=-1)
+            return size
+
+    def touch(self, key: str) -> None:
+        """Record a use of `key` in its file's mtime."""
+        now = self._now()
+        try:
+            os.utime(f"{self._root}/{key[:2]}/{key}", ns=(now, now))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _failure("touch", error) from error
+
+    def usage(self) -> Usage:
+        """Return the sums of the counters: one read of 8 KiB."""
+        with self._translated("usage"):
+            counters = self._counters
+            if counters is None or counters.lost():
+                if self._read_only:
+                    return self._usage_read_only()
+                counters = self._open_counters()
+            for _ in range(3):
+                totals = counters.totals()
+                if totals is not None:
+                    return Usage(*totals)
+            for shard in range(SHARDS):
+                if counters.read(shard) is None:
+                    with counters.changing(shard):
+                        self._recount(counters, shard)
+            return Usage(*(counters.totals() or (0, 0)))
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        """Yield entries, coldest first, from a sample of the fullest shards.
+
+        Exact where the directory holds at most `SAMPLE` entries. The sample outlives the
+        iterator, and each entry's mtime is looked at again before it is offered, so that a
+        use since then, by any process, takes it out.
+        """
+        offered: set[str] = set()
+        visited: set[int] = set()
+        while True:
+            while self._pool and self._pool_left > 0:
+                used, key = self._pool.pop()
+                if key in offered:
+                    continue
+                try:
+                    status = os.stat(self._path(key), follow_symlinks=False)
+                except OSError:
+                    continue
+                if status.st_mtime_ns != used:
+                    continue
+                self._pool_left -= 1
+                offered.add(key)
+                yield EntryInfo(key, status.st_size, used)
+            with self._translated("coldest"):
+                if not self._refill(visited):
+                    return
+
+    def scan(self) -> Iterator[EntryInfo]:
+        """Yield every entry, shard by shard."""
+        for name in _names:
+            with self._translated("scan"):
+                found = [
+                    EntryInfo(key, status.st_size, status.st_mtime_ns)
+                    for key, status in _listing(f"{self._root}/{name}")
+                    if is_key(key)
+                ]
+            yield from found
+
+    def close(self) -> None:
+        """Close the counters. Idempotent."""
+        self._closed = True
+        if self._counters is not None:
+            self._counters.close()
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def _put(self, key: str, value: bytes) -> None:
+        path = self._path(key)
+        shard = int(key[:2], 16)
+        temporary = (
+            f"{self._root}/{key[:2]}/.{key[:16]}-{os.getpid()}-{next(_serial)}{_TEMPORARY}"
+        )
+        with self._changing(shard) as (counters, count):
+            fd = os.open(temporary, _CREATE, 0o600)
+            try:
+                replaced = _size(path)
+                _mark(counters, shard, count, size=len(value), entries=1)
+                self._fill(fd, value)
+                os.replace(temporary, path)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                with suppress(OSError):
+                    _finish(counters, shard, count)
+                raise
+            if replaced is None:
+                _finish(counters, shard, count, size=len(value), entries=1)
+            else:
+                _finish(counters, shard, count, size=len(value) - replaced)
+            if self._sync:
+                _sync_directory(f"{self._root}/{key[:2]}")
+
+    def _fill(self, fd: int, value: bytes) -> None:
+        try:
+            rest = memoryview(value)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            if self._sync:
+                os.fsync(fd)
+            now = self._now()
+            if _CAN_TOUCH_OPEN:
+                os.utime(fd, ns=(now, now))
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _changing(self, shard: int) -> Iterator[tuple[ShardCounters, ShardCount]]:
+        """Lock a shard, and yield its counters and exact or overestimated count."""
+        counters = self._counters
+        if counters is None:
+            if self._read_only:
+                raise BackendError(f"{self._root} is open for reading only")
+            counters = self._open_counters()
+        with counters.changing(shard):
+            count = counters.read(shard)
+            if count is None or (count.under_way and counters.locks_work):
+                count = self._recount(counters, shard)  # the last writer was killed
+            yield counters, count
+
+    def _recount(self, counters: ShardCounters, shard: int) -> ShardCount:
+        """Count a shard, remove orphans, and write its record; the caller holds the lock."""
+        return self._examine(counters, shard)[0]
+
+    def _examine(
+        self, counters: ShardCounters, shard: int
+    ) -> tuple[ShardCount, list[tuple[int, str]]]:
+        """List a locked shard: heal its record and return it with (mtime, key) of each entry."""
+        size = 0
+        found: list[tuple[int, str]] = []
+        for name, status in _listing(f"{self._root}/{_names[shard]}"):
+            if is_key(name):
+                size += status.st_size
+                found.append((status.st_mtime_ns, name))
+            elif name.endswith(_TEMPORARY):
+                if counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE:
+                    with suppress(OSError):
+                        os.unlink(f"{self._root}/{_names[shard]}/{name}")
+                else:
+                    size += status.st_size
+        old = counters.read(shard)
+        generation = 0 if old is None else (old.generation | 1) + 1
+        count = ShardCount(size, len(found), generation & ~1)
+        counters.write(shard, count)
+        return count, found
+
+    # -- evicting ------------------------------------------------------------------------------
+
+    def _refill(self, visited: set[int]) -> bool:
+        """Sample the fullest shards that were not visited; tell whether there were any."""
+        counters = self._counters
+        if counters is None:
+            return False
+        sample: list[tuple[int, str]] = []
+        for entries, shard in counters.fullest():
+            if shard in visited or not entries:
+                continue
+            if sample and len(sample) + min(entries, SAMPLE) > SAMPLE:
+                break
+            visited.add(shard)
+            with counters.changing(shard):
+                sample += self._examine(counters, shard)[1]
+        else:
+            # All that there was: the order is exact, and all of it may go.
+            self._use_pool(sample, share=1.0)
+            return bool(sample)
+        self._use_pool(sample, share=SAMPLE_SHARE)
+        return True
+
+    def _use_pool(self, sample: list[tuple[int, str]], *, share: float) -> None:
+        sample.sort(reverse=True)
+        self._pool = sample
+        self._pool_left = max(1, int(len(sample) * share)) if sample else 0
+
+    # -- opening -------------------------------------------------------------------------------
+
+    def _open_counters(self) -> ShardCounters:
+        if self._closed:
+            raise BackendError(f"{self._root} is closed")
+        with self._opening:
+            old = self._counters
+            if old is not None and not old.lost():
+                return old
+            os.makedirs(self._root, mode=0o700, exist_ok=True)
+            self._counters = ShardCounters(
+                f"{self._root}/{_COUNTERS}",
+                lambda shard: os.path.isdir(f"{self._root}/{_names[shard]}"),
+            )
+            if old is not None:
+                old.close()
+            return self._counters
+
+    def _restore(self, key: str) -> None:
+        """Make the shard's directory, and what is above it if somebody removed it."""
+        try:
+            os.mkdir(f"{self._root}/{key[:2]}", 0o700)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            self._open_counters()
+            with suppress(FileExistsError):
+                os.mkdir(f"{self._root}/{key[:2]}", 0o700)
+
+    def _usage_read_only(self) -> Usage:
+        infos = list(self.scan())
+        return Usage(sum(info.size for info in infos), len(infos))
+
+    def _after_fork(self) -> None:
+        """Open the counters anew: locks belong to the open file, which the parent shares."""
+        self._opening = threading.Lock()
+        old, self._counters = self._counters, None
+        if old is not None and not self._closed:
+            old.close()
+            with suppress(OSError, BackendError):
+                self._open_counters()
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key[:2]}/{key}"
+
+    def _now(self) -> int:
+        """Return the time, later than any that this object has returned before."""
+        self._last_use = now = max(self._clock(), self._last_use + 1)
+        return now
+
+    @contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _failure(operation, error) from error
+
+
+_backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for backend in list(_backends):
+        backend._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _failure(operation: str, error: OSError) -> BackendError:
+    where = f" {error.filename}" if error.filename else ""
+    return BackendError(f"{operation}{where}: {error.strerror or error}")
+
+
+def _mark(
+    counters: ShardCounters, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0
+) -> None:
+    """Write the record as it is at most while the operation is under way."""
+    counters.write(
+        shard, ShardCount(count.bytes + size, count.entries + entries, count.generation | 1)
+    )
+
+
+def _finish(
+    counters: ShardCounters, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0
+) -> None:
+    """Write the record as it is after the operation."""
+    counters.write(
+        shard,
+        ShardCount(
+            max(0, count.bytes + size), max(0, count.entries + entries), (count.generation | 1) + 1
+        ),
+    )
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield (name, status) of the regular files in a directory, less those that vanish meanwhile."""
+    try:
+        with os.scandir(directory) as items:
+            for item in items:
+                try:
+                    status = item.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if S_ISREG(status.st_mode):
+                    yield item.name, status
+    except FileNotFoundError:
+        return
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | _CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # directories can't be synced everywhere
+            raise
+    finally:
+        os.close(fd)

@@ -1,0 +1,157 @@
+"""The Backend contract: what a place that keeps bytes under keys has to promise."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple, NoReturn
+
+from kcache.errors import BackendError
+
+__all__ = ["KEY_LENGTH", "Backend", "EntryInfo", "UnavailableBackend", "Usage", "is_key"]
+
+#: Keys are this many lower-case hexadecimal digits (a SHA-256 digest).
+KEY_LENGTH = 64
+
+_HEX = re.compile(r"[0-9a-f]{64}").fullmatch
+
+
+def is_key(key: object) -> bool:
+    """Tell whether `key` is a valid key: 64 lower-case hexadecimal digits."""
+    return isinstance(key, str) and _HEX(key) is not None
+
+
+class EntryInfo(NamedTuple):
+    """What a backend knows of one entry without reading its value.
+
+    Attributes:
+        key: 64 hexadecimal digits.
+        size: stored size in bytes, as `Backend.usage` counts it.
+        used_ns: time of the last recorded use, nanoseconds since the epoch.
+    """
+
+    key: str
+    size: int
+    used_ns: int
+
+
+class Usage(NamedTuple):
+    """How much a backend holds.
+
+    Attributes:
+        bytes: stored bytes, never below the truth.
+        entries: number of entries, never below the truth.
+    """
+
+    bytes: int
+    entries: int
+
+
+class Backend(ABC):
+    """Stores opaque bytes under keys, and knows their sizes and recency.
+
+    A backend knows nothing of kernels, envelopes or caps; the engine knows nothing of files.
+    Keys are 64 lower-case hexadecimal digits; the engine checks them before it calls.
+
+    Errors: every method may raise `BackendError`, and nothing else, when the medium fails; a
+    miss is `None`, never an exception. Threads: every method may be called from any thread.
+    Processes: any number of processes may open the same place. Crash: a process killed at any
+    instant leaves no torn value, no lock, and `usage` at or above the truth.
+    """
+
+    #: How many bytes the stored size of a value may exceed its length by.
+    overhead: int = 0
+
+    @abstractmethod
+    def get(self, key: str) -> bytes | None:
+        """Return the value under `key`, or None if there is none; never partial bytes."""
+
+    @abstractmethod
+    def put(self, key: str, value: bytes) -> int:
+        """Store `value` under `key` atomically, last writer wins; return its stored size."""
+
+    @abstractmethod
+    def delete(self, key: str) -> int:
+        """Remove `key`; return the bytes freed, 0 if it was absent."""
+
+    @abstractmethod
+    def touch(self, key: str) -> None:
+        """Record a use of `key`. May be buffered; lost only by a crash. Absent keys are ignored."""
+
+    def use(self, key: str) -> bytes | None:
+        """Return what `get` returns, and `touch` it: one step where a backend can save one.
+
+        A use that can't be recorded (read-only medium) is not an error.
+        """
+        value = self.get(key)
+        if value is not None:
+            with suppress(BackendError):
+                self.touch(key)
+        return value
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """Return bytes and entries stored by every process, in constant time."""
+
+    @abstractmethod
+    def coldest(self) -> Iterator[EntryInfo]:
+        """Yield entries, least recently used first, each at most once.
+
+        Lazy: starting the iteration does not read the whole backend. The order may be
+        approximate where a backend is larger than the sample it looks at.
+        """
+
+    @abstractmethod
+    def scan(self) -> Iterator[EntryInfo]:
+        """Yield every entry in any order; tolerates concurrent deletes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the backend holds. Idempotent."""
+
+
+class UnavailableBackend(Backend):
+    """A backend that holds nothing and can't: every operation raises `BackendError`.
+
+    Stands where a backend could not be opened, so that the engine counts and logs why, and
+    everything else works.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def _fail(self) -> NoReturn:
+        raise BackendError(f"no backend: {self._reason}")
+
+    def get(self, key: str) -> bytes | None:
+        """Raise BackendError."""
+        self._fail()
+
+    def put(self, key: str, value: bytes) -> int:
+        """Raise BackendError."""
+        self._fail()
+
+    def delete(self, key: str) -> int:
+        """Raise BackendError."""
+        self._fail()
+
+    def touch(self, key: str) -> None:
+        """Raise BackendError."""
+        self._fail()
+
+    def usage(self) -> Usage:
+        """Raise BackendError."""
+        self._fail()
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        """Raise BackendError."""
+        self._fail()
+
+    def scan(self) -> Iterator[EntryInfo]:
+        """Raise BackendError."""
+        self._fail()
+
+    def close(self) -> None:
+        """Do nothing."""

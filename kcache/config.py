@@ -1,0 +1,290 @@
+"""Config: every setting, from an argument, the environment or its default.
+
+The only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from kcache.errors import ConfigError
+
+__all__ = ["VARIABLES", "Config", "Setting", "default_cache_directory", "library_hints", "parse_size"]
+
+T = TypeVar("T")
+
+DEFAULT_MAX_SIZE = 1 << 30
+DEFAULT_MEMORY_SIZE = 64 << 20
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_TRUE = frozenset(("1", "true", "yes", "on"))
+_FALSE = frozenset(("0", "false", "no", "off", ""))
+HEADER_CHECKS = ("always", "once")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
+    """Return a size in bytes from an integer or text such as `"512MB"` or `"1.5GiB"`.
+
+    KB, MB, GB, TB (and K, M, G, T) are powers of 1000; KiB, MiB, GiB, TiB of 1024.
+
+    Raises:
+        ConfigError: the value is no such size, or less than `least` bytes.
+    """
+    size: int | None = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        match = _SIZE.fullmatch(value)
+        unit = _UNITS.get(match[2].upper()) if match else None
+        if match and unit is not None:
+            size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    if size is None or size < least:
+        raise ConfigError(
+            f"{name}={value!r} is not allowed; allowed: at least {least} bytes, as an integer or as "
+            'text with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "512MB"'
+        )
+    return size
+
+
+def _parse_flag(value: str | bool, *, name: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        text = value.strip().lower()
+        if text in _TRUE or text in _FALSE:
+            return text in _TRUE
+    raise ConfigError(f"{name}={value!r} is not allowed; allowed: 1, true, yes, on, 0, false, no, off")
+
+
+def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
+    text = value.strip().lower() if isinstance(value, str) else value  # pyright: ignore
+    if text not in allowed:
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: {', '.join(allowed)}")
+    return text
+
+
+def _parse_directory(value: str | os.PathLike[str], *, name: str) -> Path:
+    if not isinstance(value, (str, os.PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: a path")
+    text = os.fspath(value)
+    if not isinstance(text, str) or not text.strip() or "\0" in text:  # pyright: ignore
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: a non-empty path")
+    return Path(text).expanduser()
+
+
+def _parse_name(value: str, *, name: str) -> str:
+    if not isinstance(value, str) or not value.strip():  # pyright: ignore
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: the name of a backend")
+    return value.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[T]):
+    """A value, and where it came from: `argument`, the name of a variable, or `default`."""
+
+    value: T
+    source: str
+
+
+class Variable(NamedTuple):
+    """An environment variable that kcache reads.
+
+    Attributes:
+        name: of the variable.
+        setting: the field of `Config` that it sets.
+        allowed: what it may hold, in words.
+        meaning: what it does, in words.
+        parse: from text to the setting's value; raises ConfigError.
+        default: the setting's value where neither argument nor variable gives one.
+    """
+
+    name: str
+    setting: str
+    allowed: str
+    meaning: str
+    parse: Callable[..., Any]
+    default: object
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "KCACHE_BACKEND",
+        "backend",
+        "a registered name, such as file",
+        "Which backend keeps the entries.",
+        _parse_name,
+        "file",
+    ),
+    Variable(
+        "KCACHE_DIR",
+        "directory",
+        "a path",
+        "Where the cache lives; by default the platform's user cache directory.",
+        _parse_directory,
+        None,
+    ),
+    Variable(
+        "KCACHE_MAX_SIZE",
+        "max_size",
+        "bytes, or a size such as 512MB or 2GiB",
+        "The cap: stored bytes never exceed it.",
+        lambda value, *, name: parse_size(value, name=name, least=1),
+        DEFAULT_MAX_SIZE,
+    ),
+    Variable(
+        "KCACHE_MEMORY_SIZE",
+        "memory_size",
+        "bytes, or a size; 0 switches it off",
+        "Bound of the in-process tier.",
+        lambda value, *, name: parse_size(value, name=name),
+        DEFAULT_MEMORY_SIZE,
+    ),
+    Variable(
+        "KCACHE_READ_ONLY",
+        "read_only",
+        "1 or 0",
+        "Use what is there, write nothing.",
+        _parse_flag,
+        False,
+    ),
+    Variable(
+        "KCACHE_DISABLE",
+        "disable",
+        "1 or 0",
+        "Compile every time; neither read nor write the cache.",
+        _parse_flag,
+        False,
+    ),
+    Variable(
+        "KCACHE_RECACHE",
+        "recache",
+        "1 or 0",
+        "Compile every time and replace what is there.",
+        _parse_flag,
+        False,
+    ),
+    Variable(
+        "KCACHE_HEADER_CHECK",
+        "header_check",
+        "always or once",
+        "Check headers on every request, or once per process.",
+        lambda value, *, name: _parse_choice(value, name=name, allowed=HEADER_CHECKS),
+        "always",
+    ),
+    Variable(
+        "KCACHE_LOG",
+        "log",
+        "debug, info, warning or error",
+        "Log to standard error from this level on.",
+        lambda value, *, name: _parse_choice(value, name=name, allowed=LOG_LEVELS),
+        None,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every setting with its source. See `VARIABLES` for what each means.
+
+    `directory` is None where nobody named one; the cache then looks for a usable default.
+    """
+
+    backend: Setting[str]
+    directory: Setting[Path | None]
+    max_size: Setting[int]
+    memory_size: Setting[int]
+    read_only: Setting[bool]
+    disable: Setting[bool]
+    recache: Setting[bool]
+    header_check: Setting[str]
+    log: Setting[str | None]
+
+    @classmethod
+    def load(
+        cls, arguments: Mapping[str, object] | None = None, *, environ: Mapping[str, str] | None = None
+    ) -> Config:
+        """Return the settings: argument, else environment, else default.
+
+        Arguments that are None count as not given.
+
+        Raises:
+            ConfigError: a value is not allowed, or there is no such setting.
+        """
+        given = {name: value for name, value in (arguments or {}).items() if value is not None}
+        known = {field.name for field in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"no setting {name!r}; allowed: {', '.join(sorted(known))}")
+        environment = os.environ if environ is None else environ
+        settings: dict[str, Setting[Any]] = {}
+        for variable in VARIABLES:
+            text = environment.get(variable.name)
+            if variable.setting in given:
+                value = variable.parse(given[variable.setting], name=variable.setting)
+                settings[variable.setting] = Setting(value, "argument")
+            elif text is not None and text != "":
+                settings[variable.setting] = Setting(
+                    variable.parse(text, name=variable.name), variable.name
+                )
+            else:
+                settings[variable.setting] = Setting(variable.default, "default")
+        return cls(**settings)
+
+
+def default_cache_directory() -> Path:
+    """Return where the cache lives if nobody says otherwise: the platform's user cache directory.
+
+    `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
+    `%LOCALAPPDATA%\\kcache\\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
+    """
+    named = os.environ.get("KCACHE_DIR")
+    if named:
+        return _parse_directory(named, name="KCACHE_DIR")
+    import platformdirs  # a fresh process that names its directory need not import it
+
+    return Path(platformdirs.user_cache_dir("kcache", appauthor=False))
+
+
+def temporary_cache_directory() -> Path:
+    """Return the last resort: a per-user directory below the temporary directory."""
+    import tempfile
+
+    owner = os.getuid() if sys.platform != "win32" else os.environ.get("USERNAME", "user")
+    return Path(tempfile.gettempdir()) / f"kcache-{owner}"
+
+
+class LibraryHints(NamedTuple):
+    """Directories from the environment where NVRTC may be.
+
+    Attributes:
+        conda: prefixes of active conda environments.
+        loader_path: directories that the dynamic loader searches first.
+        toolkits: roots of CUDA toolkits.
+    """
+
+    conda: tuple[str, ...]
+    loader_path: tuple[str, ...]
+    toolkits: tuple[str, ...]
+
+
+def library_hints() -> LibraryHints:
+    """Return where the environment says that CUDA libraries are."""
+
+    def values(*names: str) -> tuple[str, ...]:
+        return tuple(value for name in names if (value := os.environ.get(name)))
+
+    path = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    toolkits = (*values("CUDA_PATH", "CUDA_HOME"), "/usr/local/cuda")
+    return LibraryHints(values("CONDA_PREFIX"), tuple(filter(None, path)), toolkits)

@@ -1,0 +1,447 @@
+"""CacheEngine: a bounded, checked, counted cache over any backend, with an LRU policy."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kcache.backend import KEY_LENGTH, Backend, is_key
+from kcache.entry import Entry, encode, open_envelope
+from kcache.errors import (
+    BackendError,
+    ConfigError,
+    CorruptEntryError,
+    IncompatibleEntryError,
+)
+from kcache.memory import MemoryTier
+from kcache.stats import Counters, Stats, StatsFile
+
+__all__ = ["DEFAULT_MAX_SIZE", "CacheEngine"]
+
+log = logging.getLogger("kcache")
+_now = time.perf_counter
+
+DEFAULT_MAX_SIZE = 1 << 30
+
+#: A trim goes down to this share of the cap, so that the next puts find room without one.
+LOW_WATER = 0.9
+#: ... but evicts at most this many entries beyond what the put itself needs, so that one put in a
+#: large cache stays short (evicting 10 % of 100,000 entries at once would take a second).
+EVICT_BATCH = 512
+#: A memory hit records its use with the backend at most this often, in seconds.
+TOUCH_INTERVAL = 60.0
+#: What a backend may raise without anybody but the log and the counts noticing.
+SURVIVED = (BackendError, OSError, MemoryError)
+#: Counts go to the statistics file at most this often, in seconds, and at exit.
+FLUSH_INTERVAL = 5.0
+
+
+class CacheEngine:
+    """Entries under keys, never more bytes than the cap, never a damaged one.
+
+    Knows nothing of kernels or files. Every failure of the backend is survived, counted in
+    `Stats.errors` and logged once per kind: a failed read is a miss, a failed write stores nothing.
+
+    Threads: safe to share. Processes: any number may share one backend's place; each keeps the
+    cap by itself, so together they exceed it by at most one entry per writer. Crash: as the
+    backend promises. Fork: the child may go on using the engine.
+
+    Args:
+        backend: where the bytes live.
+        max_size: the cap, in stored bytes, at least 1.
+        memory_size: bound of the in-process tier in bytes, `ITEM_OVERHEAD` per entry included;
+            0 switches it off, and every get reaches the backend.
+        producer: what made the payloads. Entries of another producer are counted misses.
+        read_only: never write, delete or record a use.
+        stats_file: where counts are added up over processes; None keeps them in this process.
+        clock: monotonic seconds, for tests.
+
+    Raises:
+        ConfigError: a size is out of range.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        max_size: int = DEFAULT_MAX_SIZE,
+        memory_size: int = 0,
+        producer: str = "",
+        read_only: bool = False,
+        stats_file: StatsFile | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _check_size("max_size", max_size, least=1)
+        _check_size("memory_size", memory_size, least=0)
+        self.backend = backend
+        self.max_size = max_size
+        self.read_only = read_only
+        self.counters = Counters()
+        self.memory: MemoryTier[str, Entry] = MemoryTier(memory_size)
+        self._producer = producer.encode()
+        self._read = backend.get if read_only else backend.use
+        self._no_memory = memory_size == 0
+        self._clock = clock
+        self._room = threading.Lock()
+        self._touched: dict[str, float] = {}
+        self._flusher = _Flusher(self.counters, stats_file)
+        self._next_flush = _now() + FLUSH_INTERVAL
+        self._reported: set[str] = set()
+        self._at_end = weakref.finalize(self, _end, backend, self._flusher)
+        _engines.add(self)
+
+    # -- the four operations -------------------------------------------------------------------
+
+    def get(self, key: str) -> Entry | None:
+        """Return the entry under `key`, or None; counted as a hit or a miss.
+
+        A damaged entry, one of another format version or producer, and a backend that fails
+        are misses.
+
+        Raises:
+            ConfigError: `key` is not 64 hexadecimal digits.
+        """
+        started = _now()
+        entry, from_memory = (self._load(key), False) if self._no_memory else self.fetch(key)
+        counters = self.counters
+        if entry is None:
+            counters.add("misses")
+            return None
+        # `count_hit` written out: 0.5 us of a get that takes 25.
+        with counters.lock:
+            counters.hits += 1
+            counters.memory_hits += from_memory
+            counters.saved_seconds += entry._cost
+            counters.hit_seconds += _now() - started
+        return entry
+
+    def put(self, key: str, entry: Entry) -> bool:
+        """Store `entry` under `key`, evicting what must go; tell whether it is stored now.
+
+        An entry that alone exceeds the cap is not stored, evicts nothing and is counted as
+        rejected.
+
+        Raises:
+            ConfigError: `key` is not 64 hexadecimal digits.
+            ArgumentTypeError: the entry holds something that can't be stored.
+        """
+        _check_key(key)
+        blob = encode(key, entry, producer=self._producer)
+        if self.read_only:
+            return False
+        if _now() >= self._next_flush:
+            self._flush_now()
+        cost = len(blob) + self.backend.overhead
+        if cost > self.max_size:
+            self.counters.add("rejected")
+            log.debug("entry %s of %d bytes exceeds the cap of %d", key, cost, self.max_size)
+            self._forget(key)
+            return False
+        with self._room, self._surviving("put"):
+            self._make_room(cost)
+            self.backend.put(key, blob)
+            self.counters.add("puts")
+            if not self._no_memory:
+                self.memory.put(key, entry, len(blob))
+            return True
+        self.memory.delete(key)
+        return False
+
+    def get_or_create(self, key: str, create: Callable[[], Entry]) -> Entry:
+        """Return the entry under `key`; on a miss return what `create` makes, and store it.
+
+        What `create` raises reaches the caller, and nothing is stored.
+
+        Raises:
+            ConfigError: `key` is not 64 hexadecimal digits.
+        """
+        entry = self.get(key)
+        if entry is None:
+            entry = create()
+            self.put(key, entry)
+        return entry
+
+    def delete(self, key: str) -> bool:
+        """Remove `key` from every tier; tell whether the backend held it.
+
+        Raises:
+            ConfigError: `key` is not 64 hexadecimal digits.
+        """
+        _check_key(key)
+        return self._forget(key) > 0
+
+    # -- the whole cache -----------------------------------------------------------------------
+
+    def trim(self, max_size: int | None = None) -> int:
+        """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
+
+        `max_size` defaults to the low-water mark, 90 % of the cap.
+
+        Raises:
+            ConfigError: `max_size` is negative.
+        """
+        goal = int(self.max_size * LOW_WATER) if max_size is None else max_size
+        _check_size("max_size", goal, least=0)
+        if self.read_only:
+            return 0
+        with self._room, self._surviving("trim"):
+            return self._evict_to(goal, goal)
+        return 0
+
+    def clear(self) -> int:
+        """Delete every entry; return how many there were. The statistics stay."""
+        self.memory.clear()
+        self._touched.clear()
+        removed = 0
+        if not self.read_only:
+            with self._surviving("clear"):
+                for info in self.backend.scan():
+                    removed += self.backend.delete(info.key) > 0
+        return removed
+
+    def stats(self) -> Stats:
+        """Return what this engine has done since it was made."""
+        return self.counters.snapshot()
+
+    def total_stats(self) -> Stats:
+        """Return what every process has counted in this place; this engine's where it can't say."""
+        self.flush()
+        with self._surviving("statistics"):
+            if self._flusher.file is not None:
+                return self._flusher.file.total()
+        return self.stats()
+
+    @property
+    def size_bytes(self) -> int:
+        """Stored bytes, of every process; 0 where the backend can't say."""
+        with self._surviving("usage"):
+            return self.backend.usage().bytes
+        return 0
+
+    @property
+    def entry_count(self) -> int:
+        """Stored entries, of every process; 0 where the backend can't say."""
+        with self._surviving("usage"):
+            return self.backend.usage().entries
+        return 0
+
+    def flush(self) -> None:
+        """Add the counts since the last flush to the statistics file, if there is one."""
+        with self._surviving("flush"):
+            self._flusher.flush()
+
+    def close(self) -> None:
+        """Flush the statistics and close the backend. Idempotent."""
+        self._at_end()
+
+    def __enter__(self) -> CacheEngine:
+        """Return the engine itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    # -- for frontends, which count requests rather than gets ------------------------------------
+
+    def fetch(self, key: str) -> tuple[Entry | None, bool]:
+        """Return (entry or None, whether it came from memory) without counting hit or miss."""
+        if self._no_memory:
+            return self._load(key), False
+        entry = self.memory.get(key)
+        if entry is not None:
+            self._touch_memory_hit(key)
+            return entry, True
+        return self._load(key), False
+
+    def count_hit(self, entry: Entry, started: float, *, from_memory: bool) -> None:
+        """Count a hit on `entry` that began at `started`, a `time.perf_counter` value."""
+        counters = self.counters
+        elapsed = _now() - started
+        with counters.lock:
+            counters.hits += 1
+            counters.memory_hits += from_memory
+            counters.saved_seconds += entry._cost
+            counters.hit_seconds += elapsed
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _load(self, key: str) -> Entry | None:
+        """Return the entry that the backend holds, verified, or None."""
+        # Good enough to keep a path inside the backend; the envelope compares the key itself.
+        if len(key) != KEY_LENGTH or not key.isalnum():
+            raise _key_error(key)
+        if _now() >= self._next_flush:
+            self._flush_now()
+        try:
+            blob = self._read(key)
+            if blob is None:
+                return None
+            entry = open_envelope(blob, key, self._producer)
+            if not self._no_memory:
+                entry.payload  # noqa: B018  lets go of the envelope
+                self.memory.put(key, entry, len(blob))
+        except CorruptEntryError as error:
+            self.refuse(key, error)
+            return None
+        except SURVIVED as error:
+            self.report("get", error)
+            return None
+        return entry
+
+    def refuse(self, key: str, error: CorruptEntryError) -> None:
+        """Count and log why an entry is not served."""
+        if isinstance(error, IncompatibleEntryError):
+            self.counters.add("stale")
+            log.info("entry %s is ignored: %s", key, error)
+        else:
+            self.counters.add("corrupt")
+            log.warning("entry %s is damaged and ignored: %s", key, error)
+
+    def _forget(self, key: str) -> int:
+        self.memory.delete(key)
+        if not self.read_only:
+            with self._surviving("delete"):
+                return self.backend.delete(key)
+        return 0
+
+    def _touch_memory_hit(self, key: str) -> None:
+        now = self._clock()
+        if now < self._touched.get(key, 0.0):
+            return
+        if len(self._touched) > 2 * len(self.memory):
+            self._touched = {k: due for k, due in self._touched.copy().items() if due > now}
+        first = key not in self._touched
+        self._touched[key] = now + TOUCH_INTERVAL
+        if _now() >= self._next_flush:
+            self._flush_now()
+        if not first and not self.read_only:
+            with self._surviving("touch"):
+                self.backend.touch(key)
+
+    def _make_room(self, incoming: int) -> None:
+        allowed = self.max_size - incoming
+        low = int(self.max_size * LOW_WATER) - incoming
+        if self.backend.usage().bytes > allowed:
+            self._evict_to(allowed, low if low >= 0 else allowed)
+
+    def _evict_to(self, needed: int, wanted: int) -> int:
+        """Evict until `needed` bytes at most are stored, then on towards `wanted`."""
+        freed = 0
+        extra = 0
+        used = self.backend.usage().bytes
+        candidates = self.backend.coldest()
+        while used > wanted and (used > needed or extra < EVICT_BATCH):
+            extra += used <= needed
+            info = next(candidates, None)
+            if info is None:
+                break
+            size = self.backend.delete(info.key)
+            freed += size
+            self.memory.delete(info.key)
+            if size:
+                used -= size
+                self.counters.add("evictions")
+                self.counters.add("bytes_evicted", size)
+                log.debug("evicted %s, %d bytes", info.key, size)
+            if size == 0 or (used <= needed and extra == 0):
+                used = self.backend.usage().bytes  # another process evicts or writes: look again
+        return freed
+
+    @contextmanager
+    def _surviving(self, operation: str) -> Iterator[None]:
+        """Count and log once what the backend raises in the block, and go on after it."""
+        try:
+            yield
+        except SURVIVED as error:
+            self.report(operation, error)
+
+    def report(self, operation: str, error: BaseException) -> None:
+        """Count a survived failure, and log it as a warning the first time."""
+        self.counters.add("errors")
+        kind = f"{operation}: {type(error).__name__}: {error}"
+        level = logging.DEBUG if operation in self._reported else logging.WARNING
+        self._reported.add(operation)
+        log.log(level, "cache %s failed, going on without (%s)", operation, kind)
+
+    def _flush_now(self) -> None:
+        self._next_flush = _now() + FLUSH_INTERVAL
+        self.flush()
+
+    def after_fork(self) -> None:
+        """Make the engine usable in a child process: new locks, and no counts of the parent."""
+        self._room = threading.Lock()
+        self.counters.lock = threading.Lock()
+        self.memory.reset_lock()
+        self._flusher.after_fork()
+
+
+class _Flusher:
+    """Adds what an engine counted since the last time to the statistics file."""
+
+    def __init__(self, counters: Counters, file: StatsFile | None) -> None:
+        self._counters = counters
+        self.file = file
+        self._done = counters.values()
+        self._mutex = threading.Lock()
+
+    def flush(self) -> None:
+        if self.file is None:
+            return
+        with self._mutex:
+            now = self._counters.values()
+            if now != self._done:
+                self.file.add([a - b for a, b in zip(now, self._done, strict=True)])
+                self._done = now
+
+    def after_fork(self) -> None:
+        self._mutex = threading.Lock()
+        self._done = self._counters.values()
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        except BackendError as error:
+            log.debug("statistics not written: %s", error)
+        if self.file is not None:
+            self.file.close()
+
+
+def _end(backend: Backend, flusher: _Flusher) -> None:
+    """Close what an engine holds; runs at `close`, at garbage collection or at exit."""
+    flusher.close()
+    try:
+        backend.close()
+    except (BackendError, OSError) as error:
+        log.debug("closing the backend failed: %s", error)
+
+
+def _check_key(key: str) -> None:
+    if not is_key(key):
+        raise _key_error(key)
+
+
+def _key_error(key: object) -> ConfigError:
+    return ConfigError(f"key {key!r} is not allowed; allowed: 64 lower-case hexadecimal digits")
+
+
+def _check_size(name: str, value: int, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: an integer >= {least}, bytes")
+
+
+_engines: weakref.WeakSet[CacheEngine] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for engine in list(_engines):
+        engine.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,267 @@
+"""Entry, and the byte envelope that every backend stores it in.
+
+The envelope, all integers little-endian:
+
+====================  =========  ==========================================================
+field                 bytes      meaning
+====================  =========  ==========================================================
+magic                 6          ``KCACHE``
+format version        2          `FORMAT_VERSION`
+total length          8          of the whole envelope, checksum included
+cost                  8          IEEE double: seconds that making the payload took
+key                   32         the key that the entry was stored under
+section count         2          number of payload sections
+producer length       2          of the producer string
+metadata length       4          of the JSON metadata
+producer              variable   UTF-8: which frontend and layout made the payload
+section table         variable   per section: u8 name length, UTF-8 name, u64 size
+metadata              variable   UTF-8 JSON object
+sections              variable   the payload, in the table's order, without gaps
+checksum              16         XXH3-128 (big-endian canonical form) of all bytes before it
+====================  =========  ==========================================================
+
+Every format version ends in the same checksum over the rest, so that damage can be told from
+another version without knowing that version's layout. XXH3 is specified at
+https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md; it detects damage, not forgery.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias, cast
+
+import xxhash
+
+from kcache.errors import ArgumentTypeError, CorruptEntryError, IncompatibleEntryError
+
+__all__ = ["FORMAT_VERSION", "JSON", "MAX_METADATA", "MAX_SECTIONS", "Entry", "decode", "encode", "open_envelope"]
+
+JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+
+FORMAT_VERSION = 1
+MAX_SECTIONS = 256
+#: Decoding refuses larger metadata. Kernel logs are the largest thing in it.
+MAX_METADATA = 16 << 20
+MAX_PRODUCER = 256
+
+_MAGIC = b"KCACHE"
+_HEADER = struct.Struct("<6sHQd32sHHI")
+_SIZE = struct.Struct("<Q")
+_CHECKSUM = 16
+_SMALLEST = _HEADER.size + _CHECKSUM
+
+_checksum = xxhash.xxh3_128_digest
+_new_entry = object.__new__
+_decode_json = json.JSONDecoder().decode
+_compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+
+
+class Entry:
+    """What is cached under one key: named byte strings, and JSON metadata about them.
+
+    Immutable, so safe to share between threads. Two entries are equal when payload and
+    metadata are.
+
+    Args:
+        payload: section name -> bytes. At most `MAX_SECTIONS` sections, names of 1 to 255 UTF-8
+            bytes.
+        metadata: JSON values only; at most `MAX_METADATA` bytes once encoded. A number under
+            `compile_seconds` says what a hit saves.
+
+    Raises:
+        ArgumentTypeError: payload is not a mapping of text to bytes, or metadata not a mapping.
+    """
+
+    __slots__ = ("_blob", "_cost", "_parts", "view")
+
+    #: The envelope that this entry was made from, until its parts are asked for.
+    _blob: bytes
+    _cost: float
+    _parts: tuple[Mapping[str, bytes], Mapping[str, JSON]] | None
+    #: What a frontend made of this entry, kept beside it; no part of its value. Unset at first.
+    view: object
+
+    def __init__(
+        self, payload: Mapping[str, bytes], metadata: Mapping[str, JSON] | None = None
+    ) -> None:
+        checked = _mapping("payload", payload)
+        for name, value in checked.items():
+            if not isinstance(name, str):
+                raise ArgumentTypeError(f"payload names are text, not {type(name).__name__}")
+            if not isinstance(value, bytes):
+                raise ArgumentTypeError(
+                    f"payload[{name!r}] is {type(value).__name__}; allowed: bytes"
+                )
+        about = _mapping("metadata", metadata or {})
+        self._parts = (MappingProxyType(checked), MappingProxyType(about))
+        seconds = about.get("compile_seconds")
+        self._cost = float(seconds) if isinstance(seconds, (int, float)) else 0.0
+        self._blob = b""
+
+    @property
+    def payload(self) -> Mapping[str, bytes]:
+        """Section name -> bytes."""
+        return (self._parts or self._parse())[0]
+
+    @property
+    def metadata(self) -> Mapping[str, JSON]:
+        """JSON values about the payload."""
+        return (self._parts or self._parse())[1]
+
+    @property
+    def cost_seconds(self) -> float:
+        """Seconds that making the payload took, 0.0 if it doesn't say."""
+        return self._cost
+
+    @property
+    def size(self) -> int:
+        """Bytes of payload."""
+        return sum(map(len, self.payload.values()))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Entry):
+            return NotImplemented
+        return dict(self.payload) == dict(other.payload) and dict(self.metadata) == dict(
+            other.metadata
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple((name, len(value)) for name, value in self.payload.items()))
+
+    def __repr__(self) -> str:
+        sections = ", ".join(f"{name}: {len(value)} B" for name, value in self.payload.items())
+        return f"Entry({{{sections}}}, {dict(self.metadata)!r})"
+
+    def _parse(self) -> tuple[Mapping[str, bytes], Mapping[str, JSON]]:
+        """Read the table and the metadata of the envelope that this entry was made from.
+
+        Raises:
+            CorruptEntryError: the envelope is intact, but no `encode` made it.
+        """
+        blob = self._blob
+        _, _, _, _, _, count, maker_length, text_length = _HEADER.unpack_from(blob)
+        position = _HEADER.size + maker_length
+        end = len(blob) - _CHECKSUM
+        if count > MAX_SECTIONS or text_length > MAX_METADATA:
+            raise CorruptEntryError("header exceeds the format's bounds")
+        try:
+            sizes: list[tuple[str, int]] = []
+            for _ in range(count):
+                start = position + 1
+                position = start + blob[position]
+                sizes.append((blob[start:position].decode(), _SIZE.unpack_from(blob, position)[0]))
+                position += _SIZE.size
+            metadata = _decode_json(blob[position : position + text_length].decode())
+        except (IndexError, struct.error, ValueError, RecursionError) as error:
+            raise CorruptEntryError(f"malformed table or metadata: {error}") from error
+        position += text_length
+        if type(metadata) is not dict:
+            raise CorruptEntryError("metadata is not an object")
+        if position + sum(size for _, size in sizes) != end:
+            raise CorruptEntryError("sections do not fill the envelope")
+        payload: dict[str, bytes] = {}
+        for name, size in sizes:
+            payload[name] = blob[position : position + size]
+            position += size
+        if len(payload) != count:
+            raise CorruptEntryError("two sections have one name")
+        about = cast("dict[str, JSON]", metadata)
+        self._parts = parts = (MappingProxyType(payload), MappingProxyType(about))
+        self._blob = b""
+        return parts
+
+
+def _mapping(what: str, value: object) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise ArgumentTypeError(f"{what} is {type(value).__name__}; allowed: a mapping")
+    return dict(cast("Mapping[Any, Any]", value))
+
+
+def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
+    """Return the envelope of `entry` under `key` (64 hexadecimal digits).
+
+    Raises:
+        ArgumentTypeError: metadata holds something that JSON can't, or a bound is exceeded.
+    """
+    try:
+        metadata = _compact(dict(entry.metadata)).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentTypeError(f"metadata is not JSON: {error}") from error
+    names = [name.encode() for name in entry.payload]
+    values = list(entry.payload.values())
+    if len(metadata) > MAX_METADATA:
+        raise ArgumentTypeError(f"metadata is {len(metadata)} bytes; allowed: {MAX_METADATA}")
+    if len(names) > MAX_SECTIONS or any(not 0 < len(name) < 256 for name in names):
+        raise ArgumentTypeError(
+            f"payload: at most {MAX_SECTIONS} sections with names of 1 to 255 bytes are allowed"
+        )
+    if len(producer) > MAX_PRODUCER:
+        raise ArgumentTypeError(f"producer is {len(producer)} bytes; allowed: {MAX_PRODUCER}")
+    table = b"".join(
+        bytes((len(name),)) + name + _SIZE.pack(len(value))
+        for name, value in zip(names, values, strict=True)
+    )
+    total = _SMALLEST + len(producer) + len(table) + len(metadata) + sum(map(len, values))
+    header = _HEADER.pack(
+        _MAGIC,
+        FORMAT_VERSION,
+        total,
+        entry.cost_seconds,
+        bytes.fromhex(key),
+        len(names),
+        len(producer),
+        len(metadata),
+    )
+    body = b"".join((header, producer, table, metadata, *values))
+    return body + _checksum(body)
+
+
+def decode(blob: bytes, key: str, *, producer: bytes = b"") -> Entry:
+    """Return the entry in an envelope that was stored under `key`, every part of it checked.
+
+    Allocates no more than the envelope's own length, plus its metadata as Python objects.
+
+    Raises:
+        IncompatibleEntryError: an undamaged envelope of another format version or producer.
+        CorruptEntryError: anything else that is not exactly what `encode` returned for `key`.
+    """
+    entry = open_envelope(blob, key, producer)
+    entry.payload  # noqa: B018  reads the table and the metadata
+    return entry
+
+
+def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
+    """Return the entry in an envelope, its parts read when they are first asked for.
+
+    The checksum, the key, the version and the producer are verified here, so whatever an encoder
+    wrote is intact. An envelope that no encoder wrote (right checksum, nonsense inside) raises
+    CorruptEntryError when `payload` or `metadata` is asked for.
+
+    Raises:
+        IncompatibleEntryError, CorruptEntryError: as for `decode`.
+    """
+    end = len(blob) - _CHECKSUM
+    if end < _HEADER.size:
+        raise CorruptEntryError(f"{len(blob)} bytes, too short for an entry")
+    if _checksum(memoryview(blob)[:end]) != blob[end:]:
+        raise CorruptEntryError("checksum mismatch")
+    magic, version, total, cost, stored_key, _, maker_length, _ = _HEADER.unpack_from(blob)
+    if magic != _MAGIC:
+        raise CorruptEntryError("not a kcache entry")
+    if version != FORMAT_VERSION:
+        raise IncompatibleEntryError(f"format version {version}, this is {FORMAT_VERSION}")
+    if total != end + _CHECKSUM:
+        raise CorruptEntryError(f"length field says {total} bytes, there are {len(blob)}")
+    if stored_key.hex() != key:
+        raise CorruptEntryError(f"entry of another key: {stored_key.hex()}")
+    maker = blob[_HEADER.size : _HEADER.size + maker_length]
+    if maker != producer:
+        raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")
+    entry = _new_entry(Entry)
+    entry._blob = blob
+    entry._cost = cost
+    entry._parts = None
+    return entry

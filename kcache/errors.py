@@ -1,0 +1,82 @@
+"""Every exception that kcache raises."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentTypeError",
+    "BackendError",
+    "CompileError",
+    "CompileOptionError",
+    "CompilerNotFoundError",
+    "ConfigError",
+    "CorruptEntryError",
+    "DeviceError",
+    "IncompatibleEntryError",
+    "KcacheError",
+    "StaleKernelError",
+    "UnknownBackendError",
+]
+
+
+class KcacheError(Exception):
+    """Base class of every exception that kcache raises on purpose."""
+
+
+class ConfigError(KcacheError, ValueError):
+    """A setting or an argument has a value that is not allowed.
+
+    The message names the setting or argument, the value and what is allowed.
+    """
+
+
+class ArgumentTypeError(ConfigError, TypeError):
+    """An argument has a type that is not allowed."""
+
+
+class UnknownBackendError(KcacheError, LookupError):
+    """No backend is registered under the given name."""
+
+
+class BackendError(KcacheError):
+    """A backend could not carry out an operation (disk full, permission denied, ...).
+
+    The engine survives and counts these; a caller of `KernelCache` never sees one.
+    """
+
+
+class CorruptEntryError(BackendError):
+    """Stored bytes are not a valid entry: damaged, truncated, extended or of another key."""
+
+
+class IncompatibleEntryError(CorruptEntryError):
+    """Stored bytes are an undamaged entry of another format version or producer."""
+
+
+class CompilerNotFoundError(KcacheError, ImportError):
+    """NVRTC or its Python bindings are not installed; the message names the extra to install."""
+
+
+class CompileError(KcacheError):
+    """The compiler refused a kernel.
+
+    Attributes:
+        log: the compiler's full log, as text.
+        source_name: the name under which the source was compiled.
+    """
+
+    def __init__(self, message: str, *, log: str = "", source_name: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+        self.source_name = source_name
+
+
+class CompileOptionError(CompileError, ConfigError):
+    """The compiler refused an option or an architecture, not the source."""
+
+
+class DeviceError(KcacheError):
+    """No usable GPU or driver, or the GPU refused an operation."""
+
+
+class StaleKernelError(DeviceError):
+    """A loaded kernel belongs to a context that no longer exists."""

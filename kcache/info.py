@@ -1,0 +1,61 @@
+"""The text that `print_info` prints."""
+
+from __future__ import annotations
+
+from kcache.engine import CacheEngine
+from kcache.stats import Stats
+
+__all__ = ["format_info", "format_size", "format_time"]
+
+
+def format_size(size: float) -> str:
+    """Return bytes in the largest fitting unit of 1024, such as `"1.5 MiB"`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_time(seconds: float) -> str:
+    """Return a duration in its natural unit, such as `"1.2 ms"`."""
+    for unit, scale in (("us", 1e-3), ("ms", 1.0)):
+        if seconds < scale:
+            return f"{seconds * 1e3 / scale:.1f} {unit}"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def format_info(engine: CacheEngine, *, directory: str, backend: str) -> str:
+    """Return where a cache is, how full it is and what it has done, one line per figure."""
+    usage = f"{format_size(engine.size_bytes)} of {format_size(engine.max_size)}"
+    share = engine.size_bytes / engine.max_size
+    lines = [
+        ("directory", directory),
+        ("backend", backend),
+        ("entries", str(engine.entry_count)),
+        ("size", f"{usage} ({share:.1%})"),
+        *stats_lines(engine.stats()),
+    ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def stats_lines(stats: Stats) -> list[tuple[str, str]]:
+    """Return (name, text) of every figure, in the order in which they are printed."""
+    disk = stats.hits - stats.memory_hits
+    return [
+        ("hits", f"{stats.hits} ({stats.memory_hits} from memory, {disk} from the backend)"),
+        ("misses", str(stats.misses)),
+        ("hit rate", f"{stats.hit_rate:.1%}"),
+        ("average compile time", format_time(stats.avg_compile_time_ms / 1e3)),
+        ("average cache time", format_time(stats.avg_cache_time_ms / 1e3)),
+        ("compile time saved", format_time(stats.saved_seconds)),
+        ("evictions", f"{stats.evictions} ({format_size(stats.bytes_evicted)})"),
+        ("corrupt", str(stats.corrupt)),
+        ("stale", str(stats.stale)),
+        ("uncacheable", str(stats.uncacheable)),
+        ("rejected", str(stats.rejected)),
+        ("errors", str(stats.errors)),
+    ]

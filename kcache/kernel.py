@@ -1,0 +1,90 @@
+"""CompiledKernel: what a compile returned, and the same from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+from kcache.entry import Entry
+
+if TYPE_CHECKING:
+    from kcache.entry import JSON
+    from kcache.nvrtc.compiler import Compiled
+
+__all__ = ["CompiledKernel"]
+
+_OUTPUTS = ("ptx", "cubin", "ltoir")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A compiled kernel. Immutable.
+
+    Attributes:
+        ptx: PTX text, or None where the target has none (LTOIR).
+        cubin: machine code, or None where the target has none (`compute_NN`, LTOIR).
+        ltoir: LTOIR, or None unless `lto` was asked for.
+        lowered_names: name expression -> mangled name of the kernel.
+        log: the compiler's log, warnings included, as it was when the kernel was compiled.
+        key: the key that the kernel is cached under, 64 hexadecimal digits.
+        cached: whether it came from the cache.
+        compile_seconds: wall time of the compile that made it.
+        dependencies: absolute paths of the headers that were read from disk, sorted.
+    """
+
+    ptx: bytes | None = field(repr=False)
+    cubin: bytes | None = field(repr=False)
+    ltoir: bytes | None = field(repr=False)
+    lowered_names: Mapping[str, str]
+    log: str = field(repr=False)
+    key: str
+    cached: bool
+    compile_seconds: float
+    dependencies: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, compiled: Compiled, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
+        """Return the kernel that a compile just made."""
+        return cls(
+            compiled.ptx,
+            compiled.cubin,
+            compiled.ltoir,
+            MappingProxyType(dict(compiled.lowered_names)),
+            compiled.log,
+            key,
+            cached=False,
+            compile_seconds=compiled.seconds,
+            dependencies=dependencies,
+        )
+
+    def to_entry(self, about: Mapping[str, JSON]) -> Entry:
+        """Return the entry that holds this kernel; `about` is added to its metadata."""
+        outputs = ((name, getattr(self, name)) for name in _OUTPUTS)
+        metadata: dict[str, JSON] = {
+            "kind": "kernel",
+            "compile_seconds": self.compile_seconds,
+            "lowered_names": dict(self.lowered_names),
+            "log": self.log,
+            **about,
+        }
+        return Entry({name: data for name, data in outputs if data is not None}, metadata)
+
+    @classmethod
+    def from_entry(cls, entry: Entry, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
+        """Return the kernel in an entry."""
+        payload = entry.payload
+        metadata = entry.metadata
+        names = cast("dict[str, str]", metadata.get("lowered_names") or {})
+        return cls(
+            payload.get("ptx"),
+            payload.get("cubin"),
+            payload.get("ltoir"),
+            MappingProxyType(names),
+            str(metadata.get("log", "")),
+            key,
+            cached=True,
+            compile_seconds=entry.cost_seconds,
+            dependencies=dependencies,
+        )

@@ -1,0 +1,477 @@
+"""KernelCache: the front door, and the only place that wires objects together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from kcache.backend import Backend, UnavailableBackend
+from kcache.config import (
+    Config,
+    default_cache_directory,
+    parse_size,
+    temporary_cache_directory,
+)
+from kcache.directory import prepare
+from kcache.engine import DEFAULT_MAX_SIZE, CacheEngine
+from kcache.errors import ArgumentTypeError, BackendError, CompilerNotFoundError, ConfigError
+from kcache.memory import MemoryTier
+from kcache.nvrtc.options import CompileOptions
+from kcache.registry import open_backend
+from kcache.resolver import Resolver
+from kcache.stats import Stats, StatsFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+    from kcache.kernel import CompiledKernel
+    from kcache.nvrtc.files import FileDigests
+    from kcache.nvrtc.frontend import Frontend
+    from kcache.nvrtc.request import Request
+
+__all__ = ["KernelCache", "compile_to_ptx", "open_engine"]
+
+log = logging.getLogger("kcache")
+
+#: Layout of what the NVRTC frontend stores. Raise it when that changes: older entries then miss.
+PRODUCER = "kcache-nvrtc/1"
+#: Share of the memory tier that remembers requests, so that asking again needs no hashing.
+_REQUEST_SHARE = 0.25
+#: Bytes charged for a remembered request beside its source text.
+_REQUEST_OVERHEAD = 2048
+
+_Call = tuple[str, "str | tuple[str, ...]", CompileOptions | None, str]
+
+
+class KernelCache:
+    """Compiled CUDA kernels, compiled once and shared by every process of a user.
+
+    A request is answered from memory, else from the backend, else by one compile through NVRTC.
+    A cached kernel is returned only if source, options, compiler and every header that was read
+    are what they were. Neither a failing backend nor a failing tracker makes a compile fail.
+
+    Threads: safe to share. Processes: any number share a directory. Crash: a process killed at
+    any instant leaves nothing behind that another would trip over. Fork: the child may go on.
+
+    Args:
+        directory: where the cache lives; by default `KCACHE_DIR`, else the user's cache directory.
+        backend: name of a backend, or a `Backend`; by default `KCACHE_BACKEND`, else `"file"`.
+        max_size: the cap, in bytes or as text such as `"512MB"`; 1 GiB by default.
+        memory_size: bound of the in-process tier, likewise; 64 MiB by default, 0 switches it off.
+        read_only: use what is there, write nothing.
+        disable: compile every time; neither read nor write.
+        recache: compile every time, and replace what is there.
+        header_check: `"always"`, or `"once"` to check the headers of a request once per process.
+
+    Raises:
+        ConfigError: a setting has a value that is not allowed, or the directory is unsafe.
+        UnknownBackendError: no such backend is installed.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        backend: str | Backend | None = None,
+        max_size: int | str | None = None,
+        memory_size: int | str | None = None,
+        read_only: bool | None = None,
+        disable: bool | None = None,
+        recache: bool | None = None,
+        header_check: str | None = None,
+    ) -> None:
+        given = backend if isinstance(backend, Backend) else None
+        self.config = config = Config.load(
+            {
+                "directory": directory,
+                "backend": None if given is not None else backend,
+                "max_size": max_size,
+                "memory_size": memory_size,
+                "read_only": read_only,
+                "disable": disable,
+                "recache": recache,
+                "header_check": header_check,
+            }
+        )
+        if config.log.value is not None:
+            _log_to_stderr(config.log.value)
+        disabled = config.disable.value
+        self._look = not (disabled or config.recache.value)
+        self._disabled = disabled
+        self._compiler: str | None = None
+        memory = config.memory_size.value
+        share = int(memory * _REQUEST_SHARE)
+        #: Requests by how they were asked for, so that asking again is one look-up.
+        self._requests: MemoryTier[_Call, Request] = MemoryTier(share)
+        read_only = config.read_only.value or disabled
+        if given is None:
+            self._directory, place = _open_place(config, read_only=read_only)
+        else:
+            self._directory, place = config.directory.value, given
+        stats = None if self._directory is None else StatsFile(self._directory / "stats")
+        self.engine = CacheEngine(
+            place,
+            max_size=config.max_size.value,
+            memory_size=memory - share,
+            producer=PRODUCER,
+            read_only=read_only,
+            stats_file=None if read_only else stats,
+        )
+        self._resolver = Resolver(
+            self.engine, self._make_frontend, check_once=config.header_check.value == "once"
+        )
+
+    # -- compiling -----------------------------------------------------------------------------
+
+    def get_or_compile(
+        self,
+        source: str,
+        names: str | Sequence[str] = (),
+        options: CompileOptions | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        extra_key: bytes = b"",
+        source_name: str = "kernel.cu",
+    ) -> CompiledKernel:
+        """Return the compiled kernel, from the cache if it is there, else compile and cache it.
+
+        Args:
+            source: CUDA C++ source text.
+            names: name expressions whose lowered names are wanted, one or several, such as
+                `"axpy<float>"`; templates are instantiated by them.
+            options: see `CompileOptions`.
+            headers: in-memory headers, include name -> text.
+            extra_key: bytes that make the key differ, for what kcache can't see. With them, a
+                compile whose headers can't be followed is cached nevertheless.
+            source_name: name of the source in the compiler's messages; headers in quotes are
+                looked for in its directory, by default the working directory.
+
+        Raises:
+            ConfigError: an argument is not allowed, or no architecture is given and there is no GPU.
+            CompileError: the compiler refused the source; `.log` has its whole log.
+            CompilerNotFoundError: NVRTC is not installed.
+        """
+        started = time.perf_counter()
+        request = self._request(source, names, options, headers, extra_key, source_name)
+        if self._look:
+            kernel = self._resolver.find(request, started)
+            if kernel is not None:
+                return kernel
+        if not self._disabled:
+            self.engine.counters.add("misses")
+        return self._compile(request, started)
+
+    def lookup(
+        self,
+        source: str,
+        names: str | Sequence[str] = (),
+        options: CompileOptions | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        extra_key: bytes = b"",
+        source_name: str = "kernel.cu",
+    ) -> CompiledKernel | None:
+        """Return the compiled kernel if it is in the cache, else None; never compiles.
+
+        Arguments and errors as for `get_or_compile`; counted as a hit or a miss.
+        """
+        started = time.perf_counter()
+        request = self._request(source, names, options, headers, extra_key, source_name)
+        kernel = None if self._disabled else self._resolver.find(request, started)
+        if kernel is None:
+            self.engine.counters.add("misses")
+        return kernel
+
+    # -- the cache as a whole --------------------------------------------------------------------
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the cache lives; None if it lives in a `Backend` that the caller made."""
+        return self._directory
+
+    @property
+    def size_bytes(self) -> int:
+        """Stored bytes, of every process."""
+        return self.engine.size_bytes
+
+    @property
+    def size_mb(self) -> float:
+        """Stored megabytes (of 1,000,000 bytes), of every process."""
+        return self.engine.size_bytes / 1e6
+
+    @property
+    def entry_count(self) -> int:
+        """Stored entries, of every process: kernels, and one manifest per source with includes."""
+        return self.engine.entry_count
+
+    def stats(self) -> Stats:
+        """Return what this object has done. `kcache stats` sums over all processes."""
+        return self.engine.stats()
+
+    def total_stats(self) -> Stats:
+        """Return what every process has done with this directory, this object included.
+
+        Zeros where the statistics can't be read.
+        """
+        return self.engine.total_stats()
+
+    def print_info(self, file: TextIO | None = None) -> None:
+        """Print where the cache is, how full it is and what it has done, to `file` or stdout."""
+        from kcache.info import format_info  # not needed for a hit
+
+        where = str(self._directory or "(none)")
+        text = format_info(self.engine, directory=where, backend=self.config.backend.value)
+        print(text, file=sys.stdout if file is None else file)
+
+    def clear(self) -> int:
+        """Delete every entry, in memory and in the backend; return how many there were."""
+        self.clear_memory()
+        return self.engine.clear()
+
+    def clear_memory(self) -> None:
+        """Forget what this process holds in memory; the backend keeps its entries."""
+        self._requests.clear()
+        self._resolver.forget()
+        self.engine.memory.clear()
+
+    def trim(self, max_size: int | str | None = None) -> int:
+        """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
+
+        `max_size` defaults to 90 % of the cap.
+
+        Raises:
+            ConfigError: `max_size` is no size.
+        """
+        return self.engine.trim(None if max_size is None else parse_size(max_size, name="max_size"))
+
+    def close(self) -> None:
+        """Write the statistics and release the backend. Idempotent."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        """Return the cache itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _request(
+        self,
+        source: str,
+        names: str | Sequence[str],
+        options: CompileOptions | None,
+        headers: Mapping[str, str] | None,
+        extra_key: bytes,
+        source_name: str,
+    ) -> Request:
+        """Return the request that the arguments make, remembered where that is cheap."""
+        if headers or extra_key:
+            return self._make_request(source, names, options, headers, extra_key, source_name)
+        try:
+            expressions = names if isinstance(names, str) else tuple(names)
+            call = (source, expressions, options, source_name)
+            request = self._requests.get(call)
+        except TypeError:  # wrong types, which `_make_request` names
+            return self._make_request(source, names, options, headers, extra_key, source_name)
+        # A request with includes depends on the working directory, which may have changed.
+        if request is None or not (
+            request.self_contained or request.search.directory == os.getcwd()
+        ):
+            request = self._make_request(source, names, options, headers, extra_key, source_name)
+            self._requests.put(call, request, 2 * len(source) + _REQUEST_OVERHEAD)
+        return request
+
+    def _make_request(
+        self,
+        source: str,
+        names: str | Sequence[str],
+        options: CompileOptions | None,
+        headers: Mapping[str, str] | None,
+        extra_key: bytes,
+        source_name: str,
+    ) -> Request:
+        from kcache.nvrtc.request import Request
+
+        options = _with_target(options)
+        if self._compiler is None:
+            self._compiler = _identify_compiler()
+        return Request.make(
+            source,
+            names,
+            options,
+            headers,
+            extra_key,
+            source_name=source_name,
+            compiler=self._compiler,
+        )
+
+    def _compile(self, request: Request, started: float) -> CompiledKernel:
+        from kcache.nvrtc import compiler, library
+
+        compiler.version()  # loads it, or says that it is not installed
+        loaded = library.loaded()
+        if loaded is not None and loaded.identity != self._compiler:
+            # Not the file that was expected, or it was replaced: what it compiles has another key.
+            log.debug("the compiler that was loaded is %s", loaded.path)
+            self._compiler = loaded.identity
+            self._requests.clear()
+            request = self._make_request(
+                request.source,
+                request.names,
+                request.options,
+                request.headers,
+                request.extra_key,
+                request.source_name,
+            )
+            kernel = self._resolver.find(request, started) if self._look else None
+            if kernel is not None:
+                return kernel
+        return self._resolver.compile(request, store=not self._disabled)
+
+    def _make_frontend(self, digests: FileDigests) -> Frontend:
+        from kcache.nvrtc.frontend import Frontend
+
+        writable = self._directory is not None and not self.engine.read_only
+        return Frontend(self._directory / "trace" if writable and self._directory else None, digests)
+
+
+def open_engine(
+    directory: str | os.PathLike[str],
+    *,
+    backend: str = "file",
+    max_size: int | str = DEFAULT_MAX_SIZE,
+    memory_size: int | str = 0,
+    read_only: bool = False,
+) -> CacheEngine:
+    """Return an engine over the backend called `backend`, in `directory`.
+
+    Sizes are in bytes, or text such as `"512MB"`. With `memory_size=0` every get reaches the
+    backend. The engine counts into the directory's statistics.
+
+    Raises:
+        ConfigError: a size is not allowed, or the directory is unsafe.
+        UnknownBackendError: no such backend is installed.
+        BackendError: the backend can't be opened there.
+    """
+    config = Config.load(
+        {"directory": directory, "backend": backend, "max_size": max_size, "memory_size": memory_size},
+        environ={},
+    )
+    place = Path(directory)
+    prepare(place, read_only=read_only)
+    return CacheEngine(
+        open_backend(
+            config.backend.value, place, max_size=config.max_size.value, read_only=read_only
+        ),
+        max_size=config.max_size.value,
+        memory_size=config.memory_size.value,
+        read_only=read_only,
+        stats_file=None if read_only else StatsFile(place / "stats"),
+    )
+
+
+def compile_to_ptx(
+    source: str, options: CompileOptions | None = None
+) -> tuple[bytes | None, bytes | None]:
+    """Compile without a cache; return (PTX, CUBIN or None).
+
+    PTX is None only for LTOIR.
+
+    Raises:
+        ConfigError: an argument is not allowed, or no architecture is given and there is no GPU.
+        CompileError: the compiler refused the source.
+        CompilerNotFoundError: NVRTC is not installed.
+    """
+    from kcache.nvrtc import compiler
+    from kcache.nvrtc.request import DEFAULT_NAME, Request
+
+    request = Request.make(
+        source, (), _with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
+    )
+    compiled = compiler.compile_program(
+        request.source, request.options.flags(), source_name=request.source_name
+    )
+    return compiled.ptx, compiled.cubin
+
+
+def _with_target(options: CompileOptions | None) -> CompileOptions:
+    """Return options that name an architecture, the current GPU's if the caller names none."""
+    if options is None:
+        options = CompileOptions()
+    elif not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentTypeError(
+            f"options is {type(options).__name__}; allowed: kcache.CompileOptions"
+        )
+    if options.target is None:
+        from kcache.nvrtc.device import current_arch
+
+        options = options.replace(arch=current_arch())
+    return options
+
+
+def _open_place(config: Config, *, read_only: bool) -> tuple[Path | None, Backend]:
+    """Return a directory that is safe to use, and the backend in it.
+
+    A directory that the user named must be safe, or ConfigError says why not; where it can't be
+    used for another reason, the cache does without. Of the defaults the first usable is taken.
+    """
+    named = config.directory.value
+    reason = "no directory"
+    for directory in (named,) if named is not None else _default_places():
+        try:
+            prepare(directory, read_only=read_only)
+        except ConfigError as error:
+            if named is not None:
+                raise
+            reason = str(error)
+        except BackendError as error:
+            reason = str(error)
+        else:
+            return directory, open_backend(
+                config.backend.value,
+                directory,
+                max_size=config.max_size.value,
+                read_only=read_only,
+            )
+        log.info("not usable: %s", reason)
+    return None, UnavailableBackend(reason)
+
+
+def _default_places() -> Iterator[Path]:
+    yield default_cache_directory()
+    yield temporary_cache_directory()
+
+
+def _log_to_stderr(level: str) -> None:
+    """Log from `level` on to standard error, once per process."""
+    log.setLevel(level.upper())
+    if not any(handler.get_name() == "kcache" for handler in log.handlers):
+        handler = logging.StreamHandler()
+        handler.set_name("kcache")
+        handler.setFormatter(logging.Formatter("kcache: %(levelname)s: %(message)s"))
+        log.addHandler(handler)
+
+
+def _identify_compiler() -> str:
+    """Return the identity of the compiler, without loading it where that is possible."""
+    from kcache.nvrtc import library
+
+    found = library.find()
+    if found is None:
+        from kcache.nvrtc import compiler
+
+        compiler.version()  # loads it, or says that it is not installed
+        found = library.loaded()
+    if found is None:
+        raise CompilerNotFoundError("NVRTC is loaded, but its file can't be found to identify it")
+    return found.identity

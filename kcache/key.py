@@ -1,0 +1,102 @@
+"""CacheKey: what makes two compile requests the same request, as one SHA-256 digest."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+__all__ = ["CacheKey", "SupportsFlags", "digest_fields", "hash_options", "hash_source"]
+
+#: Part of every digest. Raise it when the meaning of a field changes.
+KEY_SCHEMA = "kcache-key/1"
+
+_LENGTHS = struct.Struct("<IQ")
+
+
+def digest_fields(label: str, fields: Iterable[tuple[str, bytes]]) -> str:
+    """Return SHA-256 over labelled, length-prefixed fields, as 64 hexadecimal digits.
+
+    Each field enters as `u32 len(name), u64 len(value), name, value` (little-endian), so that no
+    two different lists of fields give the same bytes. SHA-256 is used as a checksum that does not
+    collide, not for secrecy, and says so to FIPS builds of OpenSSL.
+    """
+    digest = hashlib.sha256(usedforsecurity=False)
+    for name, value in ((label, b""), *fields):
+        encoded = name.encode()
+        digest.update(_LENGTHS.pack(len(encoded), len(value)))
+        digest.update(encoded)
+        digest.update(value)
+    return digest.hexdigest()
+
+
+def hash_source(text: str) -> str:
+    """Return the digest of a source text: 64 hexadecimal digits, stable across processes."""
+    return hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class SupportsFlags(Protocol):
+    """Anything that can say which compiler flags it stands for, such as `CompileOptions`."""
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the compiler flags in order."""
+        ...
+
+
+def hash_options(options: Sequence[str] | SupportsFlags) -> str:
+    """Return the digest of compiler options: 64 hexadecimal digits, stable across processes.
+
+    `options` is a sequence of flags, or an object with a `flags()` method (`CompileOptions`).
+    Order-sensitive, and each flag is length-prefixed: `["ab", "c"]` differs from `["a", "bc"]`.
+    """
+    flags = options if isinstance(options, Sequence) else options.flags()
+    return digest_fields("options", (("flag", flag.encode()) for flag in flags))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """Everything that decides what the compiler returns, headers on disk excepted.
+
+    Those are added by the header manifest: the result of a source that includes files lives
+    under a key made of this digest and the digests of the files that were read.
+
+    Attributes:
+        source_hash: `hash_source` of the source text.
+        arch: target architecture as given to the compiler, such as `sm_90a`.
+        options_hash: `hash_options` of the flags, include directories by position only.
+        compiler: identity of the compiler's code (GNU build ids), not its version.
+        names: name expressions, in order.
+        headers: in-memory headers: include name -> `hash_source` of the text.
+        outputs: which outputs are kept (`ptx`, `cubin`, `ltoir`).
+        extra_key: the caller's own bytes.
+        source_name: name of the source as the compiler sees it (it enters diagnostics and
+            `__FILE__`).
+    """
+
+    source_hash: str
+    arch: str
+    options_hash: str
+    compiler: str
+    names: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    outputs: tuple[str, ...] = ()
+    extra_key: bytes = b""
+    source_name: str = ""
+
+    def digest(self) -> str:
+        """Return the key: 64 hexadecimal digits, equal in every process and on every machine."""
+        fields: list[tuple[str, bytes]] = [
+            ("source", self.source_hash.encode()),
+            ("arch", self.arch.encode()),
+            ("options", self.options_hash.encode()),
+            ("compiler", self.compiler.encode()),
+            ("extra", self.extra_key),
+            ("source_name", self.source_name.encode()),
+        ]
+        fields += (("name", name.encode()) for name in self.names)
+        fields += (("output", output.encode()) for output in self.outputs)
+        for name, content in sorted(self.headers.items()):
+            fields += (("header", name.encode()), ("content", content.encode()))
+        return digest_fields(KEY_SCHEMA, fields)

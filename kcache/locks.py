@@ -1,0 +1,122 @@
+"""RangeLocks: advisory locks on byte ranges of one file, which the kernel drops with a process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["RangeLocks"]
+
+#: Errors that say "locks don't exist here" (NFS without lockd, some FUSE file systems).
+_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+if sys.platform == "win32":  # untested: no Windows machine in CI
+    import msvcrt
+    import time
+
+    def _range_lock(fd: int, start: int, length: int, *, wait: bool) -> bool:
+        while True:
+            os.lseek(fd, start, os.SEEK_SET)
+            try:
+                msvcrt.locking(fd, msvcrt.LK_NBLCK, length)
+            except OSError:
+                if not wait:
+                    return False
+                time.sleep(0.001)
+            else:
+                return True
+
+    def _range_unlock(fd: int, start: int, length: int) -> None:
+        os.lseek(fd, start, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_UNLCK, length)
+
+else:
+    import fcntl
+
+    # Open-file-description locks (Linux 3.15) belong to the open file, not to the process: two
+    # handles in one process exclude each other, and closing an unrelated handle drops nothing.
+    # See fcntl(2). Elsewhere the POSIX record lock is the nearest thing.
+    _OFD = hasattr(fcntl, "F_OFD_SETLK")
+    _SETLK: int = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
+    _SETLKW: int = getattr(fcntl, "F_OFD_SETLKW", fcntl.F_SETLKW)
+
+    def _flock(kind: int, start: int, length: int) -> bytes:
+        return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
+
+    def _range_lock(fd: int, start: int, length: int, *, wait: bool) -> bool:
+        try:
+            if _OFD:
+                command = _SETLKW if wait else _SETLK
+                fcntl.fcntl(fd, command, _flock(fcntl.F_WRLCK, start, length))
+            else:
+                flags = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+                fcntl.lockf(fd, flags, length, start, os.SEEK_SET)
+        except OSError as error:
+            if not wait and error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def _range_unlock(fd: int, start: int, length: int) -> None:
+        if _OFD:
+            fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
+        else:
+            fcntl.lockf(fd, fcntl.LOCK_UN, length, start, os.SEEK_SET)
+
+
+class RangeLocks:
+    """Exclusive locks on byte ranges of an open file, between threads and between processes.
+
+    The caller owns the descriptor. Threads: a lock on one range excludes other threads too,
+    through a mutex per range. Processes: the kernel releases every lock when the holder dies,
+    SIGKILL included. Fork: a child must make a new object over a newly opened descriptor.
+
+    Where the file system has no locks, `held` still excludes threads, and `supported` is False.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.supported = True
+        self._mutexes: dict[int, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def _mutex(self, start: int) -> threading.Lock:
+        mutex = self._mutexes.get(start)
+        if mutex is None:
+            with self._guard:
+                mutex = self._mutexes.setdefault(start, threading.Lock())
+        return mutex
+
+    @contextmanager
+    def held(self, start: int, length: int) -> Iterator[None]:
+        """Hold the range while the block runs; wait for it as long as it takes."""
+        with self._mutex(start):
+            locked = self._acquire(start, length, wait=True)
+            try:
+                yield
+            finally:
+                if locked:
+                    _range_unlock(self.fd, start, length)
+
+    def claim(self, start: int, length: int) -> bool:
+        """Take the range for as long as the file is open, without waiting; tell whether it was free.
+
+        Always False where the file system has no locks.
+        """
+        return self._acquire(start, length, wait=False)
+
+    def _acquire(self, start: int, length: int, *, wait: bool) -> bool:
+        if not self.supported:
+            return False
+        try:
+            return _range_lock(self.fd, start, length, wait=wait)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self.supported = False
+            return False

@@ -1,0 +1,84 @@
+"""MemoryTier: the in-process tier, a map bounded in bytes that evicts the least recently used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from threading import Lock
+from typing import Generic, TypeVar
+
+__all__ = ["ITEM_OVERHEAD", "MemoryTier"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+#: Bytes charged per item beside its payload, for the objects around it: key, entry, mappings,
+#: metadata of the usual size and the map's slot (measured by bench/bench_memory_tier.py).
+ITEM_OVERHEAD = 1024
+
+
+class MemoryTier(Generic[K, V]):
+    """A map from keys to values whose charged bytes never exceed `max_size`.
+
+    An item is charged the size that its caller states plus `ITEM_OVERHEAD`. An item that is
+    larger than the bound is not kept, and removes an older item of its key.
+
+    Threads: every method may be called from any thread. Fork: a child starts with a copy.
+    """
+
+    __slots__ = ("__weakref__", "_items", "_lock", "_used", "max_size")
+
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._used = 0
+        self._lock = Lock()
+
+    def get(self, key: K) -> V | None:
+        """Return the value under `key` and mark it as used, or None."""
+        with self._lock:
+            item = self._items.get(key)
+            if item is None:
+                return None
+            self._items.move_to_end(key)
+            return item[0]
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Keep `value`, whose payload is `size` bytes, and evict what no longer fits."""
+        charge = size + ITEM_OVERHEAD
+        with self._lock:
+            old = self._items.pop(key, None)
+            if old is not None:
+                self._used -= old[1]
+            if charge > self.max_size:
+                return
+            self._items[key] = (value, charge)
+            self._used += charge
+            while self._used > self.max_size:
+                _, (_, freed) = self._items.popitem(last=False)
+                self._used -= freed
+
+    def delete(self, key: K) -> None:
+        """Forget `key`, if it is there."""
+        with self._lock:
+            item = self._items.pop(key, None)
+            if item is not None:
+                self._used -= item[1]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._items.clear()
+            self._used = 0
+
+    def reset_lock(self) -> None:
+        """Replace the lock, in a child process whose parent may have held it at the fork."""
+        self._lock = Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes charged, overhead included."""
+        return self._used
+
+    def __len__(self) -> int:
+        return len(self._items)

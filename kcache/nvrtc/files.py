@@ -1,0 +1,138 @@
+"""FileDigests: what files hold, by content, remembered as long as their status proves no change.
+
+A digest is trusted without reading the file again while size, mtime, ctime, inode and device are
+what they were when it was made: ctime can't be set back by a program. The exception is a file that
+was changed less than `FRESH_NS` before it was read: another change within the clock's granularity
+would not show, so such a file is read every time until it has aged (as git does with its index,
+see "Racy Git" in git's documentation).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+import xxhash
+
+__all__ = ["FRESH_NS", "FileDigests", "Stamp", "file_clock_ns", "stamp_of"]
+
+T = TypeVar("T")
+
+#: size, mtime_ns, ctime_ns, inode, device.
+Stamp: TypeAlias = tuple[int, int, int, int, int]
+
+#: Two seconds: the coarsest timestamps in use (FAT).
+FRESH_NS = 2_000_000_000
+_MAX_FILES = 65_536
+_MAX_SCANS = 8_192
+
+_COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2), which Python does not name
+
+
+def file_clock_ns() -> int:
+    """Return the time that a file changed now would get, nanoseconds since the epoch.
+
+    On Linux that is the coarse clock, which steps every 1 to 10 ms and never runs ahead.
+    """
+    if sys.platform == "linux":
+        return time.clock_gettime_ns(_COARSE)
+    return time.time_ns()
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """Return the part of a file's status that changes whenever the file does."""
+    return (
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+        status.st_dev,
+    )
+
+
+class FileDigests:
+    """The contents of files, as XXH3-128 digests of 16 bytes, remembered by path.
+
+    Threads: safe to share. Bounded: at most `_MAX_FILES` files are remembered.
+    """
+
+    def __init__(self, clock: Callable[[], int] = file_clock_ns) -> None:
+        self._clock = clock
+        self._known: dict[str, tuple[Stamp, bytes]] = {}
+        self._scans: OrderedDict[bytes, object] = OrderedDict()
+        self._lock = threading.Lock()
+        #: How often something had to be read because its status proved nothing.
+        self.reads = 0
+
+    def of(self, content: bytes) -> bytes:
+        """Return the digest of `content`."""
+        return xxhash.xxh3_128_digest(content)
+
+    def read(self, path: str) -> bytes:
+        """Return a file's content, and remember its digest.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        self.reads += 1
+        now = self._clock()
+        with open(path, "rb", buffering=0) as file:
+            before = stamp_of(os.fstat(file.fileno()))
+            content = file.readall()
+            after = stamp_of(os.fstat(file.fileno()))
+        if before == after and len(content) == before[0]:
+            self.remember(path, before, self.of(content), read_at=now)
+        return content
+
+    def matches(self, path: str, digest: bytes) -> bool:
+        """Tell whether the file at `path` has that digest now; a missing file has none."""
+        try:
+            status = os.stat(path)
+            known = self._known.get(path)
+            if known is not None and known[0] == (
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_ctime_ns,
+                status.st_ino,
+                status.st_dev,
+            ):
+                return known[1] == digest
+            return self.of(self.read(path)) == digest
+        except OSError:
+            return False
+
+    def remember(self, path: str, stamp: Stamp, digest: bytes, *, read_at: int) -> None:
+        """Trust `digest` for as long as `stamp` holds, if the file was not fresh when read."""
+        if max(stamp[1], stamp[2]) < read_at - FRESH_NS:
+            if len(self._known) >= _MAX_FILES:
+                self._known.clear()
+            self._known[path] = (stamp, digest)
+
+    def seed(self, path: str, stamp: Stamp, digest: bytes) -> None:
+        """Take over what another process remembered, unless this one knows better."""
+        self._known.setdefault(path, (stamp, digest))
+
+    def known(self, path: str) -> Stamp | None:
+        """Return the stamp under which the file's digest is trusted, or None."""
+        known = self._known.get(path)
+        return None if known is None else known[0]
+
+    def scanned(self, content: bytes, scan: Callable[[bytes], T]) -> T:
+        """Return `scan(content)`, remembered by content; always ask with the same function."""
+        key = self.of(content)
+        with self._lock:
+            found = self._scans.get(key)
+            if found is not None:
+                self._scans.move_to_end(key)
+                return found  # type: ignore[return-value]
+        result = scan(content)
+        with self._lock:
+            self._scans[key] = result
+            if len(self._scans) > _MAX_SCANS:
+                self._scans.popitem(last=False)
+        return result

@@ -1,0 +1,174 @@
+"""The frontend: compiles a request, and finds out what its outcome depends on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from kcache.nvrtc import compiler
+from kcache.nvrtc.compiler import Compiled
+from kcache.nvrtc.dependencies import HeaderSet, Tracker, UncacheableError
+from kcache.nvrtc.files import FileDigests, file_clock_ns
+from kcache.nvrtc.request import Request
+from kcache.nvrtc.scan import uses_time
+from kcache.nvrtc.trace import Trace, Tracer
+
+__all__ = ["Frontend", "Outcome"]
+
+log = logging.getLogger("kcache")
+
+#: How often a compile is repeated whose headers changed meanwhile, before it is left uncached.
+MAX_REPEATS = 2
+#: NVRTC lists headers in its trace from this version on (12.6 to 12.9 list none).
+TRACING = (13, 0)
+
+
+class Outcome(NamedTuple):
+    """What a compile made, and what that depends on.
+
+    Attributes:
+        compiled: the outputs.
+        headers: the headers that decided them; None for a self-contained request, or where the
+            outcome must not be cached.
+        uncacheable: why it must not be cached, or None.
+    """
+
+    compiled: Compiled
+    headers: HeaderSet | None
+    uncacheable: str | None
+
+
+class Frontend:
+    """Compiles requests and tracks the headers that they read.
+
+    Threads: safe to share. Never aborts the process because of tracing: where the compiler's
+    trace can't be had, the source's text is followed instead.
+
+    Args:
+        directory: private directory for the trace's links, or None for a temporary one.
+        digests: the process's memory of file contents.
+    """
+
+    def __init__(self, directory: Path | None, digests: FileDigests) -> None:
+        self._tracer = Tracer(directory)
+        self._digests = digests
+
+    def compile(self, request: Request, *, track: bool = True) -> Outcome:
+        """Compile a request; with `track`, find out what the outcome depends on.
+
+        Raises:
+            CompileError: the compiler refused it; CompilerNotFoundError: there is none.
+        """
+        if not track:
+            return Outcome(self._run(request), None, "the cache is switched off")
+        if request.extra.untracked is not None:
+            reason = f"option {request.extra.untracked} involves files that can't be followed"
+            return Outcome(self._run(request), None, reason)
+        if request.self_contained:
+            texts = (request.source, *request.options.flags())
+            timed = any(uses_time(text.encode()) for text in texts)
+            reason = "the source uses the time of the compile" if timed else None
+            return Outcome(self._run(request), None, reason)
+        return self._compile_tracked(request)
+
+    def _compile_tracked(self, request: Request) -> Outcome:
+        """Compile until what the headers hold is known to be what the compiler read."""
+        first: Compiled | None = None
+        before: HeaderSet | None = None
+        for _ in range(1 + MAX_REPEATS):
+            started = _next_tick()
+            try:
+                compiled, trace = self._run_traced(request)
+            except compiler.CompileError:
+                if first is None:
+                    raise
+                # It compiled a moment ago, so a header is being changed: nothing to cache.
+                return Outcome(first, None, "headers changed during the compile")
+            first = compiled
+            tracker = self._tracker(request)
+            try:
+                headers = tracker.from_scan() if trace is None else tracker.from_trace(trace)
+            except UncacheableError as error:
+                allowed = request.extra_key and error.covered_by_extra_key
+                if not allowed:
+                    return Outcome(compiled, None, str(error))
+                headers = tracker.known()
+            headers = self._with_paths(request, headers, compiled, tracker)
+            if headers == before or not tracker.changed_since(started):
+                return Outcome(compiled, headers, None)
+            log.debug("headers of %s changed during the compile: once more", request.source_name)
+            before = headers
+        return Outcome(compiled, None, "headers changed during the compile")
+
+    def _run(self, request: Request, *flags: str) -> Compiled:
+        return compiler.compile_program(
+            request.source,
+            (*request.options.flags(), *flags),
+            names=request.names,
+            headers=request.headers,
+            source_name=request.source_name,
+        )
+
+    def _run_traced(self, request: Request) -> tuple[Compiled, Trace | None]:
+        if compiler.version() < TRACING:
+            return self._run(request), None
+        with self._tracer.following() as following:
+            if following is None:
+                return self._run(request), None
+            compiled = self._run(request, following.flag)
+            return compiled, self._tracer.read(following)
+
+    def _tracker(self, request: Request) -> Tracker:
+        defines = [flag[2:] for flag in request.options.flags() if flag.startswith("-D")]
+        return Tracker(
+            request.source,
+            request.search,
+            pre_includes=request.extra.pre_includes,
+            defines=defines,
+            in_memory=request.headers,
+            digests=self._digests,
+        )
+
+    def _with_paths(
+        self, request: Request, headers: HeaderSet, compiled: Compiled, tracker: Tracker
+    ) -> HeaderSet:
+        """Return the set, marked if the outcome holds the paths of headers."""
+        roots = {place.root for place in headers.files if place.root > 0}
+        prefixes = [request.search.prefixes[root] for root in roots]
+        if tracker.names_paths(opaque=compiled.ltoir is not None) or _holds(compiled, prefixes):
+            return HeaderSet(
+                headers.files, headers.absent, headers.present, headers.trees, paths=True
+            )
+        return headers
+
+
+def _holds(compiled: Compiled, prefixes: list[str]) -> bool:
+    """Tell whether PTX or CUBIN contain one of the prefixes.
+
+    PTX writes strings as lists of decimal bytes, `.b8 name[3] = {47, 97, 0}`.
+    """
+    for prefix in prefixes:
+        raw = os.fsencode(prefix)
+        decimal = ", ".join(map(str, raw)).encode()
+        if raw in (compiled.cubin or b"") or raw in (ptx := compiled.ptx or b"") or decimal in ptx:
+            return True
+    return False
+
+
+def _next_tick() -> int:
+    """Wait until the file system's clock has moved on, a few milliseconds; return its time.
+
+    Whatever was changed before the call then carries an earlier time than what the call returns.
+    """
+    if sys.platform != "linux":
+        time.sleep(0.02)
+        return file_clock_ns()
+    start = file_clock_ns()
+    while (now := file_clock_ns()) == start:
+        time.sleep(0.0005)
+    return now
+

@@ -1,0 +1,189 @@
+"""The NVRTC library on this machine: which file it is, and what code is in it.
+
+The identity of a compiler is the GNU build id of libnvrtc and of its builtins library, because
+patch releases report one version and generate different code. It is read from the files, without
+loading them, so that a cache hit starts no compiler.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kcache import config
+
+__all__ = ["Library", "build_id", "find", "loaded"]
+
+#: Where the wheels put it, below a site-packages directory; newest first, as cuda.pathfinder does.
+_WHEELS = (
+    ("nvidia/cu13/lib", "libnvrtc.so.13"),
+    ("nvidia/cuda_nvrtc/lib", "libnvrtc.so.12"),
+    ("nvidia/cu13/bin/x86_64", "nvrtc64_130_0.dll"),
+    ("nvidia/cuda_nvrtc/bin", "nvrtc64_120_0.dll"),
+)
+_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
+_MAPPED = re.compile(rb"(/[^\n]*/libnvrtc[^/\n]*\.so[^/\n]*)\n")
+_BUILTINS = ("libnvrtc-builtins*.so*", "nvrtc-builtins64_*.dll")
+
+
+class Library(NamedTuple):
+    """A libnvrtc file.
+
+    Attributes:
+        path: real path of the file.
+        identity: text that differs whenever the compiler's code does.
+    """
+
+    path: str
+    identity: str
+
+
+class _Stamp(NamedTuple):
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+_identities: dict[tuple[str, _Stamp], str] = {}
+
+
+def find() -> Library | None:
+    """Return the library that a compile would use, without loading it, or None if none is found.
+
+    Looks where cuda.pathfinder does, in its order: already loaded in this process, wheels,
+    conda, the loader's path, `CUDA_PATH`. A caller that then compiles compares with `loaded`.
+    """
+    path = _loaded_path() or next(_candidates(), None)
+    return None if path is None else _library(path)
+
+
+def loaded() -> Library | None:
+    """Return the library that this process has loaded, or None (always None off Linux)."""
+    path = _loaded_path()
+    return None if path is None else _library(path)
+
+
+def _library(path: str) -> Library:
+    real = os.path.realpath(path)
+    folder = os.path.dirname(real)
+    builtins = sorted(
+        name for pattern in _BUILTINS for name in glob.glob(os.path.join(glob.escape(folder), pattern))
+    )
+    parts = [file_identity(real), *(file_identity(name) for name in builtins)]
+    return Library(real, "nvrtc " + " ".join(parts))
+
+
+def _loaded_path() -> str | None:
+    try:
+        maps = Path("/proc/self/maps").read_bytes()
+    except OSError:
+        return None
+    for match in _MAPPED.finditer(maps):
+        if b"libnvrtc-builtins" not in match[1]:
+            return os.fsdecode(match[1])
+    return None
+
+
+def _candidates() -> Iterator[str]:
+    for folder, name in _WHEELS:
+        for entry in sys.path:
+            path = os.path.join(entry, folder, name)
+            if os.path.isfile(path):
+                yield path
+    hints = config.library_hints()
+    folders = [os.path.join(prefix, "lib") for prefix in hints.conda]
+    folders += hints.loader_path
+    for folder in folders:
+        for name in _NAMES:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                yield path
+    yield from _loader_cache()
+    for root in hints.toolkits:
+        for folder in ("lib64", "lib", "targets/x86_64-linux/lib"):
+            for name in _NAMES:
+                path = os.path.join(root, folder, name)
+                if os.path.isfile(path):
+                    yield path
+
+
+def _loader_cache() -> Iterator[str]:
+    """Yield what the dynamic loader's cache knows; its strings are NUL-terminated paths."""
+    try:
+        cache = Path("/etc/ld.so.cache").read_bytes()
+    except OSError:
+        return
+    for name in _NAMES:
+        for match in re.finditer(rb"(/[^\0]*/" + re.escape(name.encode()) + rb")\0", cache):
+            path = os.fsdecode(match[1])
+            if os.path.isfile(path):
+                yield path
+
+
+def file_identity(path: str) -> str:
+    """Return the build id of a shared library, or a digest of its content where it has none.
+
+    Memoised in the process by size, times and inode.
+    """
+    status = os.stat(path)
+    stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    identity = _identities.get((path, stamp))
+    if identity is None:
+        found = build_id(path)
+        identity = found if found is not None else "sha256:" + _content(path)
+        _identities[path, stamp] = identity
+    return identity
+
+
+def _content(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.sha256(usedforsecurity=False)).hexdigest()
+
+
+def build_id(path: str) -> str | None:
+    """Return the GNU build id of a 64-bit little-endian ELF file, or None if it has none.
+
+    Reads the program headers and the note segments (ELF gABI, "Note Section"; the note is
+    `NT_GNU_BUILD_ID`, type 3, owner `GNU`).
+    """
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+            return None
+        (offset,) = struct.unpack_from("<Q", head, 32)
+        size, count = struct.unpack_from("<HH", head, 54)
+        if size < 56:
+            return None
+        file.seek(offset)
+        table = file.read(size * count)
+        for at in range(0, len(table) - 55, size):
+            (kind,) = struct.unpack_from("<I", table, at)
+            if kind != 4:  # PT_NOTE
+                continue
+            (start,) = struct.unpack_from("<Q", table, at + 8)
+            (length,) = struct.unpack_from("<Q", table, at + 32)
+            file.seek(start)
+            found = _note(file.read(min(length, 1 << 16)))
+            if found is not None:
+                return found
+    return None
+
+
+def _note(notes: bytes) -> str | None:
+    at = 0
+    while at + 12 <= len(notes):
+        name_size, size, kind = struct.unpack_from("<III", notes, at)
+        name_end = at + 12 + name_size
+        start = (name_end + 3) & ~3
+        if kind == 3 and notes[at + 12 : name_end] == b"GNU\0":
+            return notes[start : start + size].hex()
+        at = (start + size + 3) & ~3
+    return None

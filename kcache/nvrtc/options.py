@@ -1,0 +1,307 @@
+"""CompileOptions: what to ask of the compiler, checked, and as NVRTC's flags."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+from kcache.errors import ArgumentTypeError, ConfigError
+
+__all__ = ["Arch", "CompileOptions", "ExtraOptions", "parse_arch"]
+
+_ARCH = re.compile(r"(?:(sm|compute)_)?(\d{2,3})([af]?)")
+_STD = re.compile(r"(?:c\+\+)?(\d{2})")
+_DEFINE = re.compile(r"[A-Za-z_]\w*(\([\w, .]*\))?")
+
+#: Options that make the compiler read or write files which the cache does not follow: compile with
+#: them, don't cache. Precompiled headers hide the headers inside them from the compiler's trace.
+_SIDE_EFFECTS = (
+    "--pch",
+    "-pch",
+    "--create-pch",
+    "-create-pch",
+    "--use-pch",
+    "-use-pch",
+    "--pch-dir",
+    "-pch-dir",
+    "--fdevice-time-trace",
+    "-fdevice-time-trace",
+    "--time",
+    "-time",
+)
+_INCLUDE = ("-I", "--include-path")
+_PRE_INCLUDE = ("-include", "--pre-include")
+_ARCH_OPTION = ("-arch", "--gpu-architecture")
+#: Options whose output names the directory that the compiler ran in.
+_PATHS_IN_OUTPUT = ("-G", "--device-debug", "-lineinfo", "--generate-line-info")
+
+
+class Arch(NamedTuple):
+    """A target architecture.
+
+    Attributes:
+        kind: `sm` (machine code and PTX) or `compute` (PTX alone).
+        number: such as 90.
+        suffix: `a` (architecture-specific), `f` (family-specific) or nothing.
+    """
+
+    kind: str
+    number: int
+    suffix: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{self.number}{self.suffix}"
+
+
+def parse_arch(value: str | int) -> Arch:
+    """Return the architecture that `value` names: `"sm_90a"`, `"compute_90"`, `"90"` or 90.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    match = _ARCH.fullmatch(str(value)) if not isinstance(value, bool) else None
+    if match is None:
+        raise ConfigError(
+            f"arch={value!r} is not allowed; allowed: sm_NN, compute_NN with an optional a or f "
+            "(such as sm_90a), or the number alone"
+        )
+    kind, number, suffix = match.groups()
+    return Arch(kind or "sm", int(number), suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """What to ask of the compiler. Immutable; equal options give equal keys, in every process.
+
+    Attributes:
+        arch: target: `"sm_90"` gives machine code (CUBIN) and PTX, `"compute_90"` PTX alone;
+            suffixes `a` and `f` select architecture- and family-specific targets; 90 is `sm_90`.
+            None takes the current GPU's.
+        std: C++ standard: `"c++17"`, `"17"`, ...; None leaves the compiler's default.
+        fast_math: `--use_fast_math`.
+        optimization: 0 to 3, of the assembler (`--ptxas-options=-O`); NVRTC has no `-O`.
+        lto: make LTOIR for link-time optimisation instead of PTX and CUBIN (`-dlto`).
+        debug: device debug information (`-G`).
+        lineinfo: line numbers for profilers (`-lineinfo`).
+        max_registers: registers per thread, at least 1 (`--maxrregcount`).
+        defines: macros, a mapping of name to value (None for none) or a sequence of
+            `"NAME"` and `"NAME=VALUE"`.
+        include_paths: directories searched for headers, in order.
+        extra_options: any other NVRTC options, passed on as they are.
+
+    Raises:
+        ConfigError: a value is not allowed.
+        ArgumentTypeError: a value has a type that is not allowed.
+    """
+
+    arch: str | int | None = None
+    std: str | int | None = None
+    fast_math: bool = False
+    optimization: int | None = None
+    lto: bool = False
+    debug: bool = False
+    lineinfo: bool = False
+    max_registers: int | None = None
+    defines: Mapping[str, str | int | None] | Sequence[str] = ()
+    include_paths: Sequence[str | os.PathLike[str]] = ()
+    extra_options: Sequence[str] = ()
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Check every value and bring it into its one canonical form."""
+        put = object.__setattr__
+        if self.arch is not None:
+            put(self, "arch", str(parse_arch(self.arch)))
+        if self.std is not None:
+            match = _STD.fullmatch(str(self.std).lower())
+            if match is None:
+                raise ConfigError(f"std={self.std!r} is not allowed; allowed: c++NN, such as c++17")
+            put(self, "std", f"c++{match[1]}")
+        for name in ("fast_math", "lto", "debug", "lineinfo"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ArgumentTypeError(f"{name}={value!r} is not allowed; allowed: True, False")
+        _check_int("optimization", self.optimization, 0, 3)
+        _check_int("max_registers", self.max_registers, 1, 1024)
+        put(self, "defines", tuple(_defines(self.defines)))
+        put(self, "include_paths", tuple(_paths(self.include_paths)))
+        put(self, "extra_options", tuple(_texts("extra_options", self.extra_options)))
+        values = (getattr(self, f.name) for f in fields(self) if f.name != "_hash")
+        put(self, "_hash", hash(tuple(values)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def replace(self, **changes: Any) -> CompileOptions:  # noqa: ANN401  any field's type
+        """Return a copy with the given fields changed.
+
+        Raises:
+            ConfigError: there is no such field, or a value is not allowed.
+        """
+        allowed = [f.name for f in fields(self) if f.init]
+        for name in changes:
+            if name not in allowed:
+                raise ConfigError(f"no option {name!r}; allowed: {', '.join(allowed)}")
+        return replace(self, **changes)
+
+    @property
+    def extra(self) -> ExtraOptions:
+        """What the cache has to know of `extra_options`."""
+        return ExtraOptions.parse(self.extra_options)
+
+    @property
+    def target(self) -> str | None:
+        """The architecture, from `arch` or else from `extra_options`; None if neither names one."""
+        return self.extra.arch if self.arch is None else str(self.arch)
+
+    def flags(self) -> tuple[str, ...]:
+        """Return NVRTC's flags, in a fixed order, `extra_options` last."""
+        return (*self._own_flags(), *(f"-I{path}" for path in self.include_paths), *self.extra_options)
+
+    def key_flags(self) -> tuple[str, ...]:
+        """Return the flags with every include directory replaced by its position.
+
+        So that the same headers in another folder make the same key.
+        """
+        paths = (f"-I#{n}" for n in range(len(self.include_paths)))
+        return (*self._own_flags(), *paths, *self.extra.without_paths)
+
+    def _own_flags(self) -> Iterator[str]:
+        if self.arch is not None:
+            yield f"--gpu-architecture={self.arch}"
+        if self.std is not None:
+            yield f"--std={self.std}"
+        if self.fast_math:
+            yield "--use_fast_math"
+        if self.optimization is not None:
+            yield f"--ptxas-options=-O{self.optimization}"
+        if self.lto:
+            yield "-dlto"
+        if self.debug:
+            yield "--device-debug"
+        if self.lineinfo:
+            yield "--generate-line-info"
+        if self.max_registers is not None:
+            yield f"--maxrregcount={self.max_registers}"
+        for define in self.defines:
+            yield f"-D{define}"
+
+
+class ExtraOptions(NamedTuple):
+    """What the cache has to know of options that the caller wrote out.
+
+    Attributes:
+        include_paths: directories of `-I` and `--include-path`.
+        pre_includes: files of `-include` and `--pre-include`.
+        arch: value of `-arch` or `--gpu-architecture`, or None.
+        without_paths: the options, with include directories replaced by their position.
+        untracked: the first option whose files the cache can't follow, or None.
+        paths_in_output: whether the output names the working directory.
+        source_include: False after `--no-source-include`.
+    """
+
+    include_paths: tuple[str, ...]
+    pre_includes: tuple[str, ...]
+    arch: str | None
+    without_paths: tuple[str, ...]
+    untracked: str | None
+    paths_in_output: bool
+    source_include: bool
+
+    @classmethod
+    def parse(cls, options: Sequence[str]) -> ExtraOptions:
+        """Read the forms that NVRTC accepts: `-Ix`, `-I x`, `-I=x`, `--name=x`, `--name x`."""
+        includes: list[str] = []
+        pre_includes: list[str] = []
+        arch: str | None = None
+        kept: list[str] = []
+        untracked: str | None = None
+        rest = iter(options)
+        for option in rest:
+            name, equals, value = option.partition("=")
+            if option.startswith("-I") and option != "-I":
+                name, value = "-I", option[2:].removeprefix("=")
+            elif name in (*_INCLUDE, *_PRE_INCLUDE, *_ARCH_OPTION) and not equals:
+                value = next(rest, "")
+            if name in _INCLUDE:
+                kept.append(f"-I#+{len(includes)}")
+                includes.append(value)
+                continue
+            if name in _PRE_INCLUDE:
+                pre_includes.append(value)
+                kept.append(f"--pre-include={value}")
+                continue
+            if name in _ARCH_OPTION:
+                arch = value
+            if name in _SIDE_EFFECTS and untracked is None:
+                untracked = option
+            kept.append(option if equals or name != option else f"{name}={value}")
+        return cls(
+            tuple(includes),
+            tuple(pre_includes),
+            arch,
+            tuple(kept),
+            untracked,
+            any(option.partition("=")[0] in _PATHS_IN_OUTPUT for option in options),
+            not any(option in ("--no-source-include", "-no-source-include") for option in options),
+        )
+
+
+def _check_int(name: str, value: object, least: int, most: int) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ArgumentTypeError(f"{name}={value!r} is not allowed; allowed: {least} to {most}")
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: {least} to {most}")
+
+
+def _texts(name: str, values: object) -> Iterator[str]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise ArgumentTypeError(f"{name}={values!r} is not allowed; allowed: a sequence of text")
+    for value in values:  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(value, str):
+            raise ArgumentTypeError(f"{name} holds {value!r}; allowed: text")
+        if "\0" in value:
+            raise ConfigError(f"{name} holds {value!r}; a NUL character is not allowed")
+        yield value
+
+
+def _defines(defines: object) -> Iterator[str]:
+    if isinstance(defines, Mapping):
+        items: Mapping[object, object] = defines
+        texts = [
+            str(name) if value is None or value is True else f"{name}={_macro_value(name, value)}"
+            for name, value in items.items()
+        ]
+    else:
+        texts = list(_texts("defines", defines))
+    for text in texts:
+        if not _DEFINE.fullmatch(text.partition("=")[0]):
+            raise ConfigError(f"defines: {text!r} is not allowed; allowed: NAME or NAME=VALUE")
+        if "\0" in text:
+            raise ConfigError(f"defines: {text!r}: a NUL character is not allowed")
+        yield text
+
+
+def _macro_value(name: object, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ArgumentTypeError(f"defines[{name!r}]={value!r} is not allowed; allowed: text, integer")
+    return str(value)
+
+
+def _paths(paths: object) -> Iterator[str]:
+    if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Sequence):
+        raise ArgumentTypeError(
+            f"include_paths={paths!r} is not allowed; allowed: a sequence of directories"
+        )
+    for path in paths:  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentTypeError(f"include_paths holds {path!r}; allowed: paths")
+        text = os.fspath(path)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if not isinstance(text, str) or not text or "\0" in text:
+            raise ConfigError(f"include_paths holds {text!r}; allowed: non-empty text paths")
+        yield text

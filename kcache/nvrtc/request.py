@@ -1,0 +1,157 @@
+"""Request: one thing to compile, checked, with everything that the cache derives from it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.key import CacheKey, hash_options, hash_source
+from kcache.nvrtc.options import CompileOptions, ExtraOptions
+from kcache.nvrtc.scan import may_include
+from kcache.nvrtc.search import HeaderSearch
+
+__all__ = ["DEFAULT_NAME", "Request"]
+
+#: What the compiler calls a source that has no name.
+DEFAULT_NAME = "kernel.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing to compile.
+
+    Attributes:
+        source: the source text.
+        names: name expressions.
+        options: with an architecture.
+        headers: in-memory headers, include name -> text.
+        extra_key: the caller's own bytes.
+        source_name: name of the source as the compiler sees it.
+        compiler: identity of the compiler.
+        key: digest of all of it, headers on disk excepted.
+        self_contained: whether it can't read any file, so that `key` alone decides the outcome.
+        search: where its headers are looked for.
+        location: short digest of where that is, for what is only true there.
+        extra: what the cache has to know of the options that were written out.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    options: CompileOptions
+    headers: Mapping[str, str]
+    extra_key: bytes
+    source_name: str
+    compiler: str
+    key: str
+    self_contained: bool
+    search: HeaderSearch
+    location: str
+    extra: ExtraOptions
+
+    @classmethod
+    def make(
+        cls,
+        source: str,
+        names: str | Sequence[str],
+        options: CompileOptions,
+        headers: Mapping[str, str] | None,
+        extra_key: bytes,
+        *,
+        source_name: str,
+        compiler: str,
+    ) -> Request:
+        """Check the arguments and derive the rest; `options` names an architecture.
+
+        Raises:
+            ConfigError: a value is not allowed; ArgumentTypeError if its type is not.
+        """
+        _check_text("source", source)
+        if not source.strip():
+            raise ConfigError("source is empty; allowed: CUDA C++ source text")
+        _check_text("source_name", source_name)
+        if not source_name:
+            raise ConfigError("source_name is empty; allowed: a file name")
+        expressions = tuple(_names(names))
+        in_memory = dict(_headers(headers))
+        if not isinstance(extra_key, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentTypeError(f"extra_key is {type(extra_key).__name__}; allowed: bytes")
+        extra = options.extra
+        directory = os.getcwd()
+        search = HeaderSearch(
+            source_name,
+            (*map(str, options.include_paths), *extra.include_paths),
+            in_memory=in_memory,
+            source_include=extra.source_include,
+            directory=directory,
+        )
+        outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
+        flags = list(options.key_flags())
+        if options.debug or options.lineinfo or extra.paths_in_output:
+            # Debug information names the working directory and every file, as opened.
+            flags += [f"directory={directory}", *(f"prefix={p}" for p in search.prefixes)]
+        key = CacheKey(
+            source_hash=hash_source(source),
+            arch=options.target or "",
+            options_hash=hash_options(flags),
+            compiler=compiler,
+            names=expressions,
+            headers={name: hash_source(text) for name, text in in_memory.items()},
+            outputs=tuple(outputs),
+            extra_key=extra_key,
+            source_name=source_name,
+        )
+        place = "\0".join((directory, *search.prefixes)).encode("utf-8", "surrogateescape")
+        return cls(
+            source,
+            expressions,
+            options,
+            in_memory,
+            extra_key,
+            source_name,
+            compiler,
+            key.digest(),
+            not extra.pre_includes and not may_include(source),
+            search,
+            hashlib.sha256(place, usedforsecurity=False).hexdigest()[:16],
+            extra,
+        )
+
+
+def _check_text(what: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise ArgumentTypeError(f"{what} is {type(text).__name__}; allowed: text (str)")
+    at = text.find("\0")
+    if at >= 0:
+        raise ConfigError(f"{what} has a NUL character at position {at}; allowed: none")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{what} has a lone surrogate at position {error.start}; allowed: text that UTF-8 can hold"
+        ) from error
+
+
+def _names(names: object) -> Iterator[str]:
+    if isinstance(names, str):
+        names = (names,)
+    if not isinstance(names, Sequence) or isinstance(names, bytes):
+        raise ArgumentTypeError(f"names is {type(names).__name__}; allowed: text, or several texts")
+    for name in names:  # pyright: ignore[reportUnknownVariableType]
+        _check_text("a name expression", name)  # pyright: ignore[reportUnknownArgumentType]
+        if not name.strip():  # pyright: ignore[reportUnknownMemberType]
+            raise ConfigError("a name expression is empty; allowed: such as axpy<float>")
+        yield name
+
+
+def _headers(headers: object) -> Iterator[tuple[str, str]]:
+    if headers is None:
+        return
+    if not isinstance(headers, Mapping):
+        raise ArgumentTypeError(f"headers is {type(headers).__name__}; allowed: a mapping")
+    for name, text in headers.items():  # pyright: ignore[reportUnknownVariableType]
+        _check_text("an include name in headers", name)  # pyright: ignore[reportUnknownArgumentType]
+        _check_text(f"headers[{name!r}]", text)  # pyright: ignore[reportUnknownArgumentType]
+        yield name, text

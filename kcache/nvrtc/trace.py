@@ -1,0 +1,190 @@
+"""Trace: which headers a compile opened, told by the compiler itself.
+
+`--fdevice-time-trace=BASE` (CUDA 13.0 and later) writes `BASE.json`, a Chrome trace in which each
+opened header is an event named "Processing Header File". Two traps, both measured:
+
+*The file.* If NVRTC cannot open or write it, LLVM aborts the whole process. So the name is a symlink
+to ``/proc/self/fd/N``, where N is a memfd that this process has opened already. The symlinks are
+the same for every process, so they are kept in one private directory and never need cleaning.
+
+*A compile that fails inside a header* (a missing include, `#error`) leaves a counter in NVRTC
+unbalanced, for good and for all threads. From then on, traces lack every header that the source
+includes itself but the last one; headers included by headers stay complete. Then the
+`__nv_nvrtc_builtin_header.h` event, the first of that kind, is missing too, which tells. Callers
+that get `complete=False` add the source's own includes by reading its text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["Trace", "Tracer"]
+
+_BUILTIN = "__nv_nvrtc_builtin_header.h"
+#: One event, as LLVM writes it; details are JSON strings, so a quote inside is escaped.
+_EVENT = re.compile(
+    rb'"detail":("(?:[^"\\]|\\.)*")\},"dur":\d+,"name":"Processing Header File"', re.DOTALL
+)
+#: Don't trace with fewer free descriptors than this: NVRTC must be able to open the file.
+_SPARE_DESCRIPTORS = 64
+#: ... nor under a file size limit below this: it counts for memfds too. CUTLASS writes 7 MB.
+_LEAST_FILE_SIZE = 256 << 20
+
+
+class Trace(NamedTuple):
+    """What the compiler said it opened.
+
+    Attributes:
+        headers: paths as opened, each once, in no particular order; in-memory headers by their
+            include name; NVRTC's own header left out.
+        complete: False where headers that the source includes itself may be missing.
+    """
+
+    headers: frozenset[str]
+    complete: bool
+
+
+class _Compile:
+    """One traced compile under way; tells whether another one failed beside it."""
+
+    __slots__ = ("fd", "flag", "overlapped")
+
+    def __init__(self, fd: int, flag: str) -> None:
+        self.fd = fd
+        self.flag = flag
+        self.overlapped = False
+
+
+class Tracer:
+    """Gives compiles a flag that makes them tell their headers, and reads what they told.
+
+    Threads: safe to share; each compile has its own file. Crash: nothing is left behind but
+    symlinks that the next process uses again (or, where `directory` can't be written, a
+    temporary directory).
+
+    Args:
+        directory: private directory for the symlinks; made if need be. None, or one that can't be
+            used, falls back to a temporary one.
+    """
+
+    _active: set[_Compile] = set()
+    _guard = threading.Lock()
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._temporary: str | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def following(self) -> Iterator[_Compile | None]:
+        """Yield a compile to follow, whose `flag` is to be passed on; None where it can't be done.
+
+        The caller then asks `read` within the block. The block must raise if the compile failed.
+        """
+        compile_ = self._begin()
+        try:
+            yield compile_
+        except BaseException:
+            self._end(compile_, failed=True)
+            raise
+        else:
+            self._end(compile_, failed=False)
+
+    def read(self, compile_: _Compile) -> Trace | None:
+        """Return what a compile that has succeeded told, or None where it told nothing."""
+        try:
+            size = os.fstat(compile_.fd).st_size
+            raw = os.pread(compile_.fd, size, 0)
+            headers = {json.loads(match) for match in set(_EVENT.findall(raw))}
+        except (OSError, ValueError):
+            return None
+        if not size:
+            return None
+        with self._guard:
+            alone = self._active == {compile_} and not compile_.overlapped
+        complete = _BUILTIN in headers and alone
+        return Trace(frozenset(headers - {_BUILTIN}), complete)
+
+    def _begin(self) -> _Compile | None:
+        if not _room_for_trace():
+            return None
+        fd = -1
+        try:
+            fd = os.memfd_create("kcache-trace", os.MFD_CLOEXEC)
+            base = self._link(fd)
+            # NVRTC will open this name for writing; see that it can, and that it is our file.
+            with open(f"{base}.json", "wb") as file:
+                if os.fstat(file.fileno()).st_ino != os.fstat(fd).st_ino:
+                    raise OSError("the link leads elsewhere")
+        except (OSError, AttributeError):
+            if fd >= 0:
+                os.close(fd)
+            return None
+        compile_ = _Compile(fd, f"--fdevice-time-trace={base}")
+        with self._guard:
+            self._active.add(compile_)
+        return compile_
+
+    def _end(self, compile_: _Compile | None, *, failed: bool) -> None:
+        if compile_ is None:
+            return
+        with self._guard:
+            self._active.discard(compile_)
+            if failed:
+                for other in self._active:
+                    other.overlapped = True
+        os.close(compile_.fd)
+
+    def _link(self, fd: int) -> str:
+        """Return a path that becomes a link to descriptor `fd` once `.json` is appended."""
+        target = f"/proc/self/fd/{fd}"
+        with self._lock:
+            if self._directory is not None and self._temporary is None:
+                with suppress(OSError):
+                    os.makedirs(self._directory, mode=0o700, exist_ok=True)
+                    return _symlink(str(self._directory), fd, target)
+            if self._temporary is None or not os.path.isdir(self._temporary):
+                self._temporary = tempfile.mkdtemp(prefix="kcache-trace-")
+                weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
+            return _symlink(self._temporary, fd, target)
+
+
+def _symlink(directory: str, fd: int, target: str) -> str:
+    base = f"{directory}/{fd}"
+    name = f"{base}.json"
+    with suppress(FileExistsError):
+        os.symlink(target, name)
+    if os.readlink(name) != target:
+        os.unlink(name)
+        os.symlink(target, name)
+    return base
+
+
+def _room_for_trace() -> bool:
+    """Tell whether NVRTC will be able to open and write one more file."""
+    if resource is None:
+        return False
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_FILE_SIZE:
+        return False
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return False
+    return descriptors == resource.RLIM_INFINITY or used + _SPARE_DESCRIPTORS <= descriptors

@@ -1,0 +1,243 @@
+"""Stats: what a cache has done, counted in memory and summed over processes in one file.
+
+The file (``stats``) is a header of 64 bytes and `SLOTS` records of 256 bytes. A process claims one
+record by locking its bytes for as long as it lives, and adds its counts to what the record
+already holds, so that no two processes ever write the same record and none is ever removed.
+Record: u32 CRC-32 of the rest, u32 unused, then one IEEE double per field of `FIELDS`.
+Record 0 is never claimed: it holds the sums at the last `zero`, which reading subtracts.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from kcache.errors import BackendError
+from kcache.locks import RangeLocks
+
+__all__ = ["FIELDS", "Counters", "Stats", "StatsFile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A snapshot of what a cache has done.
+
+    Attributes:
+        hits: requests answered from the cache, from memory or from the backend.
+        memory_hits: those of `hits` that the in-process tier answered.
+        misses: requests that the cache could not answer.
+        compiles: compiles that were run to the end and succeeded.
+        uncacheable: compiles whose result must not be cached (time macros, precompiled headers,
+            headers that can't be tracked).
+        puts: entries written.
+        evictions: entries evicted to stay under the cap.
+        stale: entries found that no longer apply: a header changed, or another format or producer.
+        corrupt: entries found damaged.
+        rejected: entries not stored because one alone exceeds the cap.
+        errors: backend operations that failed and were survived.
+        bytes_evicted: stored bytes of the evicted entries.
+        compile_seconds: time spent in compiles that succeeded.
+        saved_seconds: compile time that hits made unnecessary.
+        hit_seconds: time spent in hits.
+    """
+
+    hits: int = 0
+    memory_hits: int = 0
+    misses: int = 0
+    compiles: int = 0
+    uncacheable: int = 0
+    puts: int = 0
+    evictions: int = 0
+    stale: int = 0
+    corrupt: int = 0
+    rejected: int = 0
+    errors: int = 0
+    bytes_evicted: int = 0
+    compile_seconds: float = 0.0
+    saved_seconds: float = 0.0
+    hit_seconds: float = 0.0
+
+    @property
+    def requests(self) -> int:
+        """Hits and misses together."""
+        return self.hits + self.misses
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits per request, 0.0 to 1.0; 0.0 before the first request."""
+        return self.hits / self.requests if self.requests else 0.0
+
+    @property
+    def avg_compile_time_ms(self) -> float:
+        """Mean time of a compile, milliseconds; 0.0 before the first."""
+        return 1e3 * self.compile_seconds / self.compiles if self.compiles else 0.0
+
+    @property
+    def avg_cache_time_ms(self) -> float:
+        """Mean time of a hit, milliseconds; 0.0 before the first."""
+        return 1e3 * self.hit_seconds / self.hits if self.hits else 0.0
+
+    def to_dict(self) -> dict[str, int | float]:
+        """Return every field and every derived figure under its name, ready for JSON."""
+        derived = ("hit_rate", "avg_compile_time_ms", "avg_cache_time_ms")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+
+#: Names of the counted fields, in the order in which the file holds them. Append only.
+FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Stats))
+_REALS = frozenset(("compile_seconds", "saved_seconds", "hit_seconds"))
+
+
+def _stats(values: Iterable[float]) -> Stats:
+    """Return the snapshot that holds `values`, in the order of `FIELDS`."""
+    return Stats(
+        **{
+            name: value if name in _REALS else int(value)  # type: ignore[arg-type]
+            for name, value in zip(FIELDS, values, strict=True)
+        }
+    )
+
+
+class Counters:
+    """The counts of one engine, added to from any thread.
+
+    Hot paths take `lock` and add to the attributes themselves; others call `add`.
+    """
+
+    __slots__ = (*FIELDS, "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        for name in FIELDS:
+            setattr(self, name, 0)
+
+    def add(self, name: str, amount: float = 1) -> None:
+        """Add `amount` to the field called `name`."""
+        with self.lock:
+            setattr(self, name, getattr(self, name) + amount)
+
+    def values(self) -> tuple[float, ...]:
+        """Return the counts in the order of `FIELDS`."""
+        with self.lock:
+            return tuple(getattr(self, name) for name in FIELDS)
+
+    def snapshot(self) -> Stats:
+        """Return the counts as they are now."""
+        return _stats(self.values())
+
+
+class StatsFile:
+    """The counts of every process that used a directory, in one file.
+
+    Opened on the first `add`, so that a process that only reads the cache once pays nothing
+    before it ends. Processes: each adds to a record of its own. Crash: counts since the last `add`
+    are lost, nothing else; a damaged record counts as zeros. Where the file can't be written,
+    `add` raises `BackendError` and the caller goes on without.
+    """
+
+    SLOTS = 128
+    _HEADER = b"kcache-stats/1".ljust(64, b"\0")
+    _RECORD = 256
+    _BODY = struct.Struct(f"<{len(FIELDS)}d")
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = str(path)
+        self._fd: int | None = None
+        self._locks: RangeLocks | None = None
+        self._slot = 0
+        self._pid = 0
+        self._mutex = threading.Lock()
+
+    def add(self, amounts: Iterable[float]) -> None:
+        """Add counts, in the order of `FIELDS`, to this process's record."""
+        try:
+            with self._mutex:
+                fd = self._open()
+                values = self._read(fd, self._slot)
+                sums = [a + b for a, b in zip(values, amounts, strict=True)]
+                self._write(fd, self._slot, sums)
+        except OSError as error:
+            raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
+
+    def total(self) -> Stats:
+        """Return the sums over all processes since the last `zero`; zeros where there is no file.
+
+        Raises:
+            BackendError: the file is there and can't be read.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except FileNotFoundError:
+            return Stats()
+        except OSError as error:
+            raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
+        try:
+            baseline = self._read(fd, 0)
+            sums = self._sums(fd)
+        finally:
+            os.close(fd)
+        return _stats(max(0.0, a - b) for a, b in zip(sums, baseline, strict=True))
+
+    def zero(self) -> None:
+        """Count from here on: remember the present sums and subtract them when reading."""
+        try:
+            with self._mutex:
+                fd = self._open()
+                self._write(fd, 0, self._sums(fd))
+        except OSError as error:
+            raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Give up the record. Idempotent."""
+        with self._mutex:
+            if self._fd is not None and self._pid == os.getpid():
+                os.close(self._fd)
+            self._fd = None
+
+    def _open(self) -> int:
+        if self._fd is not None and self._pid == os.getpid():
+            return self._fd
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        fd = os.open(self.path, flags, 0o600)
+        try:
+            if os.pread(fd, len(self._HEADER), 0) != self._HEADER:
+                os.pwrite(fd, self._HEADER, 0)
+            locks = RangeLocks(fd)
+            slots = range(1, self.SLOTS)
+            claimed = (n for n in slots if locks.claim(self._offset(n), self._RECORD))
+            # All taken, or no locks here: share one, and accept that counts may get lost.
+            self._slot = next(claimed, 1 + os.getpid() % (self.SLOTS - 1))
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd, self._locks, self._pid = fd, locks, os.getpid()
+        return fd
+
+    def _offset(self, slot: int) -> int:
+        return len(self._HEADER) + slot * self._RECORD
+
+    def _read(self, fd: int, slot: int) -> tuple[float, ...]:
+        return self._unpack(os.pread(fd, self._RECORD, self._offset(slot)))
+
+    def _unpack(self, raw: bytes) -> tuple[float, ...]:
+        body = raw[8 : 8 + self._BODY.size]
+        if len(body) < self._BODY.size or int.from_bytes(raw[:4], "little") != zlib.crc32(body):
+            return (0.0,) * len(FIELDS)
+        return self._BODY.unpack(body)
+
+    def _write(self, fd: int, slot: int, values: Iterable[float]) -> None:
+        body = self._BODY.pack(*values)
+        head = zlib.crc32(body).to_bytes(4, "little") + bytes(4)
+        os.pwrite(fd, (head + body).ljust(self._RECORD, b"\0"), self._offset(slot))
+
+    def _sums(self, fd: int) -> list[float]:
+        raw = os.pread(fd, self._RECORD * (self.SLOTS - 1), self._offset(1))
+        records = (raw[at : at + self._RECORD] for at in range(0, len(raw), self._RECORD))
+        return [sum(column) for column in zip(*map(self._unpack, records), strict=True)] or [
+            0.0
+        ] * len(FIELDS)

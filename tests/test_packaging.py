@@ -1,0 +1,171 @@
+"""The distribution: what the sdist and the wheel hold, and what an installation declares."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import EntryPoint, distribution, entry_points, version
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import kcache
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {"kcache", "kcache_backends"}
+# Built in a process of its own: the build backend works on the current directory.
+BUILD = "import sys, hatchling.build as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """Builds an sdist or a wheel of `source` as an installer would, without isolation."""
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, f"build_{kind}", str(out)],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return out / done.stdout.split()[-1]
+
+
+def sources(folder: Path) -> set[str]:
+    """Every file of the working tree that an installation has to hold."""
+    kinds = {".py", ".pyi", ".typed", ".cu", ".cuh"}
+    return {
+        path.relative_to(folder).as_posix()
+        for package in PACKAGES
+        for path in (folder / package).rglob("*")
+        if path.suffix in kinds or path.name == "py.typed"
+    }
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def sdist_names(sdist: Path) -> set[str]:
+    with tarfile.open(sdist) as archive:
+        files = [PurePosixPath(member.name) for member in archive if member.isfile()]
+    assert {path.parts[0] for path in files} == {sdist.name.removesuffix(".tar.gz")}
+    return {path.relative_to(path.parts[0]).as_posix() for path in files}
+
+
+def test_wheel_top_level_is_the_two_packages(wheel_names: set[str]) -> None:
+    top = {name.partition("/")[0] for name in wheel_names}
+    assert top == PACKAGES | {f"kcache_cuda-{kcache.__version__}.dist-info"}
+
+
+def test_wheel_is_named_after_the_distribution_and_pure(wheel: Path) -> None:
+    assert wheel.name == f"kcache_cuda-{kcache.__version__}-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_wheel_packages_are_typed(package: str, wheel_names: set[str]) -> None:
+    assert f"{package}/py.typed" in wheel_names
+    assert f"{package}/__init__.py" in wheel_names
+
+
+def test_wheel_holds_every_source_and_nothing_else(wheel_names: set[str]) -> None:
+    expected = sources(ROOT) | sources(ROOT / "backends")
+    assert {name for name in wheel_names if ".dist-info/" not in name} == expected
+
+
+def test_wheel_carries_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        name = f"kcache_cuda-{kcache.__version__}.dist-info/licenses/LICENSE"
+        assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
+
+
+def test_sdist_holds_what_building_testing_and_reading_need(sdist_names: set[str]) -> None:
+    top = {name.partition("/")[0] for name in sdist_names}
+    files = {
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "PKG-INFO",
+        "README.md",
+        "SECURITY.md",
+        "pyproject.toml",
+        "tox.ini",
+    }
+    assert files | {"kcache", "backends", "tests", "docs"} <= top
+    assert top <= files | {"kcache", "backends", "tests", "docs", "bench", ".ci", ".gitignore"}
+    assert not [name for name in sdist_names if name.endswith(".pyc")]
+
+
+def test_sdist_builds_the_same_wheel(sdist: Path, wheel_names: set[str], tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    with zipfile.ZipFile(build("wheel", tree, tmp_path)) as archive:
+        assert set(archive.namelist()) == wheel_names
+
+
+def test_version_has_one_source() -> None:
+    assert version("kcache-cuda") == kcache.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.?(a|b|rc|dev)\d+)?", kcache.__version__)
+
+
+def test_installation_declares_the_command_and_the_backends() -> None:
+    ours = distribution("kcache-cuda").entry_points
+    assert EntryPoint("kcache", "kcache.cli:main", "console_scripts") in ours
+    assert entry_points(group="kcache.backends")["file"].value == "kcache_backends.file:FileBackend"
+
+
+def test_every_declared_backend_loads() -> None:
+    for entry_point in distribution("kcache-cuda").entry_points.select(group="kcache.backends"):
+        assert isinstance(entry_point.load(), type)
+
+
+def test_extras_are_those_of_the_documentation() -> None:
+    declared = set(distribution("kcache-cuda").metadata.get_all("Provides-Extra") or ())
+    assert declared == {"all", "bench", "cli", "cu12", "cu13", "demo", "docs", "test"}
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+    assert {extra for extra in declared if f"`{extra}`" not in page} == set()
+
+
+def test_nvrtc_is_the_one_that_was_asked_for() -> None:
+    asked = os.environ.get("TEST_NVRTC_MAJOR")
+    if asked is None:
+        pytest.skip("no NVRTC was asked for")
+    from cuda.bindings import nvrtc
+
+    _, major, _ = nvrtc.nvrtcVersion()
+    assert str(major) == asked
+
+
+def test_readme_shows_the_command_that_ci_runs() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert f"```sh\n{script[-1]}\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_nobody_is_told_to_install_somebody_elses_package() -> None:
+    wrong = re.compile(r"(pip3?|uv|uvx|pipx|poetry)\s+(\w+\s+)*(-\S+\s+)*['\"]?kcache(?!-cuda)\b")
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("kcache/**/*.py")]
+    assert [path for path in texts if wrong.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_import_packages_are_those_that_the_linter_knows() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        settings = tomllib.load(file)
+    assert set(settings["tool"]["importlinter"]["root_packages"]) == PACKAGES
