@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,12 +14,12 @@ __all__ = ["KEY_LENGTH", "Backend", "EntryInfo", "UnavailableBackend", "Usage", 
 #: Keys are this many lower-case hexadecimal digits (a SHA-256 digest).
 KEY_LENGTH = 64
 
-_HEX = re.compile(r"[0-9a-f]{64}").fullmatch
+_HEX = frozenset("0123456789abcdef")
 
 
 def is_key(key: object) -> bool:
     """Tell whether `key` is a valid key: 64 lower-case hexadecimal digits."""
-    return isinstance(key, str) and _HEX(key) is not None
+    return isinstance(key, str) and len(key) == KEY_LENGTH and _HEX.issuperset(key)
 
 
 class EntryInfo(NamedTuple):

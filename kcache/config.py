@@ -9,13 +9,22 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.errors import ConfigError
+from kcache.record import Record
 
-__all__ = ["VARIABLES", "Config", "Setting", "default_cache_directory", "library_hints", "parse_size"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "VARIABLES",
+    "Config",
+    "Setting",
+    "default_cache_directory",
+    "library_hints",
+    "parse_size",
+]
 
 T = TypeVar("T")
 
@@ -27,7 +36,7 @@ _UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off", ""))
 HEADER_CHECKS = ("always", "once")
@@ -46,14 +55,14 @@ def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
     elif isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        match = _SIZE.fullmatch(value)
+        match = re.fullmatch(_SIZE, value, re.ASCII)
         unit = _UNITS.get(match[2].upper()) if match else None
         if match and unit is not None:
             size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
     if size is None or size < least:
         raise ConfigError(
-            f"{name}={value!r} is not allowed; allowed: at least {least} bytes, as an integer or as "
-            'text with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "512MB"'
+            f"{name}={value!r} is not allowed; allowed: at least {least} bytes, as an integer or "
+            'as text with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "512MB"'
         )
     return size
 
@@ -65,7 +74,9 @@ def _parse_flag(value: str | bool, *, name: str) -> bool:
         text = value.strip().lower()
         if text in _TRUE or text in _FALSE:
             return text in _TRUE
-    raise ConfigError(f"{name}={value!r} is not allowed; allowed: 1, true, yes, on, 0, false, no, off")
+    raise ConfigError(
+        f"{name}={value!r} is not allowed; allowed: 1, true, yes, on, 0, false, no, off"
+    )
 
 
 def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
@@ -75,13 +86,25 @@ def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
     return text
 
 
-def _parse_directory(value: str | os.PathLike[str], *, name: str) -> Path:
+def _parse_cap(value: str | int, *, name: str) -> int:
+    return parse_size(value, name=name, least=1)
+
+
+def _parse_header_check(value: str, *, name: str) -> str:
+    return _parse_choice(value, name=name, allowed=HEADER_CHECKS)
+
+
+def _parse_level(value: str, *, name: str) -> str:
+    return _parse_choice(value, name=name, allowed=LOG_LEVELS)
+
+
+def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
     if not isinstance(value, (str, os.PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: a path")
     text = os.fspath(value)
     if not isinstance(text, str) or not text.strip() or "\0" in text:  # pyright: ignore
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: a non-empty path")
-    return Path(text).expanduser()
+    return os.path.expanduser(text)
 
 
 def _parse_name(value: str, *, name: str) -> str:
@@ -90,8 +113,7 @@ def _parse_name(value: str, *, name: str) -> str:
     return value.strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Setting(Generic[T]):
+class Setting(NamedTuple, Generic[T]):
     """A value, and where it came from: `argument`, the name of a variable, or `default`."""
 
     value: T
@@ -140,7 +162,7 @@ VARIABLES: tuple[Variable, ...] = (
         "max_size",
         "bytes, or a size such as 512MB or 2GiB",
         "The cap: stored bytes never exceed it.",
-        lambda value, *, name: parse_size(value, name=name, least=1),
+        _parse_cap,
         DEFAULT_MAX_SIZE,
     ),
     Variable(
@@ -148,7 +170,7 @@ VARIABLES: tuple[Variable, ...] = (
         "memory_size",
         "bytes, or a size; 0 switches it off",
         "Bound of the in-process tier.",
-        lambda value, *, name: parse_size(value, name=name),
+        parse_size,
         DEFAULT_MEMORY_SIZE,
     ),
     Variable(
@@ -180,7 +202,7 @@ VARIABLES: tuple[Variable, ...] = (
         "header_check",
         "always or once",
         "Check headers on every request, or once per process.",
-        lambda value, *, name: _parse_choice(value, name=name, allowed=HEADER_CHECKS),
+        _parse_header_check,
         "always",
     ),
     Variable(
@@ -188,21 +210,20 @@ VARIABLES: tuple[Variable, ...] = (
         "log",
         "debug, info, warning or error",
         "Log to standard error from this level on.",
-        lambda value, *, name: _parse_choice(value, name=name, allowed=LOG_LEVELS),
+        _parse_level,
         None,
     ),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Record):
     """Every setting with its source. See `VARIABLES` for what each means.
 
     `directory` is None where nobody named one; the cache then looks for a usable default.
     """
 
     backend: Setting[str]
-    directory: Setting[Path | None]
+    directory: Setting[str | None]
     max_size: Setting[int]
     memory_size: Setting[int]
     read_only: Setting[bool]
@@ -213,7 +234,10 @@ class Config:
 
     @classmethod
     def load(
-        cls, arguments: Mapping[str, object] | None = None, *, environ: Mapping[str, str] | None = None
+        cls,
+        arguments: Mapping[str, object] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
     ) -> Config:
         """Return the settings: argument, else environment, else default.
 
@@ -223,7 +247,7 @@ class Config:
             ConfigError: a value is not allowed, or there is no such setting.
         """
         given = {name: value for name, value in (arguments or {}).items() if value is not None}
-        known = {field.name for field in fields(cls)}
+        known = cls._names
         for name in given:
             if name not in known:
                 raise ConfigError(f"no setting {name!r}; allowed: {', '.join(sorted(known))}")
@@ -244,25 +268,28 @@ class Config:
 
 
 def default_cache_directory() -> Path:
-    """Return where the cache lives if nobody says otherwise: the platform's user cache directory.
+    r"""Return where the cache lives if nobody says otherwise: the platform's user cache directory.
 
     `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
-    `%LOCALAPPDATA%\\kcache\\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
+    `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
     """
+    # A fresh process that names its directory need not import these.
+    from pathlib import Path
+
     named = os.environ.get("KCACHE_DIR")
     if named:
-        return _parse_directory(named, name="KCACHE_DIR")
-    import platformdirs  # a fresh process that names its directory need not import it
+        return Path(_parse_directory(named, name="KCACHE_DIR"))
+    import platformdirs
 
     return Path(platformdirs.user_cache_dir("kcache", appauthor=False))
 
 
-def temporary_cache_directory() -> Path:
+def temporary_cache_directory() -> str:
     """Return the last resort: a per-user directory below the temporary directory."""
     import tempfile
 
     owner = os.getuid() if sys.platform != "win32" else os.environ.get("USERNAME", "user")
-    return Path(tempfile.gettempdir()) / f"kcache-{owner}"
+    return os.path.join(tempfile.gettempdir(), f"kcache-{owner}")
 
 
 class LibraryHints(NamedTuple):

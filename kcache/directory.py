@@ -1,4 +1,4 @@
-"""CacheDirectory: the directory that a cache lives in, made private and checked before it is used."""
+"""The directory that a cache lives in: made private, and checked before it is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import stat
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from kcache.errors import BackendError, ConfigError
 
@@ -19,7 +18,7 @@ _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 """
 
 
-def prepare(directory: Path, *, read_only: bool = False) -> None:
+def prepare(directory: str, *, read_only: bool = False) -> None:
     """Make `directory`, with its parents, for the present user alone, and check that it is safe.
 
     Compiled kernels are code: whoever can write to the directory can have code run by whoever
@@ -34,39 +33,39 @@ def prepare(directory: Path, *, read_only: bool = False) -> None:
             os.makedirs(directory, mode=0o700, exist_ok=True)
         status = os.stat(directory)
     except FileExistsError as error:
-        raise ConfigError(f"directory={str(directory)!r} is a file; allowed: a directory") from error
+        raise ConfigError(f"directory={directory!r} is a file; allowed: a directory") from error
     except NotADirectoryError as error:
         raise ConfigError(
-            f"directory={str(directory)!r} is not allowed: a part of its path is a file"
+            f"directory={directory!r} is not allowed: a part of its path is a file"
         ) from error
     except OSError as error:
         raise BackendError(f"directory {directory}: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"directory={str(directory)!r} is a file; allowed: a directory")
+        raise ConfigError(f"directory={directory!r} is a file; allowed: a directory")
     if sys.platform != "win32":
         _check_owner(directory, status)
     if not read_only:
         _tag(directory)
 
 
-def _check_owner(directory: Path, status: os.stat_result) -> None:
+def _check_owner(directory: str, status: os.stat_result) -> None:
     user = os.geteuid()
     if status.st_uid != user:
         raise ConfigError(
-            f"directory={str(directory)!r} belongs to user {status.st_uid}, and you are user {user}: "
+            f"directory={directory!r} belongs to user {status.st_uid}, and you are user {user}: "
             "its kernels can't be trusted; allowed: a directory of your own"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
-            f"directory={str(directory)!r} can be written to by others (mode "
+            f"directory={directory!r} can be written to by others (mode "
             f"{stat.S_IMODE(status.st_mode):04o}), so its kernels can't be trusted; "
             f"allowed: mode 0700 or 0755 (chmod go-w {directory})"
         )
 
 
-def _tag(directory: Path) -> None:
-    path = directory / "CACHEDIR.TAG"
-    if path.exists():
+def _tag(directory: str) -> None:
+    path = os.path.join(directory, "CACHEDIR.TAG")
+    if os.path.exists(path):
         return
     with suppress(OSError):  # a courtesy to backup programs, no more
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)

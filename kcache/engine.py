@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+from kcache import log
 from kcache.backend import KEY_LENGTH, Backend, is_key
 from kcache.entry import Entry, encode, open_envelope
 from kcache.errors import (
@@ -21,9 +22,11 @@ from kcache.errors import (
 from kcache.memory import MemoryTier
 from kcache.stats import Counters, Stats, StatsFile
 
+if TYPE_CHECKING:
+    from typing import Self
+
 __all__ = ["DEFAULT_MAX_SIZE", "CacheEngine"]
 
-log = logging.getLogger("kcache")
 _now = time.perf_counter
 
 DEFAULT_MAX_SIZE = 1 << 30
@@ -116,7 +119,7 @@ class CacheEngine:
         with counters.lock:
             counters.hits += 1
             counters.memory_hits += from_memory
-            counters.saved_seconds += entry._cost
+            counters.saved_seconds += entry.cost
             counters.hit_seconds += _now() - started
         return entry
 
@@ -239,7 +242,7 @@ class CacheEngine:
         """Flush the statistics and close the backend. Idempotent."""
         self._at_end()
 
-    def __enter__(self) -> CacheEngine:
+    def __enter__(self) -> Self:
         """Return the engine itself."""
         return self
 
@@ -266,7 +269,7 @@ class CacheEngine:
         with counters.lock:
             counters.hits += 1
             counters.memory_hits += from_memory
-            counters.saved_seconds += entry._cost
+            counters.saved_seconds += entry.cost
             counters.hit_seconds += elapsed
 
     # -- inside --------------------------------------------------------------------------------
@@ -354,7 +357,7 @@ class CacheEngine:
         return freed
 
     @contextmanager
-    def _surviving(self, operation: str) -> Iterator[None]:
+    def _surviving(self, operation: str) -> Generator[None]:
         """Count and log once what the backend raises in the block, and go on after it."""
         try:
             yield
@@ -364,10 +367,10 @@ class CacheEngine:
     def report(self, operation: str, error: BaseException) -> None:
         """Count a survived failure, and log it as a warning the first time."""
         self.counters.add("errors")
-        kind = f"{operation}: {type(error).__name__}: {error}"
-        level = logging.DEBUG if operation in self._reported else logging.WARNING
+        say = log.debug if operation in self._reported else log.warning
         self._reported.add(operation)
-        log.log(level, "cache %s failed, going on without (%s)", operation, kind)
+        kind = type(error).__name__
+        say("cache %s failed, going on without (%s: %s)", operation, kind, error)
 
     def _flush_now(self) -> None:
         self._next_flush = _now() + FLUSH_INTERVAL

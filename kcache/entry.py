@@ -37,9 +37,18 @@ import xxhash
 
 from kcache.errors import ArgumentTypeError, CorruptEntryError, IncompatibleEntryError
 
-__all__ = ["FORMAT_VERSION", "JSON", "MAX_METADATA", "MAX_SECTIONS", "Entry", "decode", "encode", "open_envelope"]
+__all__ = [
+    "FORMAT_VERSION",
+    "JSON",
+    "MAX_METADATA",
+    "MAX_SECTIONS",
+    "Entry",
+    "decode",
+    "encode",
+    "open_envelope",
+]
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 FORMAT_VERSION = 1
 MAX_SECTIONS = 256
@@ -75,11 +84,12 @@ class Entry:
         ArgumentTypeError: payload is not a mapping of text to bytes, or metadata not a mapping.
     """
 
-    __slots__ = ("_blob", "_cost", "_parts", "view")
+    __slots__ = ("_blob", "_parts", "cost", "view")
 
     #: The envelope that this entry was made from, until its parts are asked for.
     _blob: bytes
-    _cost: float
+    #: Seconds that making the payload took, 0.0 if it doesn't say.
+    cost: float
     _parts: tuple[Mapping[str, bytes], Mapping[str, JSON]] | None
     #: What a frontend made of this entry, kept beside it; no part of its value. Unset at first.
     view: object
@@ -98,7 +108,7 @@ class Entry:
         about = _mapping("metadata", metadata or {})
         self._parts = (MappingProxyType(checked), MappingProxyType(about))
         seconds = about.get("compile_seconds")
-        self._cost = float(seconds) if isinstance(seconds, (int, float)) else 0.0
+        self.cost = float(seconds) if isinstance(seconds, (int, float)) else 0.0
         self._blob = b""
 
     @property
@@ -110,11 +120,6 @@ class Entry:
     def metadata(self) -> Mapping[str, JSON]:
         """JSON values about the payload."""
         return (self._parts or self._parse())[1]
-
-    @property
-    def cost_seconds(self) -> float:
-        """Seconds that making the payload took, 0.0 if it doesn't say."""
-        return self._cost
 
     @property
     def size(self) -> int:
@@ -142,7 +147,8 @@ class Entry:
             CorruptEntryError: the envelope is intact, but no `encode` made it.
         """
         blob = self._blob
-        _, _, _, _, _, count, maker_length, text_length = _HEADER.unpack_from(blob)
+        fields: tuple[int, int, int] = _HEADER.unpack_from(blob)[5:]
+        count, maker_length, text_length = fields
         position = _HEADER.size + maker_length
         end = len(blob) - _CHECKSUM
         if count > MAX_SECTIONS or text_length > MAX_METADATA:
@@ -177,7 +183,7 @@ class Entry:
 def _mapping(what: str, value: object) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
         raise ArgumentTypeError(f"{what} is {type(value).__name__}; allowed: a mapping")
-    return dict(cast("Mapping[Any, Any]", value))
+    return dict(cast("Mapping[Any, Any]", value))  # type: ignore[redundant-cast]
 
 
 def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
@@ -209,7 +215,7 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
         _MAGIC,
         FORMAT_VERSION,
         total,
-        entry.cost_seconds,
+        entry.cost,
         bytes.fromhex(key),
         len(names),
         len(producer),
@@ -262,6 +268,6 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
         raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")
     entry = _new_entry(Entry)
     entry._blob = blob
-    entry._cost = cost
+    entry.cost = cost
     entry._parts = None
     return entry

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from kcache.entry import Entry
+from kcache.record import Record
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
@@ -18,8 +18,7 @@ __all__ = ["CompiledKernel"]
 _OUTPUTS = ("ptx", "cubin", "ltoir")
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
+class CompiledKernel(Record):
     """A compiled kernel. Immutable.
 
     Attributes:
@@ -34,15 +33,17 @@ class CompiledKernel:
         dependencies: absolute paths of the headers that were read from disk, sorted.
     """
 
-    ptx: bytes | None = field(repr=False)
-    cubin: bytes | None = field(repr=False)
-    ltoir: bytes | None = field(repr=False)
+    ptx: bytes | None
+    cubin: bytes | None
+    ltoir: bytes | None
     lowered_names: Mapping[str, str]
-    log: str = field(repr=False)
+    log: str
     key: str
     cached: bool
     compile_seconds: float
-    dependencies: tuple[str, ...] = field(default=(), repr=False)
+    dependencies: tuple[str, ...] = ()
+
+    _quiet: ClassVar[frozenset[str]] = frozenset((*_OUTPUTS, "log", "dependencies"))
 
     @classmethod
     def of(cls, compiled: Compiled, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
@@ -85,6 +86,6 @@ class CompiledKernel:
             str(metadata.get("log", "")),
             key,
             cached=True,
-            compile_seconds=entry.cost_seconds,
+            compile_seconds=entry.cost,
             dependencies=dependencies,
         )

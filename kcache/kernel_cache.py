@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from kcache import log
 from kcache.backend import Backend, UnavailableBackend
 from kcache.config import (
     Config,
@@ -29,6 +27,7 @@ from kcache.stats import Stats, StatsFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from typing import Self
 
     from kcache.kernel import CompiledKernel
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
 
 __all__ = ["KernelCache", "compile_to_ptx", "open_engine"]
-
-log = logging.getLogger("kcache")
 
 #: Layout of what the NVRTC frontend stores. Raise it when that changes: older entries then miss.
 PRODUCER = "kcache-nvrtc/1"
@@ -101,7 +98,7 @@ class KernelCache:
             }
         )
         if config.log.value is not None:
-            _log_to_stderr(config.log.value)
+            log.log_to_stderr(config.log.value)
         disabled = config.disable.value
         self._look = not (disabled or config.recache.value)
         self._disabled = disabled
@@ -115,7 +112,9 @@ class KernelCache:
             self._directory, place = _open_place(config, read_only=read_only)
         else:
             self._directory, place = config.directory.value, given
-        stats = None if self._directory is None else StatsFile(self._directory / "stats")
+        stats = (
+            None if self._directory is None else StatsFile(os.path.join(self._directory, "stats"))
+        )
         self.engine = CacheEngine(
             place,
             max_size=config.max_size.value,
@@ -154,12 +153,15 @@ class KernelCache:
                 looked for in its directory, by default the working directory.
 
         Raises:
-            ConfigError: an argument is not allowed, or no architecture is given and there is no GPU.
+            ConfigError: an argument is not allowed, or no architecture is given and there is no
+                GPU.
             CompileError: the compiler refused the source; `.log` has its whole log.
             CompilerNotFoundError: NVRTC is not installed.
         """
         started = time.perf_counter()
-        request = self._request(source, names, options, headers, extra_key, source_name)
+        request = self._request(
+            source, names, options, headers, extra_key=extra_key, source_name=source_name
+        )
         if self._look:
             kernel = self._resolver.find(request, started)
             if kernel is not None:
@@ -183,7 +185,9 @@ class KernelCache:
         Arguments and errors as for `get_or_compile`; counted as a hit or a miss.
         """
         started = time.perf_counter()
-        request = self._request(source, names, options, headers, extra_key, source_name)
+        request = self._request(
+            source, names, options, headers, extra_key=extra_key, source_name=source_name
+        )
         kernel = None if self._disabled else self._resolver.find(request, started)
         if kernel is None:
             self.engine.counters.add("misses")
@@ -194,7 +198,11 @@ class KernelCache:
     @property
     def directory(self) -> Path | None:
         """Where the cache lives; None if it lives in a `Backend` that the caller made."""
-        return self._directory
+        if self._directory is None:
+            return None
+        from pathlib import Path  # costs a fresh process 8 ms
+
+        return Path(self._directory)
 
     @property
     def size_bytes(self) -> int:
@@ -226,7 +234,7 @@ class KernelCache:
         """Print where the cache is, how full it is and what it has done, to `file` or stdout."""
         from kcache.info import format_info  # not needed for a hit
 
-        where = str(self._directory or "(none)")
+        where = self._directory or "(none)"
         text = format_info(self.engine, directory=where, backend=self.config.backend.value)
         print(text, file=sys.stdout if file is None else file)
 
@@ -271,23 +279,30 @@ class KernelCache:
         names: str | Sequence[str],
         options: CompileOptions | None,
         headers: Mapping[str, str] | None,
+        *,
         extra_key: bytes,
         source_name: str,
     ) -> Request:
         """Return the request that the arguments make, remembered where that is cheap."""
         if headers or extra_key:
-            return self._make_request(source, names, options, headers, extra_key, source_name)
+            return self._make_request(
+                source, names, options, headers, extra_key=extra_key, source_name=source_name
+            )
         try:
             expressions = names if isinstance(names, str) else tuple(names)
             call = (source, expressions, options, source_name)
             request = self._requests.get(call)
         except TypeError:  # wrong types, which `_make_request` names
-            return self._make_request(source, names, options, headers, extra_key, source_name)
+            return self._make_request(
+                source, names, options, headers, extra_key=extra_key, source_name=source_name
+            )
         # A request with includes depends on the working directory, which may have changed.
         if request is None or not (
             request.self_contained or request.search.directory == os.getcwd()
         ):
-            request = self._make_request(source, names, options, headers, extra_key, source_name)
+            request = self._make_request(
+                source, names, options, headers, extra_key=extra_key, source_name=source_name
+            )
             self._requests.put(call, request, 2 * len(source) + _REQUEST_OVERHEAD)
         return request
 
@@ -297,6 +312,7 @@ class KernelCache:
         names: str | Sequence[str],
         options: CompileOptions | None,
         headers: Mapping[str, str] | None,
+        *,
         extra_key: bytes,
         source_name: str,
     ) -> Request:
@@ -330,8 +346,8 @@ class KernelCache:
                 request.names,
                 request.options,
                 request.headers,
-                request.extra_key,
-                request.source_name,
+                extra_key=request.extra_key,
+                source_name=request.source_name,
             )
             kernel = self._resolver.find(request, started) if self._look else None
             if kernel is not None:
@@ -342,7 +358,8 @@ class KernelCache:
         from kcache.nvrtc.frontend import Frontend
 
         writable = self._directory is not None and not self.engine.read_only
-        return Frontend(self._directory / "trace" if writable and self._directory else None, digests)
+        links = os.path.join(self._directory, "trace") if self._directory and writable else None
+        return Frontend(links, digests)
 
 
 def open_engine(
@@ -364,10 +381,15 @@ def open_engine(
         BackendError: the backend can't be opened there.
     """
     config = Config.load(
-        {"directory": directory, "backend": backend, "max_size": max_size, "memory_size": memory_size},
+        {
+            "directory": directory,
+            "backend": backend,
+            "max_size": max_size,
+            "memory_size": memory_size,
+        },
         environ={},
     )
-    place = Path(directory)
+    place = os.fspath(directory)
     prepare(place, read_only=read_only)
     return CacheEngine(
         open_backend(
@@ -376,7 +398,7 @@ def open_engine(
         max_size=config.max_size.value,
         memory_size=config.memory_size.value,
         read_only=read_only,
-        stats_file=None if read_only else StatsFile(place / "stats"),
+        stats_file=None if read_only else StatsFile(os.path.join(place, "stats")),
     )
 
 
@@ -419,7 +441,7 @@ def _with_target(options: CompileOptions | None) -> CompileOptions:
     return options
 
 
-def _open_place(config: Config, *, read_only: bool) -> tuple[Path | None, Backend]:
+def _open_place(config: Config, *, read_only: bool) -> tuple[str | None, Backend]:
     """Return a directory that is safe to use, and the backend in it.
 
     A directory that the user named must be safe, or ConfigError says why not; where it can't be
@@ -447,19 +469,9 @@ def _open_place(config: Config, *, read_only: bool) -> tuple[Path | None, Backen
     return None, UnavailableBackend(reason)
 
 
-def _default_places() -> Iterator[Path]:
-    yield default_cache_directory()
+def _default_places() -> Iterator[str]:
+    yield str(default_cache_directory())
     yield temporary_cache_directory()
-
-
-def _log_to_stderr(level: str) -> None:
-    """Log from `level` on to standard error, once per process."""
-    log.setLevel(level.upper())
-    if not any(handler.get_name() == "kcache" for handler in log.handlers):
-        handler = logging.StreamHandler()
-        handler.set_name("kcache")
-        handler.setFormatter(logging.Formatter("kcache: %(levelname)s: %(message)s"))
-        log.addHandler(handler)
 
 
 def _identify_compiler() -> str:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from types import MappingProxyType
 from typing import Protocol
+
+from kcache.record import Record
 
 __all__ = ["CacheKey", "SupportsFlags", "digest_fields", "hash_options", "hash_source"]
 
 #: Part of every digest. Raise it when the meaning of a field changes.
 KEY_SCHEMA = "kcache-key/1"
 
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+def _find_sha256() -> Callable[..., _Digest]:
+    """Return SHA-256 without loading OpenSSL, which takes `hashlib` 5 ms of a fresh process.
+
+    Python's own implementation is what hashlib falls back to, and not subject to FIPS policy;
+    `random` in the standard library does the same. Its module is `_sha2` from Python 3.12 on.
+    """
+    for module in ("_sha2", "_sha256"):
+        with suppress(ImportError):
+            found: Callable[..., _Digest] = import_module(module).sha256
+            return found
+    import hashlib
+    from functools import partial
+
+    return partial(hashlib.sha256, usedforsecurity=False)
+
+
+_sha256 = _find_sha256()
 _LENGTHS = struct.Struct("<IQ")
 
 
@@ -21,11 +47,11 @@ def digest_fields(label: str, fields: Iterable[tuple[str, bytes]]) -> str:
 
     Each field enters as `u32 len(name), u64 len(value), name, value` (little-endian), so that no
     two different lists of fields give the same bytes. SHA-256 is used as a checksum that does not
-    collide, not for secrecy, and says so to FIPS builds of OpenSSL.
+    collide, not for secrecy.
     """
-    digest = hashlib.sha256(usedforsecurity=False)
+    digest = _sha256()
     for name, value in ((label, b""), *fields):
-        encoded = name.encode()
+        encoded = name.encode("utf-8", "surrogateescape")
         digest.update(_LENGTHS.pack(len(encoded), len(value)))
         digest.update(encoded)
         digest.update(value)
@@ -34,7 +60,7 @@ def digest_fields(label: str, fields: Iterable[tuple[str, bytes]]) -> str:
 
 def hash_source(text: str) -> str:
     """Return the digest of a source text: 64 hexadecimal digits, stable across processes."""
-    return hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()
+    return _sha256(text.encode()).hexdigest()
 
 
 class SupportsFlags(Protocol):
@@ -55,8 +81,7 @@ def hash_options(options: Sequence[str] | SupportsFlags) -> str:
     return digest_fields("options", (("flag", flag.encode()) for flag in flags))
 
 
-@dataclass(frozen=True, slots=True)
-class CacheKey:
+class CacheKey(Record):
     """Everything that decides what the compiler returns, headers on disk excepted.
 
     Those are added by the header manifest: the result of a source that includes files lives
@@ -80,7 +105,7 @@ class CacheKey:
     options_hash: str
     compiler: str
     names: tuple[str, ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = MappingProxyType({})
     outputs: tuple[str, ...] = ()
     extra_key: bytes = b""
     source_name: str = ""

@@ -7,7 +7,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 __all__ = ["RangeLocks"]
@@ -93,7 +93,7 @@ class RangeLocks:
         return mutex
 
     @contextmanager
-    def held(self, start: int, length: int) -> Iterator[None]:
+    def held(self, start: int, length: int) -> Generator[None]:
         """Hold the range while the block runs; wait for it as long as it takes."""
         with self._mutex(start):
             locked = self._acquire(start, length, wait=True)
@@ -104,7 +104,7 @@ class RangeLocks:
                     _range_unlock(self.fd, start, length)
 
     def claim(self, start: int, length: int) -> bool:
-        """Take the range for as long as the file is open, without waiting; tell whether it was free.
+        """Take the range until the file is closed, without waiting; tell whether it was free.
 
         Always False where the file system has no locks.
         """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 from kcache.backend import Backend
@@ -27,7 +27,7 @@ def backend_names() -> list[str]:
     return sorted({*_FIRST_PARTY, *entry_points(group=GROUP).names})
 
 
-def open_backend(name: str, directory: Path, *, max_size: int, read_only: bool = False) -> Backend:
+def open_backend(name: str, directory: str, *, max_size: int, read_only: bool = False) -> Backend:
     """Open the backend called `name` in its own directory below `directory`.
 
     Raises:
@@ -35,7 +35,7 @@ def open_backend(name: str, directory: Path, *, max_size: int, read_only: bool =
         BackendError: it can't be opened there.
     """
     factory = cast("Callable[..., Backend]", _load(name))
-    return factory(directory / name, max_size=max_size, read_only=read_only)
+    return factory(os.path.join(directory, name), max_size=max_size, read_only=read_only)
 
 
 def _load(name: str) -> object:
@@ -47,4 +47,6 @@ def _load(name: str) -> object:
 
     for point in entry_points(group=GROUP, name=name):
         return point.load()
-    raise UnknownBackendError(f"backend={name!r} is not known; allowed: {', '.join(backend_names())}")
+    raise UnknownBackendError(
+        f"backend={name!r} is not known; allowed: {', '.join(backend_names())}"
+    )

@@ -1,11 +1,11 @@
-"""Resolver: from a request to a kernel, by finding it in the cache or by compiling and storing it."""
+"""Resolver: from a request to a kernel, found in the cache, or compiled and stored."""
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from kcache import log
 from kcache.entry import Entry
 from kcache.errors import ConfigError, CorruptEntryError
 from kcache.kernel import CompiledKernel
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kcache.engine import CacheEngine
+    from kcache.entry import JSON
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend, Outcome
     from kcache.nvrtc.manifest import Manifest, Variant
     from kcache.nvrtc.request import Request
 
 __all__ = ["Resolver"]
-
-log = logging.getLogger("kcache")
 
 #: Requests whose headers were checked are remembered up to this many, for `header_check="once"`.
 _MAX_CHECKED = 4096
@@ -214,13 +213,13 @@ def _with_view(manifest: Manifest) -> Entry:
     return entry
 
 
-def _about(request: Request) -> dict[str, None | bool | int | float | str | list[str]]:
+def _about(request: Request) -> dict[str, JSON]:
     """Return what tools that list entries want to know of a kernel."""
     return {
         "source_name": request.source_name,
-        "names": list(request.names),
+        "names": [*request.names],
         "arch": request.options.target,
-        "flags": list(request.options.flags()),
+        "flags": [*request.options.flags()],
         "compiler": request.compiler,
         "created": time.time(),
     }

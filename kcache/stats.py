@@ -14,17 +14,15 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 from kcache.errors import BackendError
 from kcache.locks import RangeLocks
+from kcache.record import Record
 
 __all__ = ["FIELDS", "Counters", "Stats", "StatsFile"]
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(Record):
     """A snapshot of what a cache has done.
 
     Attributes:
@@ -85,11 +83,13 @@ class Stats:
     def to_dict(self) -> dict[str, int | float]:
         """Return every field and every derived figure under its name, ready for JSON."""
         derived = ("hit_rate", "avg_compile_time_ms", "avg_cache_time_ms")
-        return asdict(self) | {name: getattr(self, name) for name in derived}
+        return dict(zip(FIELDS, self._values(), strict=True)) | {
+            name: getattr(self, name) for name in derived
+        }
 
 
 #: Names of the counted fields, in the order in which the file holds them. Append only.
-FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Stats))
+FIELDS: tuple[str, ...] = Stats._names
 _REALS = frozenset(("compile_seconds", "saved_seconds", "hit_seconds"))
 
 
@@ -109,12 +109,32 @@ class Counters:
     Hot paths take `lock` and add to the attributes themselves; others call `add`.
     """
 
-    __slots__ = (*FIELDS, "lock")
+    __slots__ = (
+        "bytes_evicted",
+        "compile_seconds",
+        "compiles",
+        "corrupt",
+        "errors",
+        "evictions",
+        "hit_seconds",
+        "hits",
+        "lock",
+        "memory_hits",
+        "misses",
+        "puts",
+        "rejected",
+        "saved_seconds",
+        "stale",
+        "uncacheable",
+    )
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        for name in FIELDS:
-            setattr(self, name, 0)
+        self.hits = self.memory_hits = self.misses = 0
+        self.compiles = self.uncacheable = self.puts = 0
+        self.evictions = self.bytes_evicted = 0
+        self.stale = self.corrupt = self.rejected = self.errors = 0
+        self.compile_seconds = self.saved_seconds = self.hit_seconds = 0.0
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add `amount` to the field called `name`."""
@@ -145,8 +165,8 @@ class StatsFile:
     _RECORD = 256
     _BODY = struct.Struct(f"<{len(FIELDS)}d")
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = str(path)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
         self._fd: int | None = None
         self._locks: RangeLocks | None = None
         self._slot = 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -94,7 +94,7 @@ class ShardCounters:
         return os.fstat(self._fd).st_nlink == 0
 
     @contextmanager
-    def changing(self, shard: int) -> Iterator[None]:
+    def changing(self, shard: int) -> Generator[None]:
         """Hold the shard's lock, against threads and processes, while the block runs."""
         with self._locks.held(shard * _RECORD.size, _RECORD.size):
             yield

@@ -15,9 +15,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from stat import S_ISREG
 from typing import Literal
 
@@ -64,7 +63,8 @@ class FileBackend(Backend):
         directory: created, 0700, if it is not there.
         max_size: ignored; this backend needs no bound.
         read_only: create and change nothing.
-        durability: `"none"`, or `"full"` to fsync each value and its directory before `put` returns.
+        durability: `"none"`, or `"full"` to fsync each value and its directory before `put`
+            returns.
         clock: nanoseconds since the epoch, for recency.
 
     Raises:
@@ -83,7 +83,6 @@ class FileBackend(Backend):
         if durability not in ("none", "full"):
             raise ConfigError(f"durability={durability!r} is not allowed; allowed: 'none', 'full'")
         del max_size
-        self.directory = Path(directory)
         self._root = os.path.abspath(directory)
         self._read_only = read_only
         self._sync = durability == "full"
@@ -123,10 +122,9 @@ class FileBackend(Backend):
             if touch:
                 # `_now` written out: a call costs as much as the clock.
                 self._last_use = now = max(self._clock(), self._last_use + 1)
-                try:
+                # On a read-only file system the value counts more than its recency.
+                with suppress(OSError):
                     os.utime(fd, ns=(now, now))
-                except OSError:
-                    pass  # a read-only file system: the value counts more than its recency
             return value
         except FileNotFoundError:
             return None
@@ -237,9 +235,7 @@ class FileBackend(Backend):
     def _put(self, key: str, value: bytes) -> None:
         path = self._path(key)
         shard = int(key[:2], 16)
-        temporary = (
-            f"{self._root}/{key[:2]}/.{key[:16]}-{os.getpid()}-{next(_serial)}{_TEMPORARY}"
-        )
+        temporary = f"{self._root}/{key[:2]}/.{key[:16]}-{os.getpid()}-{next(_serial)}{_TEMPORARY}"
         with self._changing(shard) as (counters, count):
             fd = os.open(temporary, _CREATE, 0o600)
             try:
@@ -274,7 +270,7 @@ class FileBackend(Backend):
             os.close(fd)
 
     @contextmanager
-    def _changing(self, shard: int) -> Iterator[tuple[ShardCounters, ShardCount]]:
+    def _changing(self, shard: int) -> Generator[tuple[ShardCounters, ShardCount]]:
         """Lock a shard, and yield its counters and exact or overestimated count."""
         counters = self._counters
         if counters is None:
@@ -394,7 +390,7 @@ class FileBackend(Backend):
         return now
 
     @contextmanager
-    def _translated(self, operation: str) -> Iterator[None]:
+    def _translated(self, operation: str) -> Generator[None]:
         try:
             yield
         except OSError as error:
@@ -447,7 +443,7 @@ def _size(path: str) -> int | None:
 
 
 def _listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (name, status) of the regular files in a directory, less those that vanish meanwhile."""
+    """Yield (name, status) of the regular files in a directory; some may vanish meanwhile."""
     try:
         with os.scandir(directory) as items:
             for item in items:

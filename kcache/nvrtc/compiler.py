@@ -6,12 +6,10 @@ import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 __all__ = ["Compiled", "compile_program", "supported_archs", "version"]
 
@@ -36,7 +34,7 @@ class Compiled:
 
 
 @functools.cache
-def _nvrtc() -> ModuleType:
+def _nvrtc() -> Any:  # noqa: ANN401  compiled, and ships no types
     """Return the bindings, with the library loaded.
 
     Raises:
@@ -44,13 +42,15 @@ def _nvrtc() -> ModuleType:
     """
     hint = "install kcache-cuda[cu13] (CUDA 13) or kcache-cuda[cu12] (CUDA 12)"
     try:
-        from cuda.bindings import nvrtc
+        nvrtc: Any = import_module("cuda.bindings.nvrtc")
     except ImportError as error:
         raise CompilerNotFoundError(f"cuda-python's NVRTC bindings are missing: {hint}") from error
     try:
         nvrtc.nvrtcVersion()
     except Exception as error:  # pathfinder's own exceptions, RuntimeError, OSError: by version
-        raise CompilerNotFoundError(f"the NVRTC library can't be loaded ({error}): {hint}") from error
+        raise CompilerNotFoundError(
+            f"the NVRTC library can't be loaded ({error}): {hint}"
+        ) from error
     return nvrtc
 
 

@@ -1,24 +1,18 @@
-"""HeaderSet: the files that decided a compile's outcome, and how they are found out.
-
-Three things decide what a source with includes compiles to, beside the source: the content of the
-headers that were read; files that were looked for and are *not* there, because one that appears
-earlier on the include path, or makes a `__has_include` true, changes the outcome; and files that
-are there and make a `__has_include` true without being read.
-"""
+"""Tracker: finds out the header set of one compile."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from kcache.errors import KcacheError
 from kcache.nvrtc.files import FileDigests
-from kcache.nvrtc.scan import FileScan, Include, expand, macros, probes, scan, spliced
-from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, Place
+from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
+from kcache.nvrtc.scan import FileScan, expand, macros, probes, scan, spliced
+from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, Include, Place
 from kcache.nvrtc.trace import Trace
 
-__all__ = ["HeaderSet", "Tracker", "UncacheableError", "is_header", "tree_files"]
+__all__ = ["Tracker", "UncacheableError"]
 
 #: Roots with more files than this are not taken whole for a dependency.
 MAX_TREE = 20_000
@@ -34,26 +28,6 @@ class UncacheableError(KcacheError):
     def __init__(self, reason: str, *, covered_by_extra_key: bool = False) -> None:
         super().__init__(reason)
         self.covered_by_extra_key = covered_by_extra_key
-
-
-@dataclass(frozen=True, slots=True)
-class HeaderSet:
-    """The files that decided one outcome, each in its place.
-
-    Attributes:
-        files: place -> digest of the content (XXH3-128, 16 bytes).
-        absent: places where there must be no file.
-        present: places where there must be a file, whatever is in it.
-        trees: roots that must hold no other files than `files` lists.
-        paths: whether the outcome holds the paths themselves (`__FILE__`), so that it is good for
-            these include directories only.
-    """
-
-    files: Mapping[Place, bytes]
-    absent: frozenset[Place]
-    present: frozenset[Place]
-    trees: frozenset[int] = frozenset()
-    paths: bool = False
 
 
 class Tracker:
@@ -88,7 +62,8 @@ class Tracker:
             for name, equals, value in (define.partition("=") for define in defines)
         ).encode()
         #: Texts by the place of the file; None is the source, text names are in-memory headers.
-        self._texts: dict[Place | str | None, bytes] = {None: self._source, **self._in_memory}
+        self._texts: dict[Place | str | None, bytes] = {None: self._source}
+        self._texts.update(self._in_memory)
         self._scans: dict[Place | str | None, FileScan] = {}
         self._found: dict[Place, bool] = {}
         #: Files that exist where an include was looked for, and were not read.
@@ -192,7 +167,7 @@ class Tracker:
             self._texts[place] = self._digests.read(self._search.path(place))
         except OSError as error:
             raise UncacheableError(
-                f"{self._search.opened(place)} was read by the compiler and is gone: {error.strerror}"
+                f"{self._search.opened(place)} was read by the compiler and is gone"
             ) from error
 
     def _scan(self, name: Place | str | None) -> FileScan:
@@ -212,8 +187,10 @@ class Tracker:
         if include.name in self._in_memory:
             return []
         if isinstance(includer, str):
-            includer = Place(SOURCE, includer) if not includer.startswith("/") else Place(
-                ABSOLUTE, includer
+            includer = (
+                Place(SOURCE, includer)
+                if not includer.startswith("/")
+                else Place(ABSOLUTE, includer)
             )
         return list(self._search.candidates(include, includer))
 
@@ -307,19 +284,26 @@ class Tracker:
                             self._bystanders.add(place)
                         break
                     before.append(place)
-        # What no literal include explains was computed: its name is what follows some root, and
-        # it may have been looked for beside every file that computes one.
-        for place in read - explained:
+        self._computed_shadows(read - explained, computing, absent)
+
+    def _computed_shadows(
+        self,
+        computed: Iterable[Place],
+        computing: Iterable[Place | str | None],
+        absent: set[Place],
+    ) -> None:
+        """Add the places before headers that no literal include explains.
+
+        Their names were computed: what follows some root; and they may have been looked for beside
+        every file that computes one.
+        """
+        for place in computed:
             if place.root == ABSOLUTE:
                 continue
-            for root in range(1, place.root):
-                other = Place(root, place.path)
-                if not self._exists(other):
-                    absent.add(other)
+            others = [Place(root, place.path) for root in range(1, place.root)]
             for name in computing:
-                for other in self._candidates(Include(place.path, quoted=True), name)[:1]:
-                    if not self._exists(other):
-                        absent.add(other)
+                others += self._candidates(Include(place.path, quoted=True), name)[:1]
+            absent.update(other for other in others if not self._exists(other))
 
     def _probes(self, absent: set[Place], present: set[Place]) -> None:
         """Add what `__has_include` found, and what it did not find."""
@@ -349,28 +333,6 @@ class Tracker:
                 self._unfound.update(before)
 
 
-def tree_files(top: str, most: int) -> list[str] | None:
-    """Return the paths below `top` of every file in it, links followed; None if more than `most`."""
-    found: list[str] = []
-    seen: set[tuple[int, int]] = set()
-    for folder, folders, names in os.walk(top, followlinks=True):
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        paths = (os.path.join(folder, name) for name in names)
-        found += (os.path.relpath(path, top) for path in paths if is_header(path))
-        if len(found) > most:
-            return None
-    return found
-
-
 def _changed_ns(status: os.stat_result) -> int:
     """Return when a file was last changed; Windows keeps no such time but mtime."""
     return status.st_mtime_ns if os.name == "nt" else status.st_ctime_ns
-
-
-def is_header(path: str) -> bool:
-    """Tell whether the compiler would open `path` as a header: a readable file, links followed."""
-    return os.path.isfile(path) and os.access(path, os.R_OK)

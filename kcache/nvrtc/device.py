@@ -33,7 +33,7 @@ def current_arch() -> str:
 @functools.cache
 def _arch_of(device: int) -> str:
     driver = _driver()
-    values = []
+    values: list[int] = []
     for attribute in (_MAJOR, _MINOR):
         value = ctypes.c_int()
         if driver is None or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
-from pathlib import Path
 from typing import NamedTuple
 
+from kcache import log
+from kcache.errors import CompileError
 from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled
-from kcache.nvrtc.dependencies import HeaderSet, Tracker, UncacheableError
+from kcache.nvrtc.dependencies import Tracker, UncacheableError
 from kcache.nvrtc.files import FileDigests, file_clock_ns
+from kcache.nvrtc.headers import HeaderSet
 from kcache.nvrtc.request import Request
 from kcache.nvrtc.scan import uses_time
 from kcache.nvrtc.trace import Trace, Tracer
 
 __all__ = ["Frontend", "Outcome"]
-
-log = logging.getLogger("kcache")
 
 #: How often a compile is repeated whose headers changed meanwhile, before it is left uncached.
 MAX_REPEATS = 2
@@ -53,7 +52,7 @@ class Frontend:
         digests: the process's memory of file contents.
     """
 
-    def __init__(self, directory: Path | None, digests: FileDigests) -> None:
+    def __init__(self, directory: str | None, digests: FileDigests) -> None:
         self._tracer = Tracer(directory)
         self._digests = digests
 
@@ -66,8 +65,8 @@ class Frontend:
         if not track:
             return Outcome(self._run(request), None, "the cache is switched off")
         if request.extra.untracked is not None:
-            reason = f"option {request.extra.untracked} involves files that can't be followed"
-            return Outcome(self._run(request), None, reason)
+            untracked = f"option {request.extra.untracked} involves files that can't be followed"
+            return Outcome(self._run(request), None, untracked)
         if request.self_contained:
             texts = (request.source, *request.options.flags())
             timed = any(uses_time(text.encode()) for text in texts)
@@ -77,18 +76,16 @@ class Frontend:
 
     def _compile_tracked(self, request: Request) -> Outcome:
         """Compile until what the headers hold is known to be what the compiler read."""
-        first: Compiled | None = None
+        compiled: Compiled | None = None
         before: HeaderSet | None = None
         for _ in range(1 + MAX_REPEATS):
             started = _next_tick()
             try:
                 compiled, trace = self._run_traced(request)
-            except compiler.CompileError:
-                if first is None:
+            except CompileError:
+                if compiled is None:
                     raise
-                # It compiled a moment ago, so a header is being changed: nothing to cache.
-                return Outcome(first, None, "headers changed during the compile")
-            first = compiled
+                break  # it compiled a moment ago, so a header is being changed
             tracker = self._tracker(request)
             try:
                 headers = tracker.from_scan() if trace is None else tracker.from_trace(trace)
@@ -102,6 +99,7 @@ class Frontend:
                 return Outcome(compiled, headers, None)
             log.debug("headers of %s changed during the compile: once more", request.source_name)
             before = headers
+        assert compiled is not None
         return Outcome(compiled, None, "headers changed during the compile")
 
     def _run(self, request: Request, *flags: str) -> Compiled:
@@ -116,11 +114,17 @@ class Frontend:
     def _run_traced(self, request: Request) -> tuple[Compiled, Trace | None]:
         if compiler.version() < TRACING:
             return self._run(request), None
-        with self._tracer.following() as following:
-            if following is None:
-                return self._run(request), None
+        following = self._tracer.begin()
+        if following is None:
+            return self._run(request), None
+        try:
             compiled = self._run(request, following.flag)
-            return compiled, self._tracer.read(following)
+            return compiled, following.read()
+        except BaseException:
+            following.failed = True
+            raise
+        finally:
+            following.end()
 
     def _tracker(self, request: Request) -> Tracker:
         defines = [flag[2:] for flag in request.options.flags() if flag.startswith("-D")]
@@ -171,4 +175,3 @@ def _next_tick() -> int:
     while (now := file_clock_ns()) == start:
         time.sleep(0.0005)
     return now
-

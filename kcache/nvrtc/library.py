@@ -7,14 +7,11 @@ loading them, so that a cache hit starts no compiler.
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import os
 import re
 import struct
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from kcache import config
@@ -30,7 +27,7 @@ _WHEELS = (
 )
 _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _MAPPED = re.compile(rb"(/[^\n]*/libnvrtc[^/\n]*\.so[^/\n]*)\n")
-_BUILTINS = ("libnvrtc-builtins*.so*", "nvrtc-builtins64_*.dll")
+_BUILTINS = ("libnvrtc-builtins", "nvrtc-builtins64_")
 
 
 class Library(NamedTuple):
@@ -74,16 +71,15 @@ def loaded() -> Library | None:
 def _library(path: str) -> Library:
     real = os.path.realpath(path)
     folder = os.path.dirname(real)
-    builtins = sorted(
-        name for pattern in _BUILTINS for name in glob.glob(os.path.join(glob.escape(folder), pattern))
-    )
-    parts = [file_identity(real), *(file_identity(name) for name in builtins)]
+    builtins = sorted(name for name in os.listdir(folder) if name.startswith(_BUILTINS))
+    parts = [file_identity(real), *(file_identity(os.path.join(folder, name)) for name in builtins)]
     return Library(real, "nvrtc " + " ".join(parts))
 
 
 def _loaded_path() -> str | None:
     try:
-        maps = Path("/proc/self/maps").read_bytes()
+        with open("/proc/self/maps", "rb") as file:
+            maps = file.read()
     except OSError:
         return None
     for match in _MAPPED.finditer(maps):
@@ -118,7 +114,8 @@ def _candidates() -> Iterator[str]:
 def _loader_cache() -> Iterator[str]:
     """Yield what the dynamic loader's cache knows; its strings are NUL-terminated paths."""
     try:
-        cache = Path("/etc/ld.so.cache").read_bytes()
+        with open("/etc/ld.so.cache", "rb") as file:
+            cache = file.read()
     except OSError:
         return
     for name in _NAMES:
@@ -144,6 +141,8 @@ def file_identity(path: str) -> str:
 
 
 def _content(path: str) -> str:
+    import hashlib
+
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.sha256(usedforsecurity=False)).hexdigest()
 

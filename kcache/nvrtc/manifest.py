@@ -14,13 +14,12 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
 from kcache.key import digest_fields
-from kcache.nvrtc.dependencies import HeaderSet, is_header, tree_files
 from kcache.nvrtc.files import FRESH_NS, FileDigests, Stamp, file_clock_ns, stamp_of
+from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
 from kcache.nvrtc.search import HeaderSearch, Place
 
 __all__ = ["MAX_LOCATIONS", "MAX_SETS", "Manifest", "Variant"]
@@ -34,7 +33,6 @@ _STAMP = struct.Struct("<5q")
 _NO_STAMP: Stamp = (0, 0, 0, 0, 0)
 
 
-@dataclass(slots=True)
 class Variant:
     """One header set of a request, with what is remembered of its files.
 
@@ -47,13 +45,14 @@ class Variant:
             check found last time in this process.
     """
 
-    headers: HeaderSet
-    raw: bytes
-    stamps: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    paths: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
-    directories: dict[str, dict[str, tuple[Stamp, list[str]]]] = field(
-        default_factory=dict[str, dict[str, tuple[Stamp, list[str]]]]
-    )
+    __slots__ = ("directories", "headers", "paths", "raw", "stamps")
+
+    def __init__(self, headers: HeaderSet, raw: bytes) -> None:
+        self.headers = headers
+        self.raw = raw
+        self.stamps: dict[str, bytes] = {}
+        self.paths: dict[str, tuple[str, ...]] = {}
+        self.directories: dict[str, dict[str, tuple[Stamp, list[str]]]] = {}
 
     @classmethod
     def of(cls, headers: HeaderSet) -> Variant:
@@ -142,9 +141,7 @@ class Variant:
             del self.stamps[next(iter(self.stamps))]
         return True
 
-    def _seed(
-        self, raw: bytes, search: HeaderSearch, digests: FileDigests, location: str
-    ) -> None:
+    def _seed(self, raw: bytes, search: HeaderSearch, digests: FileDigests, location: str) -> None:
         """Take over the stamps that another process stored."""
         known = _by_directory(self.headers.absent, search)
         self.directories[location] = known
@@ -159,26 +156,26 @@ class Variant:
                 self.headers.files.items(), stamps, strict=True
             ):
                 if stamp != _NO_STAMP and root < len(search.prefixes):
-                    digests.seed(prefixes[root] + path, stamp, digest)  # type: ignore[arg-type]
+                    digests.seed(prefixes[root] + path, stamp, digest)
             names = rest[len(known) * _STAMP.size :].decode("utf-8", "surrogateescape").split("\0")
             if names == list(known):
                 for directory, stamp in zip(
                     names, _STAMP.iter_unpack(rest[: len(known) * _STAMP.size]), strict=True
                 ):
-                    known[directory] = (stamp, known[directory][1])  # type: ignore[assignment]
+                    known[directory] = (stamp, known[directory][1])
         except (struct.error, ValueError):
             return  # stamps are a shortcut: without them everything is looked at
 
 
-@dataclass(slots=True)
 class Manifest:
     """The variants of one request, most recently stored first."""
 
-    variants: list[Variant]
+    __slots__ = ("variants",)
 
-    def matching(
-        self, search: HeaderSearch, digests: FileDigests, location: str
-    ) -> Variant | None:
+    def __init__(self, variants: list[Variant]) -> None:
+        self.variants = variants
+
+    def matching(self, search: HeaderSearch, digests: FileDigests, location: str) -> Variant | None:
         """Return the variant whose files are all as it says, or None."""
         for variant in self.variants:
             if variant.holds(search, digests, location):
@@ -217,9 +214,9 @@ class Manifest:
                 break
             variants.append(Variant(_decode(raw), raw))
         for name, raw in payload.items():
-            number, dot, location = name.removeprefix("stamps").partition(".")
-            if dot and number.isdecimal() and int(number) < len(variants):
-                variants[int(number)].stamps[location] = raw
+            which, dot, location = name.removeprefix("stamps").partition(".")
+            if dot and which.isdecimal() and int(which) < len(variants):
+                variants[int(which)].stamps[location] = raw
         return cls(variants)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.record import Record
 
 __all__ = ["Arch", "CompileOptions", "ExtraOptions", "parse_arch"]
 
-_ARCH = re.compile(r"(?:(sm|compute)_)?(\d{2,3})([af]?)")
-_STD = re.compile(r"(?:c\+\+)?(\d{2})")
-_DEFINE = re.compile(r"[A-Za-z_]\w*(\([\w, .]*\))?")
+_ARCH = r"(?:(sm|compute)_)?(\d{2,3})([af]?)"
+_STD = r"(?:c\+\+)?(\d{2})"
+_DEFINE = r"[A-Za-z_]\w*(\([\w, .]*\))?"
 
 #: Options that make the compiler read or write files which the cache does not follow: compile with
 #: them, don't cache. Precompiled headers hide the headers inside them from the compiler's trace.
@@ -62,7 +62,7 @@ def parse_arch(value: str | int) -> Arch:
     Raises:
         ConfigError: it names none.
     """
-    match = _ARCH.fullmatch(str(value)) if not isinstance(value, bool) else None
+    match = re.fullmatch(_ARCH, str(value), re.ASCII) if not isinstance(value, bool) else None
     if match is None:
         raise ConfigError(
             f"arch={value!r} is not allowed; allowed: sm_NN, compute_NN with an optional a or f "
@@ -72,8 +72,7 @@ def parse_arch(value: str | int) -> Arch:
     return Arch(kind or "sm", int(number), suffix)
 
 
-@dataclass(frozen=True, slots=True)
-class CompileOptions:
+class CompileOptions(Record):
     """What to ask of the compiler. Immutable; equal options give equal keys, in every process.
 
     Attributes:
@@ -108,32 +107,29 @@ class CompileOptions:
     defines: Mapping[str, str | int | None] | Sequence[str] = ()
     include_paths: Sequence[str | os.PathLike[str]] = ()
     extra_options: Sequence[str] = ()
-    _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         """Check every value and bring it into its one canonical form."""
-        put = object.__setattr__
         if self.arch is not None:
-            put(self, "arch", str(parse_arch(self.arch)))
+            self._put("arch", str(parse_arch(self.arch)))
         if self.std is not None:
-            match = _STD.fullmatch(str(self.std).lower())
+            match = re.fullmatch(_STD, str(self.std).lower(), re.ASCII)
             if match is None:
                 raise ConfigError(f"std={self.std!r} is not allowed; allowed: c++NN, such as c++17")
-            put(self, "std", f"c++{match[1]}")
+            self._put("std", f"c++{match[1]}")
         for name in ("fast_math", "lto", "debug", "lineinfo"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ArgumentTypeError(f"{name}={value!r} is not allowed; allowed: True, False")
         _check_int("optimization", self.optimization, 0, 3)
         _check_int("max_registers", self.max_registers, 1, 1024)
-        put(self, "defines", tuple(_defines(self.defines)))
-        put(self, "include_paths", tuple(_paths(self.include_paths)))
-        put(self, "extra_options", tuple(_texts("extra_options", self.extra_options)))
-        values = (getattr(self, f.name) for f in fields(self) if f.name != "_hash")
-        put(self, "_hash", hash(tuple(values)))
+        self._put("defines", tuple(_defines(self.defines)))
+        self._put("include_paths", tuple(_paths(self.include_paths)))
+        self._put("extra_options", tuple(_texts("extra_options", self.extra_options)))
+        self._put("_hash", hash(self._values()))
 
     def __hash__(self) -> int:
-        return self._hash
+        return self.__dict__["_hash"]  # type: ignore[no-any-return]
 
     def replace(self, **changes: Any) -> CompileOptions:  # noqa: ANN401  any field's type
         """Return a copy with the given fields changed.
@@ -141,11 +137,10 @@ class CompileOptions:
         Raises:
             ConfigError: there is no such field, or a value is not allowed.
         """
-        allowed = [f.name for f in fields(self) if f.init]
         for name in changes:
-            if name not in allowed:
-                raise ConfigError(f"no option {name!r}; allowed: {', '.join(allowed)}")
-        return replace(self, **changes)
+            if name not in self._names:
+                raise ConfigError(f"no option {name!r}; allowed: {', '.join(self._names)}")
+        return super().replace(**changes)
 
     @property
     def extra(self) -> ExtraOptions:
@@ -159,7 +154,11 @@ class CompileOptions:
 
     def flags(self) -> tuple[str, ...]:
         """Return NVRTC's flags, in a fixed order, `extra_options` last."""
-        return (*self._own_flags(), *(f"-I{path}" for path in self.include_paths), *self.extra_options)
+        return (
+            *self._own_flags(),
+            *(f"-I{path}" for path in self.include_paths),
+            *self.extra_options,
+        )
 
     def key_flags(self) -> tuple[str, ...]:
         """Return the flags with every include directory replaced by its position.
@@ -272,7 +271,7 @@ def _texts(name: str, values: object) -> Iterator[str]:
 
 def _defines(defines: object) -> Iterator[str]:
     if isinstance(defines, Mapping):
-        items: Mapping[object, object] = defines
+        items = cast("Mapping[object, object]", defines)
         texts = [
             str(name) if value is None or value is True else f"{name}={_macro_value(name, value)}"
             for name, value in items.items()
@@ -280,7 +279,7 @@ def _defines(defines: object) -> Iterator[str]:
     else:
         texts = list(_texts("defines", defines))
     for text in texts:
-        if not _DEFINE.fullmatch(text.partition("=")[0]):
+        if not re.fullmatch(_DEFINE, text.partition("=")[0]):
             raise ConfigError(f"defines: {text!r} is not allowed; allowed: NAME or NAME=VALUE")
         if "\0" in text:
             raise ConfigError(f"defines: {text!r}: a NUL character is not allowed")
@@ -289,7 +288,9 @@ def _defines(defines: object) -> Iterator[str]:
 
 def _macro_value(name: object, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ArgumentTypeError(f"defines[{name!r}]={value!r} is not allowed; allowed: text, integer")
+        raise ArgumentTypeError(
+            f"defines[{name!r}]={value!r} is not allowed; allowed: text, integer"
+        )
     return str(value)
 
 

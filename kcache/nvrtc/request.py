@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kcache.errors import ArgumentTypeError, ConfigError
-from kcache.key import CacheKey, hash_options, hash_source
+from kcache.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
-from kcache.nvrtc.scan import may_include
-from kcache.nvrtc.search import HeaderSearch
+from kcache.nvrtc.search import HeaderSearch, may_include
 
 __all__ = ["DEFAULT_NAME", "Request"]
 
@@ -19,8 +17,7 @@ __all__ = ["DEFAULT_NAME", "Request"]
 DEFAULT_NAME = "kernel.cu"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One thing to compile.
 
     Attributes:
@@ -103,7 +100,7 @@ class Request:
             extra_key=extra_key,
             source_name=source_name,
         )
-        place = "\0".join((directory, *search.prefixes)).encode("utf-8", "surrogateescape")
+        place = ((part, b"") for part in (directory, *search.prefixes))
         return cls(
             source,
             expressions,
@@ -115,7 +112,7 @@ class Request:
             key.digest(),
             not extra.pre_includes and not may_include(source),
             search,
-            hashlib.sha256(place, usedforsecurity=False).hexdigest()[:16],
+            digest_fields("location", place)[:16],
             extra,
         )
 
@@ -130,7 +127,7 @@ def _check_text(what: str, text: object) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{what} has a lone surrogate at position {error.start}; allowed: text that UTF-8 can hold"
+            f"{what} has a lone surrogate at position {error.start}; allowed: Unicode text"
         ) from error
 
 

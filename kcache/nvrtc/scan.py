@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from kcache.nvrtc.search import Include
+
 __all__ = [
     "FileScan",
-    "Include",
     "Macro",
     "expand",
     "macros",
-    "may_include",
     "probes",
     "scan",
     "spliced",
@@ -25,7 +25,8 @@ __all__ = [
 
 _GAP = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
 _INCLUDE = re.compile(
-    rb"(?:#|%:)" + _GAP + rb"include(?:_next)?\b" + _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n]*)', re.DOTALL
+    rb"(?:#|%:)" + _GAP + rb"include(?:_next)?\b" + _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n]*)',
+    re.DOTALL,
 )
 _PROBED = _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n)]*)'
 _PROBES = re.compile(rb"__has_(?:include|embed)")
@@ -44,13 +45,6 @@ _SKIPPED = re.compile(
 )
 _LINE_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
-
-
-class Include(NamedTuple):
-    """An operand of `#include` or `__has_include`: its name, and whether it stood in quotes."""
-
-    name: str
-    quoted: bool
 
 
 class Macro(NamedTuple):
@@ -80,13 +74,6 @@ class FileScan(NamedTuple):
     file: bool
     file_macro: bool
     embed: bool
-
-
-def may_include(text: str) -> bool:
-    """Tell whether a source can read any file at all: a quick test that errs on yes."""
-    if "include" in text or "embed" in text or "import" in text:
-        return True
-    return "\\\n" in text and may_include(re.sub(r"\\\r?\n", "", text)) or "\\\r\n" in text
 
 
 def uses_time(text: bytes) -> bool:
@@ -151,15 +138,19 @@ def probes(texts: Mapping[str, bytes]) -> tuple[set[tuple[str, Include]], bool]:
     seen = set(pending)
     while pending:
         word = pending.pop().encode()
-        uses = re.compile(rb"(?<!\w)" + word + rb"(?!\w)(?:" + _GAP + rb"\(" + _PROBED + rb")?", re.DOTALL)
+        uses = re.compile(
+            rb"(?<!\w)" + word + rb"(?!\w)(?:" + _GAP + rb"\(" + _PROBED + rb")?", re.DOTALL
+        )
         for name, text in texts.items():
             if word not in text:
                 continue
             for match in uses.finditer(text):
                 start = text.rfind(b"\n", 0, match.start()) + 1
-                definition = _DEFINE.match(text[start:].lstrip(), 0) if b"define" in text[
-                    start : match.start()
-                ] else None
+                definition = (
+                    _DEFINE.match(text[start:].lstrip(), 0)
+                    if b"define" in text[start : match.start()]
+                    else None
+                )
                 operands: set[Include] = set()
                 computed: set[str] = set()
                 _operand(match[1] or b"", operands, computed)

@@ -1,8 +1,9 @@
 """HeaderSearch: where NVRTC looks for a header, and in which order.
 
-As observed on NVRTC 12.4 to 13.5: in-memory headers first, by the exact name that was written. Then,
-for a name in quotes, the directory of the file that includes it (as that file was opened, links not
-followed); for the source itself that is its own directory unless `--no-source-include` is given.
+As observed on NVRTC 12.4 to 13.5: in-memory headers first, by the exact name that was written.
+Then, for a name in quotes, the directory of the file that includes it (as that file was opened,
+links not followed); for the source itself that is its own directory unless `--no-source-include`
+is given.
 Then the include directories in order. Directories and dangling links are passed over.
 """
 
@@ -12,9 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kcache.nvrtc.scan import Include
-
-__all__ = ["ABSOLUTE", "SOURCE", "HeaderSearch", "Place"]
+__all__ = ["ABSOLUTE", "SOURCE", "HeaderSearch", "Include", "Place", "may_include"]
 
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
@@ -32,6 +31,13 @@ class Place(NamedTuple):
 
     root: int
     path: str
+
+
+class Include(NamedTuple):
+    """An operand of `#include` or `__has_include`: its name, and whether it stood in quotes."""
+
+    name: str
+    quoted: bool
 
 
 class HeaderSearch:
@@ -110,3 +116,10 @@ class HeaderSearch:
                 yield Place(SOURCE, name)
         for root in range(1, len(self.prefixes)):
             yield Place(root, name)
+
+
+def may_include(text: str) -> bool:
+    """Tell whether a source can read any file at all: a quick test that errs on yes."""
+    if "\\" in text:
+        text = text.replace("\\\r\n", "").replace("\\\n", "")
+    return "include" in text or "embed" in text or "import" in text

@@ -3,9 +3,10 @@
 `--fdevice-time-trace=BASE` (CUDA 13.0 and later) writes `BASE.json`, a Chrome trace in which each
 opened header is an event named "Processing Header File". Two traps, both measured:
 
-*The file.* If NVRTC cannot open or write it, LLVM aborts the whole process. So the name is a symlink
-to ``/proc/self/fd/N``, where N is a memfd that this process has opened already. The symlinks are
-the same for every process, so they are kept in one private directory and never need cleaning.
+*The file.* If NVRTC cannot open or write it, LLVM aborts the whole process. So the name is a
+symlink to ``/proc/self/fd/N``, where N is a memfd that this process has opened already. The
+symlinks are the same for every process, so they are kept in one private directory and never need
+cleaning.
 
 *A compile that fails inside a header* (a missing include, `#error`) leaves a counter in NVRTC
 unbalanced, for good and for all threads. From then on, traces lack every header that the source
@@ -23,17 +24,15 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import NamedTuple
+from contextlib import suppress
+from typing import ClassVar, NamedTuple
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["Trace", "Tracer"]
+__all__ = ["Following", "Trace", "Tracer"]
 
 _BUILTIN = "__nv_nvrtc_builtin_header.h"
 #: One event, as LLVM writes it; details are JSON strings, so a quote inside is escaped.
@@ -59,19 +58,50 @@ class Trace(NamedTuple):
     complete: bool
 
 
-class _Compile:
-    """One traced compile under way; tells whether another one failed beside it."""
+class Following:
+    """One traced compile under way: pass its `flag` on, then `read`, and in any case `end`."""
 
-    __slots__ = ("fd", "flag", "overlapped")
+    __slots__ = ("_fd", "_overlapped", "failed", "flag")
+
+    #: Traced compiles under way in this process; the trace's state is NVRTC's, so the process's.
+    _active: ClassVar[set[Following]] = set()
+    _guard: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, fd: int, flag: str) -> None:
-        self.fd = fd
+        self._fd = fd
         self.flag = flag
-        self.overlapped = False
+        #: To be set by the caller before `end` if the compiler refused the source.
+        self.failed = False
+        self._overlapped = False
+        with self._guard:
+            self._active.add(self)
+
+    def read(self) -> Trace | None:
+        """Return what a compile that has succeeded told, or None where it told nothing."""
+        try:
+            raw = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+            headers: set[str] = {json.loads(match) for match in set(_EVENT.findall(raw))}
+        except (OSError, ValueError):
+            return None
+        if not raw:
+            return None
+        # A compile beside this one that fails inside a header spoils the trace of both.
+        with self._guard:
+            alone = self._active == {self} and not self._overlapped
+        return Trace(frozenset(headers - {_BUILTIN}), alone and _BUILTIN in headers)
+
+    def end(self) -> None:
+        """Give the file back."""
+        with self._guard:
+            self._active.discard(self)
+            if self.failed:
+                for other in self._active:
+                    other._overlapped = True
+        os.close(self._fd)
 
 
 class Tracer:
-    """Gives compiles a flag that makes them tell their headers, and reads what they told.
+    """Gives compiles a flag that makes them tell their headers.
 
     Threads: safe to share; each compile has its own file. Crash: nothing is left behind but
     symlinks that the next process uses again (or, where `directory` can't be written, a
@@ -82,45 +112,13 @@ class Tracer:
             used, falls back to a temporary one.
     """
 
-    _active: set[_Compile] = set()
-    _guard = threading.Lock()
-
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: str | None = None) -> None:
         self._directory = directory
         self._temporary: str | None = None
         self._lock = threading.Lock()
 
-    @contextmanager
-    def following(self) -> Iterator[_Compile | None]:
-        """Yield a compile to follow, whose `flag` is to be passed on; None where it can't be done.
-
-        The caller then asks `read` within the block. The block must raise if the compile failed.
-        """
-        compile_ = self._begin()
-        try:
-            yield compile_
-        except BaseException:
-            self._end(compile_, failed=True)
-            raise
-        else:
-            self._end(compile_, failed=False)
-
-    def read(self, compile_: _Compile) -> Trace | None:
-        """Return what a compile that has succeeded told, or None where it told nothing."""
-        try:
-            size = os.fstat(compile_.fd).st_size
-            raw = os.pread(compile_.fd, size, 0)
-            headers = {json.loads(match) for match in set(_EVENT.findall(raw))}
-        except (OSError, ValueError):
-            return None
-        if not size:
-            return None
-        with self._guard:
-            alone = self._active == {compile_} and not compile_.overlapped
-        complete = _BUILTIN in headers and alone
-        return Trace(frozenset(headers - {_BUILTIN}), complete)
-
-    def _begin(self) -> _Compile | None:
+    def begin(self) -> Following | None:
+        """Return a compile to follow, or None where it can't be done without risk."""
         if not _room_for_trace():
             return None
         fd = -1
@@ -131,24 +129,11 @@ class Tracer:
             with open(f"{base}.json", "wb") as file:
                 if os.fstat(file.fileno()).st_ino != os.fstat(fd).st_ino:
                     raise OSError("the link leads elsewhere")
-        except (OSError, AttributeError):
+        except (OSError, AttributeError):  # no memfd, no /proc, nowhere to put a link
             if fd >= 0:
                 os.close(fd)
             return None
-        compile_ = _Compile(fd, f"--fdevice-time-trace={base}")
-        with self._guard:
-            self._active.add(compile_)
-        return compile_
-
-    def _end(self, compile_: _Compile | None, *, failed: bool) -> None:
-        if compile_ is None:
-            return
-        with self._guard:
-            self._active.discard(compile_)
-            if failed:
-                for other in self._active:
-                    other.overlapped = True
-        os.close(compile_.fd)
+        return Following(fd, f"--fdevice-time-trace={base}")
 
     def _link(self, fd: int) -> str:
         """Return a path that becomes a link to descriptor `fd` once `.json` is appended."""
@@ -157,7 +142,7 @@ class Tracer:
             if self._directory is not None and self._temporary is None:
                 with suppress(OSError):
                     os.makedirs(self._directory, mode=0o700, exist_ok=True)
-                    return _symlink(str(self._directory), fd, target)
+                    return _symlink(self._directory, fd, target)
             if self._temporary is None or not os.path.isdir(self._temporary):
                 self._temporary = tempfile.mkdtemp(prefix="kcache-trace-")
                 weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)

@@ -1,0 +1,51 @@
+"""The log: the logger `kcache` of the standard library, imported when there is something to say.
+
+Importing `logging` takes 8 ms, which a cache hit in a fresh process need not pay: as long as nobody
+has imported it, nobody can have asked for messages below a warning.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from logging import Logger
+
+__all__ = ["debug", "info", "log_to_stderr", "warning"]
+
+
+def _logger() -> Logger:
+    import logging
+
+    return logging.getLogger("kcache")
+
+
+def debug(message: str, *args: object) -> None:
+    """Log at debug level, `message % args`."""
+    if "logging" in sys.modules:
+        _logger().debug(message, *args)
+
+
+def info(message: str, *args: object) -> None:
+    """Log at info level."""
+    if "logging" in sys.modules:
+        _logger().info(message, *args)
+
+
+def warning(message: str, *args: object) -> None:
+    """Log a warning."""
+    _logger().warning(message, *args)
+
+
+def log_to_stderr(level: str) -> None:
+    """Log from `level` on (`"debug"`, `"info"`, ...) to standard error, once per process."""
+    import logging
+
+    logger = _logger()
+    logger.setLevel(level.upper())
+    if not any(handler.get_name() == "kcache" for handler in logger.handlers):
+        handler = logging.StreamHandler()
+        handler.set_name("kcache")
+        handler.setFormatter(logging.Formatter("kcache: %(levelname)s: %(message)s"))
+        logger.addHandler(handler)

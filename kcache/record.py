@@ -1,0 +1,113 @@
+"""Record: a frozen value with named fields, which the functions of `dataclasses` accept.
+
+Importing `dataclasses` takes 15 ms (it needs `inspect`), as long as everything else that a cache
+hit in a fresh process needs; see docs/explanation/decisions.md. So the values on that path are
+Records, and `dataclasses` is imported only when somebody calls `fields`, `asdict` or `replace`
+on one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
+
+if TYPE_CHECKING:
+    from dataclasses import Field
+    from typing import Self
+
+__all__ = ["Record"]
+
+
+class _DataclassFields:
+    """`__dataclass_fields__` of a Record, made when it is first asked for."""
+
+    def __get__(self, instance: object, owner: type[Record]) -> dict[str, Field[Any]]:
+        import dataclasses
+        from functools import partial
+
+        specs = [
+            # A factory: `dataclass` refuses unhashable defaults, even immutable ones.
+            (name, Any, dataclasses.field(default_factory=partial(getattr, owner, name)))
+            if name in owner._defaults
+            else (name, Any, dataclasses.field())
+            for name in owner._names
+        ]
+        made = dataclasses.make_dataclass(owner.__name__, specs)
+        return {field.name: field for field in dataclasses.fields(made)}
+
+
+@dataclass_transform(frozen_default=True)
+class Record:
+    """Base of frozen values: annotate the fields in a subclass, as for a frozen dataclass.
+
+    Two records are equal if they are of one class and their fields are equal. A subclass may define
+    `__post_init__`, which brings fields into canonical form through `_put`.
+    """
+
+    _names: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[dict[str, Any]] = {}
+    #: Fields that `repr` leaves out.
+    _quiet: ClassVar[frozenset[str]] = frozenset()
+    if not TYPE_CHECKING:
+        __dataclass_fields__ = _DataclassFields()
+
+    def __init_subclass__(cls) -> None:
+        own = cls.__dict__.get("__annotations__", {})  # noqa: RUF063  inspect is what this avoids
+        cls._names = tuple(name for name in own if not name.startswith("_"))
+        cls._defaults = {name: getattr(cls, name) for name in cls._names if hasattr(cls, name)}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  typed by the fields
+        names = self._names
+        if len(args) > len(names):
+            raise TypeError(f"{type(self).__name__} takes at most {len(names)} arguments")
+        values = {**self._defaults, **dict(zip(names, args, strict=False))}
+        for name, value in kwargs.items():
+            if name not in names or names.index(name) < len(args):
+                raise TypeError(f"{type(self).__name__}: unexpected argument {name!r}")
+            values[name] = value
+        if len(values) < len(names):
+            missing = ", ".join(name for name in names if name not in values)
+            raise TypeError(f"{type(self).__name__}: missing {missing}")
+        self.__dict__.update(values)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check the fields; nothing to do unless a subclass says so."""
+
+    def _put(self, name: str, value: object) -> None:
+        """Set a field, from `__post_init__` only."""
+        self.__dict__[name] = value
+
+    def _values(self) -> tuple[Any, ...]:
+        own = self.__dict__
+        return tuple(own[name] for name in self._names)
+
+    def replace(self, **changes: Any) -> Self:  # noqa: ANN401  any field's type
+        """Return a copy with the given fields changed.
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        return type(self)(**{**dict(zip(self._names, self._values(), strict=True)), **changes})
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self is other or self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __repr__(self) -> str:
+        shown = (name for name in self._names if name not in self._quiet)
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in shown)})"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        self._frozen(name)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self._frozen(name)
+
+    def _frozen(self, name: str) -> NoReturn:
+        from dataclasses import FrozenInstanceError
+
+        raise FrozenInstanceError(f"cannot change field {name!r} of {type(self).__name__}")
