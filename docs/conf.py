@@ -10,8 +10,12 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ConfigError
+from sphinx.util.docutils import SphinxDirective
 
 import kcache
+import kcache.backend
+import kcache.errors
+from kcache.config import VARIABLES
 
 project = "kcache"
 author = "the kcache authors"
@@ -41,6 +45,8 @@ python_use_unqualified_type_names = True
 # which would have to be fetched.
 _STDLIB = "|".join(sorted(map(re.escape, sys.stdlib_module_names)))
 nitpick_ignore_regex = [
+    (r"py:.*", "Path|Compiled|ExtraOptions|kcache.nvrtc.options.ExtraOptions"),  # imported for types
+    (r"py:.*", "kcache.key.SupportsFlags"),
     (r"py:.*", "JSON"),  # a recursive alias, which autodoc shows by its name
     (r"py:.*", rf"({_STDLIB})(\..+)?"),
     (r"py:.*", "|".join(name for name in dir(builtins) if not name.startswith("_"))),
@@ -68,11 +74,27 @@ def check_reference(app: Sphinx) -> None:
     """Refuse to build where a public name is not on the reference page."""
     page = Path(app.srcdir, "reference", "api.md").read_text(encoding="utf-8")
     named = set(re.findall(r"auto\w+:: kcache\.(\w+)", page))
-    missing = set(kcache.__all__) - named - set(kcache.errors.__all__) - {"__version__"}
+    whole = {*kcache.errors.__all__, *kcache.backend.__all__}  # pages of their own on that page
+    missing = set(kcache.__all__) - named - whole - {"__version__"}
     if missing:
         raise ConfigError(f"docs/reference/api.md lacks {', '.join(sorted(missing))}")
 
 
+class EnvironmentTable(SphinxDirective):
+    """The table of environment variables, from `kcache.config.VARIABLES`."""
+
+    def run(self) -> list[nodes.Node]:
+        lines = [".. list-table::", "   :header-rows: 1", ""]
+        rows = [("variable", "allowed", "default", "meaning")]
+        for variable in VARIABLES:
+            default = "" if variable.default is None else f"``{variable.default}``"
+            rows.append((f"``{variable.name}``", variable.allowed, default, variable.meaning))
+        for row in rows:
+            lines += [f"   {'*' if n == 0 else ' '} - {cell}" for n, cell in enumerate(row)]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
 def setup(app: Sphinx) -> None:
+    app.add_directive("kcache-environment", EnvironmentTable)
     app.connect("missing-reference", resolve_public)
     app.connect("builder-inited", check_reference)

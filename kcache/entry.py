@@ -62,6 +62,8 @@ _SIZE = struct.Struct("<Q")
 _CHECKSUM = 16
 _SMALLEST = _HEADER.size + _CHECKSUM
 
+_INFINITY = float("inf")
+
 _checksum = xxhash.xxh3_128_digest
 _new_entry = object.__new__
 _decode_json = json.JSONDecoder().decode
@@ -107,8 +109,7 @@ class Entry:
                 )
         about = _mapping("metadata", metadata or {})
         self._parts = (MappingProxyType(checked), MappingProxyType(about))
-        seconds = about.get("compile_seconds")
-        self.cost = float(seconds) if isinstance(seconds, (int, float)) else 0.0
+        self.cost = _cost(about.get("compile_seconds"))
         self._blob = b""
 
     @property
@@ -147,6 +148,8 @@ class Entry:
             CorruptEntryError: the envelope is intact, but no `encode` made it.
         """
         blob = self._blob
+        if not blob and self._parts is not None:
+            return self._parts  # another thread was faster
         fields: tuple[int, int, int] = _HEADER.unpack_from(blob)[5:]
         count, maker_length, text_length = fields
         position = _HEADER.size + maker_length
@@ -186,6 +189,15 @@ def _mapping(what: str, value: object) -> dict[Any, Any]:
     return dict(cast("Mapping[Any, Any]", value))  # type: ignore[redundant-cast]
 
 
+def _cost(seconds: object) -> float:
+    """Return a compile time as a finite number of seconds; 0.0 for what is none."""
+    try:
+        cost = float(seconds) if isinstance(seconds, (int, float)) else 0.0
+    except OverflowError:
+        return 0.0
+    return cost if 0.0 <= cost < _INFINITY else 0.0
+
+
 def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
     """Return the envelope of `entry` under `key` (64 hexadecimal digits).
 
@@ -194,9 +206,11 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
     """
     try:
         metadata = _compact(dict(entry.metadata)).encode()
+        names = [name.encode() for name in entry.payload]
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentTypeError(f"metadata is not JSON: {error}") from error
-    names = [name.encode() for name in entry.payload]
+        raise ArgumentTypeError(
+            f"metadata is not JSON, or a name is not Unicode: {error}"
+        ) from error
     values = list(entry.payload.values())
     if len(metadata) > MAX_METADATA:
         raise ArgumentTypeError(f"metadata is {len(metadata)} bytes; allowed: {MAX_METADATA}")
@@ -263,6 +277,8 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
         raise CorruptEntryError(f"length field says {total} bytes, there are {len(blob)}")
     if stored_key.hex() != key:
         raise CorruptEntryError(f"entry of another key: {stored_key.hex()}")
+    if not 0.0 <= cost < _INFINITY:  # one such number would spoil every sum of them
+        raise CorruptEntryError(f"a cost of {cost} seconds")
     maker = blob[_HEADER.size : _HEADER.size + maker_length]
     if maker != producer:
         raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")

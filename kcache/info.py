@@ -27,8 +27,13 @@ def format_time(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def format_info(engine: CacheEngine, *, directory: str, backend: str) -> str:
-    """Return where a cache is, how full it is and what it has done, one line per figure."""
+def format_info(
+    engine: CacheEngine, *, directory: str, backend: str, stats: Stats | None = None
+) -> str:
+    """Return where a cache is, how full it is and what it has done, one line per figure.
+
+    `stats` stands for what the engine itself has done, where that is not what is wanted.
+    """
     usage = f"{format_size(engine.size_bytes)} of {format_size(engine.max_size)}"
     share = engine.size_bytes / engine.max_size
     lines = [
@@ -36,7 +41,7 @@ def format_info(engine: CacheEngine, *, directory: str, backend: str) -> str:
         ("backend", backend),
         ("entries", str(engine.entry_count)),
         ("size", f"{usage} ({share:.1%})"),
-        *stats_lines(engine.stats()),
+        *stats_lines(engine.stats() if stats is None else stats),
     ]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)

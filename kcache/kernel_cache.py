@@ -206,17 +206,17 @@ class KernelCache:
 
     @property
     def size_bytes(self) -> int:
-        """Stored bytes, of every process."""
+        """Stored bytes, whoever stored them."""
         return self.engine.size_bytes
 
     @property
     def size_mb(self) -> float:
-        """Stored megabytes (of 1,000,000 bytes), of every process."""
+        """Stored megabytes (of 1,000,000 bytes), whoever stored them."""
         return self.engine.size_bytes / 1e6
 
     @property
     def entry_count(self) -> int:
-        """Stored entries, of every process: kernels, and one manifest per source with includes."""
+        """Number of stored entries: kernels, and one manifest per source that includes files."""
         return self.engine.entry_count
 
     def stats(self) -> Stats:

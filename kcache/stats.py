@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from kcache.errors import BackendError
 from kcache.locks import RangeLocks
+from kcache.positioned import pread, pwrite
 from kcache.record import Record
 
 __all__ = ["FIELDS", "Counters", "Stats", "StatsFile"]
@@ -225,8 +226,8 @@ class StatsFile:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         fd = os.open(self.path, flags, 0o600)
         try:
-            if os.pread(fd, len(self._HEADER), 0) != self._HEADER:
-                os.pwrite(fd, self._HEADER, 0)
+            if pread(fd, len(self._HEADER), 0) != self._HEADER:
+                pwrite(fd, self._HEADER, 0)
             locks = RangeLocks(fd)
             slots = range(1, self.SLOTS)
             claimed = (n for n in slots if locks.claim(self._offset(n), self._RECORD))
@@ -242,7 +243,7 @@ class StatsFile:
         return len(self._HEADER) + slot * self._RECORD
 
     def _read(self, fd: int, slot: int) -> tuple[float, ...]:
-        return self._unpack(os.pread(fd, self._RECORD, self._offset(slot)))
+        return self._unpack(pread(fd, self._RECORD, self._offset(slot)))
 
     def _unpack(self, raw: bytes) -> tuple[float, ...]:
         body = raw[8 : 8 + self._BODY.size]
@@ -253,10 +254,10 @@ class StatsFile:
     def _write(self, fd: int, slot: int, values: Iterable[float]) -> None:
         body = self._BODY.pack(*values)
         head = zlib.crc32(body).to_bytes(4, "little") + bytes(4)
-        os.pwrite(fd, (head + body).ljust(self._RECORD, b"\0"), self._offset(slot))
+        pwrite(fd, (head + body).ljust(self._RECORD, b"\0"), self._offset(slot))
 
     def _sums(self, fd: int) -> list[float]:
-        raw = os.pread(fd, self._RECORD * (self.SLOTS - 1), self._offset(1))
+        raw = pread(fd, self._RECORD * (self.SLOTS - 1), self._offset(1))
         records = (raw[at : at + self._RECORD] for at in range(0, len(raw), self._RECORD))
         return [sum(column) for column in zip(*map(self._unpack, records), strict=True)] or [
             0.0

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kcache.locks import RangeLocks
+from kcache.positioned import pread, pwrite
 
 __all__ = ["SHARDS", "ShardCounters", "ShardCount"]
 
@@ -82,7 +83,7 @@ class ShardCounters:
         with self._locks.held(_ALL.size, 1):
             if os.fstat(self._fd).st_size < _ALL.size:
                 records = (bytes(_RECORD.size) if exists(n) else empty for n in range(SHARDS))
-                os.pwrite(self._fd, b"".join(records), 0)
+                pwrite(self._fd, b"".join(records), 0)
 
     @property
     def locks_work(self) -> bool:
@@ -101,7 +102,7 @@ class ShardCounters:
 
     def read(self, shard: int) -> ShardCount | None:
         """Return one shard's record, or None where it is damaged."""
-        raw = os.pread(self._fd, _RECORD.size, shard * _RECORD.size)
+        raw = pread(self._fd, _RECORD.size, shard * _RECORD.size)
         if len(raw) < _RECORD.size:
             return None
         *values, check = _RECORD.unpack(raw)
@@ -111,14 +112,14 @@ class ShardCounters:
     def write(self, shard: int, count: ShardCount) -> None:
         """Write one shard's record; the caller holds its lock."""
         record = _RECORD.pack(count.bytes, count.entries, count.generation, count.check())
-        os.pwrite(self._fd, record, shard * _RECORD.size)
+        pwrite(self._fd, record, shard * _RECORD.size)
 
     def totals(self) -> tuple[int, int] | None:
         """Return (bytes, entries) of all shards from one read, or None where a record is damaged.
 
         A record caught in mid-write looks damaged; callers try again before they recount.
         """
-        raw = os.pread(self._fd, _ALL.size, 0)
+        raw = pread(self._fd, _ALL.size, 0)
         if len(raw) < _ALL.size:
             return None
         words = _ALL.unpack(raw)

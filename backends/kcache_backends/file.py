@@ -106,7 +106,11 @@ class FileBackend(Backend):
 
     def use(self, key: str) -> bytes | None:
         """Return the value under `key`, or None, and record the use through the open file."""
-        return self._read(key, touch=_CAN_TOUCH_OPEN)
+        value = self._read(key, touch=_CAN_TOUCH_OPEN)
+        if value is not None and not _CAN_TOUCH_OPEN:
+            with suppress(BackendError):
+                self.touch(key)
+        return value
 
     def _read(self, key: str, *, touch: bool) -> bytes | None:
         fd = -1
