@@ -216,7 +216,7 @@ class KernelCache:
 
     @property
     def entry_count(self) -> int:
-        """Number of stored entries: kernels, and one manifest per source that includes files."""
+        """How many entries are stored, kernels and one manifest per source with includes."""
         return self.engine.entry_count
 
     def stats(self) -> Stats:

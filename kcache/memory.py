@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 #: Bytes charged per item beside its payload, for the objects around it: key, entry, mappings,
 #: metadata of the usual size and the map's slot (measured by bench/bench_memory_tier.py).
-ITEM_OVERHEAD = 1024
+ITEM_OVERHEAD = 4096
 
 
 class MemoryTier(Generic[K, V]):

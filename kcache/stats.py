@@ -13,6 +13,7 @@ import os
 import struct
 import threading
 import zlib
+from collections import deque
 from collections.abc import Iterable
 
 from kcache.errors import BackendError
@@ -107,8 +108,11 @@ def _stats(values: Iterable[float]) -> Stats:
 class Counters:
     """The counts of one engine, added to from any thread.
 
-    Hot paths take `lock` and add to the attributes themselves; others call `add`.
+    Hits are noted first, which is one atomic append, and added up when somebody looks or when
+    `_NOTES` have come together: taking the lock for each would be 3 % of a get from disk.
     """
+
+    _NOTES = 256
 
     __slots__ = (
         "bytes_evicted",
@@ -122,6 +126,7 @@ class Counters:
         "lock",
         "memory_hits",
         "misses",
+        "noted",
         "puts",
         "rejected",
         "saved_seconds",
@@ -131,6 +136,8 @@ class Counters:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        #: (saved seconds, hit seconds, from memory) of hits that are not added up yet.
+        self.noted: deque[tuple[float, float, bool]] = deque()
         self.hits = self.memory_hits = self.misses = 0
         self.compiles = self.uncacheable = self.puts = 0
         self.evictions = self.bytes_evicted = 0
@@ -142,9 +149,21 @@ class Counters:
         with self.lock:
             setattr(self, name, getattr(self, name) + amount)
 
+    def hit(self, saved: float, elapsed: float, from_memory: bool) -> None:
+        """Count a hit that took `elapsed` seconds and saved `saved`."""
+        self.noted.append((saved, elapsed, from_memory))
+        if len(self.noted) >= self._NOTES:
+            self.values()
+
     def values(self) -> tuple[float, ...]:
         """Return the counts in the order of `FIELDS`."""
         with self.lock:
+            while self.noted:
+                saved, elapsed, from_memory = self.noted.popleft()
+                self.hits += 1
+                self.memory_hits += from_memory
+                self.saved_seconds += saved
+                self.hit_seconds += elapsed
             return tuple(getattr(self, name) for name in FIELDS)
 
     def snapshot(self) -> Stats:

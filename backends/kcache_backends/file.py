@@ -31,6 +31,11 @@ SAMPLE = 2048
 #: ... and, where that is not all of them, offers this share of the sample before it takes another:
 #: the smaller, the closer to exact LRU; the larger, the fewer stats per eviction (4 here).
 SAMPLE_SHARE = 0.25
+#: A key that this process touched less than this long ago, in nanoseconds, is not touched again at
+#: once: the use is noted, and written before the next eviction, after this time, or at close.
+TOUCH_AGAIN = 1_000_000_000
+#: ... with at most this many notes.
+MAX_NOTED = 4096
 #: Without file locks, a temporary file is taken for an orphan when it is this old, in seconds.
 ORPHAN_AGE = 3600.0
 
@@ -90,6 +95,9 @@ class FileBackend(Backend):
         self._last_use = 0
         self._counters: ShardCounters | None = None
         self._opening = threading.Lock()
+        self._touch_due: dict[str, int] = {}
+        self._noted: dict[str, int] = {}
+        self._write_notes_at = 0
         self._pool: list[tuple[int, str]] = []
         self._pool_left = 0
         self._closed = False
@@ -102,33 +110,40 @@ class FileBackend(Backend):
 
     def get(self, key: str) -> bytes | None:
         """Return the value under `key`, or None; never partial bytes."""
-        return self._read(key, touch=False)
-
-    def use(self, key: str) -> bytes | None:
-        """Return the value under `key`, or None, and record the use through the open file."""
-        value = self._read(key, touch=_CAN_TOUCH_OPEN)
-        if value is not None and not _CAN_TOUCH_OPEN:
-            with suppress(BackendError):
-                self.touch(key)
-        return value
-
-    def _read(self, key: str, *, touch: bool) -> bytes | None:
         fd = -1
         try:
             fd = os.open(f"{self._root}/{key[:2]}/{key}", _READ)
             size = os.fstat(fd).st_size
             value = os.read(fd, size)
-            while len(value) < size:
-                more = os.read(fd, size - len(value))
-                if not more:
-                    raise BackendError(f"read {key}: file shrank from {size} to {len(value)} bytes")
-                value += more
-            if touch:
-                # `_now` written out: a call costs as much as the clock.
-                self._last_use = now = max(self._clock(), self._last_use + 1)
-                # On a read-only file system the value counts more than its recency.
-                with suppress(OSError):
-                    os.utime(fd, ns=(now, now))
+            return value if len(value) == size else self._rest(key, fd, value, size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _failure("read", error) from error
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def use(self, key: str) -> bytes | None:
+        """Return what `get` returns, and record the use through the open file.
+
+        The code of `get` and `touch` once more: calling both takes 15 % longer.
+        """
+        fd = -1
+        try:
+            fd = os.open(f"{self._root}/{key[:2]}/{key}", _READ)
+            size = os.fstat(fd).st_size
+            value = os.read(fd, size)
+            if len(value) != size:
+                value = self._rest(key, fd, value, size)
+            now = self._clock()
+            if now <= self._last_use:
+                now = self._last_use + 1
+            self._last_use = now
+            if now < self._touch_due.get(key, 0):
+                self._noted[key] = now
+            else:
+                self._record_use(key, fd, now)
             return value
         except FileNotFoundError:
             return None
@@ -138,8 +153,36 @@ class FileBackend(Backend):
             if fd >= 0:
                 os.close(fd)
 
+    def _rest(self, key: str, fd: int, value: bytes, size: int) -> bytes:
+        """Read on where the system returned less than was asked for."""
+        while len(value) < size:
+            more = os.read(fd, size - len(value))
+            if not more:
+                raise BackendError(f"read {key}: file shrank from {size} to {len(value)} bytes")
+            value += more
+        return value
+
+    def _record_use(self, key: str, fd: int, now: int) -> None:
+        """Set the mtime of an open file, and put off further uses of it for a while."""
+        if now >= self._write_notes_at or len(self._touch_due) >= MAX_NOTED:
+            self._write_notes()
+        # On a read-only file system the value counts more than its recency.
+        with suppress(OSError):
+            os.utime(fd if _CAN_TOUCH_OPEN else self._path(key), ns=(now, now))
+        self._touch_due[key] = now + TOUCH_AGAIN
+
+    def _write_notes(self) -> None:
+        """Write the uses that were noted."""
+        noted, self._noted = self._noted, {}
+        self._touch_due = {}
+        self._write_notes_at = self._last_use + TOUCH_AGAIN
+        for key, used in noted.items():
+            with suppress(OSError):
+                os.utime(self._path(key), ns=(used, used))
+
     def put(self, key: str, value: bytes) -> int:
         """Store `value` under `key` atomically; return its stored size, `len(value)`."""
+        self._noted.pop(key, None)
         with self._translated("write"):
             try:
                 self._put(key, value)
@@ -165,6 +208,7 @@ class FileBackend(Backend):
     def touch(self, key: str) -> None:
         """Record a use of `key` in its file's mtime."""
         now = self._now()
+        self._noted.pop(key, None)
         try:
             os.utime(f"{self._root}/{key[:2]}/{key}", ns=(now, now))
         except FileNotFoundError:
@@ -197,6 +241,7 @@ class FileBackend(Backend):
         iterator, and each entry's mtime is looked at again before it is offered, so that a
         use since then, by any process, takes it out.
         """
+        self._write_notes()
         offered: set[str] = set()
         visited: set[int] = set()
         while True:
@@ -230,6 +275,7 @@ class FileBackend(Backend):
 
     def close(self) -> None:
         """Close the counters. Idempotent."""
+        self._write_notes()
         self._closed = True
         if self._counters is not None:
             self._counters.close()
