@@ -78,7 +78,9 @@ def hash_options(options: Sequence[str] | SupportsFlags) -> str:
     Order-sensitive, and each flag is length-prefixed: `["ab", "c"]` differs from `["a", "bc"]`.
     """
     flags = options if isinstance(options, Sequence) else options.flags()
-    return digest_fields("options", (("flag", flag.encode()) for flag in flags))
+    return digest_fields(
+        "options", (("flag", flag.encode("utf-8", "surrogateescape")) for flag in flags)
+    )
 
 
 class CacheKey(Record):

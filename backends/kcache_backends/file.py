@@ -176,7 +176,7 @@ class FileBackend(Backend):
         noted, self._noted = self._noted, {}
         self._touch_due = {}
         self._write_notes_at = self._last_use + TOUCH_AGAIN
-        for key, used in noted.items():
+        for key, used in list(noted.items()):  # another thread may add one still
             with suppress(OSError):
                 os.utime(self._path(key), ns=(used, used))
 
@@ -239,28 +239,45 @@ class FileBackend(Backend):
 
         Exact where the directory holds at most `SAMPLE` entries. The sample outlives the
         iterator, and each entry's mtime is looked at again before it is offered, so that a
-        use since then, by any process, takes it out.
+        use since then, by any process, puts it off until every other entry was offered.
         """
         self._write_notes()
         offered: set[str] = set()
-        visited: set[int] = set()
-        while True:
-            while self._pool and self._pool_left > 0:
-                used, key = self._pool.pop()
-                if key in offered:
-                    continue
-                try:
-                    status = os.stat(self._path(key), follow_symlinks=False)
-                except OSError:
-                    continue
-                if status.st_mtime_ns != used:
-                    continue
-                self._pool_left -= 1
-                offered.add(key)
-                yield EntryInfo(key, status.st_size, used)
-            with self._translated("coldest"):
-                if not self._refill(visited):
+        # Taken, so that iterations at the same time don't share it; what is left goes back.
+        pool, left = self._pool, self._pool_left
+        self._pool, self._pool_left = [], 0
+        patient = True
+        try:
+            while True:  # each round samples every shard
+                offered_before = len(offered)
+                visited: set[int] = set()
+                held_back = False
+                while True:
+                    while pool and left > 0:
+                        used, key = pool.pop()
+                        if key in offered:
+                            continue
+                        try:
+                            status = os.stat(self._path(key), follow_symlinks=False)
+                        except OSError:
+                            continue
+                        if status.st_mtime_ns != used and patient:
+                            held_back = True
+                            continue
+                        left -= 1
+                        offered.add(key)
+                        yield EntryInfo(key, status.st_size, status.st_mtime_ns)
+                    held_back |= bool(pool)
+                    with self._translated("coldest"):
+                        pool, left = self._sample(visited)
+                    if not pool:
+                        break
+                if not held_back:
                     return
+                # Nothing but entries in constant use: they have to do.
+                patient = len(offered) > offered_before
+        finally:
+            self._pool, self._pool_left = pool, left
 
     def scan(self) -> Iterator[EntryInfo]:
         """Yield every entry, shard by shard."""
@@ -361,31 +378,25 @@ class FileBackend(Backend):
 
     # -- evicting ------------------------------------------------------------------------------
 
-    def _refill(self, visited: set[int]) -> bool:
-        """Sample the fullest shards that were not visited; tell whether there were any."""
-        counters = self._counters
-        if counters is None:
-            return False
+    def _sample(self, visited: set[int]) -> tuple[list[tuple[int, str]], int]:
+        """Sample the fullest shards that were not visited.
+
+        Returns (mtime, key) of each entry, coldest last, and how many of them to offer.
+        """
         sample: list[tuple[int, str]] = []
-        for entries, shard in counters.fullest():
-            if shard in visited or not entries:
+        share = 1.0  # all that there is: the order is exact, and all of it may go
+        counters = self._counters
+        for entries, shard in [] if counters is None else counters.fullest():
+            if counters is None or shard in visited or not entries:
                 continue
             if sample and len(sample) + min(entries, SAMPLE) > SAMPLE:
+                share = SAMPLE_SHARE
                 break
             visited.add(shard)
             with counters.changing(shard):
                 sample += self._examine(counters, shard)[1]
-        else:
-            # All that there was: the order is exact, and all of it may go.
-            self._use_pool(sample, share=1.0)
-            return bool(sample)
-        self._use_pool(sample, share=SAMPLE_SHARE)
-        return True
-
-    def _use_pool(self, sample: list[tuple[int, str]], *, share: float) -> None:
         sample.sort(reverse=True)
-        self._pool = sample
-        self._pool_left = max(1, int(len(sample) * share)) if sample else 0
+        return sample, max(1, int(len(sample) * share))
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -486,10 +497,12 @@ def _finish(
 
 
 def _size(path: str) -> int | None:
+    """Return the length of a regular file; None for anything else, which is no entry."""
     try:
-        return os.stat(path, follow_symlinks=False).st_size
+        status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return None
+    return status.st_size if S_ISREG(status.st_mode) else None
 
 
 def _listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -503,7 +516,7 @@ def _listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
                     continue
                 if S_ISREG(status.st_mode):
                     yield item.name, status
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
 
 

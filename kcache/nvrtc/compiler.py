@@ -105,7 +105,7 @@ def compile_program(
         for name in names:
             (error,) = nvrtc.nvrtcAddNameExpression(program, name.encode())
             _check(nvrtc, error, f"add the name expression {name!r}", source_name)
-        encoded = [flag.encode() for flag in flags]
+        encoded = [flag.encode("utf-8", "surrogateescape") for flag in flags]  # paths are bytes
         started = time.perf_counter()
         (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
         seconds = time.perf_counter() - started

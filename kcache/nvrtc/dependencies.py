@@ -249,6 +249,7 @@ class Tracker:
         present: set[Place] = set()
         self._shadows(absent)
         self._probes(absent, present)
+        self._links(present)
         for place in absent:
             if self._exists(place):
                 raise UncacheableError(f"{self._search.opened(place)} appeared during the compile")
@@ -305,6 +306,17 @@ class Tracker:
                 others += self._candidates(Include(place.path, quoted=True), name)[:1]
             absent.update(other for other in others if not self._exists(other))
 
+    def _links(self, present: set[Place]) -> None:
+        """Read the passed-over files that are a file which was read, under another name.
+
+        The compiler tells a file by its inode, so with `#pragma once` a link to a header that was
+        read is not opened again. Should the link lead elsewhere one day, it will be.
+        """
+        read = {_inode(self._search.path(place)) for place in self._places()}
+        for place in self._bystanders - present:
+            if _inode(self._search.path(place)) in read:
+                self._read(place)
+
     def _probes(self, absent: set[Place], present: set[Place]) -> None:
         """Add what `__has_include` found, and what it did not find."""
         if not any(self._scan(name).probes for name in self._texts):
@@ -331,6 +343,14 @@ class Tracker:
             else:
                 absent.update(before)
                 self._unfound.update(before)
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino)
 
 
 def _changed_ns(status: os.stat_result) -> int:

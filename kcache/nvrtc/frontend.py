@@ -67,11 +67,10 @@ class Frontend:
         if request.extra.untracked is not None:
             untracked = f"option {request.extra.untracked} involves files that can't be followed"
             return Outcome(self._run(request), None, untracked)
+        if any(uses_time(text.encode()) for text in (request.source, *request.defines)):
+            return Outcome(self._run(request), None, "the source uses the time of the compile")
         if request.self_contained:
-            texts = (request.source, *request.options.flags())
-            timed = any(uses_time(text.encode()) for text in texts)
-            reason = "the source uses the time of the compile" if timed else None
-            return Outcome(self._run(request), None, reason)
+            return Outcome(self._run(request), None, None)
         return self._compile_tracked(request)
 
     def _compile_tracked(self, request: Request) -> Outcome:
@@ -127,12 +126,11 @@ class Frontend:
             following.end()
 
     def _tracker(self, request: Request) -> Tracker:
-        defines = [flag[2:] for flag in request.options.flags() if flag.startswith("-D")]
         return Tracker(
             request.source,
             request.search,
             pre_includes=request.extra.pre_includes,
-            defines=defines,
+            defines=request.defines,
             in_memory=request.headers,
             digests=self._digests,
         )

@@ -135,10 +135,9 @@ class Variant:
         )
         if self.stamps.get(location) == raw:
             return False
-        self.stamps.pop(location, None)
-        self.stamps[location] = raw
-        while len(self.stamps) > MAX_LOCATIONS:
-            del self.stamps[next(iter(self.stamps))]
+        # A new mapping, not a changed one: another thread may be storing the old one.
+        others = [(place, old) for place, old in self.stamps.items() if place != location]
+        self.stamps = dict([*others, (location, raw)][-MAX_LOCATIONS:])
         return True
 
     def _seed(self, raw: bytes, search: HeaderSearch, digests: FileDigests, location: str) -> None:

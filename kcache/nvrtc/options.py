@@ -34,6 +34,7 @@ _SIDE_EFFECTS = (
 )
 _INCLUDE = ("-I", "--include-path")
 _PRE_INCLUDE = ("-include", "--pre-include")
+_DEFINES = ("-D", "--define-macro")
 _ARCH_OPTION = ("-arch", "--gpu-architecture")
 #: Options whose output names the directory that the compiler ran in.
 _PATHS_IN_OUTPUT = ("-G", "--device-debug", "-lineinfo", "--generate-line-info")
@@ -195,6 +196,7 @@ class ExtraOptions(NamedTuple):
     Attributes:
         include_paths: directories of `-I` and `--include-path`.
         pre_includes: files of `-include` and `--pre-include`.
+        defines: macros of `-D` and `--define-macro`, `NAME` or `NAME=VALUE`.
         arch: value of `-arch` or `--gpu-architecture`, or None.
         without_paths: the options, with include directories replaced by their position.
         untracked: the first option whose files the cache can't follow, or None.
@@ -204,6 +206,7 @@ class ExtraOptions(NamedTuple):
 
     include_paths: tuple[str, ...]
     pre_includes: tuple[str, ...]
+    defines: tuple[str, ...]
     arch: str | None
     without_paths: tuple[str, ...]
     untracked: str | None
@@ -215,6 +218,7 @@ class ExtraOptions(NamedTuple):
         """Read the forms that NVRTC accepts: `-Ix`, `-I x`, `-I=x`, `--name=x`, `--name x`."""
         includes: list[str] = []
         pre_includes: list[str] = []
+        defines: list[str] = []
         arch: str | None = None
         kept: list[str] = []
         untracked: str | None = None
@@ -223,8 +227,14 @@ class ExtraOptions(NamedTuple):
             name, equals, value = option.partition("=")
             if option.startswith("-I") and option != "-I":
                 name, value = "-I", option[2:].removeprefix("=")
-            elif name in (*_INCLUDE, *_PRE_INCLUDE, *_ARCH_OPTION) and not equals:
+            elif option.startswith("-D") and option != "-D":
+                name, value = "-D", option[2:]
+            elif name in (*_INCLUDE, *_PRE_INCLUDE, *_ARCH_OPTION, *_DEFINES) and not equals:
                 value = next(rest, "")
+            if name in _DEFINES:
+                defines.append(value)
+                kept.append(f"-D{value}")
+                continue
             if name in _INCLUDE:
                 kept.append(f"-I#+{len(includes)}")
                 includes.append(value)
@@ -241,6 +251,7 @@ class ExtraOptions(NamedTuple):
         return cls(
             tuple(includes),
             tuple(pre_includes),
+            tuple(defines),
             arch,
             tuple(kept),
             untracked,

@@ -11,7 +11,7 @@ from kcache.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
 from kcache.nvrtc.search import HeaderSearch, may_include
 
-__all__ = ["DEFAULT_NAME", "Request"]
+__all__ = ["DEFAULT_NAME", "Request", "working_directory"]
 
 #: What the compiler calls a source that has no name.
 DEFAULT_NAME = "kernel.cu"
@@ -33,6 +33,7 @@ class Request(NamedTuple):
         search: where its headers are looked for.
         location: short digest of where that is, for what is only true there.
         extra: what the cache has to know of the options that were written out.
+        defines: macros of all options, `NAME` or `NAME=VALUE`.
     """
 
     source: str
@@ -47,6 +48,11 @@ class Request(NamedTuple):
     search: HeaderSearch
     location: str
     extra: ExtraOptions
+    defines: tuple[str, ...]
+
+    def is_here(self) -> bool:
+        """Tell whether the working directory is still the one that the request was made in."""
+        return self.search.directory == working_directory()
 
     @classmethod
     def make(
@@ -76,7 +82,8 @@ class Request(NamedTuple):
         if not isinstance(extra_key, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentTypeError(f"extra_key is {type(extra_key).__name__}; allowed: bytes")
         extra = options.extra
-        directory = os.getcwd()
+        defines = (*map(str, options.defines), *extra.defines)
+        directory = working_directory()
         search = HeaderSearch(
             source_name,
             (*map(str, options.include_paths), *extra.include_paths),
@@ -110,11 +117,20 @@ class Request(NamedTuple):
             source_name,
             compiler,
             key.digest(),
-            not extra.pre_includes and not may_include(source),
+            not extra.pre_includes and not any(map(may_include, (source, *defines))),
             search,
             digest_fields("location", place)[:16],
             extra,
+            defines,
         )
+
+
+def working_directory() -> str:
+    """Return the working directory, or a path that leads nowhere if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/(removed working directory)"
 
 
 def _check_text(what: str, text: object) -> None:
