@@ -96,12 +96,16 @@ class RangeLocks:
     def held(self, start: int, length: int) -> Generator[None]:
         """Hold the range while the block runs; wait for it as long as it takes."""
         with self._mutex(start):
-            locked = self._acquire(start, length, wait=True)
             try:
+                self._acquire(start, length, wait=True)
                 yield
             finally:
-                if locked:
-                    _range_unlock(self.fd, start, length)
+                # Also after an interrupt (Ctrl-C) that came between the lock and the block.
+                self._unlock(start, length)
+
+    def _unlock(self, start: int, length: int) -> None:
+        if self.supported:
+            _range_unlock(self.fd, start, length)
 
     def claim(self, start: int, length: int) -> bool:
         """Take the range until the file is closed, without waiting; tell whether it was free.

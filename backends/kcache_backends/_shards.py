@@ -49,6 +49,10 @@ class ShardCount(NamedTuple):
         return _check(*self)
 
 
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 def _check(size: int, entries: int, generation: int) -> int:
     return (size * _ODD[0] + entries * _ODD[1] + generation * _ODD[2] + _SALT) & _MASK
 
@@ -71,7 +75,9 @@ class ShardCounters:
         self._locks = RangeLocks(self._fd)
         self._closing = threading.Lock()
         try:
-            if os.fstat(self._fd).st_size < _ALL.size:
+            status = os.fstat(self._fd)
+            self._opened = _identity(status)
+            if status.st_size < _ALL.size:
                 self._initialise(exists)
         except BaseException:
             os.close(self._fd)
@@ -91,8 +97,11 @@ class ShardCounters:
         return self._locks.supported
 
     def lost(self) -> bool:
-        """Tell whether the file was removed while it was open."""
-        return os.fstat(self._fd).st_nlink == 0
+        """Tell whether the path leads elsewhere: the file was removed, moved or replaced."""
+        try:
+            return _identity(os.stat(self.path, follow_symlinks=False)) != self._opened
+        except FileNotFoundError:
+            return True
 
     @contextmanager
     def changing(self, shard: int) -> Generator[None]:

@@ -4,7 +4,7 @@ Layout of the directory::
 
     counters                     bytes and entries of each shard (see `_shards`)
     3f/3f0a...e1                 the value under the key 3f0a...e1; its mtime is its last use
-    3f/.3f0a...-4711-1.tmp       a value being written; an orphan if its shard isn't locked
+    3f/.3f0a...-4711-9c-1.tmp    a value being written; an orphan if its shard isn't locked
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ _TEMPORARY = ".tmp"
 
 _names = [f"{shard:02x}" for shard in range(SHARDS)]
 _serial = itertools.count()
+#: Process ids repeat in containers, and with them the name of what a killed process left behind.
+_process = os.urandom(4).hex()
 
 
 class FileBackend(Backend):
@@ -228,11 +230,15 @@ class FileBackend(Backend):
                 totals = counters.totals()
                 if totals is not None:
                     return Usage(*totals)
+            size = entries = 0
             for shard in range(SHARDS):
-                if counters.read(shard) is None:
+                count = counters.read(shard)
+                if count is None:
                     with counters.changing(shard):
-                        self._recount(counters, shard)
-            return Usage(*(counters.totals() or (0, 0)))
+                        count = counters.read(shard) or self._recount(counters, shard)
+                size += count.bytes
+                entries += count.entries
+            return Usage(size, entries)
 
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries, coldest first, from a sample of the fullest shards.
@@ -302,19 +308,25 @@ class FileBackend(Backend):
     def _put(self, key: str, value: bytes) -> None:
         path = self._path(key)
         shard = int(key[:2], 16)
-        temporary = f"{self._root}/{key[:2]}/.{key[:16]}-{os.getpid()}-{next(_serial)}{_TEMPORARY}"
+        unique = f"{os.getpid()}-{_process}-{next(_serial)}"
+        temporary = f"{self._root}/{key[:2]}/.{key[:16]}-{unique}{_TEMPORARY}"
         with self._changing(shard) as (counters, count):
-            fd = os.open(temporary, _CREATE, 0o600)
             try:
                 replaced = _size(path)
                 _mark(counters, shard, count, size=len(value), entries=1)
-                self._fill(fd, value)
+                fd = os.open(temporary, _CREATE, 0o600)
+                try:
+                    self._fill(fd, value)
+                finally:
+                    os.close(fd)
                 os.replace(temporary, path)
-            except BaseException:
+            except BaseException as error:
                 with suppress(OSError):
                     os.unlink(temporary)
-                with suppress(OSError):
-                    _finish(counters, shard, count)
+                # After anything else (Ctrl-C) the value may be in place: the next writer counts.
+                if isinstance(error, OSError):
+                    with suppress(OSError):
+                        _finish(counters, shard, count)
                 raise
             if replaced is None:
                 _finish(counters, shard, count, size=len(value), entries=1)
@@ -324,17 +336,14 @@ class FileBackend(Backend):
                 _sync_directory(f"{self._root}/{key[:2]}")
 
     def _fill(self, fd: int, value: bytes) -> None:
-        try:
-            rest = memoryview(value)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-            if self._sync:
-                os.fsync(fd)
-            now = self._now()
-            if _CAN_TOUCH_OPEN:
-                os.utime(fd, ns=(now, now))
-        finally:
-            os.close(fd)
+        rest = memoryview(value)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        if self._sync:
+            os.fsync(fd)
+        now = self._now()
+        if _CAN_TOUCH_OPEN:
+            os.utime(fd, ns=(now, now))
 
     @contextmanager
     def _changing(self, shard: int) -> Generator[tuple[ShardCounters, ShardCount]]:

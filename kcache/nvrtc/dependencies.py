@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 
 from kcache.errors import KcacheError
-from kcache.nvrtc.files import FileDigests
+from kcache.nvrtc.files import FileDigests, Stamp, stamp_of
 from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
-from kcache.nvrtc.scan import FileScan, expand, macros, probes, scan, spliced
-from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, Include, Place
+from kcache.nvrtc.scan import FileScan, Macro, expand, macros, names_file, probes, scan, spliced
+from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Include, Place
 from kcache.nvrtc.trace import Trace
 
 __all__ = ["Tracker", "UncacheableError"]
 
 #: Roots with more files than this are not taken whole for a dependency.
 MAX_TREE = 20_000
+
+
+#: What includes the files of `--pre-include`: its name starts from the working directory.
+_COMMAND_LINE = Place(ABSOLUTE, "")
 
 
 class UncacheableError(KcacheError):
@@ -54,7 +59,7 @@ class Tracker:
     ) -> None:
         self._search = search
         self._digests = digests
-        self._pre_includes = tuple(Include(name, quoted=True) for name in pre_includes)
+        self._pre_includes = [Include(name, quoted=True) for name in pre_includes]
         self._source = source.encode()
         self._in_memory = {name: text.encode() for name, text in (in_memory or {}).items()}
         self._option_macros = "".join(
@@ -68,8 +73,10 @@ class Tracker:
         self._found: dict[Place, bool] = {}
         #: Files that exist where an include was looked for, and were not read.
         self._bystanders: set[Place] = set()
-        #: Files that a `__has_include` did not find.
+        #: Places where the compiler looked and found none, and did not say so.
         self._unfound: set[Place] = set()
+        #: Whether a header's path was written out, and leads into an include directory.
+        self._located = False
 
     def from_trace(self, trace: Trace) -> HeaderSet:
         """Return the header set of a compile that told which headers it opened.
@@ -77,9 +84,11 @@ class Tracker:
         Raises:
             UncacheableError: the outcome must not be cached.
         """
-        names = trace.headers - self._search.in_memory
-        for place in map(self._search.place, names):
-            self._read(place)
+        for name in trace.headers:
+            place = self._search.place(name)
+            # A file can be opened under the very name of an in-memory header that was not meant.
+            if name not in self._in_memory or ("/" in name and self._exists(place)):
+                self._read(place)
         if not trace.complete:
             self._add_direct_includes()
         return self._finish()
@@ -99,13 +108,13 @@ class Tracker:
 
         def follow(includes: Iterable[Include], includer: Place | str | None) -> None:
             for include in includes:
-                place = self._resolve(include, includer)
-                if place is not None and place not in done:
-                    done.add(place)
-                    pending.append(place)
-                    self._read(place)
+                for place in self._resolve(include, includer):
+                    if place not in done:
+                        done.add(place)
+                        pending.append(place)
+                        self._read(place)
 
-        follow(self._pre_includes, None)
+        follow(self._pre_includes, _COMMAND_LINE)
         computed: set[tuple[str, Place | str | None]] = set()
         resolved: set[tuple[str, Place | str | None, Include]] = set()
         while pending:
@@ -114,14 +123,16 @@ class Tracker:
                 found = self._scan(name)
                 follow(found.includes, name)
                 computed |= {(operand, name) for operand in found.computed}
-            defined = macros([*map(spliced, self._texts.values()), self._option_macros])
+            defined = self._macros()
             for operand, name in computed:
                 expanded = expand(operand, defined)
-                whole_tree = whole_tree or expanded is None
+                if expanded is None:
+                    self._check_inside(operand, name)
+                    whole_tree = True
                 new = {(operand, name, include) for include in expanded or ()} - resolved
                 resolved |= new
                 follow((include for _, _, include in new), name)
-        return self._finish(self._read_tree() if whole_tree else frozenset())
+        return self._finish(self._read_tree() if whole_tree else frozenset(), scanned=True)
 
     def known(self) -> HeaderSet:
         """Return the files found so far, where `extra_key` answers for the others."""
@@ -132,31 +143,52 @@ class Tracker:
         """Tell whether what was found may differ from what a compile begun at `start_ns` saw.
 
         True if a file that was read, or that exists and was passed over, has a status change at or
-        after the start; or if a file that a `__has_include` did not find may have gone since.
+        after the start, or a link or directory on the way to it has; or if a file that was looked
+        for and not found may have gone since.
         """
+        folders: set[str] = set()
         for place in {*self._places(), *self._bystanders}:
+            path = self._search.path(place)
+            folders.add(os.path.dirname(path))
             try:
-                if _changed_ns(os.stat(self._search.path(place))) >= start_ns:
-                    return True
+                statuses = (os.stat(path), os.lstat(path))
             except OSError:
                 return True
-        folders = {os.path.dirname(self._search.path(place)) for place in self._unfound}
-        for folder in folders:
-            try:
-                if os.stat(folder).st_mtime_ns >= start_ns:
-                    return True
-            except OSError:
-                continue
+            if any(_changed_ns(status) >= start_ns for status in statuses):
+                return True
+        if any(_moved_since(folder, start_ns) for folder in _upwards(folders)):
+            return True
+        for folder in {os.path.dirname(self._search.path(place)) for place in self._unfound}:
+            deepest = next(filter(os.path.isdir, _upwards([folder])), "/")
+            if _changed_ns(os.stat(deepest)) >= start_ns or _moved_since(folder, start_ns):
+                return True
         return False
+
+    def stamps(self) -> list[tuple[Place, Stamp | None]]:
+        """Return the status of every file that was read or passed over, to compare them."""
+        found: list[tuple[Place, Stamp | None]] = []
+        for place in sorted({*self._places(), *self._bystanders}):
+            try:
+                found.append((place, stamp_of(os.stat(self._search.path(place)))))
+            except OSError:
+                found.append((place, None))
+        return found
 
     def names_paths(self, *, opaque: bool) -> bool:
         """Tell whether a header's text makes the outcome depend on where the header lies.
 
         With `opaque`, strings can't be found in the output, so every use of `__FILE__` counts,
-        definitions of macros included.
+        definitions of macros and assertions included.
         """
-        scans = [self._scan(name) for name in self._places()]
-        return any(found.file or (opaque and found.file_macro) for found in scans)
+        if self._located:
+            return True
+        headers = [self._texts[name] for name in self._places()]
+        if opaque:
+            return any(_asserts(text) for text in (*headers, self._option_macros))
+        if not (b"__FILE__" in self._option_macros or any(self._scan(n).file for n in self._texts)):
+            return False
+        others = [self._option_macros, self._source, *self._in_memory.values()]
+        return names_file(headers, others)
 
     # -- gathering -----------------------------------------------------------------------------
 
@@ -186,16 +218,24 @@ class Tracker:
         """Return where an include is looked for on disk; nowhere if it is in memory."""
         if include.name in self._in_memory:
             return []
-        if isinstance(includer, str):
-            includer = (
-                Place(SOURCE, includer)
-                if not includer.startswith("/")
-                else Place(ABSOLUTE, includer)
-            )
-        return list(self._search.candidates(include, includer))
+        if includer is _COMMAND_LINE:
+            found = list(self._search.pre_candidates(include.name))
+        else:
+            if isinstance(includer, str):
+                includer = Place(ABSOLUTE, includer)
+            found = list(self._search.candidates(include, includer))
+        fixed = isinstance(includer, Place) and includer.root == ABSOLUTE
+        if found and found[0].root > 0 and (include.name[:1] == "/" or fixed):
+            self._located = True
+        return found
 
-    def _resolve(self, include: Include, includer: Place | str | None) -> Place | None:
-        return next(filter(self._exists, self._candidates(include, includer)), None)
+    def _resolve(self, include: Include, includer: Place | str | None) -> list[Place]:
+        """Return the header that an include finds; of `#include_next` all that it may find."""
+        found = list(filter(self._exists, self._candidates(include, includer)))
+        return found if include.next else found[:1]
+
+    def _macros(self) -> dict[str, list[Macro]]:
+        return macros([*map(spliced, self._texts.values()), self._option_macros])
 
     def _add_direct_includes(self) -> None:
         """Read what the source and `--pre-include` name, whether the branch was taken or not.
@@ -203,9 +243,15 @@ class Tracker:
         For traces that lack headers which the source itself includes.
         """
         found = self._scan(None)
-        includes = set(found.includes).union(self._pre_includes)
-        if found.computed:
-            defined = macros([*map(spliced, self._texts.values()), self._option_macros])
+        pending = [(include, None) for include in found.includes]
+        pending += [(include, _COMMAND_LINE) for include in self._pre_includes]
+        before = -1
+        while before < len(self._texts):  # what was read may define the macros of the next
+            before = len(self._texts)
+            for include, includer in pending:
+                for place in self._resolve(include, includer):
+                    self._read(place)
+            defined = self._macros() if found.computed else {}
             for operand in found.computed:
                 expanded = expand(operand, defined)
                 if expanded is None:
@@ -214,11 +260,16 @@ class Tracker:
                         "failed inside a header, which leaves NVRTC's trace incomplete",
                         covered_by_extra_key=True,
                     )
-                includes |= expanded
-        for include in includes:
-            place = self._resolve(include, None)
-            if place is not None:
-                self._read(place)
+                pending += [(include, None) for include in expanded]
+
+    def _check_inside(self, operand: str, name: Place | str | None) -> None:
+        """Raise unless what a computed include names lies below the include directories."""
+        outside = isinstance(name, str) or (isinstance(name, Place) and name.root == ABSOLUTE)
+        if outside or ".." in operand or "(/" in operand:
+            raise UncacheableError(
+                f"#include {operand} of {self._title(name)} can't be followed",
+                covered_by_extra_key=True,
+            )
 
     def _read_tree(self) -> frozenset[int]:
         """Read every file below the roots, and return the roots."""
@@ -233,28 +284,35 @@ class Tracker:
                     covered_by_extra_key=True,
                 )
             for path in found:
-                self._read(Place(root, path))
+                self._read(self._search.place(self._search.prefixes[root] + path))
         return frozenset(roots)
 
     # -- deciding ------------------------------------------------------------------------------
 
-    def _finish(self, trees: frozenset[int] = frozenset()) -> HeaderSet:
+    def _finish(self, trees: frozenset[int] = frozenset(), *, scanned: bool = False) -> HeaderSet:
         for name in (None, *self._in_memory, *self._places()):
             found = self._scan(name)
             if found.time:
                 raise UncacheableError(f"{self._title(name)} uses the time of the compile")
             if found.embed:
                 raise UncacheableError(f"{self._title(name)} has an #embed, which is not followed")
+            if found.alias:
+                raise UncacheableError(
+                    f"{self._title(name)} gives headers other names by a pragma",
+                    covered_by_extra_key=True,
+                )
         absent: set[Place] = set()
         present: set[Place] = set()
         self._shadows(absent)
         self._probes(absent, present)
-        self._links(present)
+        if scanned:
+            self._unfound |= absent
         for place in absent:
             if self._exists(place):
                 raise UncacheableError(f"{self._search.opened(place)} appeared during the compile")
         files = {place: self._digests.of(self._texts[place]) for place in self._places()}
-        return HeaderSet(files, frozenset(absent), frozenset(present - files.keys()), trees)
+        once = self._identities(files)
+        return HeaderSet(files, frozenset(absent), frozenset(present - files.keys()), trees, once)
 
     def _places(self) -> list[Place]:
         return [name for name in self._texts if isinstance(name, Place)]
@@ -265,81 +323,102 @@ class Tracker:
         return name if isinstance(name, str) else self._search.opened(name)
 
     def _shadows(self, absent: set[Place]) -> None:
-        """Add the places that come before each header on the include path, and hold none."""
+        """Add the places that come before each header on the include path, and hold none.
+
+        A file that was passed over although it would be found may be one that was read, under
+        another name: the compiler tells files by their inode, and does not open a link to a header
+        again that has `#pragma once` or a guard. Should the link lead elsewhere one day, it will.
+        """
         read = set(self._places())
-        explained: set[Place] = set()
-        computing: list[Place | str | None] = []
-        for name in (None, *self._in_memory, *self._places()):
+        inodes = {_inode(self._search.path(place)) for place in read}
+        unknown: list[Place | str | None] = []
+        defined: dict[str, list[Macro]] | None = None
+        asked: list[tuple[Include, Place | str | None]] = [
+            (include, _COMMAND_LINE) for include in self._pre_includes
+        ]
+        for name in (None, *self._in_memory, *read):
             found = self._scan(name)
+            asked += ((include, name) for include in found.includes)
             if found.computed:
-                computing.append(name)
-            includes = found.includes.union(self._pre_includes) if name is None else found.includes
-            for include in includes:
-                before: list[Place] = []
-                for place in self._candidates(include, name):
-                    if self._exists(place):
-                        if place in read:
-                            explained.add(place)
-                            absent.update(before)
-                        else:
-                            self._bystanders.add(place)
-                        break
+                defined = self._macros() if defined is None else defined
+                expanded = [expand(operand, defined) for operand in found.computed]
+                asked += ((include, name) for each in expanded for include in each or ())
+                if None in expanded:
+                    unknown.append(name)
+        for include, name in asked:
+            before: list[Place] = []
+            for place in self._candidates(include, name):
+                if not self._exists(place):
                     before.append(place)
-        self._computed_shadows(read - explained, computing, absent)
+                    continue
+                if place not in read and _inode(self._search.path(place)) in inodes:
+                    self._read(place)
+                    read.add(place)
+                if place in read:
+                    absent.update(before)
+                else:
+                    self._bystanders.add(place)
+                if not include.next:
+                    break
+        for name in unknown:
+            self._unknown_shadows(read, name, absent)
 
-    def _computed_shadows(
-        self,
-        computed: Iterable[Place],
-        computing: Iterable[Place | str | None],
-        absent: set[Place],
+    def _unknown_shadows(
+        self, read: Iterable[Place], includer: Place | str | None, absent: set[Place]
     ) -> None:
-        """Add the places before headers that no literal include explains.
+        """Add the places before every header, as if a computed include had named it."""
+        for place in read:
+            opened = self._search.opened(place)
+            names = {opened[len(p) :] for p in self._search.prefixes[1:] if opened.startswith(p)}
+            for name in names:
+                for other in self._candidates(Include(name, quoted=True), includer):
+                    if other == place:
+                        break
+                    if not self._exists(other):
+                        absent.add(other)
 
-        Their names were computed: what follows some root; and they may have been looked for beside
-        every file that computes one.
-        """
-        for place in computed:
-            if place.root == ABSOLUTE:
-                continue
-            others = [Place(root, place.path) for root in range(1, place.root)]
-            for name in computing:
-                others += self._candidates(Include(place.path, quoted=True), name)[:1]
-            absent.update(other for other in others if not self._exists(other))
-
-    def _links(self, present: set[Place]) -> None:
-        """Read the passed-over files that are a file which was read, under another name.
-
-        The compiler tells a file by its inode, so with `#pragma once` a link to a header that was
-        read is not opened again. Should the link lead elsewhere one day, it will be.
-        """
-        read = {_inode(self._search.path(place)) for place in self._places()}
-        for place in self._bystanders - present:
-            if _inode(self._search.path(place)) in read:
-                self._read(place)
+    def _identities(self, files: Mapping[Place, bytes]) -> tuple[tuple[int, Place], ...]:
+        """Number the files of equal content which `#pragma once` tells apart, or does not."""
+        groups: dict[bytes, list[Place]] = {}
+        for place, digest in sorted(files.items()):
+            groups.setdefault(digest, []).append(place)
+        numbers: dict[object, int] = {}
+        return tuple(
+            (numbers.setdefault(_inode(self._search.path(place)), len(numbers)), place)
+            for group in groups.values()
+            if len(group) > 1 and b"once" in self._texts[group[0]]
+            for place in group
+        )
 
     def _probes(self, absent: set[Place], present: set[Place]) -> None:
         """Add what `__has_include` found, and what it did not find."""
-        if not any(self._scan(name).probes for name in self._texts):
+        if not any(self._scan(name).probes for name in self._texts) and (
+            b"__has_include" not in self._option_macros
+        ):
             return
-        texts = {name: spliced(text) for name, text in self._texts.items()}
-        titles: dict[str, Place | str | None] = {}
-        for name in texts:
-            titles[repr(name)] = name
-        named = {title: texts[name] for title, name in titles.items()}
+        titles = {repr(name): name for name in self._texts}
+        named = {title: spliced(self._texts[name]) for title, name in titles.items()}
         found, complete = probes({**named, "options": self._option_macros})
         if not complete:
             raise UncacheableError(
                 "an operand of __has_include is computed, and can't be followed",
                 covered_by_extra_key=True,
             )
+        asked = {(include, titles[title]) for title, include in found if title in titles}
         for title, include in found:
+            if title not in titles:  # in a macro, which any file can use
+                users = self._texts if include.quoted else (None,)
+                asked.update((include, user) for user in users)
+        for include, user in asked:
             before: list[Place] = []
-            for place in self._candidates(include, titles.get(title)):
-                if self._exists(place):
-                    present.add(place)
-                    self._bystanders.add(place)
+            for place in self._candidates(include, user):
+                if not self._exists(place):
+                    before.append(place)
+                    continue
+                present.add(place)
+                self._bystanders.add(place)
+                if not include.next:
                     break
-                before.append(place)
             else:
                 absent.update(before)
                 self._unfound.update(before)
@@ -351,6 +430,34 @@ def _inode(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return (status.st_dev, status.st_ino)
+
+
+def _asserts(text: bytes) -> bool:
+    return b"assert" in text or scan(text).file
+
+
+def _upwards(folders: Iterable[str]) -> list[str]:
+    """Return the folders and everything above them, each once, deepest first for one folder."""
+    found: dict[str, None] = {}
+    for start in folders:
+        folder = start
+        while folder not in found and folder not in ("", "/"):
+            found[folder] = None
+            folder = os.path.dirname(folder)
+    return list(found)
+
+
+def _moved_since(folder: str, start_ns: int) -> bool:
+    """Tell whether a link or directory was made, renamed or exchanged at or after `start_ns`.
+
+    What changes a directory's entries sets both of its times; a rename sets one.
+    """
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    changed = _changed_ns(status)
+    return changed >= start_ns and (stat.S_ISLNK(status.st_mode) or changed != status.st_mtime_ns)
 
 
 def _changed_ns(status: os.stat_result) -> int:

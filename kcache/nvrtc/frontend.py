@@ -76,7 +76,7 @@ class Frontend:
     def _compile_tracked(self, request: Request) -> Outcome:
         """Compile until what the headers hold is known to be what the compiler read."""
         compiled: Compiled | None = None
-        before: HeaderSet | None = None
+        before: object = None
         for _ in range(1 + MAX_REPEATS):
             started = _next_tick()
             try:
@@ -94,17 +94,21 @@ class Frontend:
                     return Outcome(compiled, None, str(error))
                 headers = tracker.known()
             headers = self._with_paths(request, headers, compiled, tracker)
-            if headers == before or not tracker.changed_since(started):
+            if not tracker.changed_since(started):
+                return Outcome(compiled, headers, None)
+            # Times may lie in the future; but what did not change from one compile to the next...
+            seen = (headers, tracker.stamps())
+            if seen == before:
                 return Outcome(compiled, headers, None)
             log.debug("headers of %s changed during the compile: once more", request.source_name)
-            before = headers
+            before = seen
         assert compiled is not None
         return Outcome(compiled, None, "headers changed during the compile")
 
     def _run(self, request: Request, *flags: str) -> Compiled:
         return compiler.compile_program(
             request.source,
-            (*request.options.flags(), *flags),
+            (*flags, *request.options.flags()),
             names=request.names,
             headers=request.headers,
             source_name=request.source_name,
@@ -142,9 +146,7 @@ class Frontend:
         roots = {place.root for place in headers.files if place.root > 0}
         prefixes = [request.search.prefixes[root] for root in roots]
         if tracker.names_paths(opaque=compiled.ltoir is not None) or _holds(compiled, prefixes):
-            return HeaderSet(
-                headers.files, headers.absent, headers.present, headers.trees, paths=True
-            )
+            return headers._replace(paths=True)
         return headers
 
 

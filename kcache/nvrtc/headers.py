@@ -25,6 +25,8 @@ class HeaderSet(NamedTuple):
         absent: places where there must be no file.
         present: places where there must be a file, whatever is in it.
         trees: roots that must hold no other files than `files` lists.
+        once: files of equal content with `#pragma once`, each with a number: equal numbers must be
+            one file under two names (links), others must not be.
         paths: whether the outcome holds the paths themselves (`__FILE__`), so that it is good for
             these include directories only.
     """
@@ -33,6 +35,7 @@ class HeaderSet(NamedTuple):
     absent: frozenset[Place]
     present: frozenset[Place]
     trees: frozenset[int] = frozenset()
+    once: tuple[tuple[int, Place], ...] = ()
     paths: bool = False
 
 

@@ -2,25 +2,34 @@
 
 Stored as an entry under the request's key. Sections: `set0`, `set1`, ... the header sets, most
 recent first; `stamps0.LOCATION` what `FileDigests` remembered of set 0's files where the include
-directories lie as LOCATION says. A set is text and digests: NUL-separated fields
-`KIND ROOT PATH` with KIND one of ``f`` (file), ``a`` (absent), ``p`` (present), ``t`` (a tree, all
-of whose files are listed), then a line feed, then 16 bytes per file. Stamps are, per file and then
-per directory, five signed 64-bit little-endian integers (`Stamp`); a file that is not trusted has
-zeros; the directories' paths follow, NUL-separated.
+directories lie as LOCATION says.
+
+A set is a u32 length, a text of that length, and 16 bytes of digest per file. The text is groups
+separated by two NULs; a group is a KIND and a root's number, then paths below that root, separated
+by NULs. Kinds: ``f`` files that were read, ``a`` absent, ``p`` present, ``t`` a tree, all of whose
+files are listed, ``i`` a number and one path: files with equal numbers are one file, others are
+not; ``x`` that the outcome holds paths.
+
+Stamps are five signed 64-bit integers (`Stamp`), zeros for what is not trusted: first one per
+file; then a u32 count of directories, their stamps, and their absolute paths separated by NULs.
+Everything is little-endian.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
 
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
 from kcache.key import digest_fields
 from kcache.nvrtc.files import FRESH_NS, FileDigests, Stamp, file_clock_ns, stamp_of
 from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
-from kcache.nvrtc.search import HeaderSearch, Place
+from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
 
 __all__ = ["MAX_LOCATIONS", "MAX_SETS", "Manifest", "Variant"]
 
@@ -33,105 +42,180 @@ _STAMP = struct.Struct("<5q")
 _NO_STAMP: Stamp = (0, 0, 0, 0, 0)
 
 
+class _Watched(NamedTuple):
+    """A directory whose status tells that no absent file has appeared below it.
+
+    Attributes:
+        stamp: its status when that was seen; zeros if it tells nothing.
+        names: the absent files below it, or None if another process looked at them.
+    """
+
+    stamp: Stamp
+    names: list[str] | None
+
+
+class _Sections(NamedTuple):
+    """A header set as it is stored, by kind and root; see the module's description."""
+
+    files: list[tuple[int, list[str]]]
+    absent: list[tuple[int, list[str]]]
+    present: list[Place]
+    trees: list[int]
+    once: list[tuple[int, Place]]
+    paths: bool
+    digests_at: int
+
+
 class Variant:
     """One header set of a request, with what is remembered of its files.
 
+    Made of the set's canonical encoding, which is read when it is first needed. Threads: safe to
+    share; what is remembered is replaced, not changed.
+
     Attributes:
-        headers: the set.
-        raw: its canonical encoding, which the result's key is made of.
+        raw: the encoding; the result's key is made of it.
         stamps: location -> encoded stamps.
-        paths: location -> absolute paths of the headers.
-        directories: location -> directory -> (stamp, names that are absent below it): what the
-            check found last time in this process.
     """
 
-    __slots__ = ("directories", "headers", "paths", "raw", "stamps")
+    __slots__ = ("_directories", "_paths", "_sections", "raw", "stamps")
 
-    def __init__(self, headers: HeaderSet, raw: bytes) -> None:
-        self.headers = headers
+    def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self.stamps: dict[str, bytes] = {}
-        self.paths: dict[str, tuple[str, ...]] = {}
-        self.directories: dict[str, dict[str, tuple[Stamp, list[str]]]] = {}
+        self._sections: _Sections | None = None
+        #: location -> absolute paths of the headers.
+        self._paths: dict[str, tuple[str, ...]] = {}
+        #: location -> what the check for absent files found last time in this process.
+        self._directories: dict[str, dict[str, _Watched]] = {}
 
     @classmethod
     def of(cls, headers: HeaderSet) -> Variant:
         """Return a variant of a new header set."""
-        return cls(headers, _encode(headers))
+        return cls(_encode(headers))
+
+    def sections(self) -> _Sections:
+        """Return the set by kind.
+
+        Raises:
+            CorruptEntryError: the encoding is none.
+        """
+        if self._sections is None:
+            self._sections = _decode(self.raw)
+        return self._sections
 
     def dependencies(self, search: HeaderSearch, location: str) -> tuple[str, ...]:
         """Return the absolute paths of the headers, sorted; one tuple per location."""
-        found = self.paths.get(location)
+        found = self._paths.get(location)
         if found is None:
-            found = self.paths[location] = tuple(sorted(map(search.path, self.headers.files)))
+            found = self._paths[location] = tuple(sorted(path for path, _ in self._files(search)))
         return found
 
     def result_key(self, request_key: str, search: HeaderSearch) -> str:
         """Return the key of the outcome: the request, the headers, and paths where it has any."""
         fields = [("request", request_key.encode()), ("headers", self.raw)]
-        if self.headers.paths:
-            fields += (("path", prefix.encode()) for prefix in search.prefixes)
+        if self.sections().paths:
+            fields += (
+                ("path", prefix.encode("utf-8", "surrogateescape")) for prefix in search.prefixes
+            )
         return digest_fields("kcache-result/1", fields)
 
     def holds(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
         """Tell whether every file is now as the set says."""
-        headers = self.headers
+        sections = self.sections()
+        if any(root >= len(search.prefixes) for root, _ in sections.files):
+            return False
         raw = self.stamps.get(location)
-        if raw is not None and location not in self.directories:
+        if raw is not None and location not in self._directories:
             self._seed(raw, search, digests, location)
-        roots = len(search.prefixes)
         matches = digests.matches
-        base = search.directory + "/"
-        prefixes = [p if p.startswith("/") else base + p for p in search.prefixes]
-        prefixes.append("")  # root -1, ABSOLUTE
-        for (root, path), digest in headers.files.items():
-            if root >= roots or not matches(prefixes[root] + path, digest):
+        for path, digest in self._files(search):
+            if not matches(path, digest):
                 return False
-        if not all(is_header(search.path(place)) for place in headers.present):
+        if sections.once and not _same_identities(sections.once, search):
+            return False
+        if not all(is_header(search.path(place)) for place in sections.present):
             return False
         if not self._all_absent(search, digests, location):
             return False
-        return all(self._tree_is(root, search) for root in headers.trees)
+        return all(self._tree_is(root, search) for root in sections.trees)
+
+    def _files(self, search: HeaderSearch) -> Iterator[tuple[str, bytes]]:
+        """Yield (absolute path, digest) of the headers that were read."""
+        sections = self.sections()
+        base = search.directory + "/"
+        at = sections.digests_at
+        raw = self.raw
+        for root, paths in sections.files:
+            prefix = "" if root == ABSOLUTE else search.prefixes[root]
+            if root != ABSOLUTE and not prefix.startswith("/"):
+                prefix = base + prefix
+            for path in paths:
+                yield prefix + path, raw[at : at + 16]
+                at += 16
 
     def _tree_is(self, root: int, search: HeaderSearch) -> bool:
         """Tell whether a root holds no file but those of the set."""
-        listed = {path for r, path in self.headers.files if r == root}
-        found = tree_files(os.path.join(search.directory, search.prefixes[root]), len(listed))
-        return found is not None and listed.issuperset(found)
+        top = os.path.join(search.directory, search.prefixes[root])
+        listed = {path for path, _ in self._files(search)}
+        found = tree_files(top, len(listed))
+        return found is not None and listed.issuperset(os.path.join(top, path) for path in found)
 
     def _all_absent(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
         """Check the absent files, by the status of their directories where that is enough."""
-        known = self.directories.get(location)
+        known = self._directories.get(location)
         if known is None:
-            known = self.directories[location] = _by_directory(self.headers.absent, search)
-        for directory, (stamp, names) in known.items():
+            known = self._directories[location] = self._survey(search)
+        for directory, watched in known.items():
             try:
                 now = stamp_of(os.stat(directory))
             except OSError:
-                if _any_header(directory, names):
-                    return False
+                now = None
+            if now == watched.stamp:
                 continue
-            if now == stamp:
-                continue
+            if watched.names is None:  # what another process stored: look at everything once
+                self._directories[location] = self._survey(search)
+                return self._all_absent(search, digests, location)
             digests.reads += 1
             read_at = file_clock_ns()
-            if _any_header(directory, names):
+            if any(is_header(os.path.join(directory, name)) for name in watched.names):
                 return False
-            # A link may change what is below it without a trace in this directory.
-            fresh = max(now[1], now[2]) >= read_at - FRESH_NS
-            linked = any(os.path.islink(os.path.join(directory, name)) for name in names)
-            known[directory] = (_NO_STAMP if fresh or linked else now, names)
+            if now is not None:
+                known[directory] = _watched(directory, watched.names, now, read_at)
         return True
+
+    def _survey(self, search: HeaderSearch) -> dict[str, _Watched]:
+        """Group the absent files by the deepest directory that exists, stamps unknown."""
+        found: dict[str, _Watched] = {}
+        deepest: dict[str, str] = {}
+        for root, paths in self.sections().absent:
+            if root >= len(search.prefixes):
+                continue
+            for path in sorted(search.path(Place(root, path)) for path in paths):
+                folder = os.path.dirname(path)
+                existing = deepest.get(folder)
+                if existing is None:
+                    existing = folder
+                    while existing not in ("", "/") and not os.path.isdir(existing):
+                        existing = os.path.dirname(existing)
+                    deepest[folder] = existing
+                names = found.setdefault(existing, _Watched(_NO_STAMP, [])).names
+                assert names is not None
+                names.append(path[len(existing) :].lstrip("/"))
+        return found
 
     # -- stamps ----------------------------------------------------------------------------------
 
     def remember(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
         """Take up the present stamps, for storing; tell whether they differ from those stored."""
-        files = [digests.known(search.path(place)) or _NO_STAMP for place in self.headers.files]
-        known = self.directories.get(location, {})
-        stamps = files + [stamp for stamp, _ in known.values()]
-        raw = b"".join(_STAMP.pack(*stamp) for stamp in stamps) + "\0".join(known).encode(
-            "utf-8", "surrogateescape"
+        files = [digests.known(path) or _NO_STAMP for path, _ in self._files(search)]
+        known = self._directories.get(location, {})
+        raw = b"".join(
+            (
+                *(_STAMP.pack(*stamp) for stamp in files),
+                struct.pack("<I", len(known)),
+                *(_STAMP.pack(*watched.stamp) for watched in known.values()),
+                "\0".join(known).encode("utf-8", "surrogateescape"),
+            )
         )
         if self.stamps.get(location) == raw:
             return False
@@ -141,29 +225,34 @@ class Variant:
         return True
 
     def _seed(self, raw: bytes, search: HeaderSearch, digests: FileDigests, location: str) -> None:
-        """Take over the stamps that another process stored."""
-        known = _by_directory(self.headers.absent, search)
-        self.directories[location] = known
-        count = len(self.headers.files)
+        """Take over the stamps that another process stored.
+
+        They are a shortcut: where they make no sense, everything is looked at.
+        """
+        count = sum(len(paths) for _, paths in self.sections().files)
+        rest = raw[count * _STAMP.size :]
         try:
-            stamps = list(_STAMP.iter_unpack(raw[: count * _STAMP.size]))
-            rest = raw[count * _STAMP.size :]
-            base = search.directory + "/"
-            prefixes = [p if p.startswith("/") else base + p for p in search.prefixes]
-            prefixes.append("")
-            for ((root, path), digest), stamp in zip(
-                self.headers.files.items(), stamps, strict=True
-            ):
-                if stamp != _NO_STAMP and root < len(search.prefixes):
-                    digests.seed(prefixes[root] + path, stamp, digest)
-            names = rest[len(known) * _STAMP.size :].decode("utf-8", "surrogateescape").split("\0")
-            if names == list(known):
-                for directory, stamp in zip(
-                    names, _STAMP.iter_unpack(rest[: len(known) * _STAMP.size]), strict=True
-                ):
-                    known[directory] = (stamp, known[directory][1])
+            stamps = _STAMP.iter_unpack(raw[: count * _STAMP.size])
+            for (path, digest), stamp in zip(self._files(search), stamps, strict=True):
+                if stamp != _NO_STAMP:
+                    digests.seed(path, stamp, digest)
+            directories = self._stored_directories(rest)
         except (struct.error, ValueError):
-            return  # stamps are a shortcut: without them everything is looked at
+            return
+        self._directories[location] = directories
+
+    @staticmethod
+    def _stored_directories(raw: bytes) -> dict[str, _Watched]:
+        """Return the directories at the end of stored stamps: u32 count, stamps, paths.
+
+        Raises:
+            struct.error, ValueError: there are none.
+        """
+        (count,) = struct.unpack_from("<I", raw)
+        end = 4 + count * _STAMP.size
+        paths = raw[end:].decode("utf-8", "surrogateescape").split("\0") if count else []
+        stamps = _STAMP.iter_unpack(raw[4:end])
+        return {path: _Watched(s, None) for path, s in zip(paths, stamps, strict=True)}
 
 
 class Manifest:
@@ -177,8 +266,9 @@ class Manifest:
     def matching(self, search: HeaderSearch, digests: FileDigests, location: str) -> Variant | None:
         """Return the variant whose files are all as it says, or None."""
         for variant in self.variants:
-            if variant.holds(search, digests, location):
-                return variant
+            with suppress(CorruptEntryError):  # intact, but no header set
+                if variant.holds(search, digests, location):
+                    return variant
         return None
 
     def add(self, variant: Variant) -> None:
@@ -211,7 +301,7 @@ class Manifest:
             raw = payload.get(f"set{number}")
             if raw is None:
                 break
-            variants.append(Variant(_decode(raw), raw))
+            variants.append(Variant(raw))
         for name, raw in payload.items():
             which, dot, location = name.removeprefix("stamps").partition(".")
             if dot and which.isdecimal() and int(which) < len(variants):
@@ -219,57 +309,68 @@ class Manifest:
         return cls(variants)
 
 
-def _by_directory(
-    absent: Iterable[Place], search: HeaderSearch
-) -> dict[str, tuple[Stamp, list[str]]]:
-    """Group absent files by the deepest directory above them that exists, stamps unknown."""
-    found: dict[str, tuple[Stamp, list[str]]] = {}
-    deepest: dict[str, str] = {}
-    for place in sorted(absent):
-        if not search.has(place):
-            continue
-        path = search.path(place)
-        folder = os.path.dirname(path)
-        existing = deepest.get(folder)
-        if existing is None:
-            existing = folder
-            while existing not in ("", "/") and not os.path.isdir(existing):
-                existing = os.path.dirname(existing)
-            deepest[folder] = existing
-        found.setdefault(existing, (_NO_STAMP, []))[1].append(path[len(existing) :].lstrip("/"))
-    return found
+def _watched(directory: str, names: list[str], now: Stamp, read_at: int) -> _Watched:
+    """Return a directory just looked at, with its stamp if that will tell of a change."""
+    # What is there already (a link, a directory) may change without a trace in this one.
+    fresh = max(now[1], now[2]) >= read_at - FRESH_NS
+    firsts = {name.partition("/")[0] for name in names}
+    there = any(os.path.lexists(os.path.join(directory, first)) for first in firsts)
+    return _Watched(_NO_STAMP if fresh or there else now, names)
 
 
-def _any_header(directory: str, names: Iterable[str]) -> bool:
-    return any(is_header(os.path.join(directory, name)) for name in names)
+def _same_identities(once: Iterable[tuple[int, Place]], search: HeaderSearch) -> bool:
+    """Tell whether equal numbers are one file, and different numbers different files."""
+    files: dict[int, tuple[int, int]] = {}
+    for number, place in once:
+        try:
+            status = os.stat(search.path(place))
+        except OSError:
+            return False
+        file = (status.st_dev, status.st_ino)
+        if files.setdefault(number, file) != file:
+            return False
+    return len(set(files.values())) == len(files)
 
 
 def _encode(headers: HeaderSet) -> bytes:
     files = sorted(headers.files.items())
-    fields = [f"f {place.root} {place.path}" for place, _ in files]
-    fields += (f"a {place.root} {place.path}" for place in sorted(headers.absent))
-    fields += (f"p {place.root} {place.path}" for place in sorted(headers.present))
-    fields += (f"t {root} " for root in sorted(headers.trees))
-    fields += ("x 0 ",) if headers.paths else ()
-    text = "\0".join(fields).encode("utf-8", "surrogateescape")
+    groups = [
+        *_groups("f", (place for place, _ in files)),
+        *_groups("a", sorted(headers.absent)),
+        *_groups("p", sorted(headers.present)),
+        *(f"t{root}" for root in sorted(headers.trees)),
+        *(f"i{place.root}\0{number}\0{place.path}" for number, place in headers.once),
+        *(("x0",) if headers.paths else ()),
+    ]
+    text = "\0\0".join(groups).encode("utf-8", "surrogateescape")
     return struct.pack("<I", len(text)) + text + b"".join(digest for _, digest in files)
 
 
-def _decode(raw: bytes) -> HeaderSet:
+def _groups(kind: str, places: Iterable[Place]) -> Iterator[str]:
+    """Yield the text of each root's places, which come sorted by root."""
+    for root, group in itertools.groupby(places, key=lambda place: place.root):
+        yield "\0".join((f"{kind}{root}", *(place.path for place in group)))
+
+
+def _decode(raw: bytes) -> _Sections:
     try:
         (length,) = struct.unpack_from("<I", raw)
-        fields = raw[4 : 4 + length].decode("utf-8", "surrogateescape").split("\0")
-        places: dict[str, list[Place]] = {"f": [], "a": [], "p": [], "t": [], "x": []}
-        for line in filter(None, fields):
-            kind, root, path = line.split(" ", 2)
-            places[kind].append(Place(int(root), path))
-        digests = [raw[at : at + 16] for at in range(4 + length, len(raw), 16)]
-        return HeaderSet(
-            dict(zip(places["f"], digests, strict=True)),
-            frozenset(places["a"]),
-            frozenset(places["p"]),
-            frozenset(place.root for place in places["t"]),
-            paths=bool(places["x"]),
+        text = raw[4 : 4 + length].decode("utf-8", "surrogateescape")
+        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "faptix"}
+        for group in text.split("\0\0") if text else ():
+            head, *paths = group.split("\0")
+            found[head[0]].append((int(head[1:]), paths))
+        count = sum(len(paths) for _, paths in found["f"])
+        if len(raw) != 4 + length + 16 * count:
+            raise ValueError("not one digest per file")
+        return _Sections(
+            found["f"],
+            found["a"],
+            [Place(root, path) for root, paths in found["p"] for path in paths],
+            [root for root, _ in found["t"]],
+            [(int(number), Place(root, path)) for root, (number, path) in found["i"]],
+            bool(found["x"]),
+            4 + length,
         )
-    except (struct.error, ValueError, KeyError) as error:
+    except (struct.error, ValueError, KeyError, IndexError) as error:
         raise CorruptEntryError(f"malformed header set: {error}") from error

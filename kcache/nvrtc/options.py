@@ -222,16 +222,18 @@ class ExtraOptions(NamedTuple):
         arch: str | None = None
         kept: list[str] = []
         untracked: str | None = None
+        options = [option.strip(" ") for option in options]  # as the compiler does
         rest = iter(options)
         for option in rest:
             name, equals, value = option.partition("=")
             if option.startswith("-I") and option != "-I":
                 name, value = "-I", option[2:].removeprefix("=")
             elif option.startswith("-D") and option != "-D":
-                name, value = "-D", option[2:]
+                name, value = "-D", option[2:].removeprefix("=")
             elif name in (*_INCLUDE, *_PRE_INCLUDE, *_ARCH_OPTION, *_DEFINES) and not equals:
                 value = next(rest, "")
             if name in _DEFINES:
+                value = value.strip(" ")
                 defines.append(value)
                 kept.append(f"-D{value}")
                 continue
@@ -240,6 +242,7 @@ class ExtraOptions(NamedTuple):
                 includes.append(value)
                 continue
             if name in _PRE_INCLUDE:
+                value = value.strip(" ")
                 pre_includes.append(value)
                 kept.append(f"--pre-include={value}")
                 continue
@@ -247,7 +250,7 @@ class ExtraOptions(NamedTuple):
                 arch = value
             if name in _SIDE_EFFECTS and untracked is None:
                 untracked = option
-            kept.append(option if equals or name != option else f"{name}={value}")
+            kept.append(f"{name}={value}" if name in _ARCH_OPTION else option)
         return cls(
             tuple(includes),
             tuple(pre_includes),

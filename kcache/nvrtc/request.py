@@ -96,6 +96,10 @@ class Request(NamedTuple):
         if options.debug or options.lineinfo or extra.paths_in_output:
             # Debug information names the working directory and every file, as opened.
             flags += [f"directory={directory}", *(f"prefix={p}" for p in search.prefixes)]
+        contained = not extra.pre_includes and not any(map(may_include, (source, *defines)))
+        if not contained:
+            # A header is known by the innermost directory that it is in.
+            flags += [f"nested={each}" for each in search.nesting()]
         key = CacheKey(
             source_hash=hash_source(source),
             arch=options.target or "",
@@ -117,7 +121,7 @@ class Request(NamedTuple):
             source_name,
             compiler,
             key.digest(),
-            not extra.pre_includes and not any(map(may_include, (source, *defines))),
+            contained,
             search,
             digest_fields("location", place)[:16],
             extra,

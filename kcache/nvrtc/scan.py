@@ -7,7 +7,7 @@ can't read off the text (a macro as the operand of `#include`) it names, for oth
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kcache.nvrtc.search import Include
@@ -17,6 +17,7 @@ __all__ = [
     "Macro",
     "expand",
     "macros",
+    "names_file",
     "probes",
     "scan",
     "spliced",
@@ -25,7 +26,7 @@ __all__ = [
 
 _GAP = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
 _INCLUDE = re.compile(
-    rb"(?:#|%:)" + _GAP + rb"include(?:_next)?\b" + _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n]*)',
+    rb"(?:#|%:)" + _GAP + rb"include(_next)?\b" + _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n]*)',
     re.DOTALL,
 )
 _PROBED = _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n)]*)'
@@ -37,13 +38,21 @@ _DIRECTIVE = re.compile(rb"(?:#|%:)[^\n]*")
 _EMBED = re.compile(rb"(?:#|%:)" + _GAP + rb"embed\b", re.DOTALL)
 _SPLICE = re.compile(rb"\\\r?\n")
 _TIME = re.compile(rb"__(?:DATE|TIME|TIMESTAMP)__")
+#: A failed assertion, or a message of the compiler: from here on a macro only prints.
+_ASSERTION = re.compile(rb"\b(?:__assert_?fail|_wassert|message)\s*\(.*", re.DOTALL)
 _FILE = re.compile(rb"__FILE__|__builtin_FILE|source_location")
 #: Comments and literals, so that a word inside either is not taken for code.
 _SKIPPED = re.compile(
-    rb'//[^\n]*|/\*.*?\*/|R"([^()\\\s]{0,16})\(.*?\)\1"|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'',
+    rb"//[^\n]*|/\*.*?\*/"
+    rb"|(?<!\w)\.?\d(?:'?[\w.])*"  # numbers first: 1'000 holds no character literal
+    rb'|(?<!\w)(?:u8|[uUL])?R"([^()\\\s]{0,16})\(.*?\)\1"'
+    rb'|"(?:[^"\\\n]|\\.)*"'
+    rb"|'(?:[^'\\\n]|\\.)*'",
     re.DOTALL,
 )
 _LINE_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_CONDITION = re.compile(_GAP + rb"(?:#|%:)" + _GAP + rb"(?:el)?if\b", re.DOTALL)
+_WORD_FOLLOWS = re.compile(_GAP + rb"\w", re.DOTALL)
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
 
 
@@ -62,9 +71,9 @@ class FileScan(NamedTuple):
         computed: operands of `#include` that are macros.
         probes: whether it names `__has_include` or `__has_embed`.
         time: whether it uses `__DATE__`, `__TIME__` or `__TIMESTAMP__`.
-        file: whether it uses `__FILE__` or its kin, directly rather than in a directive.
-        file_macro: whether it uses them at all.
+        file: whether it uses `__FILE__` or its kin at all, be it in a macro.
         embed: whether it has an `#embed`.
+        alias: whether it gives headers other names (`#pragma include_alias`).
     """
 
     includes: frozenset[Include]
@@ -72,8 +81,8 @@ class FileScan(NamedTuple):
     probes: bool
     time: bool
     file: bool
-    file_macro: bool
     embed: bool
+    alias: bool
 
 
 def uses_time(text: bytes) -> bool:
@@ -90,21 +99,55 @@ def scan(text: bytes) -> FileScan:
     computed: set[str] = set()
     if b"include" in text:
         for match in _INCLUDE.finditer(text):
-            _operand(match[1], includes, computed)
+            _operand(match[2], includes, computed, onward=match[1] is not None)
         if computed:  # most often prose in a comment; look again without
             computed.clear()
             for match in _INCLUDE.finditer(_SKIPPED.sub(_without_comment, text)):
-                _operand(match[1], set(), computed)
-    file_macro = _FILE.search(text) is not None
+                _operand(match[2], set(), computed, onward=match[1] is not None)
     return FileScan(
         frozenset(includes),
         frozenset(computed),
         _PROBES.search(text) is not None,
         uses_time(text),
-        file_macro and _FILE.search(_SKIPPED.sub(b" ", _DIRECTIVE.sub(b"", text))) is not None,
-        file_macro,
+        _FILE.search(text) is not None,
         b"embed" in text and _EMBED.search(text) is not None,
+        b"include_alias" in text,
     )
+
+
+def names_file(texts: Sequence[bytes], definitions: Iterable[bytes]) -> bool:
+    """Tell whether code in the texts names its own file, by `__FILE__`, its kin or a macro of them.
+
+    `definitions` are further texts whose macros count. A macro that hands `__FILE__` to a failed
+    assertion and does nothing else with it is left out: what the assertion prints is in the output
+    as text, where it can be found.
+    """
+    definitions = (*texts, *definitions)
+    tainted: set[bytes] = set()
+    new = {b"__FILE__", b"__builtin_FILE", b"source_location"}
+    while new:
+        tainted |= new
+        words = _any_word(new)
+        new = {
+            definition[1]
+            for text in _holding(new, definitions)
+            for definition in _DEFINE.finditer(text)
+            if words.search(_ASSERTION.sub(b"", definition[3]))
+        } - tainted
+    words = _any_word(tainted)
+    return any(
+        words.search(_SKIPPED.sub(b" ", _DIRECTIVE.sub(b"", text)))
+        for text in _holding(tainted, texts)
+    )
+
+
+def _any_word(words: Iterable[bytes]) -> re.Pattern[bytes]:
+    return re.compile(rb"\b(?:" + b"|".join(sorted(words)) + rb")\b")
+
+
+def _holding(words: Iterable[bytes], texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield those texts, spliced, that hold one of the words; a hundred times as fast as `re`."""
+    return (spliced(text) for text in texts if any(word in text for word in words))
 
 
 def spliced(text: bytes) -> bytes:
@@ -124,57 +167,70 @@ def macros(texts: Iterable[bytes]) -> dict[str, list[Macro]]:
     return found
 
 
-def probes(texts: Mapping[str, bytes]) -> tuple[set[tuple[str, Include]], bool]:
+def probes(texts: Mapping[str, bytes]) -> tuple[set[tuple[str | None, Include]], bool]:
     """Return every operand of `__has_include` in the texts, and whether that is all of them.
 
-    `texts` maps names of files to their spliced text; an operand is given with its file. Follows
-    macros that wrap the operator (`#define HAS(x) __has_include(x)`), and macros that wrap those.
-    False says that some operand is computed in another way.
+    `texts` maps names of files to their spliced text; an operand is given with its file, or with
+    None where it stands in a macro, which can be used in any file. Follows macros that wrap the
+    operator (`#define HAS(x) __has_include(x)`), and macros that wrap those. False says that some
+    operand is computed in another way.
     """
-    found: set[tuple[str, Include]] = set()
+    found: set[tuple[str | None, Include]] = set()
     complete = True
     defined: dict[str, list[Macro]] | None = None
-    pending = ["__has_include", "__has_include_next"]
+    pending = [("__has_include", False), ("__has_include_next", True)]
     seen = set(pending)
     while pending:
-        word = pending.pop().encode()
+        word, onward = pending.pop()
         uses = re.compile(
-            rb"(?<!\w)" + word + rb"(?!\w)(?:" + _GAP + rb"\(" + _PROBED + rb")?", re.DOTALL
+            rb"(?<!\w)" + word.encode() + rb"(?!\w)(?:" + _GAP + rb"\(" + _PROBED + rb")?",
+            re.DOTALL,
         )
         for name, text in texts.items():
-            if word not in text:
+            if word.encode() not in text:
                 continue
             for match in uses.finditer(text):
-                start = text.rfind(b"\n", 0, match.start()) + 1
-                definition = (
-                    _DEFINE.match(text[start:].lstrip(), 0)
-                    if b"define" in text[start : match.start()]
-                    else None
-                )
+                definition = _definition_around(text, match.start())
+                if match[1] is None and definition is None:
+                    # `#ifdef __has_include`, `defined(__has_include)`; else a macro with the operand
+                    start = text.rfind(b"\n", 0, match.start()) + 1
+                    if _CONDITION.match(text, start) and _WORD_FOLLOWS.match(text, match.end()):
+                        complete = False
+                    continue
                 operands: set[Include] = set()
                 computed: set[str] = set()
-                _operand(match[1] or b"", operands, computed)
-                found |= {(name, operand) for operand in operands}
-                if definition is None and match[1] is None:
-                    continue  # `#ifdef __has_include`, `defined(__has_include)`
-                if definition is not None and definition[1] != word:
+                _operand(match[1] or b"", operands, computed, onward=onward)
+                where = name
+                if definition is not None:
+                    where = None
+                    if definition[1] == word.encode():
+                        continue  # the definition of the wrapper itself
                     parameters = _text(definition[2] or b"").strip("()").split(",")
-                    alias = match[1] is None and _text(definition[3]).encode() == word
+                    alias = match[1] is None and _text(definition[3]) == word
                     if alias or computed & {p.strip() for p in parameters}:
                         computed.clear()
-                        wrapper = _text(definition[1])
+                        complete = complete and len(parameters) == 1
+                        wrapper = (_text(definition[1]), onward)
                         if wrapper not in seen:
                             seen.add(wrapper)
                             pending.append(wrapper)
-                elif definition is not None:
-                    continue  # the definition of the wrapper itself
+                found |= {(where, operand) for operand in operands}
                 for operand in computed:
                     if defined is None:
                         defined = macros(texts.values())
                     expanded = expand(operand, defined)
                     complete = complete and expanded is not None
-                    found |= {(name, each) for each in expanded or ()}
+                    found |= {(where, each._replace(next=onward)) for each in expanded or ()}
     return found, complete
+
+
+def _definition_around(text: bytes, at: int) -> re.Match[bytes] | None:
+    """Return the `#define` on whose line position `at` lies, or None."""
+    start = text.rfind(b"\n", 0, at) + 1
+    if b"define" not in text[start:at]:
+        return None
+    end = text.find(b"\n", at)
+    return _DEFINE.match(text[start : end if end >= 0 else len(text)].lstrip())
 
 
 def _without_comment(match: re.Match[bytes]) -> bytes:
@@ -185,16 +241,19 @@ def _text(raw: bytes) -> str:
     return _LINE_COMMENT.sub(b" ", raw).decode("utf-8", "surrogateescape").strip()
 
 
-def _operand(raw: bytes, literal: set[Include], computed: set[str]) -> None:
+def _operand(
+    raw: bytes, literal: set[Include], computed: set[str], *, onward: bool = False
+) -> None:
+    """Add an operand to the literal or the computed ones; `onward` says of `#include_next`."""
     text = raw.decode("utf-8", "surrogateescape")
     if len(text) > 2 and text[0] == "<" and text[-1] == ">":
-        literal.add(Include(text[1:-1], quoted=False))
+        literal.add(Include(text[1:-1], quoted=False, next=onward))
     elif len(text) > 2 and text[0] == '"' and text[-1] == '"':
-        literal.add(Include(text[1:-1], quoted=True))
+        literal.add(Include(text[1:-1], quoted=True, next=onward))
     else:
         rest = _text(raw)
-        if rest:
-            computed.add(rest)
+        if rest:  # no `expand` takes a computed `#include_next` for resolved
+            computed.add(f"{rest} of #include_next" if onward else rest)
 
 
 def expand(

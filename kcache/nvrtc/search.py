@@ -2,9 +2,10 @@
 
 As observed on NVRTC 12.4 to 13.5: in-memory headers first, by the exact name that was written.
 Then, for a name in quotes, the directory of the file that includes it (as that file was opened,
-links not followed); for the source itself that is its own directory unless `--no-source-include`
-is given.
-Then the include directories in order. Directories and dangling links are passed over.
+links not followed; that of an in-memory header starts from the working directory), unless
+`--no-source-include` is given. Then the include directories in order. The operand of
+`--pre-include` is looked for in the working directory first, with that option too. Directories and
+dangling links are passed over.
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ class Place(NamedTuple):
 
 
 class Include(NamedTuple):
-    """An operand of `#include` or `__has_include`: its name, and whether it stood in quotes."""
+    """An operand of `#include` or `__has_include`: its name, and whether it stood in quotes.
+
+    With `next` it is one of `#include_next`: looked for in the directories after the includer's.
+    """
 
     name: str
     quoted: bool
+    next: bool = False
 
 
 class HeaderSearch:
@@ -64,26 +69,24 @@ class HeaderSearch:
         self.in_memory = frozenset(in_memory)
         self.source_include = source_include
         self.directory = directory
-        # The compiler drops one trailing slash of a directory, and joins with one.
         self.prefixes = (
-            f"{folder}/" if folder else "",
-            *(f"{path.removesuffix('/')}/" for path in include_paths),
+            "" if not folder else "/" if folder == "/" else f"{folder}/",
+            *map(_prefix, include_paths),
         )
         self._longest = sorted(
             range(1, len(self.prefixes)), key=lambda root: len(self.prefixes[root]), reverse=True
         )
 
     def place(self, opened: str) -> Place:
-        """Return the place of a path as the compiler opened it."""
+        """Return the one place of a path as the compiler opened it."""
         for root in self._longest:
-            if opened.startswith(self.prefixes[root]):
-                return Place(root, opened[len(self.prefixes[root]) :])
-        if opened.startswith("/"):
-            source = self.prefixes[SOURCE]
-            if source and opened.startswith(source):
-                return Place(SOURCE, opened[len(source) :])
-            return Place(ABSOLUTE, opened)
-        return Place(SOURCE, opened.removeprefix(self.prefixes[SOURCE]))
+            prefix = self.prefixes[root]
+            if opened.startswith(prefix) and (prefix or opened[:1] != "/"):
+                return Place(root, opened[len(prefix) :])
+        source = self.prefixes[SOURCE]
+        if opened.startswith(source) and (source or opened[:1] != "/"):
+            return Place(SOURCE, opened[len(source) :])
+        return Place(ABSOLUTE, opened)
 
     def opened(self, place: Place) -> str:
         """Return the path as the compiler opens it."""
@@ -99,23 +102,49 @@ class HeaderSearch:
         """Tell whether the place's root exists in this search at all."""
         return place.root < len(self.prefixes)
 
+    def nesting(self) -> Iterator[str]:
+        """Yield which roots lie inside which, and where: it decides which place a path has."""
+        for outer, prefix in enumerate(self.prefixes):
+            for inner, other in enumerate(self.prefixes):
+                if inner != outer and other.startswith(prefix) and (prefix or other[:1] != "/"):
+                    yield f"{outer} {inner} {other[len(prefix) :]}"
+
     def candidates(self, include: Include, includer: Place | None) -> Iterator[Place]:
         """Yield every place where `include` is looked for, first match first.
 
-        `includer` is the file that includes it, None for the source itself.
+        `includer` is the file that includes it, None for the source itself. Of `#include_next` the
+        directories before the includer's too.
         """
-        name = include.name
-        if name.startswith("/"):
-            yield Place(ABSOLUTE, name)
-            return
-        if include.quoted:
+        beside_first = include.quoted and self.source_include and not include.next
+        if beside_first and include.name[:1] != "/":
+            beside = self.prefixes[SOURCE]
             if includer is not None:
                 folder, slash, _ = self.opened(includer).rpartition("/")
-                yield self.place(f"{folder}{slash}{name}")
-            elif self.source_include:
-                yield Place(SOURCE, name)
-        for root in range(1, len(self.prefixes)):
-            yield Place(root, name)
+                beside = folder + slash
+            yield self.place(beside + include.name)
+        yield from self._along(include.name)
+
+    def pre_candidates(self, name: str) -> Iterator[Place]:
+        """Yield every place where the operand of `--pre-include` is looked for."""
+        if name[:1] != "/":
+            yield self.place(name)
+        yield from self._along(name)
+
+    def _along(self, name: str) -> Iterator[Place]:
+        if name[:1] == "/":
+            yield self.place(name)
+            return
+        for prefix in self.prefixes[1:]:
+            yield self.place(prefix + name)
+
+
+def _prefix(path: str) -> str:
+    """Return what the compiler puts before a name: the directory, one trailing slash dropped.
+
+    It ignores spaces around the directory, and takes an empty one for the working directory.
+    """
+    path = path.strip(" ")
+    return f"{path.removesuffix('/')}/" if path else ""
 
 
 def may_include(text: str) -> bool:

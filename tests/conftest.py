@@ -1,0 +1,87 @@
+"""What every test shares: a clean environment, and what the machine may lack."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import site
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kcache
+
+_CCCL = ("nvidia/cu13/include/cccl", "nvidia/cuda_cccl/include", "nvidia/cu12/include/cccl")
+
+
+def _missing(reason: str) -> None:
+    """Skip, unless the run was asked for with a compiler: then what is missing is a failure."""
+    if os.environ.get("TEST_NVRTC_MAJOR"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("KCACHE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> tuple[int, int]:
+    """NVRTC's version; skips where it is missing."""
+    from kcache.errors import CompilerNotFoundError
+    from kcache.nvrtc import compiler
+
+    try:
+        version = compiler.version()
+    except CompilerNotFoundError as error:
+        _missing(f"NVRTC is missing: {error}")
+        raise
+    major = os.environ.get("TEST_NVRTC_MAJOR")
+    if major and version[0] != int(major):
+        pytest.fail(f"TEST_NVRTC_MAJOR={major}, but the compiler found is {version}")
+    return version
+
+
+@pytest.fixture(scope="session")
+def cccl() -> Path:
+    """The include directory of CCCL, from its wheel; skips where it is missing."""
+    for folder in dict.fromkeys((*sys.path, *site.getsitepackages())):
+        for name in _CCCL:
+            found = Path(folder, name)
+            if (found / "cub").is_dir():
+                return found
+    _missing("the CCCL headers are missing: install kcache-cuda[demo]")
+    raise AssertionError
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[kcache.KernelCache]:
+    with kcache.KernelCache(tmp_path / "cache") as made:
+        yield made
+
+
+def _no_gpu() -> str | None:
+    """Return why there is no GPU to use, or None; loading CUDA without a driver can hang."""
+    name = ctypes.util.find_library("cuda")
+    try:
+        driver = ctypes.CDLL(name or "libcuda.so.1")
+    except OSError:
+        return "there is no CUDA driver (libcuda.so.1 is not found)"
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return "the CUDA driver can't be initialised"
+    return None if count.value else "the CUDA driver finds no GPU"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and (reason := _no_gpu()) is not None:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,34 @@
+"""Fixtures of the core's tests: no file descriptor, thread or child outlives a test."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def _open_files(below: Path) -> list[str]:
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if target.startswith(str(below)):
+            found.append(target)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
+    """Fails a test after which a thread runs, or a file below its directory is still open."""
+    threads = threading.active_count()
+    yield
+    assert threading.active_count() == threads
+    if _open_files(tmp_path):
+        gc.collect()  # closed with the engine or backend that the test let go of
+        assert _open_files(tmp_path) == []

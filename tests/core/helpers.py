@@ -1,0 +1,220 @@
+"""Shared by the tests of the core: keys, entries, looks at the raw directory, test backends."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hypothesis import HealthCheck, settings
+
+from kcache import Backend, Entry, EntryInfo, Usage
+from kcache.entry import encode
+
+_KEY = re.compile(r"[0-9a-f]{64}").fullmatch
+
+#: For properties that are tried in a fraction of a second...
+QUICK = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+#: ... and for the long versions of them.
+LONG = settings(QUICK, max_examples=2000)
+
+Truth = Usage
+
+
+def key(number: int | str, shard: int | None = None) -> str:
+    """Returns a key; `shard` sets its first two digits."""
+    digest = hashlib.sha256(str(number).encode()).hexdigest()
+    return digest if shard is None else f"{shard:02x}{digest[2:]}"
+
+
+def entry(size: int = 100, fill: int = 0, **metadata: float) -> Entry:
+    """Returns an entry of `size` bytes of payload."""
+    return Entry({"cubin": bytes((fill % 256,)) * size}, metadata)
+
+
+def stored_size(size: int = 100) -> int:
+    """Returns how many bytes `entry(size)` takes in a backend."""
+    return len(encode(key(0), entry(size)))
+
+
+class Tree(NamedTuple):
+    """What is in a file backend's directory: sizes of the entry files, and the other files."""
+
+    entries: dict[str, int]
+    temporary: list[Path]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.entries.values())
+
+
+def look(directory: Path | str) -> Tree:
+    """Looks at the files of a file backend, without using the backend."""
+    entries: dict[str, int] = {}
+    temporary: list[Path] = []
+    for shard in Path(directory).glob("[0-9a-f][0-9a-f]"):
+        try:
+            with os.scandir(shard) as items:
+                for item in items:
+                    if _KEY(item.name):
+                        try:
+                            entries[item.name] = item.stat(follow_symlinks=False).st_size
+                        except FileNotFoundError:
+                            continue
+                    elif item.name.endswith(".tmp"):
+                        temporary.append(Path(item.path))
+        except FileNotFoundError:
+            continue
+    return Tree(entries, temporary)
+
+
+def path_of(directory: Path | str, name: str) -> Path:
+    """Returns the file in which a file backend keeps `name`."""
+    return Path(directory) / name[:2] / name
+
+
+# -- other processes ---------------------------------------------------------------------------
+
+
+def python(
+    code: str, *arguments: object, environ: Mapping[str, str | None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh interpreter; None as a variable's value removes it."""
+    changed = environ or {}
+    environment = {k: v for k, v in os.environ.items() if k not in changed}
+    environment |= {k: v for k, v in changed.items() if v is not None}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+
+
+def output_of(
+    code: str, *arguments: object, environ: Mapping[str, str | None] | None = None
+) -> str:
+    """Returns what code prints in a fresh interpreter; it must succeed."""
+    done = python(code, *arguments, environ=environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Runs `work` in a forked child that then exits without cleaning up; returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def wait(pid: int) -> int:
+    """Waits for a child; returns its exit code, or minus the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# -- backends ----------------------------------------------------------------------------------
+
+
+class DictBackend(Backend):
+    """A correct backend in memory, with exact recency."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}  # least recently used first
+        self.closed = 0
+
+    def get(self, key: str) -> bytes | None:
+        return self.values.get(key)
+
+    def put(self, key: str, value: bytes) -> int:
+        self.values.pop(key, None)
+        self.values[key] = value
+        return len(value)
+
+    def delete(self, key: str) -> int:
+        return len(self.values.pop(key, b""))
+
+    def touch(self, key: str) -> None:
+        if key in self.values:
+            self.values[key] = self.values.pop(key)
+
+    def usage(self) -> Usage:
+        return Usage(sum(map(len, self.values.values())), len(self.values))
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        return self.scan()
+
+    def scan(self) -> Iterator[EntryInfo]:
+        for number, (name, value) in enumerate(list(self.values.items())):
+            if name in self.values:
+                yield EntryInfo(name, len(value), number)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class FaultyBackend(DictBackend):
+    """A backend whose methods raise what `faults` says, and which notes how it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults: dict[str, BaseException] = {}
+        self.calls: list[str] = []
+
+    def _enter(self, method: str) -> None:
+        self.calls.append(method)
+        if method in self.faults:
+            raise self.faults[method]
+
+    def get(self, key: str) -> bytes | None:
+        self._enter("get")
+        return super().get(key)
+
+    def use(self, key: str) -> bytes | None:
+        self._enter("use")
+        return super().use(key)
+
+    def put(self, key: str, value: bytes) -> int:
+        self._enter("put")
+        return super().put(key, value)
+
+    def delete(self, key: str) -> int:
+        self._enter("delete")
+        return super().delete(key)
+
+    def touch(self, key: str) -> None:
+        self._enter("touch")
+        super().touch(key)
+
+    def usage(self) -> Usage:
+        self._enter("usage")
+        return super().usage()
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        self._enter("coldest")
+        return super().coldest()
+
+    def scan(self) -> Iterator[EntryInfo]:
+        self._enter("scan")
+        return super().scan()
+
+    def close(self) -> None:
+        self._enter("close")
+        super().close()

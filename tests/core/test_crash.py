@@ -1,0 +1,265 @@
+"""Kills and interrupts at any instant: no torn value, no lock left, usage at or above the truth."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any
+
+import pytest
+from core.helpers import entry, fork, key, look, stored_size, wait
+
+from kcache import CacheEngine, open_engine
+from kcache.locks import RangeLocks
+from kcache_backends.file import FileBackend
+
+SHARD = 5
+OLD, NEW = b"old" * 50, b"new!" * 200
+ON_DISK = key("on disk", shard=SHARD)
+ABSENT = key("absent", shard=SHARD)
+NEW_SHARD = key("new shard", shard=SHARD + 1)
+
+OPERATIONS: dict[str, Callable[[FileBackend], object]] = {
+    "put": lambda backend: backend.put(ABSENT, NEW),
+    "put in a new shard": lambda backend: backend.put(NEW_SHARD, NEW),
+    "replace": lambda backend: backend.put(ON_DISK, NEW),
+    "delete": lambda backend: backend.delete(ON_DISK),
+    "use": lambda backend: backend.use(ON_DISK),
+    "coldest": lambda backend: list(backend.coldest()),
+    "reopen": lambda backend: FileBackend(backend._root).usage(),
+}
+#: Of operations that look at every shard, only every n-th line is tried.
+STRIDES = {"coldest": 89, "reopen": 3}
+ALL_LINES_DONE = 7
+UNLOCKING = ("_unlock", "_range_unlock", "_flock")
+
+
+class At:
+    """Runs an action when the backend's code reaches its n-th line."""
+
+    def __init__(self, number: int, action: Callable[[], object]) -> None:
+        self.left = number
+        self.action = action
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        name = frame.f_code.co_filename
+        if "kcache_backends" not in name and not name.endswith("kcache/locks.py"):
+            return None
+        if event == "line" and not self.releases_a_lock(frame):
+            if self.left == 0:
+                self.left = -1
+                self.action()
+            self.left -= 1
+        return self
+
+    @staticmethod
+    def releases_a_lock(frame: FrameType) -> bool:
+        """Tells whether the release of a lock is next; nothing helps against interrupts of that."""
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        return frame.f_code.co_name in UNLOCKING or "self._unlock(" in line
+
+    def run(self, work: Callable[[], object]) -> bool:
+        """Runs `work`; tells whether the line was reached."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+        return self.left < 0
+
+
+def prepare(place: Path) -> None:
+    with closing(FileBackend(place)) as backend:
+        for number in range(3):
+            backend.put(key(number, shard=SHARD), bytes(100))
+        backend.put(ON_DISK, OLD)
+
+
+def check_after_crash(place: Path, operation: str) -> None:
+    """Asserts what must hold in the next process, without waiting for anything."""
+    truth = look(place)
+    with (place / "counters").open("r+b") as file:
+        locks = RangeLocks(file.fileno())
+        for shard in (SHARD, SHARD + 1):
+            assert locks.claim(32 * shard, 32), "the lock of a shard was left"
+        assert locks.claim(32 * 256, 1), "the lock for making the counters was left"
+    with closing(FileBackend(place)) as backend:
+        usage = backend.usage()
+        assert usage.bytes >= truth.bytes
+        assert usage.entries >= len(truth.entries)
+        assert backend.get(ON_DISK) in {
+            "replace": (OLD, NEW),
+            "delete": (OLD, None),
+        }.get(operation, (OLD,))
+        assert backend.get(ABSENT) in (None, NEW)
+        assert backend.get(NEW_SHARD) in (None, NEW)
+        for name in (ABSENT, NEW_SHARD, ON_DISK):
+            backend.put(name, b"next")
+            assert backend.get(name) == b"next"
+        list(backend.coldest())
+        truth = look(place)
+        assert truth.temporary == []
+        assert backend.usage() == (truth.bytes, len(truth.entries)) == (312, 6)
+
+
+def try_every_line(
+    operation: str, tmp_path: Path, action: Callable[[], object], ends_with: int
+) -> None:
+    """Runs the operation in a child for each of its lines, with the action before that line."""
+    stride = STRIDES.get(operation, 1)
+    for number in range(0, 1000 * stride, stride):
+        place = tmp_path / str(number)
+        prepare(place)
+
+        def work(place: Path = place, number: int = number) -> None:
+            backend = FileBackend(place)
+            try:
+                reached = At(number, action).run(lambda: OPERATIONS[operation](backend))
+            except KeyboardInterrupt:
+                reached = True
+            if reached:
+                truth = look(place)
+                assert backend.usage().bytes >= truth.bytes
+                assert backend.usage().entries >= len(truth.entries)
+                check_after_crash(place, operation)  # while the interrupted process lives on
+                return
+            os._exit(ALL_LINES_DONE)
+
+        status = wait(fork(work))
+        if status == ALL_LINES_DONE:
+            assert number > 5 * stride
+            return
+        assert status == ends_with
+        if status:
+            check_after_crash(place, operation)
+    pytest.fail("the operation never ended")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_process_may_be_killed_at_any_line(operation: str, tmp_path: Path) -> None:
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    try_every_line(operation, tmp_path, die, ends_with=-signal.SIGKILL)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_may_be_interrupted_at_any_line(operation: str, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    try_every_line(operation, tmp_path, interrupt, ends_with=0)
+
+
+# -- many processes ------------------------------------------------------------------------------
+
+CAP = 40_000
+LARGEST = 4_000
+
+
+def storm(place: Path, seed: int, report: int) -> None:
+    """Puts, gets and deletes without end; writes a byte to `report` after each operation."""
+    random = Random(seed)
+    with open_engine(place, max_size=CAP) as engine:
+        while True:
+            number = random.randrange(60)
+            choice = random.randrange(10)
+            if choice < 7:
+                engine.put(key(number), entry(random.randrange(LARGEST - 200), number))
+            elif choice < 9:
+                found = engine.get(key(number))
+                assert found is None or set(found.payload["cubin"]) <= {number}
+            else:
+                engine.delete(key(number))
+            os.write(report, b".")
+
+
+def kill_in_a_storm(place: Path, kills: int, random: Random) -> Iterator[CacheEngine]:
+    """Kills one of four writers again and again; yields after each kill, and replaces it."""
+    reading, writing = os.pipe()
+    children: list[int] = []
+
+    def start() -> None:
+        seed = random.randrange(1 << 30)
+        children.append(fork(lambda: storm(place, seed, writing)))
+
+    engine = open_engine(place, max_size=CAP)
+    try:
+        for _ in range(4):
+            start()
+        for _ in range(kills):
+            for _ in range(random.randrange(1, 40)):  # let them work a while
+                os.read(reading, 1)
+            victim = children.pop(random.randrange(len(children)))
+            os.kill(victim, signal.SIGKILL)
+            assert wait(victim) == -signal.SIGKILL
+            yield engine
+            start()
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            wait(child)
+        os.close(reading)
+        os.close(writing)
+        engine.close()
+
+
+def check_a_storm(place: Path, kills: int) -> None:
+    survived = 0
+    for engine in kill_in_a_storm(place, kills, Random(kills)):
+        survived += 1
+        assert look(place / "file").bytes <= (CAP + 5 * LARGEST) * 1.02
+        engine.put(key("next"), entry(500))
+        for number in range(60):
+            found = engine.get(key(number))
+            assert found is None or set(found.payload["cubin"]) <= {number}
+    assert survived == kills
+    with open_engine(place, max_size=CAP) as engine:
+        truth = look(place / "file")
+        assert engine.size_bytes >= truth.bytes
+        engine.trim(CAP // 2)
+        list(engine.backend.coldest())
+        truth = look(place / "file")
+        assert truth.temporary == []
+        assert truth.bytes <= CAP // 2
+        assert engine.backend.usage() == (truth.bytes, len(truth.entries))
+        assert engine.total_stats().corrupt == 0
+
+
+def test_writers_killed_at_random_leave_a_sound_cache(tmp_path: Path) -> None:
+    check_a_storm(tmp_path, kills=25)
+
+
+@pytest.mark.slow
+def test_writers_killed_at_random_many_times_leave_a_sound_cache(tmp_path: Path) -> None:
+    check_a_storm(tmp_path, kills=300)
+
+
+def test_writers_together_stay_below_the_cap_and_one_entry_each(tmp_path: Path) -> None:
+    writers = 4
+
+    def work(seed: int) -> None:
+        random = Random(seed)
+        with open_engine(tmp_path, max_size=CAP) as engine:
+            for number in range(150):
+                engine.put(key(f"{seed} {number}"), entry(random.randrange(LARGEST - 200)))
+
+    children = {fork(lambda seed=seed: work(seed)) for seed in range(writers)}
+    largest_total = samples = 0
+    while children:
+        largest_total = max(largest_total, look(tmp_path / "file").bytes)
+        samples += 1
+        for child in list(children):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                children.remove(child)
+    assert samples > 20
+    assert CAP * 0.8 < largest_total <= (CAP + writers * LARGEST) * 1.02
+    assert stored_size(LARGEST - 200) <= LARGEST

@@ -1,0 +1,463 @@
+"""Entry and its envelope: what comes out is what went in, or CorruptEntryError."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import xxhash
+from core.helpers import LONG, QUICK, key
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcache import CorruptEntryError, Entry
+from kcache.entry import (
+    FORMAT_VERSION,
+    MAX_METADATA,
+    MAX_PRODUCER,
+    MAX_SECTIONS,
+    decode,
+    encode,
+    open_envelope,
+)
+from kcache.errors import ArgumentTypeError, IncompatibleEntryError
+
+KEY = key(1)
+OTHER = key(2)
+ENTRY = Entry(
+    {"ptx": b".version 8.8\0", "cubin": b"\x7fELF" + bytes(20), "empty": b""},
+    {"log": "größer \u4e2d", "names": {"f<int>": "_Z1fIiEvv"}, "compile_seconds": 0.25},
+)
+HEADER = struct.Struct("<6sHQd32sHHI")
+
+
+def seal(body: bytes) -> bytes:
+    """Appends the right checksum."""
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def envelope(
+    sections: list[tuple[bytes, bytes]] | None = None,
+    metadata: bytes = b"{}",
+    *,
+    magic: bytes = b"KCACHE",
+    version: int = FORMAT_VERSION,
+    cost: float = 0.0,
+    name: str = KEY,
+    producer: bytes = b"",
+    count: int | None = None,
+    metadata_length: int | None = None,
+    producer_length: int | None = None,
+    sizes: list[int] | None = None,
+    total: int | None = None,
+) -> bytes:
+    """Builds an envelope from the table in the format's description, with any field forged."""
+    parts = sections or []
+    lengths = sizes if sizes is not None else [len(value) for _, value in parts]
+    table = b"".join(
+        bytes((len(title),)) + title + struct.pack("<Q", length)
+        for (title, _), length in zip(parts, lengths, strict=True)
+    )
+    rest = producer + table + metadata + b"".join(value for _, value in parts)
+    header = HEADER.pack(
+        magic,
+        version,
+        HEADER.size + len(rest) + 16 if total is None else total,
+        cost,
+        bytes.fromhex(name),
+        len(parts) if count is None else count,
+        len(producer) if producer_length is None else producer_length,
+        len(metadata) if metadata_length is None else metadata_length,
+    )
+    return seal(header + rest)
+
+
+def decodes(blob: bytes) -> bool:
+    """Tells whether bytes are accepted, by both ways of opening them; no other error may come."""
+    try:
+        found = decode(blob, KEY)
+    except CorruptEntryError:
+        lazily = False
+        try:
+            opened = open_envelope(blob, KEY, b"")
+        except CorruptEntryError:
+            return False
+        for _ in range(2):  # the second time is no better than the first
+            with pytest.raises(CorruptEntryError):
+                lazily = opened.payload is not None
+            with pytest.raises(CorruptEntryError):
+                lazily = opened.metadata is not None
+        return lazily
+    assert math.isfinite(found.cost)
+    assert found.cost >= 0
+    return True
+
+
+# -- round trip --------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+NAMES = TEXT.filter(lambda text: 0 < len(text.encode()) < 256)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(TEXT, children, max_size=4),
+    max_leaves=12,
+)
+ENTRIES = st.builds(
+    Entry,
+    st.dictionaries(NAMES, st.binary(max_size=200), max_size=6),
+    st.dictionaries(TEXT, VALUES, max_size=5),
+)
+PRODUCERS = st.binary(max_size=MAX_PRODUCER)
+
+
+def test_the_envelope_is_laid_out_as_documented() -> None:
+    image = envelope(
+        [("ä".encode(), b"\1\2"), (b"x", b"")],
+        '{"log":"ä","compile_seconds":1.5}'.encode(),
+        cost=1.5,
+        producer=b"me/1",
+    )
+    entry = Entry({"ä": b"\1\2", "x": b""}, {"log": "ä", "compile_seconds": 1.5})
+    assert encode(KEY, entry, producer=b"me/1") == image
+    assert decode(image, KEY, producer=b"me/1") == entry
+
+
+@QUICK
+@given(ENTRIES, PRODUCERS)
+def test_round_trip(entry: Entry, producer: bytes) -> None:
+    blob = encode(KEY, entry, producer=producer)
+    found = decode(blob, KEY, producer=producer)
+    assert found == entry
+    assert list(found.payload) == list(entry.payload)
+    assert found.cost == entry.cost
+    assert encode(KEY, found, producer=producer) == blob
+
+
+def test_round_trip_at_the_bounds_of_the_format() -> None:
+    payload = {f"{n:0255d}": b"x" for n in range(MAX_SECTIONS)}
+    room = MAX_METADATA - len('{"log":""}')
+    entry = Entry(payload, {"log": "x" * room})
+    producer = b"p" * MAX_PRODUCER
+    assert decode(encode(KEY, entry, producer=producer), KEY, producer=producer) == entry
+
+
+# -- damage ------------------------------------------------------------------------------------
+
+
+def test_every_change_of_a_single_byte_is_detected() -> None:
+    blob = bytearray(encode(KEY, ENTRY))
+    for offset, right in enumerate(blob):
+        for wrong in range(256):
+            if wrong != right:
+                blob[offset] = wrong
+                with pytest.raises(CorruptEntryError) as caught:
+                    decode(bytes(blob), KEY)
+                assert not isinstance(caught.value, IncompatibleEntryError)
+        blob[offset] = right
+    assert decode(bytes(blob), KEY) == ENTRY
+
+
+def test_every_truncation_is_detected() -> None:
+    blob = encode(KEY, ENTRY)
+    for length in range(len(blob)):
+        with pytest.raises(CorruptEntryError):
+            decode(blob[:length], KEY)
+
+
+@QUICK
+@given(st.binary(min_size=1, max_size=64))
+def test_every_extension_is_detected(more: bytes) -> None:
+    blob = encode(KEY, ENTRY)
+    for longer in (blob + more, more + blob, blob + blob, seal(blob), seal(blob[:-16] + more)):
+        with pytest.raises(CorruptEntryError):
+            decode(longer, KEY)
+
+
+@QUICK
+@given(st.binary(max_size=300))
+def test_random_bytes_are_corrupt(blob: bytes) -> None:
+    for candidate in (blob, seal(blob), seal(b"KCACHE\1\0" + blob)):
+        with pytest.raises(CorruptEntryError):
+            decode(candidate, KEY)
+
+
+def test_an_entry_of_another_key_is_corrupt() -> None:
+    with pytest.raises(CorruptEntryError, match="another key") as caught:
+        decode(encode(OTHER, ENTRY), KEY)
+    assert not isinstance(caught.value, IncompatibleEntryError)
+
+
+@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, 0xFFFF])
+def test_another_format_version_is_incompatible_whatever_follows(version: int) -> None:
+    with pytest.raises(IncompatibleEntryError, match=str(version)):
+        decode(envelope(version=version), KEY)
+    junk = seal(struct.pack("<6sH", b"KCACHE", version) + b"\xff" * 80)
+    with pytest.raises(IncompatibleEntryError, match=str(version)):
+        decode(junk, KEY)
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"), [(b"a/1", b"a/2"), (b"", b"a"), (b"a", b""), (b"a/1", b"a/10")]
+)
+def test_another_producer_is_incompatible(stored: bytes, asked: bytes) -> None:
+    with pytest.raises(IncompatibleEntryError):
+        decode(encode(KEY, ENTRY, producer=stored), KEY, producer=asked)
+
+
+def test_damage_to_an_entry_of_another_version_is_corrupt_not_incompatible() -> None:
+    blob = bytearray(envelope(version=FORMAT_VERSION + 1))
+    blob[-1] ^= 1
+    with pytest.raises(CorruptEntryError) as caught:
+        decode(bytes(blob), KEY)
+    assert not isinstance(caught.value, IncompatibleEntryError)
+
+
+# -- forgery: a right checksum over nonsense -----------------------------------------------------
+
+SECTIONS = [(b"ptx", b"code"), (b"cubin", b"more")]
+FORGED: dict[str, bytes] = {
+    "magic": envelope(magic=b"KCACHF"),
+    "total too small": envelope(total=73),
+    "total too large": envelope(SECTIONS, total=1 << 63),
+    "more sections than there are": envelope(SECTIONS, count=3),
+    "fewer sections than there are": envelope(SECTIONS, count=1),
+    "sections beyond the bound": envelope([(b"%d" % n, b"") for n in range(MAX_SECTIONS + 1)]),
+    "65535 sections": envelope(count=0xFFFF),
+    "metadata longer than everything": envelope(metadata_length=0xFFFFFFFF),
+    "metadata shorter than it is": envelope(SECTIONS, metadata_length=1),
+    "no metadata": envelope(metadata=b""),
+    "producer longer than everything": envelope(producer_length=0xFFFF),
+    "size beyond the end": envelope(SECTIONS, sizes=[5, 4]),
+    "sizes of 2**64 - 1": envelope(SECTIONS, sizes=[(1 << 64) - 1, (1 << 64) - 1]),
+    "sizes that wrap to the right sum": envelope(SECTIONS, sizes=[(1 << 64) - 1, 9]),
+    "a gap after the sections": seal(envelope(SECTIONS)[:-16] + b"gap"),
+    "two sections of one name": envelope([(b"ptx", b"1"), (b"ptx", b"2")]),
+    "a name that is not UTF-8": envelope([(b"\xff\xfe", b"1")]),
+    "metadata that is not UTF-8": envelope(metadata=b'{"a":"\xff"}'),
+    "metadata that is not JSON": envelope(metadata=b"{'a': 1}"),
+    "metadata that is a list": envelope(metadata=b"[]"),
+    "metadata that is null": envelope(metadata=b"null"),
+    "metadata with a tail": envelope(metadata=b"{} {}"),
+    "an integer of 5,000 digits": envelope(metadata=b'{"a":' + b"9" * 5000 + b"}"),
+    "lists nested 100,000 deep": envelope(metadata=b'{"a":' + b"[" * 100_000),
+    "closed lists nested deep": envelope(metadata=b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
+    "objects nested 100,000 deep": envelope(metadata=b'{"a":' * 100_000),
+    "cost not a number": envelope(cost=math.nan),
+    "infinite cost": envelope(cost=math.inf),
+    "negative cost": envelope(cost=-1.0),
+}
+
+
+@pytest.mark.parametrize("blob", FORGED.values(), ids=FORGED.keys())
+def test_a_forged_field_is_corrupt(blob: bytes) -> None:
+    assert not decodes(blob)
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> bytes:
+    """Draws an envelope with overwritten, removed and inserted bytes and the right checksum."""
+    body = bytearray(
+        encode(KEY, draw(st.sampled_from([ENTRY, Entry({}), Entry({"a": b"b"})])))[:-16]
+    )
+    for _ in range(draw(st.integers(1, 4))):
+        # Mostly header and table, which hold every length and count.
+        at = min(len(body), draw(st.integers(0, 400) | st.integers(64, 110)))
+        new = draw(
+            st.binary(max_size=4)
+            | st.sampled_from(
+                [b"\xff" * 8, bytes(8), b"[" * 40, b"\xff\xff", b"\x01\0", b'"\\ud800"']
+            )
+        )
+        removed = draw(st.sampled_from([0, len(new), len(new), 1, 8]))
+        body[at : at + removed] = new
+    if draw(st.booleans()) and len(body) >= 16:  # else most would fail on the total alone
+        body[8:16] = struct.pack("<Q", len(body) + 16)
+    if draw(st.booleans()) and len(body) >= 56:
+        body[24:56] = bytes.fromhex(KEY)
+    return seal(bytes(body))
+
+
+@QUICK
+@given(mutations())
+def test_a_forged_envelope_is_decoded_or_corrupt_and_nothing_else(blob: bytes) -> None:
+    if decodes(blob):
+        found = decode(blob, KEY)
+        assert sum(map(len, found.payload.values())) < len(blob)
+        assert type(found.metadata) is type(Entry({}).metadata)
+
+
+@pytest.mark.slow
+@LONG
+@given(mutations())
+def test_many_forged_envelopes_are_decoded_or_corrupt_and_nothing_else(blob: bytes) -> None:
+    if decodes(blob):
+        found = decode(blob, KEY)
+        assert sum(map(len, found.payload.values())) < len(blob)
+        assert type(found.metadata) is type(Entry({}).metadata)
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Returns the most bytes that were allocated at once during `work`."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("blob", FORGED.values(), ids=FORGED.keys())
+def test_decoding_nonsense_allocates_no_more_than_its_length(blob: bytes) -> None:
+    # Metadata is copied, decoded to text and parsed: a pointer and a list per bracket at worst.
+    assert peak_of(lambda: decodes(blob)) < 64 * 1024 + 80 * len(blob)
+
+
+@QUICK
+@given(mutations())
+def test_decoding_a_forged_envelope_allocates_within_bounds(blob: bytes) -> None:
+    assert peak_of(lambda: decodes(blob)) < 64 * 1024 + 80 * len(blob)
+
+
+def test_opening_an_entry_copies_its_payload_once() -> None:
+    blob = encode(KEY, Entry({"cubin": bytes(1 << 20), "ptx": bytes(1 << 20)}))
+    opened: list[Entry] = []
+    assert peak_of(lambda: opened.append(open_envelope(blob, KEY, b""))) < 64 * 1024
+    assert peak_of(lambda: opened[0].payload) < (2 << 20) + 64 * 1024
+
+
+# -- Entry -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payload", "metadata"),
+    [
+        ([("ptx", b"")], {}),
+        (b"bytes", {}),
+        (None, {}),
+        ({1: b""}, {}),
+        ({"ptx": "text"}, {}),
+        ({"ptx": bytearray(b"x")}, {}),
+        ({}, "text"),
+        ({}, [("a", 1)]),
+    ],
+)
+def test_wrong_types_are_refused_when_an_entry_is_made(payload: Any, metadata: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"payload|metadata"):
+        Entry(payload, metadata)
+
+
+def _endless() -> dict[str, Any]:
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    return loop
+
+
+UNFIT: dict[str, tuple[dict[str, bytes], dict[str, Any]]] = {
+    "bytes in metadata": ({}, {"x": b"bytes"}),
+    "a set in metadata": ({}, {"x": {1, 2}}),
+    "not a number": ({}, {"x": math.nan}),
+    "infinity": ({}, {"x": math.inf}),
+    "half a surrogate pair": ({}, {"x": "\ud800"}),
+    "half a surrogate pair as a name": ({}, {"\udc80": 1}),
+    "an integer of 5,000 digits": ({}, {"x": 10**5000}),
+    "a compile time of 5,000 digits": ({}, {"compile_seconds": 10**5000}),
+    "a compile time that is no number": ({}, {"compile_seconds": math.nan}),
+    "metadata that holds itself": ({}, _endless()),
+    "metadata beyond the bound": ({}, {"log": "x" * MAX_METADATA}),
+    "an empty section name": ({"": b""}, {}),
+    "a section name of 256 bytes": ({"x" * 256: b""}, {}),
+    "a section name of 128 letters and 256 bytes": ({"ä" * 128: b""}, {}),
+    "a section name that is not Unicode": ({"\ud800": b""}, {}),
+    "a section too many": ({str(n): b"" for n in range(MAX_SECTIONS + 1)}, {}),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_the_format_cannot_hold_is_refused_when_it_is_encoded(what: str) -> None:
+    entry = Entry(*UNFIT[what])
+    with pytest.raises(ArgumentTypeError):
+        encode(KEY, entry)
+
+
+def test_a_producer_beyond_the_bound_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match=str(MAX_PRODUCER)):
+        encode(KEY, ENTRY, producer=b"p" * (MAX_PRODUCER + 1))
+
+
+@pytest.mark.parametrize("seconds", [-1, -0.5, "1", None, [1]])
+def test_a_compile_time_that_is_none_saves_nothing(seconds: Any) -> None:
+    entry = Entry({}, {"compile_seconds": seconds})
+    assert entry.cost == 0.0
+    found = decode(encode(KEY, entry), KEY)
+    assert found.cost == 0.0
+    assert found == entry
+
+
+@pytest.mark.parametrize("entry", [ENTRY, decode(encode(KEY, ENTRY), KEY)], ids=["made", "read"])
+def test_an_entry_cannot_be_changed(entry: Entry) -> None:
+    with pytest.raises(TypeError):
+        entry.payload["ptx"] = b""  # type: ignore[index]
+    with pytest.raises(TypeError):
+        entry.metadata["log"] = ""  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        entry.payload = {}  # type: ignore[misc]
+
+
+def test_an_entry_does_not_follow_the_mappings_it_was_made_from() -> None:
+    payload, metadata = {"ptx": b"1"}, {"a": 1}
+    entry = Entry(payload, metadata)
+    payload["ptx"] = b"2"
+    metadata["a"] = 2
+    assert entry == Entry({"ptx": b"1"}, {"a": 1})
+
+
+def test_entries_are_equal_by_payload_and_metadata() -> None:
+    one, same = Entry({"a": b"1"}, {"x": 1}), Entry({"a": b"1"}, {"x": 1})
+    assert one == same
+    assert hash(one) == hash(same)
+    for other in (Entry({"a": b"2"}, {"x": 1}), Entry({"a": b"1"}, {"x": 2}), Entry({}), None, 1):
+        assert one != other
+
+
+def test_size_is_the_payload_and_repr_shows_no_bytes_of_it() -> None:
+    assert ENTRY.size == 37
+    assert "ptx: 13 B" in repr(ENTRY)
+    assert ".version" not in repr(ENTRY)
+
+
+def test_threads_may_share_an_entry_that_nobody_has_looked_into_yet() -> None:
+    blob = encode(KEY, ENTRY)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    errors: list[BaseException] = []
+    entries = [open_envelope(blob, KEY, b"") for _ in range(3000)]
+    barrier = threading.Barrier(4)
+
+    def read() -> None:
+        barrier.wait()
+        try:
+            for entry in entries:
+                assert len(entry.payload) == 3
+                assert len(entry.metadata) == 3
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []

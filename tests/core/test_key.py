@@ -1,0 +1,155 @@
+"""CacheKey, hash_source, hash_options: equal requests and only equal requests share a key."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from core.helpers import QUICK, output_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcache import CacheKey, CompileOptions, hash_options, hash_source
+from kcache.backend import is_key
+from kcache.key import digest_fields
+
+KEY = CacheKey(
+    source_hash=hash_source("__global__ void f() {}"),
+    arch="sm_90",
+    options_hash=hash_options(["-std=c++17"]),
+    compiler="1f6e",
+    names=("f<int>", "f<float>"),
+    headers={"a.h": hash_source("1"), "b.h": hash_source("2")},
+    outputs=("cubin", "ptx"),
+    extra_key=b"extra",
+    source_name="kernel.cu",
+)
+
+#: Another value for every field; a field that is added without one fails the test below.
+OTHERS: dict[str, list[Any]] = {
+    "source_hash": [hash_source("__global__ void g() {}"), ""],
+    "arch": ["sm_90a", "compute_90", "sm_9"],
+    "options_hash": [hash_options(["-std=c++20"]), hash_options([])],
+    "compiler": ["1f6f", ""],
+    "names": [(), ("f<int>",), ("f<float>", "f<int>"), ("f<int>f<float>",), ("f<int>f", "<float>")],
+    "headers": [
+        {},
+        {"a.h": hash_source("1")},
+        {"a.h": hash_source("2"), "b.h": hash_source("1")},
+        {"a.h": hash_source("1"), "c.h": hash_source("2")},
+    ],
+    "outputs": [(), ("cubin",), ("ptx", "cubin"), ("cubin", "ptx", "ltoir")],
+    "extra_key": [b"", b"extra\0", b"extr"],
+    "source_name": ["", "kernel.cpp", "src/kernel.cu"],
+}
+
+IN_A_PROCESS = """
+import kcache
+key = kcache.CacheKey("s", "sm_90", "o", "c", names=("n", "m"), extra_key=b"x",
+                      headers={name: name for name in {"a.h", "b.h", "c.h", "d.h", "e.h"}})
+print(key.digest(), kcache.hash_source("text"), kcache.hash_options(["-a", "-b"]),
+      kcache.hash_options(kcache.CompileOptions(arch="sm_90", defines={"A": 1, "B": 2})))
+"""
+
+
+def test_keys_are_64_hexadecimal_digits() -> None:
+    for digest in (KEY.digest(), hash_source(""), hash_options([]), digest_fields("x", ())):
+        assert is_key(digest)
+
+
+def test_every_process_computes_the_same_digests() -> None:
+    seeds = ("0", "1", "4242", "random")
+    assert len({output_of(IN_A_PROCESS, environ={"PYTHONHASHSEED": s}) for s in seeds}) == 1
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(CacheKey)])
+def test_every_field_separates_keys(field: str) -> None:
+    changed = [replace(KEY, **{field: value}) for value in OTHERS[field]]
+    digests = {key.digest() for key in (KEY, *changed)}
+    assert len(digests) == 1 + len(changed)
+
+
+def test_a_value_in_another_field_is_another_key() -> None:
+    texts = ("source_hash", "arch", "options_hash", "compiler", "source_name")
+    plain = {"source_hash": "", "arch": "", "options_hash": "", "compiler": ""}
+    keys = [CacheKey(**{**plain, field: "x"}) for field in texts]
+    keys += [CacheKey(**plain, names=("x",)), CacheKey(**plain, outputs=("x",))]
+    keys += [CacheKey(**plain, extra_key=b"x"), CacheKey(**plain, headers={"x": ""})]
+    keys += [CacheKey(**plain, headers={"": "x"}), CacheKey(**plain, names=("x", ""))]
+    assert len({key.digest() for key in keys}) == len(keys)
+
+
+def test_the_order_of_headers_in_the_mapping_does_not_matter() -> None:
+    turned = replace(KEY, headers=dict(reversed(KEY.headers.items())))
+    assert turned.digest() == KEY.digest()
+
+
+def test_the_digest_is_sha256_over_length_prefixed_fields() -> None:
+    parts = ((b"label", b""), (b"name", b"value"), (b"", b"\0\xff"))
+    image = b"".join(
+        len(name).to_bytes(4, "little") + len(value).to_bytes(8, "little") + name + value
+        for name, value in parts
+    )
+    found = digest_fields("label", [("name", b"value"), ("", b"\0\xff")])
+    assert found == hashlib.sha256(image).hexdigest()
+
+
+FIELDS = st.lists(st.tuples(st.text(max_size=4), st.binary(max_size=4)), max_size=4)
+
+
+@QUICK
+@given(st.text(max_size=3), FIELDS, st.text(max_size=3), FIELDS)
+def test_different_fields_never_share_a_digest(
+    label: str, first: list[tuple[str, bytes]], other: str, second: list[tuple[str, bytes]]
+) -> None:
+    same = (label, first) == (other, second)
+    assert (digest_fields(label, first) == digest_fields(other, second)) is same
+
+
+@QUICK
+@given(st.text(min_size=2, max_size=12), st.data())
+def test_no_two_ways_to_cut_a_text_into_options_share_a_hash(
+    text: str, data: st.DataObject
+) -> None:
+    cuts = st.sets(st.integers(1, len(text) - 1))
+    lists = []
+    for _ in range(2):
+        ends = [0, *sorted(data.draw(cuts)), len(text)]
+        lists.append([text[a:b] for a, b in itertools.pairwise(ends)])
+    assert (hash_options(lists[0]) == hash_options(lists[1])) is (lists[0] == lists[1])
+
+
+def test_options_are_order_sensitive_and_length_prefixed() -> None:
+    lists = (["ab", "c"], ["a", "bc"], ["c", "ab"], ["abc"], ["ab", "c", ""], [])
+    assert len({hash_options(options) for options in lists}) == len(lists)
+    assert hash_options(["ab", "c"]) == hash_options(("ab", "c"))
+
+
+def test_hash_options_takes_compile_options_for_their_flags() -> None:
+    options = CompileOptions(arch="sm_90", fast_math=True)
+    assert hash_options(options) == hash_options(options.flags())
+    assert hash_options(options) != hash_options(options.replace(fast_math=False))
+
+
+def test_hash_source_is_the_sha256_of_the_utf8_text() -> None:
+    text = "// größer \u4e2d\r\n\0"
+    assert hash_source(text) == hashlib.sha256(text.encode()).hexdigest()
+
+
+# A FIPS build refuses hashes that don't say they are no security measure; this stands in for one.
+FIPS = """
+import hashlib
+real = hashlib.sha256
+def sha256(data=b"", *, usedforsecurity=True):
+    if usedforsecurity:
+        raise ValueError("disabled for FIPS")
+    return real(data)
+hashlib.sha256 = sha256
+"""
+
+
+def test_hashing_declares_that_it_is_not_used_for_security() -> None:
+    assert output_of(FIPS + IN_A_PROCESS) == output_of(IN_A_PROCESS)

@@ -1,0 +1,477 @@
+"""Stats and their file: what every process counted, summed, and lost by nobody else's death."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from struct import pack
+
+import pytest
+from core.helpers import QUICK, entry, fork, key, output_of, wait
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kcache import BackendError, Stats, open_engine
+from kcache.stats import FIELDS, Counters, StatsFile
+
+HITS = FIELDS.index("hits")
+
+
+def amounts(**counts: float) -> list[float]:
+    """Returns counts in the order of the file."""
+    return [counts.get(name, 0) for name in FIELDS]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "stats"
+
+
+# -- Stats -------------------------------------------------------------------------------------
+
+
+def test_figures_that_are_derived() -> None:
+    stats = Stats(hits=3, misses=1, compiles=2, compile_seconds=0.5, hit_seconds=0.003)
+    assert stats.requests == 4
+    assert stats.hit_rate == 0.75
+    assert stats.avg_compile_time_ms == 250
+    assert stats.avg_cache_time_ms == pytest.approx(1)
+
+
+def test_nothing_counted_divides_by_nothing() -> None:
+    stats = Stats()
+    assert (stats.hit_rate, stats.avg_compile_time_ms, stats.avg_cache_time_ms) == (0, 0, 0)
+
+
+def test_to_dict_is_json_and_holds_everything() -> None:
+    found = json.loads(json.dumps(Stats(hits=1, saved_seconds=0.5).to_dict()))
+    assert set(found) == {*FIELDS, "hit_rate", "avg_compile_time_ms", "avg_cache_time_ms"}
+    assert (found["hits"], found["saved_seconds"], found["hit_rate"]) == (1, 0.5, 1.0)
+
+
+def test_a_snapshot_does_not_change() -> None:
+    counters = Counters()
+    before = counters.snapshot()
+    counters.add("misses")
+    assert (before.misses, counters.snapshot().misses) == (0, 1)
+    with pytest.raises(AttributeError):
+        before.misses = 5  # type: ignore[misc]
+
+
+def test_counts_are_whole_numbers() -> None:
+    counters = Counters()
+    counters.add("bytes_evicted", 10)
+    stats = counters.snapshot()
+    assert isinstance(stats.bytes_evicted, int)
+    assert isinstance(stats.compile_seconds, float)
+
+
+# -- the file ----------------------------------------------------------------------------------
+
+
+def test_no_file_is_zeros(path: Path) -> None:
+    assert StatsFile(path).total() == Stats()
+    assert not path.exists()
+
+
+def test_what_is_added_is_in_the_total_and_in_the_next_one(path: Path) -> None:
+    file = StatsFile(path)
+    file.add(amounts(hits=2, saved_seconds=0.25))
+    file.add(amounts(hits=1, misses=1))
+    assert file.total() == Stats(hits=3, misses=1, saved_seconds=0.25)
+    file.close()
+    again = StatsFile(path)
+    again.add(amounts(hits=10))
+    again.close()
+    assert again.total() == Stats(hits=13, misses=1, saved_seconds=0.25)
+
+
+def test_two_in_one_process_do_not_overwrite_each_other(path: Path) -> None:
+    files = [StatsFile(path) for _ in range(5)]
+    for number, file in enumerate(files):
+        file.add(amounts(hits=10**number))
+        file.add(amounts(hits=10**number))
+    assert files[0].total().hits == 22222
+    for file in files:
+        file.close()
+        file.close()
+
+
+def test_processes_add_up(path: Path) -> None:
+    def work() -> None:
+        file = StatsFile(path)
+        for _ in range(50):
+            file.add(amounts(hits=1, bytes_evicted=3))
+
+    children = [fork(work) for _ in range(6)]
+    assert [wait(child) for child in children] == [0] * 6
+    assert StatsFile(path).total() == Stats(hits=300, bytes_evicted=900)
+
+
+def test_threads_add_up(path: Path) -> None:
+    file = StatsFile(path)
+    threads = [
+        threading.Thread(target=lambda: [file.add(amounts(hits=1)) for _ in range(50)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert file.total().hits == 200
+    file.close()
+
+
+def test_more_processes_than_records_still_count(path: Path) -> None:
+    files = [StatsFile(path) for _ in range(StatsFile.SLOTS + 3)]
+    for file in files:
+        file.add(amounts(hits=1))
+    # The last few share a record one after the other, so nothing is lost here.
+    assert files[0].total().hits == len(files)
+    for file in files:
+        file.close()
+
+
+def test_a_killed_process_loses_only_what_it_had_not_added(path: Path) -> None:
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        file = StatsFile(path)
+        file.add(amounts(hits=7))
+        os.write(writing, b"x")
+        signal.pause()
+
+    child = fork(work)
+    os.read(reading, 1)
+    os.kill(child, signal.SIGKILL)
+    wait(child)
+    os.close(reading)
+    os.close(writing)
+    other = StatsFile(path)
+    other.add(amounts(hits=1))
+    assert other.total().hits == 8
+    other.close()
+
+
+def test_zero_counts_from_there_on_for_every_process(path: Path) -> None:
+    one, two = StatsFile(path), StatsFile(path)
+    one.add(amounts(hits=5, compile_seconds=1.5))
+    two.add(amounts(hits=5))
+    StatsFile(path).zero()
+    assert one.total() == Stats()
+    one.add(amounts(hits=1))
+    two.add(amounts(hits=2, compile_seconds=0.5))
+    assert two.total() == Stats(hits=3, compile_seconds=0.5)
+    one.close()
+    two.close()
+
+
+def test_the_total_never_falls_while_others_add(path: Path) -> None:
+    """A record that is read while it is written is read again, not taken for damage."""
+    reading, writing = os.pipe()
+    first = [StatsFile(path) for _ in range(15)]  # the next record lies on two pages
+    for file in first:
+        file.add(amounts(hits=1))
+
+    def work() -> None:
+        file = StatsFile(path)
+        while True:
+            file.add(amounts(hits=1, saved_seconds=0.1))
+            os.write(writing, b".")
+
+    children = [fork(work) for _ in range(2)]
+    os.close(writing)
+    try:
+        seen = 0
+        for _ in range(2000):
+            hits = first[0].total().hits
+            assert hits >= seen
+            seen = hits
+            os.read(reading, 64)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            wait(child)
+        os.close(reading)
+        for file in first:
+            file.close()
+    assert seen > 15
+
+
+def test_the_file_is_laid_out_as_documented(path: Path) -> None:
+    file = StatsFile(path)
+    file.add(amounts(hits=3, hit_seconds=0.5))
+    file.close()
+    body = pack("<4x15d", *amounts(hits=3, hit_seconds=0.5)).ljust(252, b"\0")
+    record = zlib.crc32(body).to_bytes(4, "little") + body
+    image = path.read_bytes()
+    assert image[:64] == b"kcache-stats/1".ljust(64, b"\0")
+    assert record in {image[n : n + 256] for n in range(64 + 256, len(image), 256)}
+
+
+def test_a_version_that_counts_more_does_not_lose_these_counts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = StatsFile(path)
+    file.add(amounts(hits=3))
+    file.close()
+    image = path.read_bytes()
+    record = image[64 + 256 : 64 + 512]
+    # The check covers the whole record, so where the fields end doesn't matter to it.
+    assert int.from_bytes(record[:4], "little") == zlib.crc32(record[4:])
+
+
+@settings(QUICK, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=2000), st.integers(0, 3000))
+def test_a_damaged_file_gives_numbers_and_can_be_added_to(
+    path: Path, junk: bytes, offset: int
+) -> None:
+    path.unlink(missing_ok=True)
+    file = StatsFile(path)
+    file.add(amounts(hits=5))
+    file.close()
+    with path.open("r+b") as raw:
+        raw.seek(offset)
+        raw.write(junk)
+    total = file.total()
+    assert all(math.isfinite(value) and value >= 0 for value in total.to_dict().values())
+    file.add(amounts(misses=1))
+    assert file.total().misses >= 1 or junk  # what was zeroed may hide it, an error must not come
+    file.close()
+
+
+@pytest.mark.parametrize("damage", ["removed", "directory removed", "replaced"])
+def test_a_file_that_goes_while_it_is_open_is_made_again(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "stats"
+    path.parent.mkdir()
+    file = StatsFile(path)
+    file.add(amounts(hits=1))
+    path.unlink()
+    if damage == "directory removed":
+        path.parent.rmdir()
+        with pytest.raises(BackendError):
+            file.add(amounts(hits=1))
+        path.parent.mkdir()
+    elif damage == "replaced":
+        other = StatsFile(path)
+        other.add(amounts(hits=100))
+        other.close()
+    file.add(amounts(hits=1))
+    assert StatsFile(path).total().hits == (101 if damage == "replaced" else 1)
+    file.close()
+
+
+def test_a_relative_path_is_not_followed_to_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = StatsFile("stats")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    file.add(amounts(hits=1))
+    file.close()
+    assert StatsFile(tmp_path / "stats").total().hits == 1
+
+
+@pytest.mark.parametrize("kind", ["directory", "symlink", "no directory"])
+def test_a_file_that_cannot_be_written_is_a_backend_error(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "stats"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "symlink":
+        (tmp_path / "victim").write_bytes(b"precious")
+        path.symlink_to(tmp_path / "victim")
+    else:
+        path = tmp_path / "missing" / "stats"
+    file = StatsFile(path)
+    for operation in (lambda: file.add(amounts(hits=1)), file.zero):
+        with pytest.raises(BackendError, match="stats"):
+            operation()
+    if kind == "directory":
+        with pytest.raises(BackendError):
+            file.total()
+    if kind == "symlink":
+        assert (tmp_path / "victim").read_bytes() == b"precious"
+
+
+def test_a_child_adds_to_a_record_of_its_own(path: Path) -> None:
+    file = StatsFile(path)
+    file.add(amounts(hits=1))
+
+    def child() -> None:
+        for _ in range(20):
+            file.add(amounts(hits=1))
+
+    children = [fork(child) for _ in range(3)]
+    for _ in range(20):
+        file.add(amounts(hits=1))
+    assert [wait(number) for number in children] == [0] * 3
+    assert file.total().hits == 81
+    file.close()
+
+
+def test_a_child_is_not_blocked_by_a_thread_of_its_parent_that_was_adding(path: Path) -> None:
+    file = StatsFile(path)
+    file.add(amounts(hits=1))
+    holding, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with file._mutex:
+            holding.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holding.wait()
+
+    def child() -> None:
+        signal.alarm(10)  # ends a child that waits for ever
+        file.add(amounts(hits=1))
+
+    try:
+        assert wait(fork(child)) == 0
+    finally:
+        release.set()
+        thread.join()
+    assert file.total().hits == 2
+    file.close()
+
+
+# -- through an engine ---------------------------------------------------------------------------
+
+ONE_HIT_AND_A_MISS = """
+import sys, kcache
+engine = kcache.open_engine(sys.argv[1])
+engine.put("0" * 64, kcache.Entry({}, {"compile_seconds": 0.5}))
+engine.get("0" * 64)
+engine.get("1" * 64)
+"""
+ENDINGS: dict[str, str] = {
+    "close": "engine.close()",
+    "exit": "",
+    "sys.exit": "sys.exit(0)",
+    "let go": "del engine",
+    "context": "engine.__exit__(None, None, None)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_counts_reach_the_file_however_a_process_ends(ending: str, tmp_path: Path) -> None:
+    output_of(ONE_HIT_AND_A_MISS + ENDINGS[ending], tmp_path)
+    with open_engine(tmp_path) as engine:
+        total = engine.total_stats()
+    assert (total.hits, total.misses, total.puts, total.saved_seconds) == (1, 1, 1, 0.5)
+
+
+def test_real_processes_add_up_and_a_killed_one_loses_its_last_seconds_only(
+    tmp_path: Path,
+) -> None:
+    def work() -> None:
+        with open_engine(tmp_path) as engine:
+            for number in range(10):
+                engine.put(key(number), entry())
+                engine.get(key(number))
+
+    children = [fork(work) for _ in range(4)]
+    assert [wait(child) for child in children] == [0] * 4
+
+    def killed() -> None:
+        engine = open_engine(tmp_path)
+        engine.get(key(1))
+        engine.flush()
+        engine.get(key(1))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert wait(fork(killed)) == -signal.SIGKILL
+    with open_engine(tmp_path) as engine:
+        assert engine.total_stats().hits == 41
+        assert engine.total_stats().puts == 40
+        assert engine.stats() == Stats()
+
+
+def test_counts_are_flushed_every_few_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("kcache.engine._now", lambda: now[0])
+    file = StatsFile(tmp_path / "stats")
+    for memory_size in (0, 10**6):
+        with open_engine(tmp_path, memory_size=memory_size) as engine:
+            engine.put(key(1), entry())
+            before = file.total().hits
+            engine.get(key(1))
+            now[0] += 10
+            engine.get(key(1))
+            assert file.total().hits >= before + 1
+            now[0] += 10
+
+
+def test_after_close_nothing_is_counted_twice(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path)
+    engine.put(key(1), entry())
+    engine.close()
+    engine.close()
+    assert StatsFile(tmp_path / "stats").total().puts == 1
+
+
+def test_a_forked_child_does_not_count_again_what_its_parent_counted(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path)
+    engine.put(key(1), entry())
+    engine.get(key(1))
+
+    def child() -> None:
+        engine.get(key(1))
+        engine.close()
+
+    assert wait(fork(child)) == 0
+    engine.close()
+    total = StatsFile(tmp_path / "stats").total()
+    assert (total.hits, total.puts) == (2, 1)
+
+
+def test_statistics_that_cannot_be_written_change_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "stats").mkdir()
+    with open_engine(tmp_path) as engine:
+        engine.put(key(1), entry())
+        assert engine.get(key(1)) == entry()
+        engine.flush()
+        assert engine.stats().errors == 1
+        assert engine.total_stats().hits == 1
+
+
+def test_read_only_writes_no_statistics(tmp_path: Path) -> None:
+    with open_engine(tmp_path) as engine:
+        engine.put(key(1), entry())
+    before = (tmp_path / "stats").read_bytes()
+    with open_engine(tmp_path, read_only=True) as engine:
+        assert engine.get(key(1)) == entry()
+    assert (tmp_path / "stats").read_bytes() == before
+
+
+def test_counting_is_exact_over_threads() -> None:
+    counters = Counters()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def count(work: Callable[[], None]) -> list[threading.Thread]:
+        return [threading.Thread(target=lambda: [work() for _ in range(2000)]) for _ in range(3)]
+
+    try:
+        threads = count(lambda: counters.add("errors")) + count(
+            lambda: counters.add("compile_seconds", 0.5)
+        )
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert counters.snapshot().errors == 6000
+    assert counters.snapshot().compile_seconds == 3000

@@ -1,0 +1,151 @@
+"""What the tests compare with: NVRTC called directly, and processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import kcache
+from kcache import CompileOptions
+
+ARCH = CompileOptions(arch="sm_80")
+
+#: A kernel whose machine code shows the value of the macro V.
+KERNEL = 'extern "C" __global__ void k(int* out) { *out = V; }\n'
+
+
+class Fresh(NamedTuple):
+    """What a plain compile gave; `log` alone if it failed."""
+
+    ptx: bytes | None
+    cubin: bytes | None
+    ltoir: bytes | None
+    lowered_names: dict[str, str]
+    log: str
+    failed: bool
+
+
+def _read(nvrtc: Any, program: Any, what: str) -> bytes | None:
+    error, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    if int(error) or size <= (1 if what == "PTX" else 0):
+        return None
+    buffer = bytearray(size)
+    (error,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    assert int(error) == 0
+    return bytes(buffer).rstrip(b"\0") if what == "PTX" else bytes(buffer)
+
+
+def compile_fresh(
+    source: str,
+    flags: Sequence[str],
+    *,
+    names: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+    source_name: str = "kernel.cu",
+) -> Fresh:
+    """Compile with plain `cuda.bindings.nvrtc`."""
+    from cuda.bindings import nvrtc
+
+    headers = headers or {}
+    error, program = nvrtc.nvrtcCreateProgram(
+        source.encode(),
+        os.fsencode(source_name),
+        len(headers),
+        [text.encode() for text in headers.values()],
+        [name.encode() for name in headers],
+    )
+    assert int(error) == 0
+    for name in names:
+        nvrtc.nvrtcAddNameExpression(program, name.encode())
+    encoded = [os.fsencode(flag) for flag in flags]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    log = (_read(nvrtc, program, "ProgramLog") or b"").decode(errors="replace").strip("\0 \n")
+    if int(error):
+        nvrtc.nvrtcDestroyProgram(program)
+        return Fresh(None, None, None, {}, log, failed=True)
+    lowered = {n: nvrtc.nvrtcGetLoweredName(program, n.encode())[1].decode() for n in names}
+    outputs = (_read(nvrtc, program, what) for what in ("PTX", "CUBIN", "LTOIR"))
+    fresh = Fresh(*outputs, lowered, log, failed=False)
+    nvrtc.nvrtcDestroyProgram(program)
+    return fresh
+
+
+def agree(
+    cache: kcache.KernelCache,
+    source: str,
+    options: CompileOptions = ARCH,
+    names: Sequence[str] = (),
+    *,
+    headers: Mapping[str, str] | None = None,
+    source_name: str = "kernel.cu",
+    extra_key: bytes = b"",
+) -> kcache.CompiledKernel | None:
+    """Ask the cache, and assert that a fresh compile gives the same; None if both refuse."""
+    expected = compile_fresh(
+        source, options.flags(), names=names, headers=headers, source_name=source_name
+    )
+    try:
+        kernel = cache.get_or_compile(
+            source, names, options, headers=headers, source_name=source_name, extra_key=extra_key
+        )
+    except kcache.CompileError as error:
+        assert expected.failed, f"only the cache refuses: {error}"
+        return None
+    assert not expected.failed, f"stale: a fresh compile refuses: {expected.log}"
+    assert kernel.ptx == expected.ptx, f"stale PTX (cached={kernel.cached})"
+    assert kernel.cubin == expected.cubin, f"stale CUBIN (cached={kernel.cached})"
+    assert kernel.ltoir == expected.ltoir
+    assert dict(kernel.lowered_names) == expected.lowered_names
+    return kernel
+
+
+def agreed(*args: Any, **kwargs: Any) -> kcache.CompiledKernel:
+    """`agree`, where the source compiles."""
+    kernel = agree(*args, **kwargs)
+    assert kernel is not None
+    return kernel
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def run_python(
+    code: str, *args: object, env: Mapping[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a new interpreter; its arguments are in `sys.argv`."""
+    tests = str(Path(__file__).parents[1])
+    path = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def python(code: str, *args: object, env: Mapping[str, str] | None = None) -> str:
+    """Run `code` in a new interpreter, assert that it ended well, and return what it printed."""
+    done = run_python(code, *args, env=env)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def working_directory(path: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(path)
+    try:
+        yield
+    finally:
+        os.chdir(before)
