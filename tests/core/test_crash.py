@@ -35,8 +35,8 @@ OPERATIONS: dict[str, Callable[[FileBackend], object]] = {
     "coldest": lambda backend: list(backend.coldest()),
     "reopen": lambda backend: FileBackend(backend._root).usage(),
 }
-#: Of operations that look at every shard, only every n-th line is tried.
-STRIDES = {"coldest": 89, "reopen": 3}
+#: Of operations that take many lines, every n-th is tried.
+STRIDES = {"put in a new shard": 3, "coldest": 127, "reopen": 3}
 ALL_LINES_DONE = 7
 UNLOCKING = ("_unlock", "_range_unlock", "_flock")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import stat
@@ -437,6 +438,14 @@ def test_close_is_idempotent_and_what_follows_fails_as_a_backend_error(
             operation()
     assert backend.get(key(1)) in (None, b"12345")
     assert look(place).entries == {key(1): 5}
+
+
+def test_a_backend_that_is_let_go_leaves_no_file_open(place: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        FileBackend(place).put(key(1), b"x")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_threads_may_use_every_method_at_once(

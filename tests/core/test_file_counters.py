@@ -239,12 +239,7 @@ from kcache_backends.file import FileBackend
 me = os.getpid()
 os.getpid = lambda: 7
 if sys.argv[3] == "dies":
-    fstat, stat = os.fstat, os.stat
-    def die(path, **kwargs):
-        if str(path).endswith(sys.argv[2]):  # looked at when the temporary file has been made
-            os.kill(me, signal.SIGKILL)
-        return stat(path, **kwargs)
-    os.stat = die
+    os.write = lambda *_: os.kill(me, signal.SIGKILL)
 FileBackend(sys.argv[1]).put(sys.argv[2], b"value")
 """
 

@@ -1,0 +1,127 @@
+"""The app: every command by its name, and how whatever they raise becomes an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import click
+
+from kcache._version import __version__
+from kcache.cli.terminal import log_to_stderr, say
+from kcache.errors import (
+    CompileError,
+    CompileOptionError,
+    CompilerNotFoundError,
+    ConfigError,
+    KcacheError,
+    UnknownBackendError,
+)
+
+__all__ = ["FAILED", "INTERRUPTED", "PIPE_CLOSED", "USAGE", "app"]
+
+#: Exit codes. 128 + the number of a signal is what a shell reports for one that the signal ended.
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+#: Command -> where it is. Imported when it is asked for: a hit loads nothing that it does not need.
+_COMMANDS = {
+    "demo": "kcache.cli.demo:demo",
+    "compile": "kcache.cli.compile:compile_file",
+    "info": "kcache.cli.report:info",
+    "stats": "kcache.cli.report:stats",
+    "config": "kcache.cli.report:config",
+    "clear": "kcache.cli.contents:clear",
+}
+
+
+class App(click.Group):
+    """The command `kcache`. No expected error ends in a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in the order in which a newcomer wants them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command, or None if there is none of that name."""
+        module, _, name = _COMMANDS.get(cmd_name, "").partition(":")
+        command = getattr(importlib.import_module(module), name) if module else None
+        return command if isinstance(command, click.Command) else None
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; a reader that has gone away ends it quietly."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _settle_stdout()
+            raise click.exceptions.Exit(PIPE_CLOSED) from None
+
+    def run(self, args: Sequence[str] | None = None) -> int:
+        """Run a command line, by default the process's own; return its exit code."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # paths may hold anything
+        log_to_stderr()
+        try:
+            code: object = self.main(args, "kcache", standalone_mode=False)
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except click.Abort as error:
+            interrupted = isinstance(error.__cause__ or error.__context__, KeyboardInterrupt)
+            if error.__cause__ is None:  # at a question; click ends the line in the other cases
+                click.echo(err=True)
+            return INTERRUPTED if interrupted else FAILED
+        except (KcacheError, OSError) as error:
+            with suppress(OSError):
+                _explain(error)
+            _settle_stdout()
+            return _code(error)
+        return code if isinstance(code, int) else 0
+
+
+def _explain(error: KcacheError | OSError) -> None:
+    """Say what went wrong in one line, below the compiler's own log if there is one."""
+    message = " ".join(str(error).split())
+    if isinstance(error, CompileError) and error.log:
+        click.echo(error.log, err=True)
+        if not isinstance(error, CompileOptionError):
+            message = f"{error.source_name} does not compile"
+    elif isinstance(error, OSError) and not isinstance(error, KcacheError):
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        message = f"{where}{error.strerror or error}"
+    say(f"error: {message}")
+
+
+def _code(error: KcacheError | OSError) -> int:
+    usage = (ConfigError, UnknownBackendError, CompilerNotFoundError)
+    return USAGE if isinstance(error, usage) else FAILED
+
+
+def _settle_stdout() -> None:
+    """Write what is still buffered, or give it up: Python would try again at exit, and complain."""
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+
+@click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kcache", message="%(prog)s %(version)s")
+def app() -> None:
+    """Compile CUDA kernels once: a cache for what NVRTC makes of them.
+
+    Exit codes: 0 done; 1 it failed (the source does not compile, the output can't be written, ...);
+    2 wrong usage or configuration; 130 interrupted.
+    """

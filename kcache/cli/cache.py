@@ -1,0 +1,87 @@
+"""The cache that a command works on: the option `--directory`, and how it is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+from kcache import KernelCache, default_cache_directory
+from kcache.config import Config
+from kcache.errors import ConfigError
+
+__all__ = ["directory_option", "may_write", "named_directory", "open_cache", "open_existing"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def directory_option(function: F) -> F:
+    """Give a command the option `--directory`."""
+    return click.option(
+        "--directory",
+        type=click.Path(),
+        metavar="DIR",
+        help="The cache's directory.  [default: $KCACHE_DIR, else the user's cache directory]",
+    )(function)
+
+
+def open_cache(
+    directory: str | None,
+    *,
+    read_only: bool | None = None,
+    disable: bool | None = None,
+    recache: bool | None = None,
+) -> KernelCache:
+    """Return the cache in `directory`, or where the environment or the defaults say.
+
+    It stays where it is when the working directory changes.
+
+    Raises:
+        ConfigError: a setting is not allowed, or the directory is unsafe.
+        UnknownBackendError: no such backend is installed.
+    """
+    named = Config.load({"directory": directory}).directory.value
+    return KernelCache(
+        None if named is None else os.path.abspath(named),
+        read_only=read_only,
+        disable=disable,
+        recache=recache,
+    )
+
+
+def open_existing(directory: str | None, *, read_only: bool = True) -> KernelCache | None:
+    """Return the cache likewise, or None where there is none yet; makes no directory.
+
+    Raises:
+        BackendError: it is there and can't be used.
+        ConfigError, UnknownBackendError: as `open_cache`.
+    """
+    cache = open_cache(directory, read_only=True)
+    if cache.directory is None:
+        if not os.path.lexists(named_directory(directory)):
+            return None
+        cache.engine.backend.usage()  # raises, with the reason
+    if read_only:
+        return cache
+    cache.close()
+    return open_cache(None if cache.directory is None else str(cache.directory))
+
+
+def named_directory(directory: str | None) -> str:
+    """Return the directory that option, environment or default name, whether it is there or not."""
+    named = Config.load({"directory": directory}).directory.value
+    return os.path.abspath(default_cache_directory() if named is None else named)
+
+
+def may_write(doing: str) -> None:
+    """Refuse to change a cache that the environment says is not to be written to.
+
+    Raises:
+        ConfigError: it says so.
+    """
+    config = Config.load()
+    for setting in (config.read_only, config.disable):
+        if setting.value:
+            raise ConfigError(f"{setting.source} is set: {doing} would write to the cache")

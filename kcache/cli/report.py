@@ -1,0 +1,117 @@
+"""Commands that look: `kcache info`, `kcache stats` and `kcache config`."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+
+import click
+
+from kcache._version import __version__
+from kcache.cli.cache import directory_option, may_write, named_directory, open_existing
+from kcache.cli.terminal import columns, say, show
+from kcache.config import VARIABLES, Config, Setting
+from kcache.info import format_info, format_size, stats_lines
+from kcache.nvrtc import library
+from kcache.stats import StatsFile
+
+__all__ = ["config", "info", "stats"]
+
+_SIZES = ("max_size", "memory_size")
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+@click.command(short_help="Show where the cache is, how full it is and what it has done.")
+@directory_option
+def info(*, directory: str | None) -> None:
+    """Show where the cache is, how full it is, and what all processes have done with it."""
+    cache = open_existing(directory)
+    if cache is None:
+        show(f"directory  {named_directory(directory)}\n(nothing has been cached yet)")
+        return
+    with cache:
+        place = str(cache.directory)
+        backend = cache.config.backend.value
+        totals = _stats_file(place).total()
+        text = format_info(cache.engine, directory=place, backend=backend, stats=totals)
+    show(text)
+
+
+@click.command(short_help="Show what all processes have done with the cache.")
+@_json_option
+@click.option("--zero", is_flag=True, help="Start again from zero after showing the counts.")
+@directory_option
+def stats(*, as_json: bool, zero: bool, directory: str | None) -> None:
+    """Show what all processes have done with the cache, since it was made or set to zero."""
+    if zero:
+        may_write("stats --zero")
+    cache = open_existing(directory)
+    with cache or nullcontext():
+        place = named_directory(directory) if cache is None else str(cache.directory)
+        totals = _stats_file(place).total()
+        if as_json:
+            figures = {
+                "directory": place,
+                "entries": 0 if cache is None else cache.entry_count,
+                "size_bytes": 0 if cache is None else cache.size_bytes,
+                **totals.to_dict(),
+            }
+            show(json.dumps(figures, indent=2))
+        else:
+            show(columns(stats_lines(totals)))
+    if zero:
+        if cache is not None:
+            _stats_file(place).zero()
+        say("counting starts again from zero")
+
+
+@click.command(short_help="Show every setting, its value and where that came from.")
+@_json_option
+@directory_option
+def config(*, as_json: bool, directory: str | None) -> None:
+    """Show every setting, its value and where that came from; then the compiler that is found."""
+    settings = _settings(directory)
+    compiler = library.find()
+    if as_json:
+        found = None if compiler is None else compiler._asdict()
+        about = {"version": __version__, "compiler": found, "settings": settings}
+        show(json.dumps(about, indent=2))
+        return
+    rows = [("setting", "from", "value")]
+    for name, setting in settings.items():
+        rows.append((name, str(setting["source"]), _text(name, setting["value"])))
+    facts = [("kcache", __version__)]
+    if compiler is None:
+        facts.append(("compiler", "none: install kcache-cuda[cu13] or kcache-cuda[cu12]"))
+    else:
+        facts += [("compiler", compiler.path), ("identity", compiler.identity)]
+    show(f"{columns(rows)}\n\n{columns(facts)}")
+
+
+def _settings(directory: str | None) -> dict[str, dict[str, object]]:
+    """Return every setting by name: its value, where that came from, and the variable for it."""
+    loaded = Config.load({"directory": directory})
+    found: dict[str, dict[str, object]] = {}
+    for variable in VARIABLES:
+        setting: Setting[object] = getattr(loaded, variable.setting)
+        named = variable.setting == "directory"
+        found[variable.setting] = {
+            "value": named_directory(directory) if named else setting.value,
+            "source": "--directory" if setting.source == "argument" else setting.source,
+            "variable": variable.name,
+        }
+    return found
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and name in _SIZES:
+        return format_size(value)
+    return "-" if value is None else str(value)
+
+
+def _stats_file(directory: str) -> StatsFile:
+    return StatsFile(os.path.join(directory, "stats"))

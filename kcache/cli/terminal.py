@@ -1,0 +1,219 @@
+"""The terminal: results on standard output, everything else on standard error, a spinner there."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+__all__ = [
+    "STDOUT",
+    "can_ask",
+    "columns",
+    "log_to_stderr",
+    "naming",
+    "read_stdin",
+    "say",
+    "show",
+    "spinner",
+    "working",
+    "write_stdout",
+]
+
+T = TypeVar("T")
+
+#: What messages call it.
+STDOUT = "standard output"
+#: Work that takes longer than this, in seconds, is shown. A hit takes a few milliseconds.
+_PATIENCE = 0.2
+#: Frames of the spinner per second.
+_FRAMES = 10
+
+
+def say(message: str) -> None:
+    """Write one line to standard error, after the name of the program."""
+    click.echo(f"kcache: {message}", err=True)
+
+
+@contextmanager
+def naming(path: str) -> Generator[None]:
+    """Have failures of reading or writing say which file they are about."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def show(text: str) -> None:
+    """Write a result, one line or several, to standard output."""
+    with naming(STDOUT):
+        click.echo(text)
+
+
+def write_stdout(data: bytes) -> None:
+    """Write bytes to standard output, to the end."""
+    with naming(STDOUT):
+        if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def read_stdin() -> bytes:
+    """Return everything that comes through standard input."""
+    with naming("standard input"):
+        if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return sys.stdin.buffer.read()
+
+
+def columns(rows: Iterable[tuple[str, ...]]) -> str:
+    """Return rows of text in aligned columns, two spaces apart, the last one of any width."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths[-1:] = [0]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    )
+
+
+def can_ask() -> bool:
+    """Tell whether there is somebody to ask: the questions go to standard error."""
+    return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
+
+
+def log_to_stderr() -> None:
+    """Have the library's warnings look like the command's own messages."""
+    log = logging.getLogger("kcache")
+    if any(handler.get_name() == "kcache" for handler in log.handlers):
+        return
+    handler = _Handler()
+    handler.set_name("kcache")  # the one that `KCACHE_LOG` sets the level of
+    log.addHandler(handler)
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextmanager
+def spinner(title: str) -> Generator[None]:
+    """Show a spinner, `title` and the seconds since while the block runs, on a terminal only."""
+    if not _is_terminal(sys.stderr):
+        yield
+        return
+    with _live(title):
+        yield
+
+
+def working(title: str, work: Callable[[], T]) -> T:
+    """Return what `work` returns, with a spinner if it takes a while.
+
+    An interrupt ends the process at once: NVRTC can't be stopped, and can take a minute.
+    """
+    with _interrupts_held() as interrupted:
+        job = _Job(work)
+        try:
+            job.wait(_PATIENCE)
+            if not job.done:
+                with spinner(title):
+                    while not job.done:
+                        job.wait(1 / _FRAMES)
+                        if interrupted():
+                            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            # Not through the interpreter's exit, which would pull the library from under its compile.
+            os._exit(130)
+    return job.result()
+
+
+@contextmanager
+def _interrupts_held() -> Generator[Callable[[], bool]]:
+    """Hold SIGINT back in this thread and those that it starts; yield whether one has come.
+
+    NVRTC 12 handles it while it compiles, by ending the process with exit code 4.
+    """
+    if sys.platform == "win32":
+        yield lambda: False
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield lambda: signal.SIGINT in signal.sigpending()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Job(Generic[T]):
+    """Work in a thread of its own, so that the main thread can draw and be interrupted."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="kcache-work", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:  # re-raised in the main thread
+            self._error = error
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def _live(title: str) -> Live:
+    """Return a line with a spinner, `title` and the seconds since, gone when it is left."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    unicode = console.encoding.startswith("utf")
+    dots = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏" if unicode else "-\\|/"
+    started = time.monotonic()
+
+    def line() -> Text:
+        seconds = time.monotonic() - started
+        elapsed = f" {seconds:.1f} s"
+        text = Text(title, overflow="ellipsis" if unicode else "crop", no_wrap=True)
+        text.truncate(max(1, console.width - len(elapsed) - 5))  # ^C has room in the line, too
+        dot = dots[int(seconds * _FRAMES) % len(dots)]
+        return Text.assemble((f"{dot} ", "green"), text, (elapsed, "cyan"))
+
+    return Live(
+        get_renderable=line,
+        console=console,
+        refresh_per_second=_FRAMES,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+
+
+def _is_terminal(stream: object) -> bool:
+    return bool(stream and stream.isatty())  # type: ignore[attr-defined]  # pyright: ignore

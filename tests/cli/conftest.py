@@ -1,0 +1,86 @@
+"""What the tests of the command line share: real processes, the app in this one, and a kernel."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("click", reason="the extra cli is not installed")
+pytest.importorskip("rich", reason="the extra cli is not installed")
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+class Said(NamedTuple):
+    """What a command that ran in this process returned and wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+AXPY = """template <typename T> __global__ void axpy(T a, const T* x, T* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] += a * x[i];
+}
+"""
+
+
+@pytest.fixture
+def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory that every command works on."""
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("KCACHE_DIR", str(directory))
+    return directory
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_directory: Path) -> Path:
+    """The working directory, with the source `axpy.cu` in it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "axpy.cu").write_text(AXPY)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def run(cache_directory: Path) -> Run:
+    """Run `kcache ARGUMENT...` in a process of its own, by default with an empty standard input."""
+
+    def run(
+        *arguments: str | Path, stdin: bytes = b"", **settings: str
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "kcache", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            env={**os.environ, **settings},
+            timeout=240,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Said]]:
+    """Run `kcache ARGUMENT...` in this process."""
+    from kcache.cli.app import app
+
+    def here(*arguments: str | Path) -> Said:
+        capfd.readouterr()
+        code = app.run(list(map(str, arguments)))
+        return Said(code, *capfd.readouterr())
+
+    yield here
+    logger = logging.getLogger("kcache")
+    for handler in [h for h in logger.handlers if h.get_name() == "kcache"]:
+        logger.removeHandler(handler)

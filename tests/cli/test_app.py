@@ -1,0 +1,157 @@
+"""What holds for every command: exit codes, one-line errors, pipes, the missing extra."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kcache
+from kcache.cli.app import app
+
+COMMANDS = ["demo", "compile", "info", "stats", "config", "clear"]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_version(here: Callable) -> None:
+    assert here("--version") == (0, f"kcache {kcache.__version__}\n", "")
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_names_every_command(flag: str, here: Callable) -> None:
+    said = here(flag)
+    assert said.code == 0
+    assert [line.split()[0] for line in said.out.split("Commands:\n")[1].splitlines()] == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_takes_a_directory(command: str, here: Callable) -> None:
+    said = here(command, "-h")
+    assert said.code == 0
+    assert "--directory" in said.out
+
+
+@pytest.mark.parametrize("arguments", [("nothing",), ("info", "--nothing"), ("compile",), ()])
+def test_wrong_usage_is_2_and_leaves_standard_output_alone(
+    arguments: tuple[str, ...], run: Callable
+) -> None:
+    done = run(*arguments)
+    if arguments or done.returncode:  # click 8.1 takes no command at all for --help
+        assert done.returncode == 2
+        assert done.stdout == b""
+        assert b"Usage: kcache" in done.stderr
+
+
+def test_the_script_and_the_module_are_the_same(run: Callable) -> None:
+    script = Path(sys.executable).with_name("kcache")
+    if not script.exists():
+        pytest.skip("kcache is not installed beside this interpreter")
+    done = subprocess.run([script, "config"], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, run("config").stdout)
+
+
+@pytest.mark.parametrize("name", ["click", "rich"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from kcache.cli import main; sys.exit(main())",
+        "import runpy; runpy.run_module('kcache', run_name='__main__')",
+    ],
+)
+def test_without_the_extra_one_line_names_it(name: str, start: str) -> None:
+    done = python(f"import sys; sys.modules[{name!r}] = None; {start}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("kcache: error: ")
+    assert name in done.stderr
+    assert "kcache-cuda[cli]" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_importing_the_command_line_imports_neither_click_nor_rich() -> None:
+    done = python("import sys, kcache.cli; print(*({'click', 'rich'} & sys.modules.keys()))")
+    assert done.stdout.strip() == ""
+
+
+def test_looking_at_the_cache_needs_no_rich(cache_directory: Path) -> None:
+    done = python(
+        "import sys; from kcache.cli.app import app; code = app.run(['info']); "
+        "sys.exit(code or 'rich' in sys.modules)"
+    )
+    assert done.returncode == 0
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(cache_directory: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "kcache", "config"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_behind_standard_output_is_one_line(cache_directory: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "kcache", "config"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "kcache: error: standard output: No space left on device\n"
+
+
+def test_unprintable_paths_are_printed_somehow(here: Callable, tmp_path: Path) -> None:
+    said = here("info", "--directory", tmp_path / os.fsdecode(b"\xff"))
+    assert said.code == 0
+    assert "nothing has been cached" in said.out
+
+
+def test_an_unknown_backend_is_one_line(
+    here: Callable, monkeypatch: pytest.MonkeyPatch, cache_directory: Path
+) -> None:
+    cache_directory.mkdir(mode=0o700)
+    monkeypatch.setenv("KCACHE_BACKEND", "nothing")
+    said = here("info")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("kcache: error: backend='nothing' is not known")
+
+
+def test_warnings_of_the_library_look_like_the_commands_own(
+    here: Callable, cache_directory: Path
+) -> None:
+    with kcache.open_engine(cache_directory) as engine:
+        engine.put("a" * 64, kcache.Entry({"ptx": b"p"}, {}))
+    (entry,) = (path for path in cache_directory.rglob("*") if "a" * 60 in path.name)
+    entry.unlink()
+    entry.mkdir()
+    (entry / "in the way").touch()
+    said = here("clear", "--yes")
+    assert all(line.startswith("kcache: ") for line in said.err.splitlines())
+
+
+def test_the_app_is_a_click_command(cache_directory: Path) -> None:
+    from click.testing import CliRunner
+
+    result = CliRunner().invoke(app, ["config"])
+    assert result.exit_code == 0
+    assert "KCACHE_DIR" in result.output

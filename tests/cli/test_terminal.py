@@ -1,0 +1,171 @@
+"""What appears on a terminal, seen through a pseudo-terminal, and must not appear in a pipe."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+import kcache
+from kcache.cli.terminal import columns, working
+
+pty = pytest.importorskip("pty", reason="there are no pseudo-terminals here")
+
+KERNEL = "#include <cub/block/block_reduce.cuh>\n__global__ void k() {}\n"
+
+
+class Terminal:
+    """A command at a pseudo-terminal: standard input and error are the terminal, output a pipe."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self.master, slave = pty.openpty()
+        self.seen = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "kcache", *map(str, arguments)],
+            stdin=slave,
+            stdout=subprocess.PIPE,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"},
+        )
+        os.close(slave)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        os.close(self.master)
+
+    def read_until(self, text: bytes) -> None:
+        while text not in self.seen:
+            assert self._read(), f"{text!r} never came: {self.seen!r}"
+
+    def write(self, text: bytes) -> None:
+        os.write(self.master, text)
+
+    def end(self) -> tuple[int, bytes, bytes]:
+        """Return exit code, standard output, and all that the terminal has shown."""
+        while self._read():
+            pass
+        output, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, output, self.seen
+
+    def _read(self) -> bool:
+        try:
+            more = os.read(self.master, 1 << 16)
+        except OSError:  # what Linux says when the other side has closed
+            more = b""
+        self.seen += more
+        return bool(more)
+
+
+@pytest.fixture
+def line(work: Path, cccl: Path, nvrtc: object) -> list[str | Path]:
+    (work / "k.cu").write_text(KERNEL)
+    return ["compile", "k.cu", "--arch", "sm_90", "-I", cccl]
+
+
+def test_a_spinner_with_the_time_while_a_compile_runs(line: list[str | Path]) -> None:
+    with Terminal(*line) as terminal:
+        code, output, seen = terminal.end()
+    assert (code, output) == (0, b"")
+    assert "⠋".encode() in seen or "⠙".encode() in seen or "⠹".encode() in seen
+    assert b"compiling k.cu for sm_90" in seen
+    # The line is erased and the cursor comes back before the result is said.
+    assert seen.index(b"\x1b[?25l") < seen.rindex(b"\x1b[2K") < seen.index(b"kcache: compiled in ")
+    assert seen.index(b"\x1b[?25h") < seen.index(b"kcache: compiled in ")
+    assert b"\x1b" not in seen[seen.index(b"kcache: compiled in ") :]
+
+
+def test_no_spinner_on_a_hit_and_none_in_a_pipe(line: list[str | Path], run: Callable) -> None:
+    compiled = run(*line)
+    assert compiled.stderr.startswith(b"kcache: compiled in ")
+    assert b"\x1b" not in compiled.stderr
+    assert compiled.stderr.count(b"\n") == 1
+    assert compiled.stdout == b""
+
+
+def test_an_interrupt_ends_a_compile_at_once(line: list[str | Path], run: Callable) -> None:
+    with Terminal(*line) as terminal:
+        terminal.read_until(b"compiling k.cu")
+        terminal.process.send_signal(signal.SIGINT)
+        code, output, seen = terminal.end()
+    assert (code, output) == (130, b"")
+    assert b"Traceback" not in seen
+    assert seen.rstrip().endswith((b"\x1b[2K", b"\x1b[?25h"))
+    assert not Path("k.cubin").exists()
+    assert run(*line).returncode == 0
+
+
+def test_binary_does_not_go_to_a_terminal(work: Path, nvrtc: object) -> None:
+    master, slave = pty.openpty()
+    try:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-P", "-m", "kcache"),
+                *("compile", "axpy.cu", "--arch", "sm_90", "-o", "-"),
+            ],
+            stdout=slave,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(slave)
+        os.close(master)
+    assert done.returncode == 2
+    assert b"-o OUT" in done.stderr
+
+
+@pytest.fixture
+def filled(cache_directory: Path) -> Path:
+    with kcache.open_engine(cache_directory) as engine:
+        engine.put("0" * 64, kcache.Entry({"ptx": b"p"}, {}))
+    return cache_directory
+
+
+def left(directory: Path) -> int:
+    with kcache.open_engine(directory) as engine:
+        return engine.entry_count
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "remaining"),
+    [(b"y\n", 0, 0), (b"n\n", 1, 1), (b"\n", 1, 1), (b"\x04", 1, 1)],
+)
+def test_clear_asks(answer: bytes, code: int, remaining: int, filled: Path) -> None:
+    with Terminal("clear") as terminal:
+        terminal.read_until(b"[y/N]: ")
+        terminal.write(answer)
+        ended, output, seen = terminal.end()
+    assert ended == code
+    assert b"Delete 1 entries" in seen
+    assert output.startswith(b"deleted 1 entries" if code == 0 else b"")
+    assert left(filled) == remaining
+
+
+def test_an_interrupt_at_the_question_deletes_nothing(filled: Path) -> None:
+    with Terminal("clear") as terminal:
+        terminal.read_until(b"[y/N]: ")
+        terminal.process.send_signal(signal.SIGINT)
+        code, output, seen = terminal.end()
+    assert (code, output) == (130, b"")
+    assert b"Traceback" not in seen
+    assert left(filled) == 1
+
+
+def test_working_returns_and_raises_what_the_work_does() -> None:
+    assert working("thinking", lambda: 42) == 42
+    with pytest.raises(ZeroDivisionError):
+        working("dividing", lambda: 1 // 0)
+
+
+def test_columns_are_as_wide_as_they_must_be() -> None:
+    assert columns([("a", "bb", "c"), ("aaa", "b", "")]) == "a    bb  c\naaa  b"

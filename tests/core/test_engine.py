@@ -1,0 +1,772 @@
+"""CacheEngine: the cap, who is evicted, what is served, what is counted."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from core.helpers import (
+    DictBackend,
+    FaultyBackend,
+    entry,
+    fork,
+    key,
+    look,
+    path_of,
+    stored_size,
+    wait,
+)
+
+from kcache import (
+    Backend,
+    BackendError,
+    CacheEngine,
+    ConfigError,
+    Entry,
+    UnknownBackendError,
+    open_engine,
+)
+from kcache.engine import EVICT_BATCH, TOUCH_INTERVAL
+from kcache.entry import encode
+from kcache.errors import ArgumentTypeError
+from kcache_backends.file import FileBackend
+
+SIZE = stored_size(100)
+
+
+@pytest.fixture(params=["memory", "file"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    made = DictBackend() if request.param == "memory" else FileBackend(tmp_path / "file")
+    yield made
+    made.close()
+
+
+def stored(backend: Backend) -> set[str]:
+    return {info.key for info in backend.scan()}
+
+
+# -- what is served ------------------------------------------------------------------------------
+
+
+def test_an_entry_is_served_as_it_was_put(backend: Backend) -> None:
+    made = Entry({"ptx": b"text", "cubin": bytes(1000)}, {"log": "größer", "compile_seconds": 1.5})
+    engine = CacheEngine(backend)
+    assert engine.put(key(1), made)
+    assert engine.get(key(1)) == made
+    assert engine.get(key(2)) is None
+
+
+def test_the_last_entry_wins(backend: Backend) -> None:
+    engine = CacheEngine(backend)
+    for number in range(3):
+        engine.put(key(1), entry(number * 10, number))
+        assert engine.get(key(1)) == entry(number * 10, number)
+    assert engine.entry_count == 1
+    assert engine.size_bytes == stored_size(20)
+
+
+def test_delete_removes_from_every_tier_and_tells_whether_there_was_one(backend: Backend) -> None:
+    engine = CacheEngine(backend, memory_size=10**6)
+    engine.put(key(1), entry())
+    assert engine.delete(key(1)) is True
+    assert engine.delete(key(1)) is False
+    assert engine.get(key(1)) is None
+
+
+def test_clear_removes_everything_but_the_statistics(backend: Backend) -> None:
+    engine = CacheEngine(backend, memory_size=10**6)
+    for number in range(5):
+        engine.put(key(number), entry())
+    engine.get(key(1))
+    assert engine.clear() == 5
+    assert (engine.entry_count, engine.size_bytes, stored(backend)) == (0, 0, set())
+    assert all(engine.get(key(number)) is None for number in range(5))
+    assert engine.stats().hits == 1
+    assert engine.clear() == 0
+
+
+def test_get_or_create_creates_on_a_miss_only(backend: Backend) -> None:
+    engine = CacheEngine(backend)
+    made: list[int] = []
+
+    def create() -> Entry:
+        made.append(1)
+        return entry(10)
+
+    assert engine.get_or_create(key(1), create) == entry(10)
+    assert engine.get_or_create(key(1), create) == entry(10)
+    assert len(made) == 1
+    assert (engine.stats().hits, engine.stats().misses) == (1, 1)
+
+
+def test_what_create_raises_reaches_the_caller_and_nothing_is_stored(backend: Backend) -> None:
+    engine = CacheEngine(backend)
+
+    def create() -> Entry:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        engine.get_or_create(key(1), create)
+    assert stored(backend) == set()
+    assert engine.stats().errors == 0
+
+
+def test_get_or_create_returns_what_cannot_be_stored(backend: Backend) -> None:
+    engine = CacheEngine(backend, max_size=100)
+    assert engine.get_or_create(key(1), lambda: entry(1000)) == entry(1000)
+    assert engine.stats().rejected == 1
+
+
+# -- another version, another producer, damage ---------------------------------------------------
+
+
+def other_version(blob: bytes) -> bytes:
+    import xxhash
+
+    body = blob[:6] + b"\x63\0" + blob[8:-16]
+    return body + xxhash.xxh3_128_digest(body)
+
+
+STALE: dict[str, Callable[[], bytes]] = {
+    "format version": lambda: other_version(encode(key(1), entry(), producer=b"us/2")),
+    "producer": lambda: encode(key(1), entry(), producer=b"us/1"),
+    "no producer": lambda: encode(key(1), entry()),
+}
+
+
+@pytest.mark.parametrize("blob", STALE.values(), ids=STALE.keys())
+@pytest.mark.parametrize("memory_size", [0, 10**6])
+def test_an_entry_of_another_make_is_a_counted_miss_and_is_replaced(
+    blob: Callable[[], bytes], memory_size: int, backend: Backend
+) -> None:
+    engine = CacheEngine(backend, producer="us/2", memory_size=memory_size)
+    backend.put(key(1), blob())
+    assert engine.get(key(1)) is None
+    stats = engine.stats()
+    assert (stats.hits, stats.misses, stats.stale, stats.corrupt) == (0, 1, 1, 0)
+    engine.put(key(1), entry(7))
+    assert engine.get(key(1)) == entry(7)
+
+
+CORRUPT: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "truncated": lambda blob: blob[:-1],
+    "extended": lambda blob: blob + b"\0",
+    "of another key": lambda _: encode(key(2), entry()),
+    "zeros": lambda blob: bytes(len(blob)),
+}
+
+
+@pytest.mark.parametrize("damage", CORRUPT.values(), ids=CORRUPT.keys())
+@pytest.mark.parametrize("memory_size", [0, 10**6])
+def test_a_damaged_entry_is_a_counted_miss_and_is_replaced(
+    damage: Callable[[bytes], bytes], memory_size: int, backend: Backend
+) -> None:
+    engine = CacheEngine(backend, memory_size=memory_size)
+    backend.put(key(1), damage(encode(key(1), entry())))
+    assert engine.get(key(1)) is None
+    stats = engine.stats()
+    assert (stats.hits, stats.misses, stats.stale, stats.corrupt) == (0, 1, 0, 1)
+    engine.put(key(1), entry(7))
+    assert engine.get(key(1)) == entry(7)
+
+
+def test_32_bits_of_damage_anywhere_in_a_file_are_a_miss(tmp_path: Path) -> None:
+    random = Random(32)
+    with open_engine(tmp_path) as engine:
+        made = Entry({"ptx": random.randbytes(700), "cubin": random.randbytes(900)}, {"log": "x"})
+        for number in range(300):
+            engine.put(key(1), made)
+            path = path_of(tmp_path / "file", key(1))
+            image = bytearray(path.read_bytes())
+            for bit in random.sample(range(8 * len(image)), 32):
+                image[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(image)
+            assert engine.get(key(1)) is None
+            assert engine.stats().corrupt == number + 1
+            engine.put(key(1), made)
+            assert engine.get(key(1)) == made
+        assert engine.stats().errors == 0
+
+
+# -- the cap -------------------------------------------------------------------------------------
+
+
+def test_the_cap_holds_after_every_put(backend: Backend) -> None:
+    random = Random(1)
+    cap = 20 * SIZE
+    engine = CacheEngine(backend, max_size=cap)
+    for number in range(400):
+        engine.put(key(random.randrange(100)), entry(random.randrange(cap // 2), number))
+        assert sum(info.size for info in backend.scan()) <= cap
+    assert engine.stats().evictions > 50
+    assert engine.stats().rejected == 0
+
+
+def test_the_cap_holds_at_every_instant(tmp_path: Path) -> None:
+    """Sampled from another process; in one shard, so that a sample is one listing."""
+    cap = 30 * SIZE
+
+    def write() -> None:
+        random = Random(2)
+        with open_engine(tmp_path, max_size=cap) as engine:
+            for number in range(500):
+                engine.put(key(number, shard=7), entry(random.randrange(3 * SIZE)))
+
+    child = fork(write)
+    largest = samples = 0
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        tree = look(tmp_path / "file")
+        largest = max(largest, tree.bytes)
+        samples += 1
+    assert samples > 20
+    assert cap // 2 < largest <= cap
+
+
+def test_the_cap_holds_while_every_entry_is_being_used(tmp_path: Path) -> None:
+    cap = 4 * SIZE
+    with open_engine(tmp_path, max_size=cap) as engine:
+        for number in range(4):
+            engine.put(key(number, shard=7), entry())
+
+        def use() -> None:
+            while True:
+                for path in (tmp_path / "file" / "07").glob("[0-9a-f]*"):
+                    try:
+                        os.utime(path)
+                    except FileNotFoundError:
+                        continue
+
+        children = [fork(use) for _ in range(2)]
+        try:
+            for number in range(300):
+                engine.put(key(number, shard=7), entry())
+                assert look(tmp_path / "file").bytes <= cap
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                wait(child)
+        assert engine.stats().errors == 0
+
+
+def test_the_cap_is_the_largest_entry_that_is_stored(backend: Backend) -> None:
+    engine = CacheEngine(backend, max_size=SIZE)
+    assert engine.put(key(1), entry(100))
+    assert not engine.put(key(2), entry(101))
+    assert stored(backend) == {key(1)}
+
+
+def test_an_oversized_entry_is_rejected_and_evicts_nothing(backend: Backend) -> None:
+    engine = CacheEngine(backend, max_size=3 * SIZE)
+    for number in range(3):
+        engine.put(key(number), entry())
+    assert not engine.put(key(9), entry(3 * SIZE))
+    assert stored(backend) == {key(0), key(1), key(2)}
+    stats = engine.stats()
+    assert (stats.rejected, stats.evictions, stats.errors) == (1, 0, 0)
+
+
+def test_an_oversized_entry_does_not_leave_the_old_one_of_its_key_behind(backend: Backend) -> None:
+    engine = CacheEngine(backend, max_size=3 * SIZE, memory_size=10**6)
+    engine.put(key(1), entry(10))
+    engine.put(key(1), entry(3 * SIZE))
+    assert engine.get(key(1)) is None
+
+
+def test_a_put_evicts_down_to_nine_tenths(backend: Backend) -> None:
+    engine = CacheEngine(backend, max_size=20 * SIZE)
+    for number in range(20):
+        engine.put(key(number), entry())
+    assert engine.entry_count == 20
+    engine.put(key(20), entry())
+    assert engine.entry_count == 18
+    assert engine.stats().evictions == 3
+    assert engine.stats().bytes_evicted == 3 * SIZE
+    assert stored(backend) == {key(number) for number in range(3, 21)}
+
+
+def test_a_put_evicts_a_bounded_number_beyond_what_it_needs() -> None:
+    backend = DictBackend()
+    count = 20 * EVICT_BATCH
+    engine = CacheEngine(backend, max_size=count * SIZE)
+    blob = encode(key(0), entry())
+    backend.values = {key(number): blob for number in range(count)}
+    engine.put(key(count), entry())
+    assert 0 < engine.stats().evictions <= EVICT_BATCH + 1
+
+
+@pytest.mark.parametrize("memory_size", [0, 10**6])
+def test_the_least_recently_used_goes_first_and_a_get_is_a_use(
+    memory_size: int, backend: Backend
+) -> None:
+    now = [1000.0]
+    engine = CacheEngine(backend, max_size=10 * SIZE, memory_size=memory_size, clock=lambda: now[0])
+    for number in range(10):
+        engine.put(key(number), entry())
+    for _ in range(3):  # a use that is repeated counts even where memory answers
+        for number in (0, 3, 4):
+            assert engine.get(key(number)) is not None
+        now[0] += TOUCH_INTERVAL + 1
+    for number in range(10, 14):
+        engine.put(key(number), entry())
+    assert {key(0), key(3), key(4)} <= stored(backend)
+    assert stored(backend).isdisjoint({key(1), key(2)})
+
+
+def test_replacing_an_entry_is_a_use(backend: Backend) -> None:
+    engine = CacheEngine(backend, max_size=10 * SIZE)
+    for number in range(10):
+        engine.put(key(number), entry())
+    engine.put(key(11), entry())  # evicts 0 and 1, and makes room for the replacement
+    engine.put(key(2), entry())
+    for number in range(12, 16):
+        engine.put(key(number), entry())
+    assert key(2) in stored(backend)
+    assert key(3) not in stored(backend)
+
+
+def test_a_cap_that_is_smaller_than_what_is_there_is_reached_by_the_next_put(
+    tmp_path: Path,
+) -> None:
+    with closing(FileBackend(tmp_path / "file")) as backend:
+        for number in range(5000):
+            backend.put(key(number), b"x" * 100)
+    with open_engine(tmp_path, max_size=10_000) as engine:
+        engine.put(key("new"), entry())
+        assert look(tmp_path / "file").bytes <= 10_000
+        assert engine.get(key("new")) == entry()
+
+
+def test_trim_goes_to_the_size_that_is_asked_for_even_in_a_large_cache(tmp_path: Path) -> None:
+    with closing(FileBackend(tmp_path / "file")) as backend:
+        for number in range(4000):
+            backend.put(key(number), b"x" * 100)
+    with open_engine(tmp_path, max_size=400_000) as engine:
+        assert engine.trim() == 40_000
+        assert engine.trim(30_000) == 330_000
+        assert look(tmp_path / "file").bytes == 30_000
+        assert engine.trim(30_000) == 0
+        assert engine.trim(0) == 30_000
+        assert look(tmp_path / "file").entries == {}
+        assert engine.stats().evictions == 4000
+
+
+def test_trim_removes_from_memory_what_it_evicts(backend: Backend) -> None:
+    engine = CacheEngine(backend, memory_size=10**6)
+    engine.put(key(1), entry())
+    engine.trim(0)
+    assert engine.get(key(1)) is None
+
+
+def test_looks_per_put_at_the_cap_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 5000
+    with open_engine(tmp_path, max_size=count * SIZE) as engine:
+        for number in range(count):
+            engine.put(key(number), entry())
+        looks = []
+        stat, scandir = os.stat, os.scandir
+
+        def counting_stat(*args: Any, **kwargs: Any) -> os.stat_result:
+            looks.append(1)
+            return stat(*args, **kwargs)
+
+        def counting_scandir(path: str) -> Any:
+            with scandir(path) as items:  # each of these will be looked at
+                looks.extend(1 for _ in items)
+            return scandir(path)
+
+        monkeypatch.setattr(os, "stat", counting_stat)
+        monkeypatch.setattr(os, "scandir", counting_scandir)
+        most = 0
+        for number in range(count, count + 1500):
+            before = len(looks)
+            engine.put(key(number), entry())
+            most = max(most, len(looks) - before)
+        monkeypatch.undo()
+        assert engine.stats().evictions >= 1500
+    assert len(looks) / 1500 <= 10
+    assert most <= 4096
+
+
+# -- the memory tier -----------------------------------------------------------------------------
+
+
+def test_without_a_memory_tier_every_get_reaches_the_backend() -> None:
+    backend = FaultyBackend()
+    engine = CacheEngine(backend)
+    engine.put(key(1), entry())
+    backend.calls.clear()
+    for _ in range(3):
+        engine.get(key(1))
+    assert backend.calls.count("use") == 3
+    assert engine.stats().memory_hits == 0
+
+
+def test_memory_answers_and_records_the_use_once_a_minute() -> None:
+    now = [0.0]
+    backend = FaultyBackend()
+    engine = CacheEngine(backend, memory_size=10**6, clock=lambda: now[0])
+    engine.put(key(1), entry())
+    backend.calls.clear()
+    for _ in range(5):
+        assert engine.get(key(1)) == entry()
+    assert "use" not in backend.calls
+    assert backend.calls.count("touch") <= 1
+    for _ in range(3):
+        now[0] += TOUCH_INTERVAL + 1
+        backend.calls.clear()
+        for _ in range(5):
+            engine.get(key(1))
+        assert backend.calls.count("touch") == 1
+    assert engine.stats().memory_hits == engine.stats().hits == 20
+
+
+def test_what_was_read_is_answered_from_memory_the_next_time(backend: Backend) -> None:
+    CacheEngine(backend).put(key(1), entry())
+    engine = CacheEngine(backend, memory_size=10**6)
+    assert engine.get(key(1)) == entry()
+    assert engine.get(key(1)) == entry()
+    assert (engine.stats().hits, engine.stats().memory_hits) == (2, 1)
+
+
+def test_the_memory_tier_stays_within_its_bound(backend: Backend) -> None:
+    engine = CacheEngine(backend, memory_size=50_000)
+    for number in range(100):
+        engine.put(key(number), entry(3000))
+        engine.get(key(number // 2))
+        assert engine.memory.size_bytes <= 50_000
+    assert len(engine.memory) > 1
+
+
+def test_an_evicted_entry_is_not_served_from_memory(backend: Backend) -> None:
+    engine = CacheEngine(backend, max_size=3 * SIZE, memory_size=10**6)
+    for number in range(10):
+        engine.put(key(number), entry())
+    for number in range(10):
+        assert (engine.get(key(number)) is not None) == (key(number) in stored(backend))
+
+
+# -- races between a get that fills memory and what changes the entry ------------------------------
+
+
+class GatedBackend(DictBackend):
+    """Lets something happen between reading a value and returning it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], object] | None = None
+
+    def get(self, key: str) -> bytes | None:
+        value = super().get(key)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            thread = threading.Thread(target=meanwhile)
+            thread.start()
+            thread.join()
+        return value
+
+
+CHANGES: dict[str, tuple[Callable[[CacheEngine], object], Entry | None]] = {
+    "put": (lambda engine: engine.put(key(1), entry(2)), entry(2)),
+    "delete": (lambda engine: engine.delete(key(1)), None),
+    "clear": (lambda engine: engine.clear(), None),
+    "trim": (lambda engine: engine.trim(0), None),
+}
+
+
+@pytest.mark.xfail(
+    reason="engine: a get puts what it read into memory, however old that is by then"
+)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_get_does_not_bring_back_into_memory_what_was_changed_meanwhile(change: str) -> None:
+    backend = GatedBackend()
+    engine = CacheEngine(backend, memory_size=10**6)
+    engine.put(key(1), entry(1))
+    engine.memory.clear()
+    work, expected = CHANGES[change]
+    backend.meanwhile = lambda: work(engine)
+    assert engine.get(key(1)) in (entry(1), expected)
+    assert engine.get(key(1)) == expected
+
+
+# -- read-only -----------------------------------------------------------------------------------
+
+
+def test_read_only_serves_and_writes_nothing() -> None:
+    backend = FaultyBackend()
+    CacheEngine(backend).put(key(1), entry())
+    now = [0.0]
+    for memory_size in (0, 10**6):
+        backend.calls.clear()
+        engine = CacheEngine(
+            backend, memory_size=memory_size, read_only=True, max_size=1, clock=lambda: now[0]
+        )
+        for _ in range(3):
+            assert engine.get(key(1)) == entry()
+            now[0] += 100
+        assert engine.get(key(2)) is None
+        assert engine.put(key(2), entry()) is False
+        assert engine.delete(key(1)) is False
+        assert engine.clear() == 0
+        assert engine.trim(0) == 0
+        assert engine.get_or_create(key(3), entry) == entry()
+        assert set(backend.calls) <= {"get", "scan", "usage", "close"}
+        assert engine.stats().errors == 0
+    assert list(backend.values) == [key(1)]
+
+
+# -- what is counted -----------------------------------------------------------------------------
+
+
+def test_what_is_counted(backend: Backend) -> None:
+    engine = CacheEngine(backend, max_size=3 * SIZE)
+    engine.get(key(1))
+    engine.put(key(1), Entry({"a": b"x"}, {"compile_seconds": 0.5}))
+    for _ in range(4):
+        engine.get(key(1))
+    stats = engine.stats()
+    assert (stats.hits, stats.misses, stats.puts, stats.saved_seconds) == (4, 1, 1, 2.0)
+    assert stats.hit_rate == 0.8
+    assert stats.hit_seconds > 0
+    assert stats.memory_hits == stats.evictions == stats.errors == stats.rejected == 0
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+BAD_KEYS = ["", "0" * 63, "0" * 65, "../" + "0" * 61, "0" * 62 + "/.", "g" * 63 + "-", None, 5]
+
+
+@pytest.mark.parametrize("name", BAD_KEYS)
+@pytest.mark.parametrize("memory_size", [0, 10**6])
+def test_a_bad_key_is_refused(name: Any, memory_size: int) -> None:
+    backend = FaultyBackend()
+    engine = CacheEngine(backend, memory_size=memory_size)
+    for operation in (engine.get, engine.delete, lambda k: engine.put(k, entry())):
+        with pytest.raises(ConfigError, match="64"):
+            operation(name)
+    assert backend.calls == []
+
+
+@pytest.mark.parametrize("name", ["A" * 64, "g" * 64, "٣" * 64])
+def test_a_key_of_other_letters_is_never_stored_nor_found(name: str, tmp_path: Path) -> None:
+    with open_engine(tmp_path) as engine:
+        with pytest.raises(ConfigError, match="64"):
+            engine.put(name, entry())
+        with suppress(ConfigError):  # better still
+            assert engine.get(name) is None
+    assert look(tmp_path / "file").entries == {}
+
+
+@pytest.mark.parametrize("arguments", [
+    {"max_size": 0}, {"max_size": -1}, {"max_size": 1.5}, {"max_size": "1"}, {"max_size": True},
+    {"memory_size": -1}, {"memory_size": None},
+])  # fmt: skip
+def test_a_bad_size_is_refused_by_name(arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    with pytest.raises(ConfigError, match=f"{name}=.*allowed"):
+        CacheEngine(DictBackend(), **arguments)
+
+
+def test_a_negative_trim_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_size=-1"):
+        CacheEngine(DictBackend()).trim(-1)
+
+
+def test_an_entry_that_cannot_be_stored_is_refused_and_nothing_is_lost(backend: Backend) -> None:
+    engine = CacheEngine(backend)
+    engine.put(key(1), entry())
+    with pytest.raises(ArgumentTypeError):
+        engine.put(key(1), Entry({}, {"x": b"bytes"}))  # type: ignore[dict-item]
+    assert engine.get(key(1)) == entry()
+
+
+# -- open_engine ---------------------------------------------------------------------------------
+
+
+def test_open_engine_composes_from_names(tmp_path: Path) -> None:
+    with open_engine(tmp_path, backend="file", max_size="1MB", memory_size="2KiB") as engine:
+        assert isinstance(engine.backend, FileBackend)
+        assert (engine.max_size, engine.memory.max_size) == (1_000_000, 2048)
+    with open_engine(tmp_path) as engine:
+        assert (engine.max_size, engine.memory.max_size) == (1 << 30, 0)
+
+
+def test_open_engine_does_not_listen_to_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KCACHE_MAX_SIZE", "nonsense")
+    monkeypatch.setenv("KCACHE_DIR", "/nowhere")
+    with open_engine(tmp_path) as engine:
+        assert engine.max_size == 1 << 30
+
+
+def test_an_unknown_backend_is_named_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UnknownBackendError, match=r"'cloud'.*file"):
+        open_engine(tmp_path, backend="cloud")
+
+
+def test_read_only_of_what_is_not_there_is_a_backend_error(tmp_path: Path) -> None:
+    with pytest.raises(BackendError):
+        open_engine(tmp_path / "missing", read_only=True)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_new_process_finds_what_an_older_one_put(tmp_path: Path) -> None:
+    def write() -> None:
+        with open_engine(tmp_path) as engine:
+            engine.put(key(1), entry(5))
+
+    assert wait(fork(write)) == 0
+    with open_engine(tmp_path) as engine:
+        assert engine.get(key(1)) == entry(5)
+
+
+# -- closing -------------------------------------------------------------------------------------
+
+
+def test_close_is_idempotent_and_use_after_it_survives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL", logger="kcache")  # a kept record would keep the engine
+    engine = open_engine(tmp_path, memory_size=10**6)
+    engine.put(key(1), entry())
+    engine.close()
+    engine.close()
+    assert engine.get(key(1)) in (None, entry())
+    assert engine.put(key(2), entry()) is False
+    engine.delete(key(1))
+    engine.trim(0)
+    engine.clear()
+    assert (engine.size_bytes, engine.entry_count) == (0, 0)
+    assert engine.stats().errors > 0
+    engine.total_stats()
+    engine.close()
+
+
+def test_a_backend_that_fails_to_close_is_survived() -> None:
+    for error in (BackendError("x"), OSError(5, "x")):
+        backend = FaultyBackend()
+        backend.faults["close"] = error
+        CacheEngine(backend).close()
+        assert backend.calls == ["close"]
+
+
+def test_an_engine_that_is_let_go_closes_its_backend() -> None:
+    backend = DictBackend()
+    engine = CacheEngine(backend)
+    engine.put(key(1), entry())
+    del engine
+    assert backend.closed == 1
+
+
+# -- threads and fork ----------------------------------------------------------------------------
+
+
+def test_many_threads_share_an_engine(tmp_path: Path) -> None:
+    cap = 40 * SIZE
+    errors: list[BaseException] = []
+    with open_engine(tmp_path, max_size=cap, memory_size=30_000) as engine:
+
+        def work(seed: int) -> None:
+            random = Random(seed)
+            try:
+                for _ in range(250):
+                    number = random.randrange(60)
+                    choice = random.randrange(20)
+                    if choice < 10:
+                        found = engine.get(key(number))
+                        assert found is None or set(found.payload["cubin"]) <= {number}
+                    elif choice < 17:
+                        engine.put(key(number), entry(random.randrange(5, 300), number))
+                    elif choice < 18:
+                        engine.delete(key(number))
+                    elif choice < 19:
+                        engine.get_or_create(key(number), lambda n=number: entry(50, n))
+                    else:
+                        engine.trim(random.randrange(cap))
+                    assert engine.size_bytes <= cap
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert engine.stats().errors == engine.stats().corrupt == 0
+        truth = look(tmp_path / "file")
+        assert engine.backend.usage() == (truth.bytes, len(truth.entries))
+        assert truth.bytes <= cap
+        assert engine.memory.size_bytes <= 30_000
+
+
+def test_a_forked_child_goes_on_while_threads_of_its_parent_were_at_work(tmp_path: Path) -> None:
+    with open_engine(tmp_path, max_size=60 * SIZE, memory_size=30_000) as engine:
+        done = threading.Event()
+
+        def work(seed: int) -> None:
+            for number in itertools.count():
+                if done.is_set():
+                    return
+                engine.put(key(number % 100), entry(100, number % 100))
+                engine.get(key(seed + number % 50))
+
+        def child() -> None:
+            signal.alarm(60)  # ends a child that waits for ever
+            for number in range(30):
+                engine.put(key(number), entry(100, number))
+                found = engine.get(key(number))
+                assert found is None or set(found.payload["cubin"]) == {number}
+            engine.flush()
+            engine.trim(0)
+            engine.close()
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(15):
+                assert wait(fork(child)) == 0
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        truth = look(tmp_path / "file")
+        assert engine.backend.usage() == (truth.bytes, len(truth.entries))
+        assert engine.stats().errors == engine.stats().corrupt == 0
+
+
+def test_a_forked_child_takes_no_lock_of_the_engine_with_it(tmp_path: Path) -> None:
+    with open_engine(tmp_path, memory_size=30_000) as engine:
+        engine.put(key(1), entry())
+        holding, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with engine._room, engine.counters.lock, engine.memory._lock, engine._flusher._mutex:
+                holding.set()
+                release.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holding.wait()
+
+        def child() -> None:
+            signal.alarm(10)
+            engine.put(key(2), entry())
+            assert engine.get(key(1)) == entry()
+            engine.close()
+
+        try:
+            assert wait(fork(child)) == 0
+        finally:
+            release.set()
+            thread.join()
