@@ -45,7 +45,10 @@ python_use_unqualified_type_names = True
 # which would have to be fetched.
 _STDLIB = "|".join(sorted(map(re.escape, sys.stdlib_module_names)))
 nitpick_ignore_regex = [
-    (r"py:.*", "Path|Compiled|ExtraOptions|kcache.nvrtc.options.ExtraOptions"),  # imported for types
+    (
+        r"py:.*",
+        "Path|Compiled|ExtraOptions|kcache.nvrtc.options.ExtraOptions",
+    ),  # imported for types
     (r"py:.*", "kcache.key.SupportsFlags"),
     (r"py:.*", "JSON"),  # a recursive alias, which autodoc shows by its name
     (r"py:.*", rf"({_STDLIB})(\..+)?"),

@@ -37,6 +37,8 @@ _UNITS = {"": 1, "B": 1} | {
     for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
 }
 _SIZE = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
+#: Far more than any size has; Python refuses to convert thousands.
+_MAX_DIGITS = 100
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off", ""))
 HEADER_CHECKS = ("always", "once")
@@ -57,7 +59,7 @@ def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
     elif isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         match = re.fullmatch(_SIZE, value, re.ASCII)
         unit = _UNITS.get(match[2].upper()) if match else None
-        if match and unit is not None:
+        if match and unit is not None and len(match[1]) <= _MAX_DIGITS:
             size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
     if size is None or size < least:
         raise ConfigError(
@@ -104,7 +106,13 @@ def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
     text = os.fspath(value)
     if not isinstance(text, str) or not text.strip() or "\0" in text:  # pyright: ignore
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: a non-empty path")
-    return os.path.expanduser(text)
+    expanded = os.path.expanduser(text)
+    if expanded.startswith("~"):
+        raise ConfigError(
+            f"{name}={value!r} is not allowed, there is no such home directory; "
+            "allowed: a path (./~... for a name that begins with ~)"
+        )
+    return expanded
 
 
 def _parse_name(value: str, *, name: str) -> str:
@@ -281,7 +289,13 @@ def default_cache_directory() -> Path:
         return Path(_parse_directory(named, name="KCACHE_DIR"))
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("kcache", appauthor=False))
+    # Where the user has no home (containers with arbitrary user ids), platformdirs raises, or
+    # returns `~/.cache/kcache` as it stands, depending on its version.
+    try:
+        found = Path(platformdirs.user_cache_dir("kcache", appauthor=False))
+    except RuntimeError:
+        return Path(temporary_cache_directory())
+    return found if found.is_absolute() else Path(temporary_cache_directory())
 
 
 def temporary_cache_directory() -> str:

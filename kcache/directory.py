@@ -30,7 +30,7 @@ def prepare(directory: str, *, read_only: bool = False) -> None:
     """
     try:
         if not read_only:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+            _make(directory)
         status = os.stat(directory)
     except FileExistsError as error:
         raise ConfigError(f"directory={directory!r} is a file; allowed: a directory") from error
@@ -46,6 +46,15 @@ def prepare(directory: str, *, read_only: bool = False) -> None:
         _check_owner(directory, status)
     if not read_only:
         _tag(directory)
+
+
+def _make(directory: str) -> None:
+    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
+    parent = os.path.dirname(os.path.abspath(directory))
+    if not os.path.isdir(parent):
+        _make(parent)
+    with suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
 
 
 def _check_owner(directory: str, status: os.stat_result) -> None:

@@ -297,7 +297,7 @@ class KernelCache:
                 source, names, options, headers, extra_key=extra_key, source_name=source_name
             )
         # A request with includes depends on the working directory, which may have changed.
-        if request is None or not (request.self_contained or request.is_here()):
+        if request is None or not (request.anywhere or request.is_here()):
             request = self._make_request(
                 source, names, options, headers, extra_key=extra_key, source_name=source_name
             )

@@ -7,7 +7,8 @@ import threading
 
 __all__ = ["pread", "pwrite"]
 
-if hasattr(os, "pread"):
+TYPE_CHECKING = False
+if TYPE_CHECKING or hasattr(os, "pread"):
     pread = os.pread
     pwrite = os.pwrite
 else:  # Windows; untested there

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Iterable
@@ -175,23 +176,27 @@ class StatsFile:
     """The counts of every process that used a directory, in one file.
 
     Opened on the first `add`, so that a process that only reads the cache once pays nothing
-    before it ends. Processes: each adds to a record of its own. Crash: counts since the last `add`
-    are lost, nothing else; a damaged record counts as zeros. Where the file can't be written,
+    before it ends, and opened again when somebody removed or replaced it. Processes: each adds to a
+    record of its own. Crash: counts since the last `add` are lost, nothing else; a damaged record
+    counts as zeros. Fork: the child takes a record of its own. Where the file can't be written,
     `add` raises `BackendError` and the caller goes on without.
     """
 
     SLOTS = 128
     _HEADER = b"kcache-stats/1".ljust(64, b"\0")
     _RECORD = 256
-    _BODY = struct.Struct(f"<{len(FIELDS)}d")
+    _BODY = struct.Struct(f"<4x{len(FIELDS)}d")
+    #: A record that is read while it is written looks damaged; so it is read this often.
+    _TRIES = 8
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        self._fd: int | None = None
+        self.path = os.path.abspath(path)
+        self._fd: int | None = None  # closed with the object, if nobody does before
         self._locks: RangeLocks | None = None
         self._slot = 0
         self._pid = 0
         self._mutex = threading.Lock()
+        _files.add(self)
 
     def add(self, amounts: Iterable[float]) -> None:
         """Add counts, in the order of `FIELDS`, to this process's record."""
@@ -219,6 +224,8 @@ class StatsFile:
         try:
             baseline = self._read(fd, 0)
             sums = self._sums(fd)
+        except OSError as error:
+            raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
         finally:
             os.close(fd)
         return _stats(max(0.0, a - b) for a, b in zip(sums, baseline, strict=True))
@@ -235,13 +242,26 @@ class StatsFile:
     def close(self) -> None:
         """Give up the record. Idempotent."""
         with self._mutex:
-            if self._fd is not None and self._pid == os.getpid():
-                os.close(self._fd)
-            self._fd = None
+            self._let_go()
+
+    def __del__(self) -> None:
+        self._let_go()
+
+    def after_fork(self) -> None:
+        """Make the object usable in a child process, whose parent may have been adding."""
+        self._mutex = threading.Lock()
+
+    def _let_go(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
 
     def _open(self) -> int:
-        if self._fd is not None and self._pid == os.getpid():
-            return self._fd
+        """Return the descriptor of the file that the path leads to, with a record of our own."""
+        if self._fd is not None:
+            if self._pid == os.getpid() and self._is_there(self._fd):
+                return self._fd
+            self._let_go()
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         fd = os.open(self.path, flags, 0o600)
         try:
@@ -258,26 +278,43 @@ class StatsFile:
         self._fd, self._locks, self._pid = fd, locks, os.getpid()
         return fd
 
+    def _is_there(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self.path, follow_symlinks=False))
+        except FileNotFoundError:
+            return False
+
     def _offset(self, slot: int) -> int:
         return len(self._HEADER) + slot * self._RECORD
 
     def _read(self, fd: int, slot: int) -> tuple[float, ...]:
-        return self._unpack(pread(fd, self._RECORD, self._offset(slot)))
-
-    def _unpack(self, raw: bytes) -> tuple[float, ...]:
-        body = raw[8 : 8 + self._BODY.size]
-        if len(body) < self._BODY.size or int.from_bytes(raw[:4], "little") != zlib.crc32(body):
-            return (0.0,) * len(FIELDS)
-        return self._BODY.unpack(body)
+        for _ in range(self._TRIES):
+            raw = pread(fd, self._RECORD, self._offset(slot))
+            if not any(raw):
+                break
+            if len(raw) == self._RECORD and int.from_bytes(raw[:4], "little") == zlib.crc32(
+                raw[4:]
+            ):
+                return self._BODY.unpack_from(raw, 4)
+        return (0.0,) * len(FIELDS)
 
     def _write(self, fd: int, slot: int, values: Iterable[float]) -> None:
-        body = self._BODY.pack(*values)
-        head = zlib.crc32(body).to_bytes(4, "little") + bytes(4)
-        pwrite(fd, (head + body).ljust(self._RECORD, b"\0"), self._offset(slot))
+        body = self._BODY.pack(*values).ljust(self._RECORD - 4, b"\0")
+        pwrite(fd, zlib.crc32(body).to_bytes(4, "little") + body, self._offset(slot))
 
     def _sums(self, fd: int) -> list[float]:
-        raw = pread(fd, self._RECORD * (self.SLOTS - 1), self._offset(1))
-        records = (raw[at : at + self._RECORD] for at in range(0, len(raw), self._RECORD))
-        return [sum(column) for column in zip(*map(self._unpack, records), strict=True)] or [
-            0.0
-        ] * len(FIELDS)
+        slots = range(1, 1 + (os.fstat(fd).st_size - self._offset(1)) // self._RECORD)
+        records = [self._read(fd, slot) for slot in slots[: self.SLOTS - 1]]
+        return [sum(column) for column in zip((0.0,) * len(FIELDS), *records, strict=True)]
+
+
+_files: weakref.WeakSet[StatsFile] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for file in list(_files):
+        file.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -80,7 +80,7 @@ class ShardCounters:
             if status.st_size < _ALL.size:
                 self._initialise(exists)
         except BaseException:
-            os.close(self._fd)
+            self.close()
             raise
 
     def _initialise(self, exists: Callable[[int], bool]) -> None:
@@ -150,3 +150,7 @@ class ShardCounters:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:  # nobody closed the backend, or opening it failed
+            os.close(self._fd)

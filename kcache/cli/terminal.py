@@ -136,7 +136,7 @@ def working(title: str, work: Callable[[], T]) -> T:
                         if interrupted():
                             raise KeyboardInterrupt
         except KeyboardInterrupt:
-            # Not through the interpreter's exit, which would pull the library from under its compile.
+            # Not through the interpreter's exit, which would unload what the compile is using.
             os._exit(130)
     return job.result()
 

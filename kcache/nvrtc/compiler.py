@@ -110,7 +110,8 @@ def compile_program(
         (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
         seconds = time.perf_counter() - started
         log = _read(nvrtc, program, "ProgramLog") or b""
-        text = log.decode(errors="replace").strip("\0 \n")
+        # NVRTC ends each tool's part with a NUL.
+        text = log.decode(errors="replace").replace("\0", "").strip(" \n")
         if int(error) != 0:
             raise _failure(nvrtc, error, text, source_name, flags)
         lowered = {name: _lowered(nvrtc, program, name, source_name) for name in names}

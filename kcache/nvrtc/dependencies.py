@@ -243,7 +243,9 @@ class Tracker:
         For traces that lack headers which the source itself includes.
         """
         found = self._scan(None)
-        pending = [(include, None) for include in found.includes]
+        pending: list[tuple[Include, Place | None]] = [
+            (include, None) for include in found.includes
+        ]
         pending += [(include, _COMMAND_LINE) for include in self._pre_includes]
         before = -1
         while before < len(self._texts):  # what was read may define the macros of the next

@@ -2,7 +2,8 @@
 
 The identity of a compiler is the GNU build id of libnvrtc and of its builtins library, because
 patch releases report one version and generate different code. It is read from the files, without
-loading them, so that a cache hit starts no compiler.
+loading them, so that a cache hit starts no compiler. Of libraries that this process has loaded it
+is read from memory: the files may have been replaced since.
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ import os
 import re
 import struct
 import sys
+import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 from kcache import config
+
+if TYPE_CHECKING:
+    from io import FileIO
+    from typing import BinaryIO
 
 __all__ = ["Library", "build_id", "find", "loaded"]
 
@@ -26,7 +33,10 @@ _WHEELS = (
     ("nvidia/cuda_nvrtc/bin", "nvrtc64_120_0.dll"),
 )
 _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
-_MAPPED = re.compile(rb"(/[^\n]*/libnvrtc[^/\n]*\.so[^/\n]*)\n")
+#: The first mapping of such a file in /proc/self/maps: start address and path.
+_MAPPED = re.compile(
+    rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ \S+ \d+ +(/[^\n]*/libnvrtc[^/\n]*\.so[^/\n]*)\n", re.MULTILINE
+)
 _BUILTINS = ("libnvrtc-builtins", "nvrtc-builtins64_")
 
 
@@ -58,39 +68,72 @@ def find() -> Library | None:
     Looks where cuda.pathfinder does, in its order: already loaded in this process, wheels,
     conda, the loader's path, `CUDA_PATH`. A caller that then compiles compares with `loaded`.
     """
-    path = _loaded_path() or next(_candidates(), None)
-    return None if path is None else _library(path)
+    mapped = _mapped()
+    path = _loaded_path(mapped) or next(_candidates(), None)
+    return None if path is None else _library(path, mapped)
 
 
 def loaded() -> Library | None:
     """Return the library that this process has loaded, or None (always None off Linux)."""
-    path = _loaded_path()
-    return None if path is None else _library(path)
+    mapped = _mapped()
+    path = _loaded_path(mapped)
+    return None if path is None else _library(path, mapped)
 
 
-def _library(path: str) -> Library:
+def _library(path: str, mapped: dict[str, int]) -> Library:
     real = os.path.realpath(path)
     folder = os.path.dirname(real)
-    builtins = sorted(name for name in os.listdir(folder) if name.startswith(_BUILTINS))
-    parts = [file_identity(real), *(file_identity(os.path.join(folder, name)) for name in builtins)]
+    names = {name for name in mapped if os.path.dirname(name) == folder}
+    with suppress(OSError):
+        names.update(os.path.join(folder, name) for name in os.listdir(folder))
+    parts = [_part(real, mapped)]
+    for name in sorted(names):
+        if os.path.basename(name).startswith(_BUILTINS):
+            parts.append(_part(name, mapped))
     return Library(real, "nvrtc " + " ".join(parts))
 
 
-def _loaded_path() -> str | None:
+def _part(path: str, mapped: dict[str, int]) -> str:
+    start = mapped.get(path)
+    found = None if start is None else _build_id_in_memory(start)
+    try:
+        return found or file_identity(path)
+    except OSError:  # replaced or removed since it was loaded, and it has no build id
+        return f"unknown {os.getpid()} {time.time_ns()}"
+
+
+def _mapped() -> dict[str, int]:
+    """Return the files of NVRTC that this process has mapped: path -> where its image starts."""
     try:
         with open("/proc/self/maps", "rb") as file:
             maps = file.read()
     except OSError:
+        return {}
+    return {
+        os.fsdecode(match[2].removesuffix(b" (deleted)")): int(match[1], 16)
+        for match in _MAPPED.finditer(maps)
+    }
+
+
+def _loaded_path(mapped: dict[str, int]) -> str | None:
+    """Return which of the mapped files compiles: other packages may have loaded their own."""
+    paths = [path for path in mapped if not os.path.basename(path).startswith(_BUILTINS)]
+    if not paths:
         return None
-    for match in _MAPPED.finditer(maps):
-        if b"libnvrtc-builtins" not in match[1]:
-            return os.fsdecode(match[1])
+    pathfinder = sys.modules.get("cuda.pathfinder")
+    if len(paths) > 1 and pathfinder is not None and "cuda.bindings.nvrtc" in sys.modules:
+        with suppress(Exception):  # its own exceptions, by version
+            return str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+    for name in _NAMES:  # a loaded one is taken by its name, in this order
+        for path in paths:
+            if os.path.basename(path).startswith(name):
+                return path
     return None
 
 
 def _candidates() -> Iterator[str]:
     for folder, name in _WHEELS:
-        for entry in sys.path:
+        for entry in _site_packages():
             path = os.path.join(entry, folder, name)
             if os.path.isfile(path):
                 yield path
@@ -109,6 +152,17 @@ def _candidates() -> Iterator[str]:
                 path = os.path.join(root, folder, name)
                 if os.path.isfile(path):
                     yield path
+
+
+def _site_packages() -> list[str]:
+    """Return where cuda.pathfinder looks for wheels; not all of `sys.path`."""
+    import site
+
+    folders = site.getsitepackages()
+    if site.ENABLE_USER_SITE:
+        # After the virtual environment's, else before all others.
+        folders.insert(int(sys.prefix != sys.base_prefix), site.getusersitepackages())
+    return folders
 
 
 def _loader_cache() -> Iterator[str]:
@@ -154,25 +208,43 @@ def build_id(path: str) -> str | None:
     `NT_GNU_BUILD_ID`, type 3, owner `GNU`).
     """
     with open(path, "rb") as file:
-        head = file.read(64)
-        if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
-            return None
-        (offset,) = struct.unpack_from("<Q", head, 32)
-        size, count = struct.unpack_from("<HH", head, 54)
-        if size < 56:
-            return None
-        file.seek(offset)
-        table = file.read(size * count)
-        for at in range(0, len(table) - 55, size):
-            (kind,) = struct.unpack_from("<I", table, at)
-            if kind != 4:  # PT_NOTE
-                continue
-            (start,) = struct.unpack_from("<Q", table, at + 8)
-            (length,) = struct.unpack_from("<Q", table, at + 32)
-            file.seek(start)
-            found = _note(file.read(min(length, 1 << 16)))
-            if found is not None:
-                return found
+        return _find_build_id(file, 0, 8)
+
+
+def _build_id_in_memory(start: int) -> str | None:
+    """Return the build id of the file whose image starts at address `start` of this process."""
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            return _find_build_id(memory, start, 16)
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+def _find_build_id(file: BinaryIO | FileIO, base: int, where: int) -> str | None:
+    """Read from position `base` on; a segment's place is at byte `where` of its header.
+
+    That is 8 in a file (`p_offset`) and 16 in memory (`p_vaddr`).
+    """
+    file.seek(base)
+    head = file.read(64)
+    if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+        return None
+    (offset,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    if size < 56:
+        return None
+    file.seek(base + offset)
+    table = file.read(size * count)
+    for at in range(0, len(table) - 55, size):
+        (kind,) = struct.unpack_from("<I", table, at)
+        if kind != 4:  # PT_NOTE
+            continue
+        (start,) = struct.unpack_from("<Q", table, at + where)
+        (length,) = struct.unpack_from("<Q", table, at + 32)
+        file.seek(base + start)
+        found = _note(file.read(min(length, 1 << 16)))
+        if found is not None:
+            return found
     return None
 
 

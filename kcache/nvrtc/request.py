@@ -30,6 +30,7 @@ class Request(NamedTuple):
         compiler: identity of the compiler.
         key: digest of all of it, headers on disk excepted.
         self_contained: whether it can't read any file, so that `key` alone decides the outcome.
+        anywhere: whether the working directory means nothing to it either.
         search: where its headers are looked for.
         location: short digest of where that is, for what is only true there.
         extra: what the cache has to know of the options that were written out.
@@ -45,6 +46,7 @@ class Request(NamedTuple):
     compiler: str
     key: str
     self_contained: bool
+    anywhere: bool
     search: HeaderSearch
     location: str
     extra: ExtraOptions
@@ -93,7 +95,8 @@ class Request(NamedTuple):
         )
         outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
         flags = list(options.key_flags())
-        if options.debug or options.lineinfo or extra.paths_in_output:
+        shows_paths = options.debug or options.lineinfo or extra.paths_in_output
+        if shows_paths:
             # Debug information names the working directory and every file, as opened.
             flags += [f"directory={directory}", *(f"prefix={p}" for p in search.prefixes)]
         contained = not extra.pre_includes and not any(map(may_include, (source, *defines)))
@@ -122,6 +125,7 @@ class Request(NamedTuple):
             compiler,
             key.digest(),
             contained,
+            contained and not shows_paths,
             search,
             digest_fields("location", place)[:16],
             extra,

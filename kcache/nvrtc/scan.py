@@ -56,6 +56,11 @@ _WORD_FOLLOWS = re.compile(_GAP + rb"\w", re.DOTALL)
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
 
 
+#: Bounds of what is made of one computed operand.
+_MAX_DEPTH = 8
+_MAX_NAMES = 64
+
+
 class Macro(NamedTuple):
     """One definition: parameter names (None for an object-like macro) and the replacement."""
 
@@ -192,7 +197,7 @@ def probes(texts: Mapping[str, bytes]) -> tuple[set[tuple[str | None, Include]],
             for match in uses.finditer(text):
                 definition = _definition_around(text, match.start())
                 if match[1] is None and definition is None:
-                    # `#ifdef __has_include`, `defined(__has_include)`; else a macro with the operand
+                    # `#ifdef __has_include`, `defined(__has_include)`, or a macro follows
                     start = text.rfind(b"\n", 0, match.start()) + 1
                     if _CONDITION.match(text, start) and _WORD_FOLLOWS.match(text, match.end()):
                         complete = False
@@ -200,7 +205,7 @@ def probes(texts: Mapping[str, bytes]) -> tuple[set[tuple[str | None, Include]],
                 operands: set[Include] = set()
                 computed: set[str] = set()
                 _operand(match[1] or b"", operands, computed, onward=onward)
-                where = name
+                where: str | None = name
                 if definition is not None:
                     where = None
                     if definition[1] == word.encode():
@@ -261,16 +266,20 @@ def expand(
 ) -> frozenset[Include] | None:
     """Return every header that a computed operand can name, or None where that can't be told.
 
-    Knows object-like macros, and function-like ones whose parameters stand for themselves;
-    gives up on `#`, `##` and on anything that is not a single call.
+    Knows object-like macros, between angle brackets too, and function-like ones whose parameters
+    stand for themselves; gives up on `#`, `##` and on anything that is not a single call.
     """
     literal: set[Include] = set()
     computed: set[str] = set()
     _operand(operand.strip().encode("utf-8", "surrogateescape"), literal, computed)
     if literal:
-        return frozenset(literal) if _plain(operand, defined) else None
+        (include,) = literal
+        if include.quoted:  # never expanded
+            return frozenset(literal)
+        names = _names(include.name, defined, depth)
+        return None if names is None else frozenset(include._replace(name=n) for n in names)
     call = _CALL.fullmatch(operand.strip())
-    if call is None or depth > 8:
+    if call is None or depth > _MAX_DEPTH:
         return None
     name, arguments = call[1], call[2]
     definitions = tuple(defined.get(name, ()))
@@ -286,11 +295,22 @@ def expand(
     return frozenset(found)
 
 
-def _plain(operand: str, defined: Mapping[str, Iterable[Macro]]) -> bool:
-    """Tell whether no word between the brackets is itself a macro (quotes are never expanded)."""
-    return operand.lstrip().startswith('"') or not any(
-        word in defined for word in re.findall(r"[A-Za-z_]\w*", operand)
-    )
+def _names(name: str, defined: Mapping[str, Iterable[Macro]], depth: int) -> set[str] | None:
+    """Return every name that one between angle brackets becomes, or None if that can't be told."""
+    found = {""}
+    for part in re.split(r"([A-Za-z_]\w*)", name):
+        values = {part}
+        for macro in defined.get(part, ()):
+            inner = None
+            if macro.parameters is None and "#" not in macro.body and depth < _MAX_DEPTH:
+                inner = _names(macro.body, defined, depth + 1)
+            if inner is None or any(" " in each for each in inner):
+                return None
+            values |= inner  # and itself, where it is not defined
+        found = {before + value for before in found for value in values}
+        if len(found) > _MAX_NAMES:
+            return None
+    return found
 
 
 def _substituted(macro: Macro, arguments: str | None) -> Iterator[str | None]:

@@ -4,9 +4,7 @@
 opened header is an event named "Processing Header File". Two traps, both measured:
 
 *The file.* If NVRTC cannot open or write it, LLVM aborts the whole process. So the name is a
-symlink to ``/proc/self/fd/N``, where N is a memfd that this process has opened already. The
-symlinks are the same for every process, so they are kept in one private directory and never need
-cleaning.
+symlink to ``/proc/self/fd/N``, where N is a memfd that this process has opened already.
 
 *A compile that fails inside a header* (a missing include, `#error`) leaves a counter in NVRTC
 unbalanced, for good and for all threads. From then on, traces lack every header that the source
@@ -103,19 +101,23 @@ class Following:
 class Tracer:
     """Gives compiles a flag that makes them tell their headers.
 
-    Threads: safe to share; each compile has its own file. Crash: nothing is left behind but
-    symlinks that the next process uses again (or, where `directory` can't be written, a
-    temporary directory).
+    The links live in a temporary directory of the process, not in the cache's: should they be
+    removed while the compiler runs, it would abort the process, and people remove caches.
+
+    Threads: safe to share; each compile has its own file. Fork: the child may go on. Crash: leaves
+    a directory with a few symlinks.
 
     Args:
-        directory: private directory for the symlinks; made if need be. None, or one that can't be
-            used, falls back to a temporary one.
+        directory: private directory for the symlinks where no temporary one can be made.
     """
 
     def __init__(self, directory: str | None = None) -> None:
         self._directory = directory
-        self._temporary: str | None = None
+        self._temporary = ""
+        #: The process whose temporary directory it is; a forked child makes its own.
+        self._owner = 0
         self._lock = threading.Lock()
+        _tracers.add(self)
 
     def begin(self) -> Following | None:
         """Return a compile to follow, or None where it can't be done without risk."""
@@ -139,14 +141,24 @@ class Tracer:
         """Return a path that becomes a link to descriptor `fd` once `.json` is appended."""
         target = f"/proc/self/fd/{fd}"
         with self._lock:
-            if self._directory is not None and self._temporary is None:
+            if self._owner != os.getpid() or not os.path.isdir(self._temporary):
+                self._owner = 0
                 with suppress(OSError):
-                    os.makedirs(self._directory, mode=0o700, exist_ok=True)
-                    return _symlink(self._directory, fd, target)
-            if self._temporary is None or not os.path.isdir(self._temporary):
-                self._temporary = tempfile.mkdtemp(prefix="kcache-trace-")
-                weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
-            return _symlink(self._temporary, fd, target)
+                    self._temporary = tempfile.mkdtemp(prefix="kcache-trace-")
+                    self._owner = os.getpid()
+                    weakref.finalize(self, _remove, self._temporary, self._owner)
+            if self._owner:
+                return _symlink(self._temporary, fd, target)
+            if self._directory is None:
+                raise OSError("nowhere to put a link")
+            os.makedirs(self._directory, mode=0o700, exist_ok=True)
+            return _symlink(self._directory, fd, target)
+
+
+def _remove(directory: str, owner: int) -> None:
+    """Remove a temporary directory, unless this is a child of the process that made it."""
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _symlink(directory: str, fd: int, target: str) -> str:
@@ -173,3 +185,18 @@ def _room_for_trace() -> bool:
     except OSError:
         return False
     return descriptors == resource.RLIM_INFINITY or used + _SPARE_DESCRIPTORS <= descriptors
+
+
+_tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Forget the compiles of the parent's threads, which may have held the locks."""
+    Following._guard = threading.Lock()
+    Following._active.clear()
+    for tracer in list(_tracers):
+        tracer._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -640,7 +640,9 @@ def test_an_absolute_include(cache, tree):
     assert not agreed(cache, source).cached
 
 
-@pytest.mark.parametrize("name", ["with space", "quo'te", "comma,", "ünïcode", "semi;colon", "hash#0"])
+@pytest.mark.parametrize(
+    "name", ["with space", "quo'te", "comma,", "ünïcode", "semi;colon", "hash#0"]
+)
 def test_odd_names(cache, tree, name):
     header = write(tree / name / f"{name}.h", "#define V 1\n")
     source = f"#include <{name}.h>\n" + KERNEL

@@ -1,0 +1,357 @@
+"""The chapters: each measures one thing beside what it is compared with.
+
+A chapter is a function of a `Plan`, which says how often, and an empty folder. It yields what it
+finds: ratios, facts, timings.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import xxhash
+from bench_memory_tier import POPULATIONS
+from corpus import NAMES, load
+from findings import Comparison, Fact, Ratio, Timing
+from main_job import SELF_CONTAINED, Job
+from measure import Round, Rounds, Summary, interleave, per_call, per_item, run_python
+from miss_split import COMPILING, PARTS, REST, Stopwatch
+
+import kcache
+
+Found = Iterator[Ratio | Fact | Timing]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often each thing is measured. Never less than five rounds of what is compared."""
+
+    processes: int = 41
+    calls: int = 41
+    compiles: int = 11
+    splits: int = 5
+
+
+QUICK = Plan(processes=11, calls=15, compiles=5, splits=2)
+
+
+def _peer(submodule: str = "") -> ModuleType:
+    try:
+        return import_module("cuda.core" + submodule)
+    except ModuleNotFoundError as error:
+        raise RuntimeError('cuda.core is not installed; install the extra "bench"') from error
+
+
+# -- start: a new process ------------------------------------------------------------------------
+
+_PEER_HIT = """\
+from cuda.core import Program, ProgramOptions
+from cuda.core.utils import FileStreamProgramCache
+cache = FileStreamProgramCache({directory!r})
+program = Program({source!r}, "c++", ProgramOptions(arch={arch!r}))
+if not program.compile("cubin", cache=cache).code:
+    raise SystemExit("no code")
+"""
+_IMPORT = """\
+from time import perf_counter
+start = perf_counter()
+{}
+print(perf_counter() - start)
+"""
+_LOADED = """
+import sys
+print(any(name.partition(".")[0] == "cuda" for name in sys.modules))
+print("libnvrtc" in open("/proc/self/maps").read())
+"""
+
+
+def start(plan: Plan, folder: Path) -> Found:
+    """A new process gets the CUBIN of a self-contained kernel, and nothing else."""
+    job = Job(SELF_CONTAINED, folder)
+    peer = folder / "peer"
+    codes = {
+        "bare": "pass",
+        "hit": job.hit_code,
+        "peer hit": _PEER_HIT.format(
+            directory=str(peer), source=job.case.source, arch=job.case.arch
+        ),
+        "import": _IMPORT.format("import kcache"),
+        "peer import": _IMPORT.format("import cuda.core"),
+        # What `import kcache` leaves until it is used.
+        "names": _IMPORT.format("from kcache import KernelCache, CompileOptions"),
+        "peer names": _IMPORT.format("from cuda.core import Program, ProgramOptions"),
+    }
+    loaded = run_python(job.hit_code + _LOADED, folder).output.split()[-2:]
+    for code in codes.values():  # fills the peer's cache, and compiles every module once
+        run_python(code, folder)
+    tasks = [partial(_process, name, code, folder) for name, code in codes.items()]
+    rounds = interleave(plan.processes, tasks)
+    if not any(path.is_file() for path in peer.rglob("*")):
+        raise RuntimeError("the peer's cache holds nothing")
+    ratio = Comparison("start", rounds).ratio
+    yield ratio(
+        "fresh process gets the CUBIN, hot (each less a bare interpreter)",
+        "hit",
+        "cuda.core, FileStreamProgramCache",
+        "peer hit",
+        less="bare",
+        target=1 / 8,
+    )
+    yield ratio(
+        "the same in CPU time",
+        "hit cpu",
+        "cuda.core, FileStreamProgramCache",
+        "peer hit cpu",
+        less="bare cpu",
+    )
+    yield ratio(
+        "`import kcache`, in the process",
+        "import inside",
+        "`import cuda.core`",
+        "peer import inside",
+        target=1 / 10,
+    )
+    yield ratio(
+        "`from kcache import KernelCache, CompileOptions`",
+        "names inside",
+        "`from cuda.core import Program, ProgramOptions`",
+        "peer names inside",
+    )
+    for what, found in zip(("a `cuda` module", "libnvrtc"), loaded, strict=True):
+        answer = "yes" if found == "True" else "no"
+        yield Fact(
+            "start", f"the hit in a fresh process loads {what}", answer, "no", answer == "no"
+        )
+    yield Timing("start", "bare interpreter", "process: start to end", rounds.summary("bare"))
+    yield Timing("start", "kcache, hit", "process: start to end", rounds.summary("hit"))
+    yield Timing("start", "cuda.core, hit", "process: start to end", rounds.summary("peer hit"))
+
+
+def _process(name: str, code: str, folder: Path) -> Round:
+    done = run_python(code, folder)
+    values = {name: done.seconds, f"{name} cpu": done.cpu_seconds}
+    if done.output:
+        values[f"{name} inside"] = float(done.output.split()[-1])
+    return values
+
+
+# -- memory: a hit in the memory tier ------------------------------------------------------------
+
+
+def memory(plan: Plan, folder: Path) -> Found:
+    """A hit in memory on 4 KB of source, against cuda.core's cache in memory."""
+    core, utils = _peer(), _peer(".utils")
+    case = SELF_CONTAINED
+    source = case.source
+    options = core.ProgramOptions(arch=case.arch)
+    peer = utils.InMemoryProgramCache()
+    program = core.Program(source, "c++", options)
+    job = Job(case, folder)
+    get, ours = job.memory_cache.get_or_compile, job.options
+    loops = 500
+
+    def copies() -> list[str]:
+        """Equal texts in new objects, whose hash no earlier call has computed."""
+        return [(source + " ")[:-1] for _ in range(loops)]
+
+    def compile_text(text: str) -> None:
+        core.Program(text, "c++", options).compile("cubin", cache=peer)
+
+    def get_text(text: str) -> None:
+        get(text, (), ours)
+
+    def new_texts() -> Round:
+        return {
+            **per_item("kcache, new text", get_text, copies())(),
+            **per_item("peer, new text", compile_text, copies())(),
+        }
+
+    tasks = [
+        per_call("kcache", lambda: get(source, (), ours), 4 * loops),
+        per_call("peer", lambda: program.compile("cubin", cache=peer), loops),
+        per_call("peer, new program", lambda: compile_text(source), loops),
+        new_texts,
+    ]
+    interleave(2, tasks)
+    if len(peer) != 1 or not get(source, (), ours).cached:
+        raise RuntimeError("not a hit")
+    rounds = interleave(plan.calls, tasks)
+    ratio = partial(Comparison("memory", rounds).ratio, at_least=True)
+    hit = "hit in memory, 4 KB of source"
+    peer_hit = "`InMemoryProgramCache` hit"
+    yield ratio(hit, "kcache", f"{peer_hit}, `program.compile` alone", "peer", target=8)
+    yield ratio(hit, "kcache", f"{peer_hit}, `Program(...).compile`", "peer, new program", target=8)
+    yield ratio(
+        f"{hit}, in a new string each time",
+        "kcache, new text",
+        f"{peer_hit}, `Program(...).compile`, likewise",
+        "peer, new text",
+    )
+
+
+# -- engine: one get from the file backend -------------------------------------------------------
+
+
+def engine(plan: Plan, folder: Path) -> Found:
+    """`CacheEngine.get` of 100 KiB, against a raw read of a file of that size."""
+    size, count = 100 << 10, 500
+    keys = [kcache.hash_source(str(number)) for number in range(count)]
+    content = {key: os.urandom(size) for key in keys}
+    paths = {key: folder / "raw" / key[:2] / key for key in keys}
+    for key, path in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content[key])
+    order = random.Random(0).sample(keys, count)
+    raw_order = [str(paths[key]) for key in order]
+    with kcache.open_engine(folder / "engine", memory_size=0) as opened:
+        for key in keys:
+            opened.put(key, kcache.Entry({"cubin": content[key]}, {"compile_seconds": 1.0}))
+
+        def first_gets() -> Round:
+            # A new engine has recorded no use yet, so each of its gets does.
+            with kcache.open_engine(folder / "engine", memory_size=0) as new:
+                return per_item("first", new.get, order)()
+
+        def get_payload(key: str) -> None:
+            found = opened.get(key)
+            if found is None or len(found.payload["cubin"]) != size:
+                raise RuntimeError("an entry is gone")
+
+        tasks = [
+            per_item("raw", _raw_read, raw_order),
+            first_gets,
+            per_item("get", opened.get, order),
+            per_item("payload", get_payload, order),
+            per_item("hashed", _raw_read_hashed, raw_order),
+            per_item("raw, same", _raw_read, raw_order[:1] * count),
+            per_item("get, same", opened.get, order[:1] * count),
+            per_item("hashed, same", _raw_read_hashed, raw_order[:1] * count),
+        ]
+        interleave(2, tasks)
+        rounds = interleave(plan.calls, tasks)
+        if opened.stats().misses:
+            raise RuntimeError("not a hit")
+    ratio = Comparison("engine", rounds).ratio
+    raw, hashed = "open, fstat, read, close", "the raw read and its XXH3-128 alone"
+    yield ratio("first get of each of 500 keys, 100 KiB", "first", raw, "raw", target=1.5)
+    yield ratio("later get of each of 500 keys, 100 KiB", "get", raw, "raw", target=1.5)
+    yield ratio(
+        "get of one key again and again, 100 KiB", "get, same", raw, "raw, same", target=1.5
+    )
+    yield ratio("later get and its payload, 500 keys", "payload", raw, "raw")
+    yield ratio(f"{hashed}, 500 keys", "hashed", raw, "raw")
+    yield ratio(f"{hashed}, one key", "hashed, same", raw, "raw, same")
+
+
+def _raw_read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    content = os.read(descriptor, os.fstat(descriptor).st_size)
+    os.close(descriptor)
+    return content
+
+
+def _raw_read_hashed(path: str) -> bytes:
+    """What a checked read can't do without."""
+    return xxhash.xxh3_128_digest(_raw_read(path))
+
+
+# -- kernels: the main job -----------------------------------------------------------------------
+
+#: What a miss may cost, as a ratio to the bare compile.
+MISS_TARGETS = {"cub_reduce": 1.10, "cub_radix_sort": 1.10, "cutlass_gemm": 1.25}
+HIT_TARGETS = {"cutlass_gemm": 1 / 1000}
+
+
+def kernels(plan: Plan, folder: Path) -> Found:
+    """The four kernels of the corpus: compiled bare, cold, and hit in every way."""
+    for name in NAMES:
+        (folder / name).mkdir()
+        yield from _kernel(plan, Job(load(name), folder / name))
+
+
+def _kernel(plan: Plan, job: Job) -> Found:
+    name = job.case.name
+    with job.memory_cache, job.disk_cache:
+        interleave(1, [job.fresh_process, job.disk, job.memory, job.bare, job.traced, job.miss])
+        rounds = interleave(
+            plan.compiles,
+            [job.bare, job.miss, job.traced, job.disk, job.memory, job.fresh_process],
+        )
+        headers = len(job.hit(job.memory_cache).dependencies)
+    for column, key in {
+        "bare NVRTC": "bare",
+        "cold (miss)": "miss",
+        "hot, fresh process": "process",
+        "of which look-up": "look-up",
+        "hot from disk": "disk",
+        "hot from memory": "memory",
+    }.items():
+        row = f"`{name}`, {headers} headers"
+        yield Timing("kernels", row, f"kernel: {column}", rounds.summary(key))
+    ratio = Comparison("kernels", rounds).ratio
+    miss, bare = f"`{name}`, miss", "bare NVRTC compile"
+    yield ratio(miss, "miss", bare, "bare", target=MISS_TARGETS.get(name))
+    if headers:
+        yield ratio(f"{miss}, in CPU time", "miss cpu", bare, "bare cpu")
+        yield ratio(f"`{name}`, compile with the header trace alone", "traced", bare, "bare")
+    hit, target = f"`{name}`, {headers} headers verified", HIT_TARGETS.get(name)
+    yield ratio(f"{hit}, from memory", "memory", bare, "bare", target=target)
+    yield ratio(f"{hit}, from disk", "disk", bare, "bare", target=target)
+    if headers:
+        yield from _split(plan, job, rounds)
+
+
+def _split(plan: Plan, job: Job, rounds: Rounds) -> Found:
+    """Where a miss's time beyond the bare compile goes, by a stopwatch in misses of their own."""
+    split = Rounds()
+    for _ in range(plan.splits):
+        with Stopwatch() as watch:
+            job.miss()
+        split.add({part: watch.seconds.get(part, 0.0) for part in (*PARTS, REST)})
+    column = f"what a miss adds to the compile: `{job.case.name}`"
+    traced = Summary.of(rounds.less("traced", "bare"))
+    yield Timing("kernels", "making the compiler write the trace", column, traced)
+    for part in (*PARTS, REST):
+        if part != COMPILING:
+            yield Timing("kernels", part, column, split.summary(part))
+
+
+# -- tier: what the memory tier holds ------------------------------------------------------------
+
+
+def tier(plan: Plan, folder: Path) -> Found:
+    """Bytes that a full memory tier holds, against its bound."""
+    del plan, folder  # bytes don't jitter: one round
+    for name, measure in POPULATIONS.items():
+        held = measure()
+        beside = "" if held.overhead is None else f", {held.overhead:,.0f} B beside each"
+        yield Ratio(
+            "tier",
+            f"memory tier full of {name} ({held.items}{beside})",
+            "its bound",
+            "B",
+            Summary.of([held.traced]),
+            Summary.of([held.bound]),
+            Summary.of([held.traced / held.bound]),
+            target=1.0,
+        )
+
+
+CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
+    "kernels": kernels,
+    "start": start,
+    "memory": memory,
+    "engine": engine,
+    "tier": tier,
+}
+TITLES = {
+    "kernels": "The main job: compile once, hit ever after",
+    "start": "A fresh process",
+    "memory": "A hit in memory",
+    "engine": "A hit from the file backend",
+    "tier": "Bytes held by the memory tier",
+}

@@ -1,0 +1,92 @@
+"""Where the time of a miss goes: a stopwatch around the parts of kcache that a miss runs through.
+
+The parts are functions of the library, wrapped while a miss runs; each is charged its own time less
+that of the parts inside it. They are implementation details: one that the library no longer has is
+left out, and what it did is then charged to the part around it.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Self
+
+#: Part -> functions, as "module:qualified name".
+PARTS = {
+    "compiling": ("kcache.nvrtc.compiler:compile_program",),
+    "reading the trace": ("kcache.nvrtc.trace:Following.read",),
+    "awaiting a clock tick": ("kcache.nvrtc.frontend:_next_tick",),
+    "reading and hashing headers": ("kcache.nvrtc.files:FileDigests.read",),
+    "scanning headers": ("kcache.nvrtc.files:FileDigests.scanned",),
+    "looking for shadowing headers": ("kcache.nvrtc.dependencies:Tracker._shadows",),
+    "following `__has_include`": ("kcache.nvrtc.dependencies:Tracker._probes",),
+    "the rest of tracking": ("kcache.nvrtc.dependencies:Tracker.from_trace",),
+    "looking for changes": (
+        "kcache.nvrtc.dependencies:Tracker.changed_since",
+        "kcache.nvrtc.frontend:Frontend._with_paths",
+    ),
+    "making the manifest": ("kcache.resolver:Resolver._store_manifest",),
+    "storing": ("kcache.engine:CacheEngine.put",),
+}
+#: The part that the bare compile is compared with.
+COMPILING = "compiling"
+#: The whole, whose own time is what no part explains.
+REST = "everything else"
+WHOLE = ("kcache.kernel_cache:KernelCache.get_or_compile",)
+
+
+class Stopwatch:
+    """Seconds by part, while it is entered. One thread only."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner: list[float] = []
+        self._replaced: list[tuple[object, str, object]] = []
+
+    def __enter__(self) -> Self:
+        for part, names in {**PARTS, REST: WHOLE}.items():
+            for name in names:
+                self._wrap(part, name)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for owner, name, function in reversed(self._replaced):
+            setattr(owner, name, function)
+        self._replaced.clear()
+
+    def _wrap(self, part: str, name: str) -> None:
+        module, _, path = name.partition(":")
+        *outer, last = path.split(".")
+        try:
+            owner: object = functools.reduce(getattr, outer, import_module(module))
+            function = getattr(owner, last)
+        except (ImportError, AttributeError):
+            print(f"{name} is gone: {part!r} is charged to another part", file=sys.stderr)
+            return
+        self._replaced.append((owner, last, function))
+        setattr(owner, last, self._timed(part, function))
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        inner, now = self._inner, time.perf_counter
+
+        @functools.wraps(function)
+        def wrapper(*arguments: Any, **named: Any) -> Any:
+            inner.append(0.0)
+            start = now()
+            try:
+                return function(*arguments, **named)
+            finally:
+                whole = now() - start
+                own = whole - inner.pop()
+                self.seconds[part] = self.seconds.get(part, 0.0) + own
+                if inner:
+                    inner[-1] += whole
+
+        return wrapper

@@ -1,0 +1,231 @@
+"""Config: argument, else environment, else default; a bad value is named with what is allowed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.helpers import QUICK, output_of, python
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcache import ConfigError, KernelCache, default_cache_directory
+from kcache.config import VARIABLES, Config, parse_size
+
+# -- sizes ---------------------------------------------------------------------------------------
+
+SIZES: dict[str | int, int] = {
+    0: 0,
+    12345: 12345,
+    10**30: 10**30,
+    "0": 0,
+    "512": 512,
+    "512B": 512,
+    "1K": 1000,
+    "1KB": 1000,
+    "1KiB": 1024,
+    "512MB": 512_000_000,
+    "512mb": 512_000_000,
+    "1MiB": 1 << 20,
+    "2GB": 2 * 10**9,
+    "1GiB": 1 << 30,
+    "1TB": 10**12,
+    "1TiB": 1 << 40,
+    "1.5GiB": 3 << 29,
+    "0.5KB": 500,
+    " 10 MB ": 10_000_000,
+    "007": 7,
+}
+NO_SIZES: list[Any] = [
+    "", " ", "MB", "-1", "+1", "1e9", "0x10", "1_000", "1,5GB", "1.GB", ".5GB", "1.2.3GB", "10 M B",
+    "10XB", "10iB", "10bytes", "inf", "nan", "infGB", "½GB", "1GB;", "٣", "²", "1\n2",
+    "9" * 5000, "9" * 400 + ".5", None, 1.5, True, b"512", [1],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "size"), SIZES.items())
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", NO_SIZES, ids=lambda text: repr(text)[:12])
+def test_what_is_no_size_is_refused_with_what_is_allowed(text: Any) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)max_size=.*not allowed; allowed:.*512MB"):
+        parse_size(text, name="max_size")
+
+
+def test_a_size_below_the_least_is_refused() -> None:
+    assert parse_size("1", least=1) == 1
+    for value in (0, "0", "0.4", -1):
+        with pytest.raises(ConfigError, match="at least 1 bytes"):
+            parse_size(value, least=1)
+
+
+@QUICK
+@given(st.text(max_size=12) | st.from_regex(r"\s*[0-9.]{1,6}\s*[kmgtKMGTiIbB]{0,3}\s*"))
+def test_any_text_is_a_size_or_a_config_error(text: str) -> None:
+    try:
+        assert parse_size(text) >= 0
+    except ConfigError as error:
+        assert repr(text) in str(error)  # noqa: PT017
+
+
+# -- where a value comes from --------------------------------------------------------------------
+
+#: For every variable: a good text and its value, and texts that are not allowed.
+VALUES: dict[str, tuple[str, Any, list[str]]] = {
+    "KCACHE_BACKEND": ("file", "file", [" "]),
+    "KCACHE_DIR": ("/somewhere/kcache", "/somewhere/kcache", [" ", "a\0b", "~nobody-knows/kcache"]),
+    "KCACHE_MAX_SIZE": ("2GiB", 2 << 30, ["0", "-1", "lots", "1.5"[:0] + "1XB"]),
+    "KCACHE_MEMORY_SIZE": ("0", 0, ["-1", "lots"]),
+    "KCACHE_READ_ONLY": ("yes", True, ["2", "maybe", "tru"]),
+    "KCACHE_DISABLE": ("1", True, ["2", "never"]),
+    "KCACHE_RECACHE": ("On", True, ["2", "again"]),
+    "KCACHE_HEADER_CHECK": ("once", "once", ["never", "1"]),
+    "KCACHE_LOG": ("Debug", "debug", ["loud", "7"]),
+}
+ARGUMENTS: dict[str, Any] = {
+    "backend": "other",
+    "directory": "/argument",
+    "max_size": 123,
+    "memory_size": "1KB",
+    "read_only": False,
+    "disable": False,
+    "recache": False,
+    "header_check": "always",
+    "log": "error",
+}
+
+
+def test_the_tables_here_know_every_variable_and_setting() -> None:
+    assert {variable.name for variable in VARIABLES} == set(VALUES)
+    assert {variable.setting for variable in VARIABLES} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
+def test_argument_beats_environment_beats_default(variable: Any) -> None:
+    text, value, _ = VALUES[variable.name]
+    argument = ARGUMENTS[variable.setting]
+
+    default = getattr(Config.load(environ={}), variable.setting)
+    assert default == (variable.default, "default")
+    from_environment = getattr(Config.load(environ={variable.name: text}), variable.setting)
+    assert from_environment == (value, variable.name)
+    assert from_environment.value != default.value or variable.name == "KCACHE_BACKEND"
+    given = Config.load({variable.setting: argument}, environ={variable.name: text})
+    assert getattr(given, variable.setting).source == "argument"
+    assert getattr(given, variable.setting).value != value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, (_, _, bad) in VALUES.items() for text in bad]
+)
+def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(name: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.load(environ={name: text})
+    message = str(caught.value)
+    assert f"{name}={text!r}" in message
+    assert "allowed:" in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("backend", 5), ("backend", ""), ("directory", 5), ("directory", b"/x"), ("directory", ""),
+        ("max_size", 0), ("max_size", 1.5), ("max_size", True), ("memory_size", -1),
+        ("read_only", "perhaps"), ("read_only", 2), ("header_check", 1), ("header_check", ""),
+        ("disable", []), ("recache", "2"), ("log", 10),
+    ],
+)  # fmt: skip
+def test_a_bad_argument_is_named_with_what_is_allowed(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{setting}=.*allowed:"):
+        Config.load({setting: value}, environ={})
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_an_empty_variable_counts_as_unset(name: str) -> None:
+    assert Config.load(environ={name: ""}) == Config.load(environ={})
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'colour'.*backend"):
+        Config.load({"colour": "red"}, environ={})
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
+def test_flags_that_are_on(text: str) -> None:
+    assert Config.load(environ={"KCACHE_DISABLE": text}).disable.value is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", " OFF "])
+def test_flags_that_are_off(text: str) -> None:
+    assert Config.load(environ={"KCACHE_DISABLE": text}).disable.value is False
+
+
+def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert Config.load(environ={"KCACHE_DIR": "~/kc"}).directory.value == "/home/me/kc"
+    assert Config.load({"directory": Path("~/kc")}, environ={}).directory.value == "/home/me/kc"
+
+
+def test_the_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KCACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert default_cache_directory() == Path("/x/kcache")
+    monkeypatch.setenv("KCACHE_DIR", "/named")
+    assert default_cache_directory() == Path("/named")
+    assert not Path("/named").exists()
+
+
+def test_the_front_door_takes_arguments_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "environment"))
+    monkeypatch.setenv("KCACHE_MAX_SIZE", "5MB")
+    with KernelCache() as cache:
+        assert cache.directory == tmp_path / "environment"
+        assert cache.engine.max_size == 5_000_000
+    with KernelCache(tmp_path / "argument", max_size="6MB", memory_size=0) as cache:
+        assert cache.directory == tmp_path / "argument"
+        assert cache.engine.max_size == 6_000_000
+
+
+def test_a_bad_variable_is_reported_by_the_front_door(tmp_path: Path) -> None:
+    done = python(
+        "import kcache; kcache.KernelCache()",
+        environ={"KCACHE_DIR": str(tmp_path), "KCACHE_MAX_SIZE": "lots"},
+    )
+    assert done.returncode == 1
+    assert "ConfigError: KCACHE_MAX_SIZE='lots' is not allowed" in done.stderr
+
+
+def test_the_log_variable_writes_to_standard_error(tmp_path: Path) -> None:
+    code = """
+import os, sys, kcache
+with kcache.KernelCache() as cache:
+    os.makedirs(os.path.join(cache.directory, "file", "00", "0" * 64))
+    cache.engine.get("0" * 64)
+"""
+    for level, expected in (("warning", True), ("error", False), (None, True)):
+        place = tmp_path / str(level)
+        done = python(code, environ={"KCACHE_DIR": str(place), "KCACHE_LOG": level})
+        assert done.returncode == 0, done.stderr
+        assert ("cache get failed" in done.stderr) is expected
+
+
+def test_a_relative_directory_stays_where_it_was_when_the_process_moves(tmp_path: Path) -> None:
+    code = """
+import os, sys, kcache
+os.chdir(sys.argv[1])
+engine = kcache.open_engine("cache")
+os.mkdir("elsewhere")
+os.chdir("elsewhere")
+engine.put("0" * 64, kcache.Entry({"a": b"x"}))
+assert engine.get("0" * 64) is not None
+engine.close()
+"""
+    output_of(code, tmp_path)
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert {"stats", "file"} <= set(os.listdir(tmp_path / "cache"))

@@ -1,0 +1,244 @@
+"""The directory of a cache: made private, refused where others could put code into it, found."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from core.helpers import fork, output_of, wait
+
+from kcache import (
+    BackendError,
+    ConfigError,
+    KernelCache,
+    default_cache_directory,
+    open_engine,
+)
+from kcache.directory import prepare
+
+SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    old = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(old)
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
+def test_it_is_made_with_its_parents_for_the_user_alone(mask: int, tmp_path: Path) -> None:
+    with umask(mask):
+        prepare(str(tmp_path / "a" / "b" / "cache"))
+    for path in ("a", "a/b", "a/b/cache"):
+        assert mode(tmp_path / path) == 0o700
+
+
+def test_what_is_there_already_keeps_its_mode(tmp_path: Path) -> None:
+    place = tmp_path / "parent" / "cache"
+    place.mkdir(parents=True)
+    place.chmod(0o755)
+    place.parent.chmod(0o777)
+    prepare(str(place))
+    assert (mode(place), mode(place.parent)) == (0o755, 0o777)
+
+
+def test_backup_programs_are_told_once(tmp_path: Path) -> None:
+    prepare(str(tmp_path))
+    tag = tmp_path / "CACHEDIR.TAG"
+    assert tag.read_bytes().startswith(SIGNATURE)
+    tag.write_bytes(b"changed by the user")
+    prepare(str(tmp_path))
+    assert tag.read_bytes() == b"changed by the user"
+
+
+def test_a_tag_that_cannot_be_written_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "CACHEDIR.TAG").symlink_to(tmp_path / "nowhere" / "tag")
+    prepare(str(tmp_path))
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_read_only_makes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="cache"):
+        prepare(str(tmp_path / "cache"), read_only=True)
+    prepare(str(tmp_path), read_only=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_to_a_directory_will_do(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    prepare(str(tmp_path / "link"))
+    assert (tmp_path / "real" / "CACHEDIR.TAG").exists()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("below", ["", "cache", "deep/cache"])
+def test_a_file_in_its_place_or_on_its_way_is_refused_by_name(
+    below: str, read_only: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"precious")
+    with pytest.raises(ConfigError, match=r"directory='.*file.*a file"):
+        prepare(str(file / below), read_only=read_only)
+    assert file.read_bytes() == b"precious"
+
+
+def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises((ConfigError, BackendError), match="link"):
+        prepare(str(tmp_path / "link"))
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("bits", [0o770, 0o720, 0o702, 0o777, 0o1777])
+def test_a_directory_that_others_can_write_to_is_refused(bits: int, tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    place.mkdir()
+    place.chmod(bits)
+    for read_only in (False, True):
+        with pytest.raises(ConfigError, match=rf"{bits:04o}.*chmod go-w"):
+            prepare(str(place), read_only=read_only)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    place.mkdir(mode=0o700)
+    os.chown(place, 12345, 12345)
+    for read_only in (False, True):
+        with pytest.raises(ConfigError, match="belongs to user 12345, and you are user 0"):
+            prepare(str(place), read_only=read_only)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root runs the test as another user")
+def test_a_place_where_nothing_may_be_made_is_a_backend_error(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir(mode=0o700)
+
+    def child() -> None:
+        os.chdir(tmp_path)
+        os.setuid(65534)
+        with pytest.raises(BackendError, match=r"mine.*ermission denied"):
+            prepare("mine/cache")
+
+    tmp_path.chmod(0o755)
+    assert wait(fork(child)) == 0
+
+
+# -- through the front doors ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["file", "writable by others"])
+def test_a_named_directory_that_is_unsafe_is_an_error_of_every_front_door(
+    fault: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "cache"
+    if fault == "file":
+        place.write_bytes(b"")
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    with pytest.raises(ConfigError, match=str(place)):
+        open_engine(place)
+    with pytest.raises(ConfigError, match=str(place)):
+        KernelCache(place)
+
+
+WHERE = """
+import kcache
+cache = kcache.KernelCache()
+print(cache.directory)
+cache.close()
+"""
+
+
+def where(**environ: str | Path | None) -> str:
+    """Returns the directory of a KernelCache in a fresh process, at the end of the probe order."""
+    variables = {"KCACHE_DIR": None, "XDG_CACHE_HOME": None, "HOME": None} | environ
+    return output_of(
+        WHERE, environ={k: None if v is None else str(v) for k, v in variables.items()}
+    )
+
+
+def test_the_probe_order(tmp_path: Path) -> None:
+    named, xdg, home = tmp_path / "named", tmp_path / "xdg", tmp_path / "home"
+    home.mkdir(mode=0o700)
+    assert where(KCACHE_DIR=named, XDG_CACHE_HOME=xdg, HOME=home) == str(named)
+    assert where(XDG_CACHE_HOME=xdg, HOME=home) == str(xdg / "kcache")
+    assert where(HOME=home) == str(home / ".cache" / "kcache")
+    assert mode(home / ".cache" / "kcache") == 0o700
+
+
+def test_an_unusable_default_falls_back_to_a_private_one_below_the_temporary_directory(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "xdg").write_bytes(b"a file")
+    found = Path(where(XDG_CACHE_HOME=tmp_path / "xdg", TMPDIR=tmp_path))
+    assert found == tmp_path / f"kcache-{os.getuid()}"
+    assert mode(found) == 0o700
+
+
+def test_an_unsafe_default_falls_back_too(tmp_path: Path) -> None:
+    (tmp_path / "xdg" / "kcache").mkdir(parents=True)
+    (tmp_path / "xdg" / "kcache").chmod(0o777)
+    found = where(XDG_CACHE_HOME=tmp_path / "xdg", TMPDIR=tmp_path)
+    assert found == str(tmp_path / f"kcache-{os.getuid()}")
+
+
+def test_without_any_usable_place_there_is_no_directory_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "xdg").write_bytes(b"a file")
+    (tmp_path / f"kcache-{os.getuid()}").write_bytes(b"a file of somebody else")
+    assert where(XDG_CACHE_HOME=tmp_path / "xdg", TMPDIR=tmp_path) == "None"
+
+
+@pytest.fixture
+def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working and temporary directory for everybody."""
+    with tempfile.TemporaryDirectory(prefix="kcache-public-") as name:
+        os.chmod(name, 0o1777)
+        monkeypatch.chdir(name)
+        monkeypatch.setenv("TMPDIR", name)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")
+def test_a_user_without_home_and_name_gets_the_temporary_directory(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in containers that run under an arbitrary user id."""
+    for name in ("KCACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    default_cache_directory()  # imports what the child may not read
+
+    def child() -> None:
+        os.setuid(54321)
+        with KernelCache() as cache:
+            assert cache.directory == public / "kcache-54321"
+        assert os.listdir(public) == ["kcache-54321"]
+        assert default_cache_directory().is_absolute()
+        with pytest.raises(ConfigError, match="~/kcache"):
+            KernelCache("~/kcache")
+
+    assert wait(fork(child)) == 0
+
+
+def test_a_relative_cache_home_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The specification says to ignore it: it would depend on the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir(mode=0o700)
+    found = where(XDG_CACHE_HOME="relative", HOME=tmp_path / "home", TMPDIR=tmp_path)
+    assert os.path.isabs(found)
+    assert not (tmp_path / "relative").exists()

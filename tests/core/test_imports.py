@@ -1,0 +1,189 @@
+"""What an import loads, and how backends are found."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from core.helpers import output_of, python
+
+import kcache
+from kcache import Backend, UnknownBackendError
+from kcache.registry import backend_names, open_backend
+from kcache_backends.file import FileBackend
+
+HEAVY = [
+    "cuda",
+    "click",
+    "rich",
+    "numpy",
+    "importlib.metadata",
+    "asyncio",
+    "pickle",
+    "kcache_backends",
+]
+MODULES = sorted(
+    path.relative_to(Path(kcache.__file__).parent.parent).with_suffix("").as_posix()
+    for path in Path(kcache.__file__).parent.rglob("*.py")
+    if "cli" not in path.parts
+)
+
+LOADED = """
+import sys
+before = set(sys.modules)  # an editable installation loads some of them at start
+{code}
+new = set(sys.modules) - before
+print(*sorted(n for n in {heavy!r} if any(m == n or m.startswith(n + ".") for m in new)))
+"""
+
+
+def loaded(code: str, *arguments: object) -> list[str]:
+    return output_of(LOADED.format(code=code, heavy=HEAVY), *arguments).split()
+
+
+def test_importing_kcache_loads_nothing_heavy() -> None:
+    assert loaded("import kcache") == []
+
+
+def test_the_public_names_load_nothing_heavy() -> None:
+    assert loaded("import kcache\nfor name in kcache.__all__: getattr(kcache, name)") == []
+
+
+def test_a_hit_of_the_engine_loads_no_cuda_and_no_entry_points(tmp_path: Path) -> None:
+    code = """
+import kcache
+with kcache.open_engine(sys.argv[1], memory_size="1MB") as engine:
+    engine.put("0" * 64, kcache.Entry({"a": b"x"}))
+    engine.get("0" * 64)
+"""
+    assert loaded(code, tmp_path) == ["kcache_backends"]
+
+
+def test_every_public_name_exists() -> None:
+    assert [name for name in kcache.__all__ if not hasattr(kcache, name)] == []
+    with pytest.raises(AttributeError, match="nonsense"):
+        kcache.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_every_public_name_of_the_design_is_there() -> None:
+    names = {
+        "BackendError",
+        "CacheEngine",
+        "CacheKey",
+        "CompileError",
+        "CompileOptions",
+        "CompiledKernel",
+        "ConfigError",
+        "CorruptEntryError",
+        "DeviceError",
+        "Entry",
+        "KcacheError",
+        "KernelCache",
+        "StaleKernelError",
+        "Stats",
+        "UnknownBackendError",
+        "compile_to_ptx",
+        "default_cache_directory",
+        "hash_options",
+        "hash_source",
+        "open_engine",
+    }
+    assert names <= set(kcache.__all__)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_imports_a_backend(module: str) -> None:
+    source = Path(kcache.__file__).parent.parent / f"{module}.py"
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not any(name.split(".")[0] == "kcache_backends" for name in names)
+
+
+def test_only_config_reads_the_environment() -> None:
+    found = [
+        module
+        for module in MODULES
+        for node in ast.walk(
+            ast.parse((Path(kcache.__file__).parent.parent / f"{module}.py").read_text("utf-8"))
+        )
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
+    ]
+    assert set(found) == {"kcache/config"}
+
+
+# -- the registry --------------------------------------------------------------------------------
+
+
+def test_the_first_party_backend_is_found_without_entry_points(tmp_path: Path) -> None:
+    backend = open_backend("file", str(tmp_path), max_size=1000)
+    assert isinstance(backend, FileBackend)
+    assert (tmp_path / "file").is_dir()
+    backend.close()
+    assert "file" in backend_names()
+
+
+def test_an_unknown_name_says_which_there_are(tmp_path: Path) -> None:
+    for name in ("", "File", "../file", "kcache_backends.file:FileBackend"):
+        with pytest.raises(UnknownBackendError, match=r"not known; allowed: .*file"):
+            open_backend(name, str(tmp_path), max_size=1000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_strangers_backend_is_found_through_its_entry_point(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (site / "stranger-1.0.dist-info").mkdir(parents=True)
+    (site / "stranger-1.0.dist-info" / "METADATA").write_text("Name: stranger\nVersion: 1.0\n")
+    (site / "stranger-1.0.dist-info" / "entry_points.txt").write_text(
+        "[kcache.backends]\nnowhere = stranger:Nowhere\n"
+    )
+    (site / "stranger.py").write_text(
+        "from kcache.backend import UnavailableBackend\n"
+        "class Nowhere(UnavailableBackend):\n"
+        "    def __init__(self, directory, *, max_size, read_only):\n"
+        "        super().__init__(f'{directory} {max_size} {read_only}')\n"
+    )
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import kcache
+from kcache.registry import backend_names
+assert "nowhere" in backend_names()
+engine = kcache.open_engine(sys.argv[2], backend="nowhere", max_size=5)
+print(type(engine.backend).__module__, engine.put("0" * 64, kcache.Entry({})))
+try:
+    engine.backend.usage()
+except kcache.BackendError as error:
+    print(error)
+"""
+    lines = output_of(code, site, tmp_path / "cache").splitlines()
+    assert lines[0].startswith("stranger False")
+    assert lines[1].endswith(f"{tmp_path}/cache/nowhere 5 False")
+
+
+def test_a_backend_has_to_fulfil_the_contract() -> None:
+    class Half(Backend):
+        def get(self, key: str) -> bytes | None:
+            return None
+
+    with pytest.raises(TypeError, match="abstract"):
+        Half()  # type: ignore[abstract]
+
+
+def test_the_default_use_is_a_get_and_a_touch() -> None:
+    from core.helpers import DictBackend
+
+    backend = DictBackend()
+    backend.put("a", b"1")
+    backend.put("b", b"2")
+    assert backend.use("a") == b"1"
+    assert backend.use("c") is None
+    assert [info.key for info in backend.coldest()] == ["b", "a"]
+
+
+def test_kcache_runs_where_assertions_are_off(tmp_path: Path) -> None:
+    done = python("import kcache", environ={"PYTHONOPTIMIZE": "2"})
+    assert done.returncode == 0, done.stderr
+    assert sys.flags.optimize == 0

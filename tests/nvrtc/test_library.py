@@ -1,0 +1,210 @@
+"""The compiler's identity: a kernel is served only to the compiler that would make it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import python
+
+from kcache.nvrtc import library
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+#: Other releases of NVRTC to swap with, as `pip install --target FOLDER` leaves them.
+_OTHERS = [folder for folder in os.environ.get("TEST_NVRTC_SITES", "").split(os.pathsep) if folder]
+
+
+@pytest.fixture(scope="module")
+def installed(nvrtc) -> library.Library:
+    found = library.find()
+    assert found is not None
+    return found
+
+
+def _copy(installed: library.Library, folder: Path) -> Path:
+    """Copy the libraries to where a wheel would put them below `folder`, build id changed."""
+    lib = folder / Path(*Path(installed.path).parts[-4:-1])
+    lib.mkdir(parents=True)
+    for name in os.listdir(Path(installed.path).parent):
+        if name.startswith(("libnvrtc.so", "libnvrtc-builtins.so")):
+            shutil.copy(Path(installed.path).parent / name, lib)
+    path = lib / Path(installed.path).name
+    _change_build_id(path)
+    return path
+
+
+def _change_build_id(path: Path) -> None:
+    identity = library.build_id(str(path))
+    assert identity is not None
+    old = bytes.fromhex(identity)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as image:
+        image[image.find(old)] ^= 1
+    assert library.build_id(str(path)) != identity
+
+
+@pytest.fixture(scope="module")
+def other(installed, tmp_path_factory) -> Path:
+    """A site-packages folder with the same compiler under another build id."""
+    folder = tmp_path_factory.mktemp("other")
+    _copy(installed, folder)
+    return folder
+
+
+#: Asks for one kernel with the compiler of a site-packages folder; prints whether it was a hit.
+_ASK = """
+import os, site, sys
+folder, directory = sys.argv[1:]
+if folder:
+    site.getsitepackages = lambda: [folder]
+    site.ENABLE_USER_SITE = False
+import kcache
+from nvrtc.reference import *
+
+with kcache.KernelCache(directory) as cache:
+    first = cache.lookup(KERNEL.replace("V", "3 * out[1]"), (), ARCH)
+    assert not any("libnvrtc" in line for line in open("/proc/self/maps"))
+    kernel = agreed(cache, KERNEL.replace("V", "3 * out[1]"))
+    assert kernel.cached == (first is not None)
+    mapped = [line.split()[-1] for line in open("/proc/self/maps") if "libnvrtc.so" in line]
+    assert not folder or mapped[0].startswith(folder), mapped[0]
+    print(kernel.cached)
+"""
+
+
+def test_the_compiler_is_swapped_and_swapped_back(tmp_path, other):
+    hits = [python(_ASK, folder, tmp_path / "c").strip() for folder in ("", other, "", other)]
+    assert hits == ["False", "False", "True", "True"]
+
+
+@pytest.mark.skipif(len(_OTHERS) < 2, reason="TEST_NVRTC_SITES names no two releases of NVRTC")
+def test_releases_that_report_one_version(tmp_path):
+    hits = [python(_ASK, folder, tmp_path / "c").strip() for folder in _OTHERS * 2]
+    assert hits == ["False"] * len(_OTHERS) + ["True"] * len(_OTHERS)
+
+
+def test_a_module_path_is_not_where_the_compiler_comes_from(tmp_path, other):
+    """PYTHONPATH comes before site-packages in `sys.path`; cuda.pathfinder does not look there."""
+    code = _ASK.replace("site.getsitepackages = lambda: [folder]", "sys.path.insert(0, folder)")
+    code = code.replace("assert not folder", "continue_ = not folder")
+    assert python(_ASK, other, tmp_path / "c").strip() == "False"  # compiled by the other one
+    assert python(code, other, tmp_path / "c").strip() == "False"
+    assert python(code, other, tmp_path / "c").strip() == "True"
+
+
+_LOADED_ELSEWHERE = """
+import ctypes, sys
+when, path, directory = sys.argv[1:]
+if when == "before":
+    ctypes.CDLL(path)
+import kcache
+from nvrtc.reference import *
+
+cache = kcache.KernelCache(directory)
+source = KERNEL.replace("V", "3 * out[1]")
+if when == "after":
+    agreed(cache, source + "// another")
+    ctypes.CDLL(path)
+    cache = kcache.KernelCache(directory)
+print(agreed(cache, source).cached)
+"""
+
+
+def test_another_package_loads_another_compiler(tmp_path, installed, other):
+    path = next(other.rglob("libnvrtc.so.*"))
+    directory = tmp_path / "c"
+    assert python(_LOADED_ELSEWHERE, "no", path, directory).strip() == "False"
+    # Loaded first under the name that is looked for, the other one is what compiles.
+    assert python(_LOADED_ELSEWHERE, "before", path, directory).strip() == "False"
+    assert python(_LOADED_ELSEWHERE, "before", path, directory).strip() == "True"
+    # Loaded afterwards, it is not.
+    assert python(_LOADED_ELSEWHERE, "after", path, directory).strip() == "True"
+
+
+def test_another_package_loads_one_of_another_name(tmp_path, other):
+    """As torch's wheels do, whose file names hold a hash."""
+    path = next(other.rglob("libnvrtc.so.*"))
+    alias = path.with_name("libnvrtc-672ee683.so.11.2")
+    if not alias.exists():
+        shutil.copy(path, alias)
+        name = b"\0" + path.name.encode() + b"\0"
+        with alias.open("r+b") as file, mmap.mmap(file.fileno(), 0) as image:
+            at = image.find(name) + 1  # its own name, by which the loader finds what is loaded
+            image[at : at + 4] = b"libx"
+    try:
+        assert python(_LOADED_ELSEWHERE, "no", alias, tmp_path / "c").strip() == "False"
+        assert python(_LOADED_ELSEWHERE, "before", alias, tmp_path / "c").strip() == "True"
+        assert python(_LOADED_ELSEWHERE, "after", alias, tmp_path / "c").strip() == "True"
+    finally:
+        alias.unlink()
+
+
+_REPLACED = """
+import ctypes, os, shutil, sys
+from pathlib import Path
+how, path, new, directory = sys.argv[1:]
+ctypes.CDLL(path)
+import kcache
+from nvrtc.reference import *
+
+source = KERNEL.replace("V", "3 * out[1]")
+cache = kcache.KernelCache(directory)
+if how == "later":
+    agreed(cache, source + "// another")
+if new:
+    os.unlink(path)
+    shutil.move(new, path)
+else:
+    shutil.rmtree(Path(path).parent)
+agreed(cache, source) if how == "later" else None
+agreed(kcache.KernelCache(directory), source + "// new")
+"""
+
+
+@pytest.mark.parametrize("how", ["at once", "later"])
+def test_the_compiler_is_upgraded_while_it_is_loaded(tmp_path, installed, how):
+    """What the old one makes, still in memory, must not be stored for the new one."""
+    path = _copy(installed, tmp_path / "site")
+    new = tmp_path / "new.so"
+    shutil.copy(path, new)
+    before = library.build_id(str(path))
+    _change_build_id(new)
+    python(_REPLACED, how, path, new, tmp_path / "c")
+    assert library.build_id(str(path)) != before
+    assert python(_ASK, tmp_path / "site", tmp_path / "c").strip() == "False"
+    lookup = _ASK.replace('"3 * out[1]")', '"3 * out[1]") + "// new"')
+    assert python(lookup, tmp_path / "site", tmp_path / "c").strip() == "False"
+
+
+def test_the_identity_is_that_of_the_file_and_of_the_loaded_library(installed):
+    loaded = library.loaded()
+    assert loaded is not None
+    assert loaded == library.find() == installed
+    parts = loaded.identity.split()
+    assert parts[1] == library.build_id(loaded.path)
+    builtins = [
+        n for n in os.listdir(Path(loaded.path).parent) if n.startswith("libnvrtc-builtins")
+    ]
+    assert len(parts) == 2 + len(builtins)
+
+
+def test_a_file_without_a_build_id_is_known_by_its_content(tmp_path):
+    one = tmp_path / "one.so"
+    one.write_bytes(b"\x7fELF but no more")
+    first = library.file_identity(str(one))
+    assert first.startswith("sha256:")
+    one.write_bytes(b"\x7fELF but no less")
+    assert library.file_identity(str(one)) != first
+
+
+@pytest.mark.parametrize("size", [0, 3, 20, 63, 64, 100, 4096])
+def test_a_truncated_library_has_no_build_id(tmp_path, installed, size):
+    with open(installed.path, "rb") as file:
+        head = file.read(size)
+    path = tmp_path / "short.so"
+    path.write_bytes(head)
+    assert library.build_id(str(path)) in (None, library.build_id(installed.path))
+    assert library.file_identity(str(path))

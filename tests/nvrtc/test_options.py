@@ -1,0 +1,496 @@
+"""CompileOptions: each field reaches NVRTC, and separates what is cached."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, working_directory, write
+
+import kcache
+from kcache import CompileOptions
+from kcache.errors import ArgumentTypeError
+from kcache.nvrtc.options import ExtraOptions, parse_arch
+
+SEVEN = KERNEL.replace("V", "7")
+#: Its machine code depends on every option below.
+_SOURCE = """
+#ifndef N
+#define N 3
+#endif
+struct S { float a; float b; };
+extern "C" __global__ void k(float* x, const S* s) {
+    float t = x[threadIdx.x];
+    for (int i = 0; i < N * 7; ++i) t = t / s[i].a + sqrtf(s[i].b) * x[i] + sinf(t);
+    x[threadIdx.x] = t + __cplusplus % 1000;
+}
+"""
+
+
+def _machine_code(kernel: kcache.CompiledKernel) -> bytes:
+    return kernel.cubin or kernel.ltoir or kernel.ptx or b""
+
+
+@pytest.mark.usefixtures("nvrtc")
+class TestFields:
+    @pytest.mark.parametrize(
+        ("change", "shown"),
+        [
+            ({"arch": "sm_90"}, True),
+            ({"arch": "compute_80"}, True),
+            ({"std": "c++20"}, True),
+            ({"std": "c++14"}, True),
+            ({"fast_math": True}, True),
+            ({"optimization": 0}, True),
+            ({"optimization": 1}, True),
+            ({"optimization": 3}, False),  # the default
+            ({"lto": True}, True),
+            ({"debug": True}, True),
+            ({"lineinfo": True}, True),
+            ({"max_registers": 16}, True),
+            ({"max_registers": 255}, False),
+            ({"defines": {"N": 4}}, True),
+            ({"defines": ["N=4"]}, True),
+            ({"defines": {"M": None}}, False),
+            ({"extra_options": ["--ftz=true"]}, True),
+            ({"extra_options": ["--prec-div=false"]}, True),
+            ({"extra_options": ["--fmad=false"]}, True),
+            ({"include_paths": ["nowhere"]}, False),
+        ],
+    )
+    def test_reaches_the_compiler_and_separates_entries(self, cache, change, shown):
+        plain = agreed(cache, _SOURCE)
+        options = ARCH.replace(**change)
+        changed = agreed(cache, _SOURCE, options)
+        assert not changed.cached
+        assert changed.key != plain.key
+        assert (_machine_code(changed) != _machine_code(plain)) == shown
+        assert agreed(cache, _SOURCE, options).cached
+        assert agreed(cache, _SOURCE).cached
+
+    @pytest.mark.parametrize(
+        ("options", "outputs"),
+        [
+            ({"arch": "sm_80"}, "ptx cubin"),
+            ({"arch": 80}, "ptx cubin"),
+            ({"arch": "90"}, "ptx cubin"),
+            ({"arch": "sm_90a"}, "ptx cubin"),
+            ({"arch": "sm_100f"}, "ptx cubin"),
+            ({"arch": "sm_120"}, "ptx cubin"),
+            ({"arch": "compute_90"}, "ptx"),
+            ({"arch": "compute_90a"}, "ptx"),
+            ({"arch": "sm_90", "lto": True}, "ltoir"),
+            ({"extra_options": ["-arch=sm_80"]}, "ptx cubin"),
+            ({"extra_options": ["-arch", "compute_80"]}, "ptx"),
+            ({"extra_options": [" --gpu-architecture=sm_90 "]}, "ptx cubin"),
+        ],
+    )
+    def test_architectures(self, cache, nvrtc, options, outputs):
+        if options.get("arch") == "sm_100f" and nvrtc < (12, 9):
+            pytest.skip(f"NVRTC {nvrtc} knows no family-specific targets")
+        made = CompileOptions(**options)
+        for cached in (False, True):
+            kernel = agreed(cache, SEVEN, made)
+            assert kernel.cached is cached
+            have = [name for name in ("ptx", "cubin", "ltoir") if getattr(kernel, name) is not None]
+            assert have == outputs.split()
+        if kernel.ptx is not None:
+            target = re.search(rb"\.target (\S+)", kernel.ptx)
+            assert target is not None
+            number = re.sub(r"\D+", "", str(made.target))
+            assert target[1].decode().startswith(f"sm_{number}")
+
+    def test_compile_to_ptx(self):
+        ptx, cubin = kcache.compile_to_ptx(SEVEN, ARCH)
+        expected = compile_fresh(SEVEN, ARCH.flags())
+        assert (ptx, cubin) == (expected.ptx, expected.cubin)
+        assert kcache.compile_to_ptx(SEVEN, ARCH.replace(arch="compute_80"))[1] is None
+
+
+@pytest.mark.usefixtures("nvrtc")
+class TestNames:
+    SOURCE = """
+    namespace deep { template <typename T> __global__ void axpy(T a, T* x) { *x = a * *x; } }
+    template <int N> __constant__ int table[N];
+    """
+    SEED = ARCH.replace(extra_options=["--frandom-seed=1"])
+
+    def options(self, nvrtc):
+        return self.SEED if nvrtc >= (12, 9) else ARCH  # symbols of templates are random without
+
+    def test_lowered_names_are_kept(self, cache, nvrtc):
+        names = ("deep::axpy<float>", "&deep::axpy<double>", "table<3>")
+        options = self.options(nvrtc)
+        first = cache.get_or_compile(self.SOURCE, names, options)
+        again = cache.get_or_compile(self.SOURCE, names, options)
+        assert again.cached
+        assert dict(first.lowered_names) == dict(again.lowered_names)
+        assert set(again.lowered_names) == set(names)
+        for lowered in again.lowered_names.values():
+            assert lowered.encode() in (again.ptx or b"")
+        with pytest.raises(TypeError):
+            again.lowered_names["x"] = "y"
+
+    def test_one_name_may_be_given_alone(self, cache, nvrtc):
+        options = self.options(nvrtc)
+        one = cache.get_or_compile(self.SOURCE, "deep::axpy<int>", options)
+        assert cache.get_or_compile(self.SOURCE, ["deep::axpy<int>"], options).cached
+        assert list(one.lowered_names) == ["deep::axpy<int>"]
+
+    def test_other_names_are_another_entry(self, cache, nvrtc):
+        options = self.options(nvrtc)
+        asked = (["deep::axpy<int>"], ["deep::axpy<long>"], [], ["deep::axpy<int>", "table<1>"])
+        keys = {cache.get_or_compile(self.SOURCE, names, options).key for names in asked}
+        assert len(keys) == len(asked)
+
+    def test_lists_of_names_do_not_run_into_each_other(self, cache):
+        source = "template<int A, int B = 0> __global__ void f() {}\n"
+        options = ARCH.replace(arch="compute_80")
+        one = cache.get_or_compile(source, ["f<1,2>"], options)
+        two = cache.get_or_compile(source, ["f<1>", "f<2>"], options)
+        assert one.key != two.key
+        assert set(two.lowered_names) == {"f<1>", "f<2>"}
+
+    @pytest.mark.parametrize("name", ["nothing", "deep::axpy", "deep::axpy<", "axpy<float>", "1 +"])
+    def test_a_name_that_is_not_in_the_source(self, cache, name):
+        with pytest.raises(kcache.CompileError) as caught:
+            cache.get_or_compile(self.SOURCE, name, ARCH)
+        assert caught.value.log or name in str(caught.value)
+        assert cache.entry_count == 0
+
+
+@pytest.mark.usefixtures("nvrtc")
+class TestLog:
+    SOURCE = 'extern "C" __global__ void k(int* out) { int unused = 3; *out = 1; }\n'
+
+    def test_warnings_are_given_back_on_a_hit(self, tmp_path, cache):
+        first = cache.get_or_compile(self.SOURCE, (), ARCH)
+        assert "unused" in first.log
+        assert cache.get_or_compile(self.SOURCE, (), ARCH).log == first.log
+        with kcache.KernelCache(tmp_path / "cache") as other:
+            assert other.get_or_compile(self.SOURCE, (), ARCH).log == first.log
+        assert first.log == compile_fresh(self.SOURCE, ARCH.flags()).log
+
+    def test_no_warning_no_log(self, cache):
+        assert cache.get_or_compile(SEVEN, (), ARCH).log == ""
+
+    def test_compile_seconds_are_those_of_the_compile(self, cache):
+        first = cache.get_or_compile(self.SOURCE, (), ARCH)
+        assert cache.get_or_compile(self.SOURCE, (), ARCH).compile_seconds == first.compile_seconds
+        assert cache.stats().saved_seconds == first.compile_seconds
+
+
+@pytest.mark.usefixtures("nvrtc")
+class TestNotCached:
+    """What depends on more than the key knows is compiled every time, and counted."""
+
+    def refuses(self, cache, source, options=ARCH, **arguments):
+        for _ in range(2):
+            kernel = cache.get_or_compile(source, (), options, **arguments)
+            assert not kernel.cached
+            assert kernel.cubin
+        assert cache.stats().uncacheable == 2
+        assert cache.entry_count == 0
+        assert cache.lookup(source, (), options, **arguments) is None
+
+    @pytest.mark.parametrize("macro", ["__DATE__", "__TIME__"])
+    @pytest.mark.parametrize(
+        "source",
+        [
+            '__device__ const char t[] = {0};\nextern "C" __global__ void k(char* o) {{ *o = t[*o]; }}\n',
+            '#define NOW {0}\n__device__ const char t[] = NOW;\nextern "C" __global__ void k() {{}}\n',
+            'extern "C" __global__ void k(int* o) {{ int n = 1\'000; o[0] = n + \'"\'; o[1] = {0}[7]; }} // "\n',
+            'extern "C" __global__ void k(int* o) {{ *o = sizeof("// no comment") + {0}[7]; }}\n',
+            'extern "C" __global__ void k(int* o) {{ *o = R"x(/* ")x"[0] + {0}[7]; /* */ }}\n',
+        ],
+    )
+    def test_the_time_in_a_source(self, cache, source, macro):
+        self.refuses(cache, source.format(macro))
+
+    def test_the_time_in_a_continued_line(self, cache):
+        self.refuses(cache, 'extern "C" __global__ void k(int* o) { *o = __TI\\\nME__[7]; }\n')
+
+    def test_the_time_in_a_header(self, cache, tmp_path):
+        write(tmp_path / "inc/x.h", "#include <y.h>\n")
+        write(tmp_path / "inc/y.h", "#define V __TIME__[7]\n")
+        options = ARCH.replace(include_paths=[tmp_path / "inc"])
+        self.refuses(cache, "#include <x.h>\n" + KERNEL, options)
+
+    def test_the_time_in_a_header_in_memory(self, cache):
+        self.refuses(cache, '#include "m.h"\n' + KERNEL, headers={"m.h": "#define V __TIME__[7]\n"})
+
+    @pytest.mark.parametrize("include", ["", '#include "m.h"\n'])
+    def test_the_time_in_an_option(self, cache, include):
+        options = ARCH.replace(defines=["V=__TIME__[7]"])
+        self.refuses(cache, include + KERNEL, options, headers={"m.h": ""})
+
+    def test_the_time_in_comments_and_texts_does_not_matter(self, cache):
+        source = '// __TIME__\n/* __DATE__\n */ __device__ const char t[] = "__TIME__";\n' + SEVEN
+        assert not agreed(cache, source).cached
+        assert agreed(cache, source).cached
+
+    @pytest.mark.parametrize(
+        "extra",
+        [["--pch"], ["-pch"], ["--create-pch=x.pch"], ["-create-pch", "x.pch"], ["--pch-dir=."]],
+    )
+    def test_precompiled_headers(self, cache, nvrtc, tmp_path, extra):
+        if nvrtc < (12, 8):
+            pytest.skip(f"NVRTC {nvrtc} has no precompiled headers")
+        header = write(tmp_path / "inc/x.h", "#define V 1\n")
+        options = ARCH.replace(include_paths=[tmp_path / "inc"], extra_options=extra)
+        source = '#include "x.h"\n' + KERNEL
+        with working_directory(tmp_path):
+            self.refuses(cache, source, options)
+            header.write_text("#define V 2\n")
+            assert not cache.get_or_compile(source, (), options).cached
+
+    def test_a_precompiled_header_is_used(self, cache, nvrtc, tmp_path):
+        if nvrtc < (12, 8):
+            pytest.skip(f"NVRTC {nvrtc} has no precompiled headers")
+        write(tmp_path / "inc/x.h", "#define V 1\n")
+        source = '#include "x.h"\n' + KERNEL
+        options = ARCH.replace(include_paths=["inc"])
+        with working_directory(tmp_path):
+            flags = ["--create-pch=x.pch"]
+            cache.get_or_compile(source, (), options.replace(extra_options=flags))
+            for spelling in (["--use-pch=x.pch"], ["-use-pch", "x.pch"], [" --use-pch=x.pch"]):
+                kernel = cache.get_or_compile(source, (), options.replace(extra_options=spelling))
+                assert not kernel.cached
+        assert cache.entry_count == 0
+
+    def test_a_computed_probe(self, cache, tmp_path):
+        text = (
+            "#define S(x) #x\n#define T(x) S(x)\n#if __has_include(T(y.h))\n#endif\n#define V 1\n"
+        )
+        write(tmp_path / "inc/x.h", text)
+        options = ARCH.replace(include_paths=[tmp_path / "inc"])
+        self.refuses(cache, "#include <x.h>\n" + KERNEL, options)
+
+    def test_the_caller_may_answer_for_what_is_not_followed(self, cache, tmp_path):
+        text = (
+            "#define S(x) #x\n#define T(x) S(x)\n#if __has_include(T(y.h))\n#endif\n#define V 1\n"
+        )
+        header = write(tmp_path / "inc/x.h", text)
+        options = ARCH.replace(include_paths=[tmp_path / "inc"])
+        source = "#include <x.h>\n" + KERNEL
+        assert not agreed(cache, source, options, extra_key=b"1").cached
+        assert agreed(cache, source, options, extra_key=b"1").cached
+        assert not agreed(cache, source, options, extra_key=b"2").cached
+        header.write_text(text.replace("V 1", "V 2"))  # which is followed all the same
+        assert not agreed(cache, source, options, extra_key=b"1").cached
+
+    def test_the_caller_can_not_answer_for_the_time(self, cache):
+        source = 'extern "C" __global__ void k(int* o) { *o = __TIME__[7]; }\n'
+        assert not cache.get_or_compile(source, (), ARCH, extra_key=b"1").cached
+        assert not cache.get_or_compile(source, (), ARCH, extra_key=b"1").cached
+
+
+class TestNoDriver:
+    def test_no_arch_and_no_driver(self, tmp_path):
+        """In a process of its own: asking for the driver is remembered."""
+        code = """
+        import sys
+        import kcache
+        from kcache.nvrtc import device
+        from ctypes.util import find_library
+        if find_library("cuda"):
+            print("driver")
+            raise SystemExit
+        cache = kcache.KernelCache(sys.argv[1])
+        for ask in (cache.get_or_compile, cache.lookup):
+            for options in (None, kcache.CompileOptions(std=17)):
+                try:
+                    ask("__global__ void k() {}", (), options)
+                except kcache.ConfigError as error:
+                    print(error)
+        """
+        said = python(code, tmp_path / "c").splitlines()
+        if said == ["driver"]:
+            pytest.skip("there is a CUDA driver")
+        assert len(said) == 4
+        for line in said:
+            assert "no arch is given" in line
+            assert "CompileOptions(arch=" in line
+
+
+@pytest.mark.usefixtures("nvrtc")
+class TestHitLoadsNothing:
+    def test_no_cuda_module_and_no_compiler(self, tmp_path):
+        code = """
+        import sys
+        from pathlib import Path
+        from nvrtc.reference import *
+        tree = Path(sys.argv[1])
+        options = ARCH.replace(include_paths=[tree / "inc"])
+        with kcache.KernelCache(tree / "cache") as cache:
+            for source in (KERNEL.replace("V", "3"), "#include <x.h>\\n" + KERNEL):
+                print(cache.get_or_compile(source, (), options).cached)
+        print(any(name.partition(".")[0] == "cuda" for name in sys.modules))
+        print("libnvrtc" in Path("/proc/self/maps").read_text())
+        """
+        write(tmp_path / "inc/x.h", "#define V 1\n")
+        assert python(code, tmp_path).split() == ["False", "False", "True", "True"]
+        assert python(code, tmp_path).split() == ["True", "True", "False", "False"]
+
+
+# -- without a compiler ----------------------------------------------------------------------------
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("given", "canonical"),
+        [
+            ("sm_90", "sm_90"),
+            ("compute_90", "compute_90"),
+            ("90", "sm_90"),
+            (90, "sm_90"),
+            ("90a", "sm_90a"),
+            ("sm_100f", "sm_100f"),
+            ("compute_120f", "compute_120f"),
+        ],
+    )
+    def test_arch(self, given, canonical):
+        assert CompileOptions(arch=given).arch == canonical
+        assert str(parse_arch(given)) == canonical
+        assert CompileOptions(arch=given) == CompileOptions(arch=canonical)
+
+    @pytest.mark.parametrize(
+        "arch",
+        ["", "sm_", "sm90", "sm_9", "SM_90", "sm_90b", "sm_90 ", "native", -90, 9000, True, 9.0],
+    )
+    def test_no_arch(self, arch):
+        with pytest.raises(kcache.ConfigError, match="arch="):
+            CompileOptions(arch=arch)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("std", "c++"),
+            ("std", "c++1z"),
+            ("std", "gnu++17"),
+            ("optimization", 4),
+            ("optimization", -1),
+            ("max_registers", 0),
+            ("max_registers", 5000),
+            ("defines", ["1X"]),
+            ("defines", ["X-Y=1"]),
+            ("defines", {"": 1}),
+            ("defines", ["X=\0"]),
+            ("include_paths", [""]),
+            ("include_paths", ["a\0b"]),
+            ("extra_options", ["-DX=\0"]),
+        ],
+    )
+    def test_values_that_are_not_allowed(self, field, value):
+        with pytest.raises(kcache.ConfigError, match=field):
+            CompileOptions(arch=80, **{field: value})
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("fast_math", 1),
+            ("lto", "yes"),
+            ("debug", None),
+            ("lineinfo", 0),
+            ("optimization", "3"),
+            ("optimization", True),
+            ("max_registers", 3.0),
+            ("defines", "X=1"),
+            ("defines", [1]),
+            ("defines", {"X": 1.5}),
+            ("include_paths", "inc"),
+            ("include_paths", [3]),
+            ("extra_options", "-lineinfo"),
+            ("extra_options", [b"-lineinfo"]),
+            ("extra_options", None),
+        ],
+    )
+    def test_types_that_are_not_allowed(self, field, value):
+        with pytest.raises(ArgumentTypeError, match=field):
+            CompileOptions(arch=80, **{field: value})
+
+    def test_it_is_frozen_and_hashable(self):
+        options = CompileOptions(arch=80, defines={"A": 1}, include_paths=["x"])
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            options.arch = "sm_90"
+        assert hash(options) == hash(
+            CompileOptions(arch="sm_80", defines=["A=1"], include_paths=["x"])
+        )
+        assert options == CompileOptions(arch="sm_80", defines=["A=1"], include_paths=["x"])
+        assert options.replace(arch=90) != options
+
+    def test_replace_names_what_is_allowed(self):
+        with pytest.raises(kcache.ConfigError, match="include_path.*allowed.*include_paths"):
+            CompileOptions(arch=80).replace(include_path=["x"])
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ({"defines": ["A=1", "B"]}, {"defines": ["B", "A=1"]}),
+            ({"defines": ["A"]}, {"defines": ["A=1"]}),
+            ({"extra_options": ["-a", "-b"]}, {"extra_options": ["-b", "-a"]}),
+            ({"extra_options": ["-lineinfo"]}, {"lineinfo": True}),
+        ],
+    )
+    def test_order_and_spelling_are_kept_apart(self, one, other):
+        first, second = CompileOptions(arch=80, **one), CompileOptions(arch=80, **other)
+        assert first != second
+        assert kcache.hash_options(first) != kcache.hash_options(second)
+
+
+class TestExtraOptions:
+    @pytest.mark.parametrize(
+        ("options", "found"),
+        [
+            (
+                ["-Ia", "-I", "b", "-I=c", "--include-path=d", "--include-path", "e", " -If "],
+                "abcdef",
+            ),
+            (["-I", "-Ia"], ["-Ia"]),
+            (["-I"], [""]),
+            (["-DI=-Ix", "-D", "-Ix"], ""),
+        ],
+    )
+    def test_include_paths(self, options, found):
+        assert [p.strip() for p in ExtraOptions.parse(options).include_paths] == list(found)
+
+    def test_include_paths_are_known_by_position(self):
+        one = ExtraOptions.parse(["-Ia", "-DX", "-I", "b"]).without_paths
+        two = ExtraOptions.parse(["-I/c", "-DX", "--include-path=/d"]).without_paths
+        assert one == two
+        assert one != ExtraOptions.parse(["-Ia", "-Ib", "-DX"]).without_paths
+
+    @pytest.mark.parametrize(
+        ("options", "found"),
+        [
+            (
+                ["-DA", "-DB=1", "-D", "C=2", "-D=D", "--define-macro=E=3", "--define-macro", "F"],
+                ["A", "B=1", "C=2", "D", "E=3", "F"],
+            ),
+            (["-D A=1 "], ["A=1"]),
+        ],
+    )
+    def test_defines(self, options, found):
+        assert list(ExtraOptions.parse(options).defines) == found
+
+    @pytest.mark.parametrize("option", ["-include", "--pre-include"])
+    def test_pre_includes(self, option):
+        assert ExtraOptions.parse([option, "a.h", f"{option}=b.h"]).pre_includes == ("a.h", "b.h")
+
+    @pytest.mark.parametrize(
+        "options",
+        [["-arch=sm_80"], ["-arch", "sm_80"], ["--gpu-architecture=sm_80"], [" -arch=sm_80"]],
+    )
+    def test_arch(self, options):
+        assert ExtraOptions.parse(options).arch == "sm_80"
+
+    def test_the_last_arch_counts_in_the_key(self):
+        assert ExtraOptions.parse(["-arch=sm_80", "-arch=sm_90"]).arch == "sm_90"
+
+    @pytest.mark.parametrize(
+        "option", ["--pch", "-pch", "--use-pch=x", "--fdevice-time-trace=x", "--time=x"]
+    )
+    def test_options_that_read_or_write_files(self, option):
+        assert ExtraOptions.parse(["-DX", option]).untracked == option
+        assert ExtraOptions.parse(["-DX"]).untracked is None

@@ -1,0 +1,254 @@
+"""The same sources and headers in another folder hit, unless the output shows the folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agreed, working_directory, write
+
+import kcache
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders whose paths differ in length; what is written to the first, the second gets."""
+    return tmp_path / "a", tmp_path / "another"
+
+
+def _moved(folders: tuple[Path, Path]) -> None:
+    shutil.copytree(*folders)
+
+
+def test_the_cache_directory_moves(tmp_path):
+    write(tmp_path / "inc/x.h", "#define V 1\n")
+    source = "#include <x.h>\n" + KERNEL
+    options = ARCH.replace(include_paths=[tmp_path / "inc"])
+    with kcache.KernelCache(tmp_path / "here") as cache:
+        agreed(cache, source, options)
+        agreed(cache, KERNEL.replace("V", "7"))
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    with kcache.KernelCache(tmp_path / "there") as cache:
+        assert agreed(cache, source, options).cached
+        assert agreed(cache, KERNEL.replace("V", "7")).cached
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_the_whole_tree_moves(cache, folders, absolute):
+    here, there = folders
+    write(
+        here / "inc/x.h", '#include "sub/y.h"\n#include <z.h>\n#if __has_include(<no.h>)\n#endif\n'
+    )
+    write(here / "inc/sub/y.h", '#pragma once\n#include "../w.h"\n')
+    write(here / "inc/w.h", "#define W 1\n")
+    write(here / "other/z.h", "#define V W\n")
+    write(here / "src/local.h", "")
+    _moved(folders)
+    source = '#include "local.h"\n#include "x.h"\n' + KERNEL
+    hits = []
+    for folder in (here, there):
+        with working_directory(folder):
+            base = folder if absolute else Path()
+            options = ARCH.replace(include_paths=[base / "inc", base / "other"])
+            kernel = agreed(cache, source, options, source_name="src/kernel.cu")
+            hits.append(kernel.cached)
+            assert str(folder / "inc/sub/../w.h") in kernel.dependencies
+    assert hits == [False, True]
+    # What changes in one place is noticed there, and the other keeps its hit.
+    write(there / "inc/w.h", "#define W 2\n")
+    for folder in (here, there):
+        with working_directory(folder):
+            base = folder if absolute else Path()
+            options = ARCH.replace(include_paths=[base / "inc", base / "other"])
+            kernel = agreed(cache, source, options, source_name="src/kernel.cu")
+            assert kernel.cached == (folder == here)
+
+
+def test_nested_include_directories_move_together(cache, folders):
+    here, there = folders
+    write(here / "include/deep/x.h", "#include <y.h>\n")
+    write(here / "include/y.h", "#define V 1\n")
+    _moved(folders)
+    source = "#include <x.h>\n#include <deep/x.h>\n" + KERNEL
+    for folder, hit in ((here, False), (there, True)):
+        options = ARCH.replace(include_paths=[folder / "include", folder / "include/deep"])
+        assert agreed(cache, source, options).cached is hit
+
+
+def test_a_shadow_in_one_folder_only(cache, folders):
+    here, there = folders
+    (here / "first").mkdir(parents=True)
+    write(here / "second/x.h", "#define V 1\n")
+    _moved(folders)
+    source = "#include <x.h>\n" + KERNEL
+
+    def ask(folder: Path) -> bool:
+        options = ARCH.replace(include_paths=[folder / "first", folder / "second"])
+        return agreed(cache, source, options).cached
+
+    assert [ask(here), ask(there)] == [False, True]
+    write(there / "first/x.h", "#define V 2\n")
+    assert [ask(here), ask(there), ask(there)] == [True, False, True]
+
+
+# -- the output shows the folder -------------------------------------------------------------------
+
+_TEXT = '__device__ const char text[] = {0};\nextern "C" __global__ void k(char* o) {{ *o = text[threadIdx.x]; }}\n'
+_LENGTH = 'extern "C" __global__ void k(int* out) {{ *out = sizeof({0}); }}\n'
+_HASH = """
+__device__ constexpr int fold(const char* s) {{ return *s ? (*s + 31 * fold(s + 1)) & 0xffff : 7; }}
+extern "C" __global__ void k(int* out) {{ constexpr int h = fold({0}); *out = h; }}
+"""
+
+
+@pytest.mark.parametrize("kind", [_TEXT, _LENGTH, _HASH])
+@pytest.mark.parametrize(
+    ("define", "use"),
+    [
+        ("", "__FILE__"),
+        ("#define WHERE __FILE__\n", "WHERE"),
+        ("#define WHERE __FILE__\n#define HERE WHERE\n", "HERE"),
+        ("#define WHERE() \\\n  __FILE__\n", "WHERE()"),
+    ],
+)
+def test_file_in_a_header(cache, folders, kind, define, use):
+    here, _ = folders
+    write(here / "inc/x.h", define + kind.format(use))
+    _moved(folders)
+    for folder in folders:
+        for hit in (False, True):
+            options = ARCH.replace(include_paths=[folder / "inc"])
+            assert agreed(cache, "#include <x.h>\n", options).cached is hit
+
+
+def test_a_macro_of_another_header_names_the_file(cache, folders):
+    here, _ = folders
+    write(here / "inc/m.h", "#define WHERE __FILE__\n")
+    write(here / "inc/x.h", "#include <m.h>\n" + _LENGTH.format("WHERE"))
+    _moved(folders)
+    for folder in folders:
+        agreed(cache, "#include <x.h>\n", ARCH.replace(include_paths=[folder / "inc"]))
+
+
+def test_a_macro_of_the_source_names_the_file(cache, folders):
+    here, _ = folders
+    write(here / "inc/x.h", _LENGTH.format("WHERE"))
+    _moved(folders)
+    source = "#define WHERE __FILE__\n#include <x.h>\n"
+    for folder in folders:
+        agreed(cache, source, ARCH.replace(include_paths=[folder / "inc"]))
+
+
+def test_an_option_names_the_file(cache, folders):
+    here, _ = folders
+    write(here / "inc/x.h", _LENGTH.format("WHERE"))
+    _moved(folders)
+    for folder in folders:
+        options = ARCH.replace(include_paths=[folder / "inc"], defines=["WHERE=__FILE__"])
+        agreed(cache, "#include <x.h>\n", options)
+
+
+def test_builtin_file(cache, folders):
+    here, _ = folders
+    use = "__builtin_FILE()"
+    write(
+        here / "inc/x.h", f'extern "C" __global__ void k(char* o) {{ *o = {use}[threadIdx.x]; }}\n'
+    )
+    _moved(folders)
+    for folder in folders:
+        agreed(cache, "#include <x.h>\n", ARCH.replace(include_paths=[folder / "inc"]))
+
+
+def test_a_macro_that_is_not_used_shows_nothing(cache, folders):
+    here, _ = folders
+    write(here / "inc/x.h", "#define WHERE __FILE__\n#define V 1 /* __FILE__ */\n")
+    _moved(folders)
+    for folder, hit in zip(folders, (False, True), strict=True):
+        options = ARCH.replace(include_paths=[folder / "inc"])
+        assert agreed(cache, "#include <x.h>\n" + KERNEL, options).cached is hit
+
+
+@pytest.mark.parametrize("assertion", ["", "#define NDEBUG\n"])
+def test_an_assertion_in_a_header(cache, folders, assertion):
+    """`assert` prints the file, so the path is in the output."""
+    here, _ = folders
+    body = 'extern "C" __global__ void k(int* out) { assert(*out == 3); *out = 1; }\n'
+    write(here / "inc/x.h", assertion + body)
+    _moved(folders)
+    source = "#include <x.h>\n"
+    for folder in folders:
+        agreed(cache, source, ARCH.replace(include_paths=[folder / "inc"]))
+
+
+def test_ltoir_can_hold_the_path_unseen(cache, folders):
+    here, _ = folders
+    write(here / "inc/x.h", 'extern "C" __device__ void f(int i) { assert(i == 3); }\n')
+    write(here / "inc/y.h", "#define WHERE __FILE__\n")
+    _moved(folders)
+    source = (
+        '#include <x.h>\n#include <y.h>\nextern "C" __device__ const char* g() { return WHERE; }\n'
+    )
+    for folder in folders:
+        options = ARCH.replace(include_paths=[folder / "inc"], lto=True)
+        options = options.replace(extra_options=["--relocatable-device-code=true"])
+        agreed(cache, source, options)
+
+
+@pytest.mark.parametrize("change", [{"lineinfo": True}, {"debug": True}])
+def test_line_numbers_show_the_folder(cache, folders, change):
+    here, _ = folders
+    write(here / "inc/x.h", "__device__ int f(int i) { return i + 1; }\n")
+    _moved(folders)
+    source = '#include <x.h>\nextern "C" __global__ void k(int* o) { *o = f(*o); }\n'
+    for folder in folders:
+        options = ARCH.replace(include_paths=[folder / "inc"], **change)
+        for hit in (False, True):
+            assert agreed(cache, source, options).cached is hit
+
+
+@pytest.mark.parametrize("spelling", ["-lineinfo", "--generate-line-info", " -G", "--device-debug"])
+def test_line_numbers_show_the_working_directory(cache, folders, spelling):
+    here, there = folders
+    here.mkdir()
+    there.mkdir()
+    options = ARCH.replace(extra_options=[spelling])
+    for _ in range(2):
+        for folder in folders:
+            with working_directory(folder):
+                agreed(cache, KERNEL.replace("V", "7"), options)
+
+
+def test_an_absolute_include_into_an_include_directory(cache, folders):
+    """The name leads to the first folder, wherever the include directory is."""
+    here, there = folders
+    header = write(here / "inc/x.h", "#define V 1\n")
+    _moved(folders)
+    source = f'#include "{here}/inc/x.h"\n' + KERNEL
+    for folder in folders:
+        agreed(cache, source, ARCH.replace(include_paths=[folder / "inc"]))
+    header.write_text("#define V 2\n")
+    for folder in folders:
+        agreed(cache, source, ARCH.replace(include_paths=[folder / "inc"]))
+
+
+def test_links_become_copies_in_another_folder(cache, folders):
+    here, there = folders
+    once = "#pragma once\n#ifdef SEEN\n#define V 2\n#endif\n#define SEEN\n"
+    write(here / "inc/a/x.h", once)
+    (here / "inc/b").symlink_to("a")
+    shutil.copytree(here, there)  # follows links
+    source = "#include <a/x.h>\n#include <b/x.h>\n#ifndef V\n#define V 1\n#endif\n" + KERNEL
+    for folder in folders:
+        agreed(cache, source, ARCH.replace(include_paths=[folder / "inc"]))
+
+
+def test_the_source_has_an_absolute_name(cache, folders):
+    here, _ = folders
+    write(here / "x.h", "#define V 1\n")
+    _moved(folders)
+    source = '#include "x.h"\n' + KERNEL
+    for folder in folders:
+        agreed(cache, source, source_name=str(folder / "kernel.cu"))

@@ -1,0 +1,383 @@
+"""The compiler's trace: it tells the headers, and never costs the process its life.
+
+LLVM aborts the process if it can't open or write the trace, so whatever could make it is tried in
+a process of its own, whose exit code tells.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import python, run_python
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+#: Makes `tree`, `options`, `source` and `cache`; `check()` asserts what any process must give.
+_SETUP = """
+import os, resource, shutil, sys, tempfile
+from pathlib import Path
+import kcache
+from nvrtc.reference import *
+
+tree = Path(sys.argv[1])
+write(tree / "inc/x.h", '#include "y.h"\\n')
+write(tree / "inc/y.h", "#define V 1\\n")
+options = ARCH.replace(include_paths=[tree / "inc"])
+source = "#include <x.h>\\n" + KERNEL
+cache = kcache.KernelCache(tree / "cache")
+
+def check():
+    agreed(cache, source, options)
+    assert agreed(cache, source, options).cached
+    write(tree / "inc/y.h", "#define V 2\\n")
+    assert not agreed(cache, source, options).cached
+    write(tree / "inc/y.h", "#define V 1\\n")
+    assert agreed(cache, source, options).cached
+    assert cache.stats().errors == 0, cache.stats()
+
+def traced():
+    front = cache._resolver._front()
+    following = front._tracer.begin()
+    if following is not None:
+        following.end()
+    return following is not None
+"""
+
+
+def survives(tmp_path: Path, code: str) -> str:
+    return python(_SETUP + code, tmp_path)
+
+
+def test_as_it_should_be(tmp_path, nvrtc):
+    assert survives(tmp_path, "check(); print(traced())").strip() == "True"
+
+
+def test_nothing_is_left_behind(tmp_path):
+    (tmp_path / "tmp").mkdir()
+    code = """
+before = len(os.listdir("/proc/self/fd"))
+check()
+after = len(os.listdir("/proc/self/fd"))
+for number in range(5):
+    agreed(cache, source + f"// {number}", options)
+assert len(os.listdir("/proc/self/fd")) == after
+if os.fork() == 0:
+    agreed(cache, source + "// child", options)
+    sys.exit()  # and runs what the parent wants to be run at its end
+os.wait()
+agreed(cache, source + "// parent", options)
+"""
+    python(_SETUP + code, tmp_path, env={"TMPDIR": str(tmp_path / "tmp")})
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("free", [2, 5, 20, 63, 70, 200])
+def test_few_descriptors_are_left(tmp_path, free):
+    code = f"""
+check()  # whatever is opened for good is open now
+cache.clear()
+used = len(os.listdir("/proc/self/fd"))
+most = 1024
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+taken = [os.dup(0) for _ in range(most - used - {free})]
+kernel = cache.get_or_compile(source, (), options)
+for fd in taken:
+    os.close(fd)
+assert kernel.ptx == compile_fresh(source, options.flags()).ptx
+agreed(cache, source, options)
+"""
+    survives(tmp_path, code)
+
+
+@pytest.mark.parametrize("soft", [0, 1, 4096, 1 << 20, (256 << 20) + 1])
+def test_files_may_not_grow(tmp_path, soft):
+    code = f"""
+import signal
+from nvrtc.reference import *
+resource.setrlimit(resource.RLIMIT_FSIZE, ({soft}, resource.RLIM_INFINITY))
+kernel = cache.get_or_compile(source, (), options)
+assert kernel.ptx == compile_fresh(source, options.flags()).ptx
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+agreed(cache, source, options)
+"""
+    survives(tmp_path, code)
+
+
+def test_no_memfd(tmp_path):
+    assert survives(tmp_path, "del os.memfd_create; check(); print(traced())").strip() == "False"
+
+
+def test_a_memfd_is_refused(tmp_path):
+    code = """
+def refuse(*_):
+    raise PermissionError(1, "refused by seccomp")
+os.memfd_create = refuse
+check()
+print(traced())
+"""
+    assert survives(tmp_path, code).strip() == "False"
+
+
+def _unshared(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run code in a mount namespace of its own; skips where that is not possible."""
+    probe = subprocess.run(
+        ["unshare", "--mount", "true"], capture_output=True, check=False, text=True
+    )
+    if probe.returncode:
+        pytest.skip(f"no mount namespace: {probe.stderr.strip()}")
+    wrapped = f"""
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def mount(kind, target, flags=0, data=""):
+    if libc.mount(kind.encode(), str(target).encode(), kind.encode(), flags, data.encode()):
+        sys.exit(77)
+os.unshare(0x20000) if hasattr(os, "unshare") else libc.unshare(0x20000)
+libc.mount(b"none", b"/", None, 0x44000, None)  # private
+{code}
+"""
+    done = run_python(wrapped, *args)
+    if done.returncode == 77:
+        pytest.skip("mounting is not possible here")
+    return done
+
+
+def test_no_proc(tmp_path):
+    code = f"{_SETUP}\nmount('tmpfs', '/proc')\nassert not os.listdir('/proc')\ncheck()\nprint(traced())\n"
+    done = _unshared(code, tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+
+
+def test_no_dev_shm_and_a_temporary_directory_that_is_not_there(tmp_path):
+    code = f"""{_SETUP}
+mount('tmpfs', '/dev/shm', 1)
+os.environ['TMPDIR'] = '/nowhere'
+tempfile.tempdir = '/nowhere'
+check()
+print(traced())
+"""
+    done = _unshared(code, tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+@pytest.mark.parametrize("where", ["trace", "all"])
+def test_a_full_disk(tmp_path, where):
+    """The links lie on the disk, the trace itself never does."""
+    code = f"""{_SETUP}
+(tree / "small").mkdir()
+mount("tmpfs", tree / "small", 0, "size=64k,nr_inodes=12")
+if {where!r} == "trace":
+    cache._resolver._front()._tracer._directory = str(tree / "small/trace")
+else:
+    cache = kcache.KernelCache(tree / "small/cache")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(tree / "small")
+try:
+    for number in range(20):
+        (tree / f"small/{{number}}").touch()
+except OSError:
+    pass
+try:
+    with open(tree / "small/0", "wb") as file:
+        file.write(bytes(1 << 20))
+except OSError:
+    pass
+for _ in range(2):
+    agreed(cache, source, options)
+    agreed(cache, source + "// another", options)
+"""
+    done = _unshared(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_cache_is_removed_during_the_compile(tmp_path):
+    code = """
+import threading
+stop = threading.Event()
+def remove():
+    while not stop.is_set():
+        shutil.rmtree(tree / "cache", ignore_errors=True)
+thread = threading.Thread(target=remove)
+thread.start()
+try:
+    for number in range(20):
+        cache.get_or_compile(source + f"// {number}", (), options)
+finally:
+    stop.set()
+    thread.join()
+agreed(cache, source, options)
+"""
+    survives(tmp_path, code)
+
+
+def test_a_child_ends_while_the_parent_compiles(tmp_path):
+    code = """
+import threading
+def spawn():
+    for number in range(10):
+        if os.fork() == 0:
+            sys.exit() if number % 2 else os._exit(0)
+        os.wait()
+agreed(cache, source, options)
+thread = threading.Thread(target=spawn)
+thread.start()
+number = 0
+while thread.is_alive():
+    agreed(cache, source + f"// {number}", options)
+    number += 1
+thread.join()
+"""
+    survives(tmp_path, code)
+
+
+def test_a_read_only_directory_of_the_links(tmp_path):
+    code = f"""{_SETUP}
+(tree / "ro").mkdir()
+mount("tmpfs", tree / "ro", 1)
+cache._resolver._front()._tracer._directory = str(tree / "ro/trace")
+check()
+print(traced())
+"""
+    done = _unshared(code, tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+def test_somebody_left_something_where_the_links_go(tmp_path):
+    code = """
+trace = tree / "cache/trace"
+trace.mkdir(exist_ok=True)
+for number in range(3, 40):
+    link = trace / f"{number}.json"
+    link.unlink(missing_ok=True)
+    if number % 4 == 0:
+        link.write_text("a file")
+    elif number % 4 == 1:
+        link.symlink_to(tree / "elsewhere")
+    elif number % 4 == 2:
+        link.mkdir()
+    else:
+        link.symlink_to(f"/proc/self/fd/{number + 1}")
+check()
+assert not (tree / "elsewhere").exists()
+"""
+    survives(tmp_path, code)
+
+
+def test_sixteen_threads_with_different_headers(tmp_path):
+    """No header in the wrong trace; some compiles fail inside a header meanwhile."""
+    code = """
+import threading
+for n in range(16):
+    write(tree / f"inc/a{n}.h", f'#include "b{n}.h"\\n')
+    write(tree / f"inc/b{n}.h", f"#define V {n}\\n")
+write(tree / "inc/bad.h", "#error no\\n")
+wrong = []
+def work(n):
+    for again in range(4):
+        try:
+            cache.get_or_compile(f"#include <bad.h>\\n// {n} {again}" + KERNEL, (), options)
+        except kcache.CompileError:
+            pass
+        mine = f"#include <a{n}.h>\\n// {again}\\n" + KERNEL
+        kernel = cache.get_or_compile(mine, (), options)
+        names = [os.path.basename(path) for path in kernel.dependencies]
+        if names != [f"a{n}.h", f"b{n}.h"]:
+            wrong.append((n, names))
+threads = [threading.Thread(target=work, args=(n,)) for n in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not wrong, wrong
+for n in range(16):
+    mine = f"#include <a{n}.h>\\n// 3\\n" + KERNEL
+    assert agreed(cache, mine, options).cached
+    write(tree / f"inc/b{n}.h", f"#define V {n + 100}\\n")
+    assert not agreed(cache, mine, options).cached
+"""
+    survives(tmp_path, code)
+
+
+def test_processes_that_share_the_links(tmp_path):
+    code = """
+children = []
+for n in range(4):
+    pid = os.fork()
+    if pid == 0:
+        write(tree / f"inc/c{n}.h", f"#define V {n}\\n")
+        mine = f"#include <c{n}.h>\\n" + KERNEL
+        for again in range(5):
+            names = cache.get_or_compile(mine + f"//{again}", (), options).dependencies
+            if [os.path.basename(name) for name in names] != [f"c{n}.h"]:
+                os._exit(1)
+        os._exit(0)
+    children.append(pid)
+for pid in children:
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    survives(tmp_path, code)
+
+
+_SPOIL = """
+write(tree / "bad.h", "#error no\\n")
+try:
+    cache.get_or_compile("#include <bad.h>\\n" + KERNEL, (), options.replace(include_paths=[tree]))
+    raise SystemExit("it compiled")
+except kcache.CompileError:
+    pass
+"""
+
+
+def test_a_compile_that_failed_inside_a_header(tmp_path):
+    """From then on traces lack what the source itself includes."""
+    code = """
+check()
+source += "// another"
+write(tree / "inc/first.h", "#define FIRST 1\\n")
+write(tree / "inc/pre.h", "#define PRE 1\\n")
+source = '#include "first.h"\\n' + source
+options = options.replace(extra_options=["-include", "pre.h"])
+for name in ("first.h", "pre.h", "x.h", "y.h"):
+    header = tree / "inc" / name
+    before = header.read_text()
+    agreed(cache, source, options)
+    header.write_text(before + f"#undef V\\n#define V {len(name)}\\n")
+    assert not agreed(cache, source, options).cached
+    header.write_text(before)
+    assert agreed(cache, source, options).cached
+"""
+    survives(tmp_path, _SPOIL + code)
+
+
+def test_a_header_in_memory_is_the_first_in_a_spoiled_process(tmp_path):
+    code = """
+source = '#include "m.h"\\n#include "x.h"\\n' + KERNEL
+headers = {"m.h": "#include <z.h>\\n"}
+write(tree / "inc/z.h", "")
+agreed(cache, source, options, headers=headers)
+write(tree / "inc/z.h", "#define W 1\\n")
+assert not agreed(cache, source, options, headers=headers).cached
+"""
+    survives(tmp_path, _SPOIL + code)
+
+
+def test_an_aborting_trace_is_really_what_is_avoided(tmp_path, nvrtc):
+    """The trap itself, so that this file shows when NVRTC no longer has it."""
+    if nvrtc < (13, 0):
+        pytest.skip("NVRTC 12 lists no headers, and is not traced")
+    code = """
+compile_fresh(KERNEL.replace("V", "1"), [*ARCH.flags(), "--fdevice-time-trace=/nowhere/trace"])
+"""
+    done = run_python(_SETUP + code, tmp_path)
+    assert done.returncode != 0
+
+
+def test_the_flag_is_not_in_the_key(tmp_path):
+    code = """
+check()
+import kcache.nvrtc.trace
+kcache.nvrtc.trace._room_for_trace = lambda: False
+assert agreed(cache, source, options).cached
+fresh = kcache.KernelCache(tree / "cache")
+assert agreed(fresh, source, options).cached
+"""
+    survives(tmp_path, code)
