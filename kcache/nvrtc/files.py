@@ -89,19 +89,26 @@ class FileDigests:
             self.remember(path, before, self.of(content), read_at=now)
         return content
 
-    def matches(self, path: str, digest: bytes) -> bool:
-        """Tell whether the file at `path` has that digest now; a missing file has none."""
+    def matches(self, path: str, digest: bytes, stored: Stamp | None = None) -> bool:
+        """Tell whether the file at `path` has that digest now; a missing file has none.
+
+        `stored` is a stamp under which another process trusted that digest.
+        """
         try:
             status = os.stat(path)
-            known = self._known.get(path)
-            if known is not None and known[0] == (
+            now = (
                 status.st_size,
                 status.st_mtime_ns,
                 status.st_ctime_ns,
                 status.st_ino,
                 status.st_dev,
-            ):
+            )
+            known = self._known.get(path)
+            if known is not None and known[0] == now:
                 return known[1] == digest
+            if now == stored:
+                self._note(path, now, digest)
+                return True
             return self.of(self.read(path)) == digest
         except OSError:
             return False
@@ -109,13 +116,12 @@ class FileDigests:
     def remember(self, path: str, stamp: Stamp, digest: bytes, *, read_at: int) -> None:
         """Trust `digest` for as long as `stamp` holds, if the file was not fresh when read."""
         if max(stamp[1], stamp[2]) < read_at - FRESH_NS:
-            if len(self._known) >= _MAX_FILES:
-                self._known.clear()
-            self._known[path] = (stamp, digest)
+            self._note(path, stamp, digest)
 
-    def seed(self, path: str, stamp: Stamp, digest: bytes) -> None:
-        """Take over what another process remembered, unless this one knows better."""
-        self._known.setdefault(path, (stamp, digest))
+    def _note(self, path: str, stamp: Stamp, digest: bytes) -> None:
+        if len(self._known) >= _MAX_FILES:
+            self._known.clear()
+        self._known[path] = (stamp, digest)
 
     def known(self, path: str) -> Stamp | None:
         """Return the stamp under which the file's digest is trusted, or None."""

@@ -86,10 +86,8 @@ def _library(path: str, mapped: dict[str, int]) -> Library:
     names = {name for name in mapped if os.path.dirname(name) == folder}
     with suppress(OSError):
         names.update(os.path.join(folder, name) for name in os.listdir(folder))
-    parts = [_part(real, mapped)]
-    for name in sorted(names):
-        if os.path.basename(name).startswith(_BUILTINS):
-            parts.append(_part(name, mapped))
+    builtins = sorted(n for n in names if os.path.basename(n).startswith(_BUILTINS))
+    parts = [_part(name, mapped) for name in (real, *builtins)]
     return Library(real, "nvrtc " + " ".join(parts))
 
 

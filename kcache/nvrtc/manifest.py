@@ -124,12 +124,9 @@ class Variant:
         sections = self.sections()
         if any(root >= len(search.prefixes) for root, _ in sections.files):
             return False
-        raw = self.stamps.get(location)
-        if raw is not None and location not in self._directories:
-            self._seed(raw, search, digests, location)
         matches = digests.matches
-        for path, digest in self._files(search):
-            if not matches(path, digest):
+        for (path, digest), stamp in zip(self._files(search), self._stored(location), strict=False):
+            if not matches(path, digest, stamp):
                 return False
         if sections.once and not _same_identities(sections.once, search):
             return False
@@ -224,22 +221,21 @@ class Variant:
         self.stamps = dict([*others, (location, raw)][-MAX_LOCATIONS:])
         return True
 
-    def _seed(self, raw: bytes, search: HeaderSearch, digests: FileDigests, location: str) -> None:
-        """Take over the stamps that another process stored.
+    def _stored(self, location: str) -> Iterable[Stamp]:
+        """Return the stamps of the files that another process stored, the first time asked for.
 
-        They are a shortcut: where they make no sense, everything is looked at.
+        They are a shortcut: where there are none, or they make no sense, everything is looked at.
         """
-        count = sum(len(paths) for _, paths in self.sections().files)
-        rest = raw[count * _STAMP.size :]
+        raw = self.stamps.get(location)
+        if raw is None or location in self._directories:
+            return itertools.repeat(_NO_STAMP)
+        end = _STAMP.size * sum(len(paths) for _, paths in self.sections().files)
         try:
-            stamps = _STAMP.iter_unpack(raw[: count * _STAMP.size])
-            for (path, digest), stamp in zip(self._files(search), stamps, strict=True):
-                if stamp != _NO_STAMP:
-                    digests.seed(path, stamp, digest)
-            directories = self._stored_directories(rest)
+            stamps = list(_STAMP.iter_unpack(raw[:end]))
+            self._directories[location] = self._stored_directories(raw[end:])
         except (struct.error, ValueError):
-            return
-        self._directories[location] = directories
+            return itertools.repeat(_NO_STAMP)
+        return itertools.chain(stamps, itertools.repeat(_NO_STAMP))
 
     @staticmethod
     def _stored_directories(raw: bytes) -> dict[str, _Watched]:

@@ -92,9 +92,8 @@ class FileScan(NamedTuple):
 
 def uses_time(text: bytes) -> bool:
     """Tell whether code, not comments or literals, names the time of the compile."""
-    if not _TIME.search(text):
-        return False
-    return _TIME.search(_SKIPPED.sub(b" ", _SPLICE.sub(b"", text))) is not None
+    text = spliced(text)
+    return _TIME.search(text) is not None and _TIME.search(_SKIPPED.sub(b" ", text)) is not None
 
 
 def scan(text: bytes) -> FileScan:
