@@ -51,7 +51,7 @@ def prepare(directory: str, *, read_only: bool = False) -> None:
 def _make(directory: str) -> None:
     """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
     parent = os.path.dirname(os.path.abspath(directory))
-    if not os.path.isdir(parent):
+    if parent != directory and not os.path.isdir(parent):
         _make(parent)
     with suppress(FileExistsError):
         os.mkdir(directory, 0o700)

@@ -416,7 +416,7 @@ class FileBackend(Backend):
             old = self._counters
             if old is not None and not old.lost():
                 return old
-            os.makedirs(self._root, mode=0o700, exist_ok=True)
+            _make_private(self._root)
             self._counters = ShardCounters(
                 f"{self._root}/{_COUNTERS}",
                 lambda shard: os.path.isdir(f"{self._root}/{_names[shard]}"),
@@ -527,6 +527,17 @@ def _listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
                     yield item.name, status
     except (FileNotFoundError, NotADirectoryError):
         return
+
+
+def _make_private(directory: str) -> None:
+    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
+    if os.path.isdir(directory):
+        return
+    parent = os.path.dirname(directory)
+    if parent != directory:
+        _make_private(parent)
+    with suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
 
 
 def _sync_directory(path: str) -> None:

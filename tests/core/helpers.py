@@ -24,7 +24,7 @@ QUICK = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 #: ... and for the long versions of them.
-LONG = settings(QUICK, max_examples=2000)
+LONG = settings(QUICK, max_examples=1000)
 
 Truth = Usage
 

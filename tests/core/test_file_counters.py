@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -147,6 +148,21 @@ def test_a_directory_removed_while_open_comes_back(
     check(backend, place)
     with closing(FileBackend(place)) as other:
         assert other.usage() == (5, 1)
+
+
+@pytest.mark.parametrize("mask", [0, 0o002, 0o022])
+def test_what_is_made_again_is_for_the_user_alone(mask: int, tmp_path: Path) -> None:
+    """Else the next process would refuse it as writable by others."""
+    place = tmp_path / "cache" / "file"
+    with closing(FileBackend(place)) as backend:
+        shutil.rmtree(tmp_path / "cache")
+        old = os.umask(mask)
+        try:
+            backend.put(key(1), b"value")
+        finally:
+            os.umask(old)
+    for path in (place.parent, place, place / key(1)[:2]):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
 def test_a_directory_moved_away_while_open_is_replaced_by_a_new_one(
