@@ -42,7 +42,8 @@ ORPHAN_AGE = 3600.0
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
-_READ = os.O_RDONLY | _CLOEXEC | _NOFOLLOW | _BINARY
+#: Without waiting: a pipe that somebody put in an entry's place would never open.
+_READ = os.O_RDONLY | _CLOEXEC | _NOFOLLOW | _BINARY | getattr(os, "O_NONBLOCK", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC | _NOFOLLOW | _BINARY
 _CAN_TOUCH_OPEN = os.utime in os.supports_fd
 _COUNTERS = "counters"

@@ -116,6 +116,7 @@ def _show(first: Run, second: Run) -> None:
         ("", "process 1", "process 2", ""),
         ("", "compiles", "hits", "faster"),
         _times("kernel", cold.compile_seconds, hot.get_seconds),
+        _times("... once more", cold.compile_seconds, hot.again_seconds),
         _times("whole process", first.whole, second.whole),
         ("headers", f"{cold.headers} read", f"{hot.headers} verified", ""),
         ("compiler", _loaded(cold), _loaded(hot), ""),

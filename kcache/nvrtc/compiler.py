@@ -166,9 +166,13 @@ def _failure(
     first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
     message = f"{source_name}: {first or _describe(nvrtc, error)}"
     result = nvrtc.nvrtcResult
-    if error in (result.NVRTC_ERROR_INVALID_OPTION, result.NVRTC_ERROR_INVALID_INPUT):
+    unknown_arch = "gpu-architecture" in log or "--nv_arch" in log
+    if unknown_arch or error in (
+        result.NVRTC_ERROR_INVALID_OPTION,
+        result.NVRTC_ERROR_INVALID_INPUT,
+    ):
         arch = next((f.partition("=")[2] for f in flags if f.startswith("--gpu-arch")), None)
-        if "gpu-architecture" in log and arch is not None:
+        if unknown_arch and arch is not None:
             known = ", ".join(map(str, supported_archs()))
             message = f"arch={arch!r} is not known to this NVRTC; allowed: sm_ or compute_ {known}"
         return CompileOptionError(message, log=log, source_name=source_name)

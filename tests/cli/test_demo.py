@@ -43,6 +43,9 @@ def test_compiles_in_one_process_and_hits_in_the_next(
         text = done.stdout.decode()
         assert re.search(r"\n *process 1 +process 2", text)
         assert re.search(r"\nkernel +\d+\.\d (m?s) +\d+\.\d (us|ms) +[\d,]+ times\n", text)
+        assert re.search(
+            r"\n\.\.\. once more +\d+\.\d (m?s) +\d+\.\d (us|ms) +[\d,]+ times\n", text
+        )
         assert re.search(r"\nwhole process +\d+\.\d (m?s) +\d+\.\d m?s +[\d,]+ times\n", text)
         headers = re.search(r"\nheaders +(\d+) read +(\d+) verified\n", text)
         assert headers is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_a_source_that_is_no_text(cache, ask, source):
 
 def test_a_source_with_a_nul(cache):
     """The compiler would stop reading there, and silently compile the first part."""
-    with pytest.raises(kcache.ConfigError, match="NUL character at position 54"):
+    with pytest.raises(kcache.ConfigError, match="NUL character at position 53"):
         cache.get_or_compile(SEVEN + "\0 nonsense", (), ARCH)
 
 
@@ -105,7 +106,7 @@ def test_an_option_that_the_compiler_does_not_know(cache, extra):
 
 @pytest.mark.usefixtures("nvrtc")
 def test_a_source_that_does_not_compile(cache):
-    source = "int a = 1;\nint b = nothing;\nint c = neither;\n"
+    source = "__device__ int a;\n__device__ int b = nothing;\n__device__ int c = neither;\n"
     for _ in range(2):
         with pytest.raises(kcache.CompileError) as caught:
             cache.get_or_compile(source, (), ARCH, source_name="my kernel.cu")
@@ -272,7 +273,7 @@ class TestHeaders:
 
 #: Before each: `tree`, a folder of the test. After each: the kernel must come, whatever the place.
 _ASK = """
-import os, shutil, sys, warnings
+import logging, os, shutil, sys, tempfile
 from pathlib import Path
 import kcache
 from nvrtc.reference import *
@@ -284,10 +285,9 @@ options = ARCH.replace(include_paths=[tree / "inc"])
 sources = [KERNEL.replace("V", "7"), "#include <x.h>\\n" + KERNEL]
 
 def become_user():
-    for folder in (tree, *tree.parents):
-        if not os.stat(folder).st_mode & 0o1:
-            print("unreachable")
-            sys.exit(78)
+    with kcache.KernelCache(tree / "warm") as cache:
+        kernels(cache)  # loads what the other user may not be allowed to read
+    tempfile.tempdir = None
     os.setgid(65534)
     os.setuid(65534)
 
@@ -311,12 +311,12 @@ if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
 
 
 def _in(tmp_path: Path, code: str, *, mounting: bool = False) -> str:
-    os.chmod(tmp_path, 0o755)
-    done = run_python(_mounting(code) if mounting else _ASK + code, tmp_path)
+    # Not tmp_path itself: its parents are closed to the other user that some of these become.
+    with tempfile.TemporaryDirectory(prefix=tmp_path.name) as folder:
+        os.chmod(folder, 0o755)
+        done = run_python(_mounting(code) if mounting else _ASK + code, folder)
     if done.returncode == 77:
-        pytest.skip("mounting is not possible here: not root, or no mount namespaces")
-    if done.returncode == 78:
-        pytest.skip("the folders of the tests can't be reached by another user")
+        pytest.skip("not possible here: not root, or no mount namespaces")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
@@ -426,7 +426,7 @@ with kcache.KernelCache() as cache:
         with pytest.raises(kcache.ConfigError, match="chmod go-w"):
             kcache.KernelCache(place)
 
-    @pytest.mark.parametrize("size", [4, 16, 24, 40, 64, 96])
+    @pytest.mark.parametrize("size", [4, 16, 24, 40, 64])
     def test_a_full_disk(self, tmp_path, size):
         code = f"""
 mount("tmpfs", tree / "place", 0, "size={size}k")
