@@ -140,12 +140,13 @@ class CacheEngine:
             self._forget(key)
             return False
         with self._room, self._surviving("put"):
-            self._make_room(cost)
-            self.backend.put(key, blob)
-            self.counters.add("puts")
-            if not self._no_memory:
-                self.memory.put(key, entry, len(blob))
-            return True
+            if self._make_room(cost):
+                self.backend.put(key, blob)
+                self.counters.add("puts")
+                if not self._no_memory:
+                    self.memory.put(key, entry, len(blob))
+                return True
+            self.counters.add("rejected")
         self.memory.delete(key)
         return False
 
@@ -198,7 +199,8 @@ class CacheEngine:
         if not self.read_only:
             with self._surviving("clear"):
                 for info in self.backend.scan():
-                    removed += self.backend.delete(info.key) > 0
+                    removed += self._delete(info.key) > 0
+            self.memory.clear()
         return removed
 
     def stats(self) -> Stats:
@@ -269,6 +271,7 @@ class CacheEngine:
             raise _key_error(key)
         if _now() >= self._next_flush:
             self._flush_now()
+        changes = self.memory.changes
         try:
             blob = self._read(key)
             if blob is None:
@@ -276,7 +279,7 @@ class CacheEngine:
             entry = open_envelope(blob, key, self._producer)
             if not self._no_memory:
                 entry.payload  # noqa: B018  lets go of the envelope
-                self.memory.put(key, entry, len(blob))
+                self.memory.put(key, entry, len(blob), unless_since=changes)
         except CorruptEntryError as error:
             self.refuse(key, error)
             return None
@@ -295,13 +298,18 @@ class CacheEngine:
             log.warning("entry %s is damaged and ignored: %s", key, error)
 
     def _forget(self, key: str) -> int:
-        self.memory.delete(key)
-        if not self.read_only:
-            with self._surviving("delete"):
-                return self.backend.delete(key)
+        freed = 0 if self.read_only else self._delete(key)
+        self.memory.delete(key)  # last: a get beside this one may have put it there meanwhile
+        return freed
+
+    def _delete(self, key: str) -> int:
+        with self._surviving("delete"):
+            return self.backend.delete(key)
         return 0
 
     def _touch_memory_hit(self, key: str) -> None:
+        if _now() >= self._next_flush:
+            self._flush_now()
         now = self._clock()
         if now < self._touched.get(key, 0.0):
             return
@@ -309,17 +317,18 @@ class CacheEngine:
             self._touched = {k: due for k, due in self._touched.copy().items() if due > now}
         first = key not in self._touched
         self._touched[key] = now + TOUCH_INTERVAL
-        if _now() >= self._next_flush:
-            self._flush_now()
         if not first and not self.read_only:
             with self._surviving("touch"):
                 self.backend.touch(key)
 
-    def _make_room(self, incoming: int) -> None:
+    def _make_room(self, incoming: int) -> bool:
+        """Evict what must go for `incoming` more bytes; tell whether there is room now."""
         allowed = self.max_size - incoming
         low = int(self.max_size * LOW_WATER) - incoming
         if self.backend.usage().bytes > allowed:
             self._evict_to(allowed, low if low >= 0 else allowed)
+            return self.backend.usage().bytes <= allowed
+        return True
 
     def _evict_to(self, needed: int, wanted: int) -> int:
         """Evict until `needed` bytes at most are stored, then on towards `wanted`."""
@@ -332,7 +341,7 @@ class CacheEngine:
             info = next(candidates, None)
             if info is None:
                 break
-            size = self.backend.delete(info.key)
+            size = self._delete(info.key)
             freed += size
             self.memory.delete(info.key)
             if size:
@@ -397,7 +406,7 @@ class _Flusher:
     def close(self) -> None:
         try:
             self.flush()
-        except BackendError as error:
+        except SURVIVED as error:
             log.debug("statistics not written: %s", error)
         if self.file is not None:
             self.file.close()
@@ -408,7 +417,7 @@ def _end(backend: Backend, flusher: _Flusher) -> None:
     flusher.close()
     try:
         backend.close()
-    except (BackendError, OSError) as error:
+    except SURVIVED as error:
         log.debug("closing the backend failed: %s", error)
 
 

@@ -26,13 +26,15 @@ class MemoryTier(Generic[K, V]):
     Threads: every method may be called from any thread. Fork: a child starts with a copy.
     """
 
-    __slots__ = ("__weakref__", "_items", "_lock", "_used", "max_size")
+    __slots__ = ("__weakref__", "_items", "_lock", "_used", "changes", "max_size")
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._used = 0
         self._lock = Lock()
+        #: How often something was put or removed; see `put`.
+        self.changes = 0
 
     def get(self, key: K) -> V | None:
         """Return the value under `key` and mark it as used, or None."""
@@ -43,10 +45,17 @@ class MemoryTier(Generic[K, V]):
             self._items.move_to_end(key)
             return item[0]
 
-    def put(self, key: K, value: V, size: int) -> None:
-        """Keep `value`, whose payload is `size` bytes, and evict what no longer fits."""
+    def put(self, key: K, value: V, size: int, *, unless_since: int | None = None) -> None:
+        """Keep `value`, whose payload is `size` bytes, and evict what no longer fits.
+
+        With `unless_since`, an earlier `changes`, do so only if nothing changed since: what was
+        read elsewhere in the meantime may be older than what was put or deleted.
+        """
         charge = size + ITEM_OVERHEAD
         with self._lock:
+            if unless_since is not None and unless_since != self.changes:
+                return
+            self.changes += 1
             old = self._items.pop(key, None)
             if old is not None:
                 self._used -= old[1]
@@ -61,6 +70,7 @@ class MemoryTier(Generic[K, V]):
     def delete(self, key: K) -> None:
         """Forget `key`, if it is there."""
         with self._lock:
+            self.changes += 1
             item = self._items.pop(key, None)
             if item is not None:
                 self._used -= item[1]
@@ -68,6 +78,7 @@ class MemoryTier(Generic[K, V]):
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
+            self.changes += 1
             self._items.clear()
             self._used = 0
 

@@ -39,7 +39,7 @@ class Stats(Record):
         evictions: entries evicted to stay under the cap.
         stale: entries found that no longer apply: a header changed, or another format or producer.
         corrupt: entries found damaged.
-        rejected: entries not stored because one alone exceeds the cap.
+        rejected: entries not stored because one alone exceeds the cap, or nothing could be evicted.
         errors: backend operations that failed and were survived.
         bytes_evicted: stored bytes of the evicted entries.
         compile_seconds: time spent in compiles that succeeded.

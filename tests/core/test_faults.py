@@ -50,11 +50,8 @@ OPERATIONS: dict[str, Callable[[CacheEngine], object]] = {
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("memory_size", [0, 10**6], ids=["disk", "memory"])
 def test_whatever_a_backend_raises_no_operation_does(
-    memory_size: int, method: str, error: str, request: pytest.FixtureRequest
+    memory_size: int, method: str, error: str
 ) -> None:
-    if (method, error) == ("close", "MemoryError"):
-        reason = "engine: _end survives fewer exceptions than the rest"
-        request.applymarker(pytest.mark.xfail(reason=reason))
     for operation in OPERATIONS.values():
         now = [0.0]
         backend = FaultyBackend()
@@ -99,7 +96,6 @@ def test_a_failed_put_is_not_answered_from_memory_with_the_old_entry() -> None:
     assert len(engine.memory) == 0
 
 
-@pytest.mark.xfail(reason="engine: clear gives up at the first failure")
 def test_an_entry_whose_delete_fails_does_not_stop_the_clear() -> None:
     class Stubborn(FaultyBackend):
         def delete(self, key_: str) -> int:
@@ -114,7 +110,6 @@ def test_an_entry_whose_delete_fails_does_not_stop_the_clear() -> None:
     assert engine.entry_count == 1
 
 
-@pytest.mark.xfail(reason="engine: one undeletable entry stops every put at the cap")
 def test_an_entry_whose_delete_fails_does_not_stop_the_eviction_of_others() -> None:
     class Stubborn(FaultyBackend):
         def delete(self, key_: str) -> int:
@@ -129,7 +124,6 @@ def test_an_entry_whose_delete_fails_does_not_stop_the_eviction_of_others() -> N
     assert engine.get(key(4)) == entry()
 
 
-@pytest.mark.xfail(reason="engine: a put goes ahead though there is no room")
 def test_no_put_exceeds_the_cap_where_nothing_can_be_evicted() -> None:
     class Empty(FaultyBackend):
         def coldest(self) -> Iterator[Any]:

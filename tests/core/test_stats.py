@@ -386,19 +386,7 @@ def test_real_processes_add_up_and_a_killed_one_loses_its_last_seconds_only(
         assert engine.stats() == Stats()
 
 
-@pytest.mark.parametrize(
-    "memory_size",
-    [
-        0,
-        pytest.param(
-            10**6,
-            marks=pytest.mark.xfail(
-                reason="engine: hits from memory flush with the touch only, once a minute"
-            ),
-        ),
-    ],
-    ids=["disk", "memory"],
-)
+@pytest.mark.parametrize("memory_size", [0, 10**6], ids=["disk", "memory"])
 def test_counts_are_flushed_every_few_seconds(
     memory_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,505 @@
+"""KernelCache with the real compiler: what is a hit, for whom, and after what."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, write
+
+import kcache
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+SEVEN = KERNEL.replace("V", "7")
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> Path:
+    return write(tmp_path / "inc/x.h", "#define V 1\n")
+
+
+@pytest.fixture
+def options(header: Path) -> kcache.CompileOptions:
+    return ARCH.replace(include_paths=[header.parent])
+
+
+WITH_HEADER = "#include <x.h>\n" + KERNEL
+BOTH = pytest.mark.parametrize("source", [SEVEN, WITH_HEADER], ids=["alone", "with header"])
+
+
+@BOTH
+class TestHits:
+    def test_memory_then_disk_then_none(self, tmp_path, cache, options, source):
+        assert cache.lookup(source, (), options) is None
+        first = agreed(cache, source, options)
+        again = agreed(cache, source, options)
+        assert (first.cached, again.cached) == (False, True)
+        assert (first.key, first.compile_seconds) == (again.key, again.compile_seconds)
+        assert cache.lookup(source, (), options) == again
+        stats = cache.stats()
+        assert (stats.hits, stats.memory_hits, stats.misses) == (2, 2, 2)
+        cache.clear_memory()
+        assert agreed(cache, source, options).cached
+        assert cache.stats().memory_hits == 2
+        with kcache.KernelCache(tmp_path / "cache") as other:
+            assert agreed(other, source, options).cached
+            assert (other.stats().hits, other.stats().memory_hits) == (1, 0)
+        assert cache.clear() == (1 if source == SEVEN else 2)
+        assert not agreed(cache, source, options).cached
+
+    def test_without_a_memory_tier(self, tmp_path, options, source):
+        with kcache.KernelCache(tmp_path / "cache", memory_size=0) as cache:
+            hits = [agreed(cache, source, options).cached for _ in range(3)]
+            assert hits == [False, True, True]
+            assert cache.stats().memory_hits == 0
+
+    def test_read_only(self, tmp_path, cache, options, source):
+        with kcache.KernelCache(tmp_path / "cache", read_only=True) as reader:
+            assert [agreed(reader, source, options).cached for _ in range(2)] == [False, False]
+            assert cache.lookup(source, (), options) is None
+            agreed(cache, source, options)
+            before = _contents(tmp_path / "cache")
+            assert agreed(reader, source, options).cached
+            reader.clear_memory()
+            assert agreed(reader, source, options).cached
+            assert reader.trim(0) == 0
+            assert reader.clear() == 0
+        assert _contents(tmp_path / "cache") == before
+
+    def test_read_only_where_there_is_nothing(self, tmp_path, options, source):
+        with kcache.KernelCache(tmp_path / "none", read_only=True) as reader:
+            assert not agreed(reader, source, options).cached
+        assert not (tmp_path / "none").exists()
+
+    def test_disable(self, tmp_path, cache, options, source):
+        agreed(cache, source, options)
+        before = _contents(tmp_path / "cache")
+        with kcache.KernelCache(tmp_path / "cache", disable=True) as off:
+            assert not agreed(off, source, options).cached
+            assert off.lookup(source, (), options) is None
+            assert not agreed(off, source + "// other", options).cached
+            assert off.stats().hits == 0
+        assert _contents(tmp_path / "cache") == before
+
+    def test_recache(self, tmp_path, cache, options, source):
+        agreed(cache, source, options)
+        with kcache.KernelCache(tmp_path / "cache", recache=True) as again:
+            assert not agreed(again, source, options).cached
+            assert not agreed(again, source, options).cached
+            assert again.stats().hits == 0
+        cache.clear_memory()
+        assert agreed(cache, source, options).cached
+
+    def test_recache_replaces_what_is_damaged(self, tmp_path, options, source):
+        with kcache.KernelCache(tmp_path / "cache") as cache:
+            agreed(cache, source, options)
+        for path in _entries(tmp_path / "cache"):
+            path.write_bytes(b"damaged")
+        with kcache.KernelCache(tmp_path / "cache", recache=True) as cache:
+            agreed(cache, source, options)
+        with kcache.KernelCache(tmp_path / "cache") as cache:
+            assert agreed(cache, source, options).cached
+            assert cache.stats().corrupt == 0
+
+    def test_the_environment(self, tmp_path, monkeypatch, options, source):
+        monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "from-environment"))
+        with kcache.KernelCache() as cache:
+            agreed(cache, source, options)
+        monkeypatch.setenv("KCACHE_DISABLE", "1")
+        with kcache.KernelCache() as cache:
+            assert not agreed(cache, source, options).cached
+        monkeypatch.delenv("KCACHE_DISABLE")
+        monkeypatch.setenv("KCACHE_RECACHE", "yes")
+        with kcache.KernelCache() as cache:
+            assert not agreed(cache, source, options).cached
+        monkeypatch.delenv("KCACHE_RECACHE")
+        with kcache.KernelCache() as cache:
+            assert agreed(cache, source, options).cached
+            assert cache.directory == tmp_path / "from-environment"
+
+    def test_every_part_of_the_request_separates(self, cache, options, source):
+        keys = {
+            agreed(cache, source, options).key,
+            agreed(cache, source + " ", options).key,
+            agreed(cache, source, options.replace(arch="sm_90")).key,
+            agreed(cache, source, options, ["k"]).key,
+            agreed(cache, source, options, headers={"m.h": ""}).key,
+            agreed(cache, source, options, headers={"m.h": " "}).key,
+            agreed(cache, source, options, headers={"n.h": ""}).key,
+            agreed(cache, source, options, extra_key=b"1").key,
+            agreed(cache, source, options, source_name="other.cu").key,
+        }
+        assert len(keys) == 9
+
+
+def _entries(directory: Path) -> list[Path]:
+    return [p for p in directory.rglob("*") if p.is_file() and len(p.name) == 64]
+
+
+def _contents(directory: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+class TestDamage:
+    @pytest.mark.parametrize("kind", ["alone", "kernel", "manifest"])
+    def test_32_bits_anywhere(self, tmp_path, options, kind):
+        source = SEVEN if kind == "alone" else WITH_HEADER
+        place = tmp_path / "cache"
+        with kcache.KernelCache(place) as cache:
+            agreed(cache, source, options)
+        path = next(
+            p for p in _entries(place) if (b"manifest" in p.read_bytes()) == (kind == "manifest")
+        )
+        whole = path.read_bytes()
+        expected = compile_fresh(source, options.flags())
+        last = len(whole) - 4
+        places = sorted({0, 4, 8, 16, 20, 24, 56, 60, last, last - 12, *range(64, last, last // 9)})
+        for at in places:
+            damaged = bytearray(whole)
+            for n in range(at, at + 4):
+                damaged[n] ^= 0xA5
+            path.write_bytes(damaged)
+            with kcache.KernelCache(place) as cache:
+                kernel = cache.get_or_compile(source, (), options)
+                assert (kernel.ptx, kernel.cubin) == (expected.ptx, expected.cubin)
+                assert not kernel.cached, at
+                assert cache.stats().corrupt == 1, at
+                cache.clear_memory()
+                assert cache.get_or_compile(source, (), options).cached, at
+                assert cache.stats().corrupt == 1
+
+    @pytest.mark.parametrize("size", [0, 1, 70, 500])
+    def test_truncated_or_extended(self, tmp_path, options, size):
+        place = tmp_path / "cache"
+        with kcache.KernelCache(place) as cache:
+            agreed(cache, WITH_HEADER, options)
+        for path in _entries(place):
+            whole = path.read_bytes()
+            for blob in (whole[:size], whole + bytes(size + 1)):
+                path.write_bytes(blob)
+                with kcache.KernelCache(place) as cache:
+                    assert not agreed(cache, WITH_HEADER, options).cached
+                    assert cache.stats().corrupt == 1
+
+    def test_an_entry_under_another_key(self, tmp_path, options):
+        place = tmp_path / "cache"
+        with kcache.KernelCache(place) as cache:
+            one = agreed(cache, SEVEN, options).key
+            two = agreed(cache, KERNEL.replace("V", "8"), options).key
+        files = {path.name: path for path in _entries(place)}
+        shutil.copy(files[one], files[two])
+        with kcache.KernelCache(place) as cache:
+            assert not agreed(cache, KERNEL.replace("V", "8"), options).cached
+            assert cache.stats().corrupt == 1
+
+    def test_the_kernel_is_evicted_and_the_manifest_stays(self, tmp_path, options):
+        place = tmp_path / "cache"
+        with kcache.KernelCache(place) as cache:
+            agreed(cache, WITH_HEADER, options)
+        next(p for p in _entries(place) if b"manifest" not in p.read_bytes()).unlink()
+        with kcache.KernelCache(place) as cache:
+            assert cache.lookup(WITH_HEADER, (), options) is None
+            assert not agreed(cache, WITH_HEADER, options).cached
+            assert agreed(cache, WITH_HEADER, options).cached
+
+    def test_the_manifest_is_evicted_and_the_kernel_stays(self, tmp_path, options):
+        place = tmp_path / "cache"
+        with kcache.KernelCache(place) as cache:
+            agreed(cache, WITH_HEADER, options)
+        next(p for p in _entries(place) if b"manifest" in p.read_bytes()).unlink()
+        with kcache.KernelCache(place) as cache:
+            assert not agreed(cache, WITH_HEADER, options).cached
+            assert agreed(cache, WITH_HEADER, options).cached
+
+    def test_a_cache_of_one_kernel(self, tmp_path, options):
+        """The cap holds one entry, so kernel and manifest push each other out."""
+        for size in (1, 3000, 5000, 6000, 9000, 14000):
+            with kcache.KernelCache(tmp_path / f"c{size}", max_size=size) as cache:
+                for _ in range(2):
+                    for source in (SEVEN, WITH_HEADER, WITH_HEADER + "//"):
+                        agreed(cache, source, options)
+                        cache.clear_memory()
+                assert cache.size_bytes <= size
+
+
+# -- header checks ---------------------------------------------------------------------------------
+
+
+class TestHeaderCheck:
+    def test_once_per_process(self, tmp_path, header, options):
+        with kcache.KernelCache(tmp_path / "cache", header_check="once") as cache:
+            first = agreed(cache, WITH_HEADER, options)
+            header.write_text("#define V 2\n")
+            assert cache.get_or_compile(WITH_HEADER, (), options).cubin == first.cubin
+            cache.clear_memory()  # which forgets what was checked
+            assert not agreed(cache, WITH_HEADER, options).cached
+            assert agreed(cache, WITH_HEADER, options).cached
+        with kcache.KernelCache(tmp_path / "cache", header_check="once") as cache:
+            assert agreed(cache, WITH_HEADER, options).cached
+            header.write_text("#define V 1\n")
+            assert cache.get_or_compile(WITH_HEADER, (), options).cubin != first.cubin
+        with kcache.KernelCache(tmp_path / "cache") as cache:
+            assert agreed(cache, WITH_HEADER, options).cached
+
+    def test_once_looks_again_elsewhere(self, tmp_path, header, options):
+        """Another folder is another request, although both have one key."""
+        write(tmp_path / "other/x.h", "#define V 2\n")
+        other = options.replace(include_paths=[tmp_path / "other"])
+        with kcache.KernelCache(tmp_path / "cache", header_check="once") as cache:
+            for _ in range(2):
+                agreed(cache, WITH_HEADER, options)
+                agreed(cache, WITH_HEADER, other)
+
+    def test_many_versions_of_a_header(self, tmp_path, header, options):
+        """More than a manifest keeps: the oldest are forgotten, and none is mistaken."""
+        with kcache.KernelCache(tmp_path / "cache") as cache:
+            for version in (*range(20), *range(20)):
+                header.write_text(f"#define V {version}\n")
+                agreed(cache, WITH_HEADER, options)
+            for version in range(19, 8, -1):
+                header.write_text(f"#define V {version}\n")
+                assert agreed(cache, WITH_HEADER, options).cached
+
+    def test_dependencies_are_told(self, cache, header, options):
+        for _ in range(2):
+            assert agreed(cache, WITH_HEADER, options).dependencies == (str(header),)
+        assert agreed(cache, SEVEN, options).dependencies == ()
+
+
+# -- at the same time ------------------------------------------------------------------------------
+
+
+def _run(*works: Callable[[], None]) -> None:
+    failures: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  told below
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+class TestThreads:
+    def test_threads_share_a_cache(self, tmp_path, cache, header, options):
+        sources = [SEVEN, WITH_HEADER, *(WITH_HEADER + f"// {n}" for n in range(3))]
+        expected = {source: compile_fresh(source, options.flags()).cubin for source in sources}
+
+        def work() -> None:
+            for n in range(120):
+                source = sources[n % len(sources)]
+                kernel = cache.get_or_compile(source, (), options)
+                assert kernel.cubin == expected[source]
+                if n % 40 == 39:
+                    cache.clear_memory()
+                if n % 50 == 49:
+                    os.utime(header)
+
+        _run(*[work] * 8)
+        stats = cache.stats()
+        assert stats.hits + stats.misses == 8 * 120
+        assert stats.errors == 0
+
+    def test_the_same_folder_in_many_places(self, tmp_path, cache, options):
+        """Threads that store stamps for different places under one key."""
+        folders = [tmp_path / f"p{n}" for n in range(8)]
+        for folder in folders:
+            write(folder / "x.h", "#define V 1\n")
+            write(folder / "y.h", "#include <x.h>\n")
+        source = "#include <y.h>\n" + KERNEL
+        expected = compile_fresh(source, options.replace(include_paths=folders[:1]).flags()).cubin
+
+        def work(folder: Path) -> Callable[[], None]:
+            def ask() -> None:
+                mine = options.replace(include_paths=[folder])
+                for n in range(40):
+                    os.utime(folder / "x.h", (n, n))
+                    assert cache.get_or_compile(source, (), mine).cubin == expected
+
+            return ask
+
+        _run(*map(work, folders))
+
+    def test_processes_share_a_cache(self, tmp_path, header):
+        code = """
+        import os, sys
+        from pathlib import Path
+        from nvrtc.reference import *
+        tree = Path(sys.argv[1])
+        options = ARCH.replace(include_paths=[tree / "inc"])
+        children = []
+        for n in range(4):
+            pid = os.fork()
+            if pid == 0:
+                cache = kcache.KernelCache(tree / "cache")
+                for again in range(6):
+                    for source in (KERNEL.replace("V", "7"), "#include <x.h>\\n" + KERNEL):
+                        agreed(cache, source, options)
+                        cache.clear_memory()
+                cache.close()
+                os._exit(0 if cache.stats().errors == 0 and cache.stats().corrupt == 0 else 1)
+            children.append(pid)
+        print([os.waitpid(pid, 0)[1] for pid in children])
+        """
+        assert python(code, tmp_path).strip() == "[0, 0, 0, 0]"
+
+    def test_a_forked_child_goes_on(self, tmp_path, header):
+        code = """
+        import os, sys
+        from pathlib import Path
+        from nvrtc.reference import *
+        tree = Path(sys.argv[1])
+        options = ARCH.replace(include_paths=[tree / "inc"])
+        source = "#include <x.h>\\n" + KERNEL
+        with kcache.KernelCache(tree / "cache") as cache:
+            agreed(cache, source, options)
+            pid = os.fork()
+            if pid == 0:
+                assert agreed(cache, source, options).cached
+                write(tree / "inc/x.h", "#define V 2\\n")
+                assert not agreed(cache, source, options).cached
+                sys.exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert agreed(cache, source, options).cached
+        """
+        python(code, tmp_path)
+
+
+class TestChangesDuringTheCompile:
+    """A header changes while the compiler runs: whatever was stored must be true afterwards."""
+
+    def race(self, cache, source, options, change: Callable[[int], None], states: int = 2) -> None:
+        done = threading.Event()
+
+        def meddle() -> None:
+            n = 0
+            while not done.is_set():
+                change(n % states)
+                n += 1
+
+        def compile_() -> None:
+            try:
+                for number in range(12):
+                    for text in (source, source + f"// {number}"):
+                        try:
+                            cache.get_or_compile(text, (), options)
+                        except kcache.CompileError:
+                            pass
+            finally:
+                done.set()
+
+        _run(meddle, compile_)
+        for n in range(states):
+            change(n)
+            for text in (source, *(source + f"// {number}" for number in range(12))):
+                agreed(cache, text, options)
+
+    def test_rewritten(self, cache, header, options):
+        def change(n: int) -> None:
+            header.write_text(f"#define V {n}\n")
+
+        self.race(cache, WITH_HEADER, options, change)
+
+    def test_renamed_over(self, cache, tmp_path, header, options):
+        def change(n: int) -> None:
+            os.replace(write(tmp_path / "new.h", f"#define V {n}\n"), header)
+
+        self.race(cache, WITH_HEADER, options, change, states=3)
+
+    def test_a_link_swings(self, cache, tmp_path, header, options):
+        """What lies behind the link is old, on either side."""
+        for n in range(2):
+            write(tmp_path / f"v{n}/x.h", f"#define V {n}\n")
+        options = options.replace(include_paths=[tmp_path / "current"])
+
+        def change(n: int) -> None:
+            (tmp_path / "next").symlink_to(f"v{n}")
+            os.replace(tmp_path / "next", tmp_path / "current")
+
+        change(0)
+        self.race(cache, WITH_HEADER, options, change)
+
+    def test_folders_change_places(self, cache, tmp_path, header, options):
+        for n in range(2):
+            write(tmp_path / f"v{n}/deep/x.h", f"#define V {n}\n")
+        options = options.replace(include_paths=[tmp_path / "current"])
+        source = "#include <deep/x.h>\n" + KERNEL
+        now = []
+
+        def change(n: int) -> None:
+            if now:
+                os.rename(tmp_path / "current", tmp_path / f"v{now.pop()}")
+            os.rename(tmp_path / f"v{n}", tmp_path / "current")
+            now.append(n)
+
+        change(0)
+        self.race(cache, source, options, change)
+
+    def test_a_shadow_comes_and_goes(self, cache, tmp_path, header, options):
+        (tmp_path / "first").mkdir()
+        options = options.replace(include_paths=[tmp_path / "first", header.parent])
+
+        def change(n: int) -> None:
+            if n:
+                os.replace(write(tmp_path / "new.h", "#define V 2\n"), tmp_path / "first/x.h")
+            else:
+                (tmp_path / "first/x.h").unlink(missing_ok=True)
+
+        self.race(cache, WITH_HEADER, options, change)
+
+    def test_a_probed_file_comes_and_goes(self, cache, tmp_path, header, options):
+        header.write_text("#if __has_include(<far/y.h>)\n#define V 1\n#else\n#define V 2\n#endif\n")
+        write(tmp_path / "away/y.h", "")
+
+        def change(n: int) -> None:
+            away, here = tmp_path / "away", header.parent / "far"
+            if n and away.exists():
+                os.rename(away, here)
+            elif not n and here.exists():
+                os.rename(here, away)
+
+        self.race(cache, WITH_HEADER, options, change)
+
+
+def test_print_info(cache, header, options):
+    agreed(cache, WITH_HEADER, options)
+    agreed(cache, WITH_HEADER, options)
+    out = io.StringIO()
+    cache.print_info(out)
+    text = out.getvalue().lower()
+    for word in (
+        "directory",
+        "backend",
+        "entries",
+        "size",
+        "hits",
+        "misses",
+        "hit rate",
+        "evictions",
+        "average compile",
+        "average cache",
+        "saved",
+        "corrupt",
+        "stale",
+    ):
+        assert word in text, word
