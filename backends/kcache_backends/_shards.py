@@ -123,6 +123,16 @@ class ShardCounters:
         record = _RECORD.pack(count.bytes, count.entries, count.generation, count.check())
         pwrite(self._fd, record, shard * _RECORD.size)
 
+    def begin(self, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0) -> None:
+        """Write what the shard holds at most while an operation is under way."""
+        at_most = (count.bytes + size, count.entries + entries)
+        self.write(shard, ShardCount(*at_most, count.generation | _UNDER_WAY))
+
+    def finish(self, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0) -> None:
+        """Write what the shard holds after an operation."""
+        held = (max(0, count.bytes + size), max(0, count.entries + entries))
+        self.write(shard, ShardCount(*held, (count.generation | _UNDER_WAY) + 1))
+
     def totals(self) -> tuple[int, int] | None:
         """Return (bytes, entries) of all shards from one read, or None where a record is damaged.
 

@@ -9,7 +9,6 @@ Layout of the directory::
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import threading
@@ -17,11 +16,11 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from stat import S_ISREG
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
 from kcache.errors import BackendError, ConfigError
+from kcache_backends._files import failure, listing, make_private, size_of, sync_directory
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 
 __all__ = ["FileBackend"]
@@ -122,7 +121,7 @@ class FileBackend(Backend):
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _failure("read", error) from error
+            raise failure("read", error) from error
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -151,7 +150,7 @@ class FileBackend(Backend):
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _failure("read", error) from error
+            raise failure("read", error) from error
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -199,13 +198,13 @@ class FileBackend(Backend):
         path = self._path(key)
         shard = int(key[:2], 16)
         with self._translated("delete"), self._changing(shard) as (counters, count):
-            size = _size(path)
+            size = size_of(path)
             if size is None:
                 return 0
-            _mark(counters, shard, count)
+            counters.begin(shard, count)
             with suppress(FileNotFoundError):
                 os.unlink(path)
-            _finish(counters, shard, count, size=-size, entries=-1)
+            counters.finish(shard, count, size=-size, entries=-1)
             return size
 
     def touch(self, key: str) -> None:
@@ -217,7 +216,7 @@ class FileBackend(Backend):
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise _failure("touch", error) from error
+            raise failure("touch", error) from error
 
     def usage(self) -> Usage:
         """Return the sums of the counters: one read of 8 KiB."""
@@ -292,7 +291,7 @@ class FileBackend(Backend):
             with self._translated("scan"):
                 found = [
                     EntryInfo(key, status.st_size, status.st_mtime_ns)
-                    for key, status in _listing(f"{self._root}/{name}")
+                    for key, status in listing(f"{self._root}/{name}")
                     if is_key(key)
                 ]
             yield from found
@@ -313,8 +312,8 @@ class FileBackend(Backend):
         temporary = f"{self._root}/{key[:2]}/.{key[:16]}-{unique}{_TEMPORARY}"
         with self._changing(shard) as (counters, count):
             try:
-                replaced = _size(path)
-                _mark(counters, shard, count, size=len(value), entries=1)
+                replaced = size_of(path)
+                counters.begin(shard, count, size=len(value), entries=1)
                 fd = os.open(temporary, _CREATE, 0o600)
                 try:
                     self._fill(fd, value)
@@ -327,14 +326,14 @@ class FileBackend(Backend):
                 # After anything else (Ctrl-C) the value may be in place: the next writer counts.
                 if isinstance(error, OSError):
                     with suppress(OSError):
-                        _finish(counters, shard, count)
+                        counters.finish(shard, count)
                 raise
             if replaced is None:
-                _finish(counters, shard, count, size=len(value), entries=1)
+                counters.finish(shard, count, size=len(value), entries=1)
             else:
-                _finish(counters, shard, count, size=len(value) - replaced)
+                counters.finish(shard, count, size=len(value) - replaced)
             if self._sync:
-                _sync_directory(f"{self._root}/{key[:2]}")
+                sync_directory(f"{self._root}/{key[:2]}")
 
     def _fill(self, fd: int, value: bytes) -> None:
         rest = memoryview(value)
@@ -370,7 +369,7 @@ class FileBackend(Backend):
         """List a locked shard: heal its record and return it with (mtime, key) of each entry."""
         size = 0
         found: list[tuple[int, str]] = []
-        for name, status in _listing(f"{self._root}/{_names[shard]}"):
+        for name, status in listing(f"{self._root}/{_names[shard]}"):
             if is_key(name):
                 size += status.st_size
                 found.append((status.st_mtime_ns, name))
@@ -417,7 +416,7 @@ class FileBackend(Backend):
             old = self._counters
             if old is not None and not old.lost():
                 return old
-            _make_private(self._root)
+            make_private(self._root)
             self._counters = ShardCounters(
                 f"{self._root}/{_COUNTERS}",
                 lambda shard: os.path.isdir(f"{self._root}/{_names[shard]}"),
@@ -465,7 +464,7 @@ class FileBackend(Backend):
         try:
             yield
         except OSError as error:
-            raise _failure(operation, error) from error
+            raise failure(operation, error) from error
 
 
 _backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()
@@ -478,75 +477,3 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _failure(operation: str, error: OSError) -> BackendError:
-    where = f" {error.filename}" if error.filename else ""
-    return BackendError(f"{operation}{where}: {error.strerror or error}")
-
-
-def _mark(
-    counters: ShardCounters, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0
-) -> None:
-    """Write the record as it is at most while the operation is under way."""
-    counters.write(
-        shard, ShardCount(count.bytes + size, count.entries + entries, count.generation | 1)
-    )
-
-
-def _finish(
-    counters: ShardCounters, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0
-) -> None:
-    """Write the record as it is after the operation."""
-    counters.write(
-        shard,
-        ShardCount(
-            max(0, count.bytes + size), max(0, count.entries + entries), (count.generation | 1) + 1
-        ),
-    )
-
-
-def _size(path: str) -> int | None:
-    """Return the length of a regular file; None for anything else, which is no entry."""
-    try:
-        status = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return status.st_size if S_ISREG(status.st_mode) else None
-
-
-def _listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (name, status) of the regular files in a directory; some may vanish meanwhile."""
-    try:
-        with os.scandir(directory) as items:
-            for item in items:
-                try:
-                    status = item.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if S_ISREG(status.st_mode):
-                    yield item.name, status
-    except (FileNotFoundError, NotADirectoryError):
-        return
-
-
-def _make_private(directory: str) -> None:
-    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
-    if os.path.isdir(directory):
-        return
-    parent = os.path.dirname(directory)
-    if parent != directory:
-        _make_private(parent)
-    with suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | _CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # directories can't be synced everywhere
-            raise
-    finally:
-        os.close(fd)

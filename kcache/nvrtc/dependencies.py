@@ -164,14 +164,18 @@ class Tracker:
                 return True
         return False
 
-    def stamps(self) -> list[tuple[Place, Stamp | None]]:
-        """Return the status of every file that was read or passed over, to compare them."""
-        found: list[tuple[Place, Stamp | None]] = []
-        for place in sorted({*self._places(), *self._bystanders}):
-            try:
-                found.append((place, stamp_of(os.stat(self._search.path(place)))))
-            except OSError:
-                found.append((place, None))
+    def stamps(self) -> list[tuple[str, Stamp | None]]:
+        """Return the status of all that `changed_since` looks at, to compare two of them."""
+        found: list[tuple[str, Stamp | None]] = []
+        places = {*self._places(), *self._bystanders}
+        paths = {self._search.path(place) for place in places}
+        folders = {os.path.dirname(self._search.path(place)) for place in {*places, *self._unfound}}
+        for path in sorted(paths.union(_upwards(folders))):
+            for look in (os.stat, os.lstat):
+                try:
+                    found.append((path, stamp_of(look(path))))
+                except OSError:
+                    found.append((path, None))
         return found
 
     def names_paths(self, *, opaque: bool) -> bool:
