@@ -248,15 +248,18 @@ class CacheEngine:
 
     # -- for frontends, which count requests rather than gets ------------------------------------
 
-    def fetch(self, key: str) -> tuple[Entry | None, bool]:
-        """Return (entry or None, whether it came from memory) without counting hit or miss."""
+    def fetch(self, key: str, *, again: bool = False) -> tuple[Entry | None, bool]:
+        """Return (entry or None, whether it came from memory) without counting hit or miss.
+
+        With `again`, damage is not counted either: it was, a moment ago.
+        """
         if self._no_memory:
-            return self._load(key), False
+            return self._load(key, again=again), False
         entry = self.memory.get(key)
         if entry is not None:
             self._touch_memory_hit(key)
             return entry, True
-        return self._load(key), False
+        return self._load(key, again=again), False
 
     def count_hit(self, entry: Entry, started: float, *, from_memory: bool) -> None:
         """Count a hit on `entry` that began at `started`, a `time.perf_counter` value."""
@@ -264,7 +267,7 @@ class CacheEngine:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _load(self, key: str) -> Entry | None:
+    def _load(self, key: str, *, again: bool = False) -> Entry | None:
         """Return the entry that the backend holds, verified, or None."""
         # Good enough to keep a path inside the backend; the envelope compares the key itself.
         if not isinstance(key, str) or len(key) != KEY_LENGTH or not key.isalnum():
@@ -281,7 +284,8 @@ class CacheEngine:
                 entry.payload  # noqa: B018  lets go of the envelope
                 self.memory.put(key, entry, len(blob), unless_since=changes)
         except CorruptEntryError as error:
-            self.refuse(key, error)
+            if not again:
+                self.refuse(key, error)
             return None
         except SURVIVED as error:
             self.report("get", error)

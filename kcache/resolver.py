@@ -115,14 +115,19 @@ class Resolver:
         return kernel
 
     def _find_checked(self, request: Request, started: float) -> CompiledKernel | None:
-        entry, _ = self._engine.fetch(request.key)
-        manifest = None if entry is None else self._manifest(request.key, entry)
-        if entry is None or manifest is None:
-            return None
         digests = self._known_digests()
         reads = digests.reads
+        manifest, from_memory = self._fetch_manifest(request)
+        if manifest is None:
+            return None
         variant = manifest.matching(request.search, digests, request.location)
-        if variant is None:
+        if variant is None and from_memory:
+            # Another process may have compiled what the headers say now.
+            self._engine.memory.delete(request.key)
+            manifest, _ = self._fetch_manifest(request)
+            if manifest is not None:
+                variant = manifest.matching(request.search, digests, request.location)
+        if variant is None or manifest is None:
             self._engine.counters.add("stale")
             log.debug("headers of %s have changed since they were cached", request.source_name)
             return None
@@ -137,6 +142,13 @@ class Resolver:
             ):
                 self._engine.put(request.key, _with_view(manifest))
         return kernel
+
+    def _fetch_manifest(
+        self, request: Request, *, again: bool = False
+    ) -> tuple[Manifest | None, bool]:
+        """Return (manifest or None, whether it came from memory)."""
+        entry, from_memory = self._engine.fetch(request.key, again=again)
+        return (None if entry is None else self._manifest(request.key, entry)), from_memory
 
     def _manifest(self, key: str, entry: Entry) -> Manifest | None:
         from kcache.nvrtc.manifest import Manifest
@@ -187,8 +199,9 @@ class Resolver:
         if not variant.holds(request.search, digests, request.location):
             return  # changed again already; the next request finds out more
         variant.remember(request.search, digests, request.location)
-        entry, _ = self._engine.fetch(request.key)
-        manifest = None if entry is None else self._manifest(request.key, entry)
+        # From the backend, to take along what another process has added.
+        self._engine.memory.delete(request.key)
+        manifest, _ = self._fetch_manifest(request, again=True)
         merged = Manifest(list(manifest.variants) if manifest is not None else [])
         merged.add(variant)
         self._engine.put(request.key, _with_view(merged))

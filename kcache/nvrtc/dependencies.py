@@ -77,6 +77,8 @@ class Tracker:
         self._unfound: set[Place] = set()
         #: Whether a header's path was written out, and leads into an include directory.
         self._located = False
+        #: Whether nobody told which headers were read.
+        self._scanned = False
 
     def from_trace(self, trace: Trace) -> HeaderSet:
         """Return the header set of a compile that told which headers it opened.
@@ -102,6 +104,7 @@ class Tracker:
         Raises:
             UncacheableError: the outcome must not be cached.
         """
+        self._scanned = True
         pending: list[Place | str | None] = [None, *self._in_memory]
         done: set[Place | str | None] = set(pending)
         whole_tree = False
@@ -132,7 +135,7 @@ class Tracker:
                 new = {(operand, name, include) for include in expanded or ()} - resolved
                 resolved |= new
                 follow((include for _, _, include in new), name)
-        return self._finish(self._read_tree() if whole_tree else frozenset(), scanned=True)
+        return self._finish(self._read_tree() if whole_tree else frozenset())
 
     def known(self) -> HeaderSet:
         """Return the files found so far, where `extra_key` answers for the others."""
@@ -146,22 +149,24 @@ class Tracker:
         after the start, or a link or directory on the way to it has; or if a file that was looked
         for and not found may have gone since.
         """
-        folders: set[str] = set()
-        for place in {*self._places(), *self._bystanders}:
-            path = self._search.path(place)
-            folders.add(os.path.dirname(path))
-            try:
-                statuses = (os.stat(path), os.lstat(path))
-            except OSError:
+        paths = [self._search.path(place) for place in {*self._places(), *self._bystanders}]
+        missing = {os.path.dirname(self._search.path(place)) for place in self._unfound}
+        try:
+            for path in paths:
+                if any(_changed_ns(look(path)) >= start_ns for look in (os.stat, os.lstat)):
+                    return True
+            folders = _upwards(map(os.path.dirname, paths))
+            if any(_moved_since(folder, start_ns) for folder in folders):
                 return True
-            if any(_changed_ns(status) >= start_ns for status in statuses):
-                return True
-        if any(_moved_since(folder, start_ns) for folder in _upwards(folders)):
+            for folder in missing:
+                above = _upwards([folder])
+                there = next((n for n, name in enumerate(above) if os.path.isdir(name)), len(above))
+                if above[there:] and _changed_ns(os.stat(above[there])) >= start_ns:
+                    return True
+                if any(_moved_since(name, start_ns) for name in above[there:]):
+                    return True
+        except OSError:  # gone a moment ago
             return True
-        for folder in {os.path.dirname(self._search.path(place)) for place in self._unfound}:
-            deepest = next(filter(os.path.isdir, _upwards([folder])), "/")
-            if _changed_ns(os.stat(deepest)) >= start_ns or _moved_since(folder, start_ns):
-                return True
         return False
 
     def stamps(self) -> list[tuple[str, Stamp | None]]:
@@ -295,7 +300,7 @@ class Tracker:
 
     # -- deciding ------------------------------------------------------------------------------
 
-    def _finish(self, trees: frozenset[int] = frozenset(), *, scanned: bool = False) -> HeaderSet:
+    def _finish(self, trees: frozenset[int] = frozenset()) -> HeaderSet:
         for name in (None, *self._in_memory, *self._places()):
             found = self._scan(name)
             if found.time:
@@ -311,7 +316,7 @@ class Tracker:
         present: set[Place] = set()
         self._shadows(absent)
         self._probes(absent, present)
-        if scanned:
+        if self._scanned:
             self._unfound |= absent
         for place in absent:
             if self._exists(place):
@@ -366,6 +371,9 @@ class Tracker:
                     self._bystanders.add(place)
                 if not include.next:
                     break
+            else:
+                if self._scanned:
+                    self._unfound.update(before)
         for name in unknown:
             self._unknown_shadows(read, name, absent)
 
@@ -456,12 +464,10 @@ def _upwards(folders: Iterable[str]) -> list[str]:
 def _moved_since(folder: str, start_ns: int) -> bool:
     """Tell whether a link or directory was made, renamed or exchanged at or after `start_ns`.
 
-    What changes a directory's entries sets both of its times; a rename sets one.
+    What changes a directory's entries sets both of its times; a rename sets one. Raises OSError
+    if it is not there.
     """
-    try:
-        status = os.lstat(folder)
-    except OSError:
-        return False
+    status = os.lstat(folder)
     changed = _changed_ns(status)
     return changed >= start_ns and (stat.S_ISLNK(status.st_mode) or changed != status.st_mtime_ns)
 

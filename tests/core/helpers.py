@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import traceback
@@ -115,6 +116,8 @@ def fork(work: Callable[[], object]) -> int:
     if pid:
         return pid
     status = 1
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's would raise an exception
+    signal.alarm(60)  # ends a child that waits for ever
     try:
         work()
         status = 0

@@ -747,7 +747,6 @@ def test_a_forked_child_goes_on_while_threads_of_its_parent_were_at_work(tmp_pat
                 engine.get(key(seed + number % 50))
 
         def child() -> None:
-            signal.alarm(60)  # ends a child that waits for ever
             for number in range(30):
                 engine.put(key(number), entry(100, number))
                 found = engine.get(key(number))
@@ -786,7 +785,6 @@ def test_a_forked_child_takes_no_lock_of_the_engine_with_it(tmp_path: Path) -> N
         holding.wait()
 
         def child() -> None:
-            signal.alarm(10)
             engine.put(key(2), entry())
             assert engine.get(key(1)) == entry()
             engine.close()

@@ -6,7 +6,6 @@ a process of its own, whose exit code tells.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
