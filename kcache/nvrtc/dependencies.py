@@ -333,7 +333,7 @@ class Tracker:
             return "the source"
         return name if isinstance(name, str) else self._search.opened(name)
 
-    def _shadows(self, absent: set[Place]) -> None:
+    def _shadows(self, absent: set[Place]) -> None:  # noqa: PLR0912  one pass over all includes
         """Add the places that come before each header on the include path, and hold none.
 
         A file that was passed over although it would be found may be one that was read, under
