@@ -112,7 +112,7 @@ class Findings:
 
     date: str
     command: str
-    machine: Mapping[str, str]
+    machine: dict[str, str]
     versions: Mapping[str, str]
     ratios: list[Ratio] = field(default_factory=list[Ratio])
     facts: list[Fact] = field(default_factory=list[Fact])

@@ -25,14 +25,18 @@ def today() -> str:
 
 def describe_machine() -> dict[str, str]:
     """Returns what the figures depend on and a reader can compare with; no names, no paths."""
-    load = os.getloadavg()[0]
     return {
         "CPU": _cpu_model(),
         "cores": str(os.cpu_count()),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "file system": _file_system(Path(tempfile.gettempdir())),
-        "load before": f"{load:.2f}",
+        "load before": load(),
     }
+
+
+def load() -> str:
+    """Returns the load average of the last minute: how busy the machine is with anything."""
+    return f"{os.getloadavg()[0]:.2f}"
 
 
 def versions() -> dict[str, str]:

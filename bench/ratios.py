@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chapters import CHAPTERS, QUICK, TITLES, Plan
 from findings import Findings, as_markdown
-from machine import describe_machine, today, versions
+from machine import describe_machine, load, today, versions
 from main_job import SELF_CONTAINED
 from raw_nvrtc import compile_case
 
@@ -35,6 +35,7 @@ def run(chapters: Iterable[str], plan: Plan, command: str) -> Findings:
         print(f"{name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="kcache-bench-") as folder:
             found.add(CHAPTERS[name](plan, Path(folder)))
+    found.machine["load after"] = load()
     return found
 
 

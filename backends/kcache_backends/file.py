@@ -102,6 +102,7 @@ class FileBackend(Backend):
         self._write_notes_at = 0
         self._pool: list[tuple[int, str]] = []
         self._pool_left = 0
+        self._offered: dict[str, int] = {}
         self._closed = False
         if not read_only:
             with suppress(OSError):  # full or read-only now, but perhaps not for ever
@@ -195,6 +196,7 @@ class FileBackend(Backend):
 
     def delete(self, key: str) -> int:
         """Remove `key`; return the bytes freed, 0 if it was absent."""
+        self._offered.pop(key, None)
         path = self._path(key)
         shard = int(key[:2], 16)
         with self._translated("delete"), self._changing(shard) as (counters, count):
@@ -249,9 +251,7 @@ class FileBackend(Backend):
         """
         self._write_notes()
         offered: set[str] = set()
-        # Taken, so that iterations at the same time don't share it; what is left goes back.
-        pool, left = self._pool, self._pool_left
-        self._pool, self._pool_left = [], 0
+        pool, left = self._take_sample()
         patient = True
         try:
             while True:  # each round samples every shard
@@ -272,6 +272,7 @@ class FileBackend(Backend):
                             continue
                         left -= 1
                         offered.add(key)
+                        self._offered[key] = used
                         yield EntryInfo(key, status.st_size, status.st_mtime_ns)
                     held_back |= bool(pool)
                     with self._translated("coldest"):
@@ -279,6 +280,7 @@ class FileBackend(Backend):
                     if not pool:
                         break
                 if not held_back:
+                    self._offered = {}
                     return
                 # Nothing but entries in constant use: they have to do.
                 patient = len(offered) > offered_before
@@ -386,6 +388,15 @@ class FileBackend(Backend):
         return count, found
 
     # -- evicting ------------------------------------------------------------------------------
+
+    def _take_sample(self) -> tuple[list[tuple[int, str]], int]:
+        """Take what the last iteration left over, so that two at a time don't share it."""
+        pool, left = self._pool, self._pool_left
+        # What that one offered, and nobody deleted, is still the coldest.
+        pool += sorted(((used, key) for key, used in self._offered.items()), reverse=True)
+        left += len(self._offered)
+        self._pool, self._pool_left, self._offered = [], 0, {}
+        return pool, left
 
     def _sample(self, visited: set[int]) -> tuple[list[tuple[int, str]], int]:
         """Sample the fullest shards that were not visited.

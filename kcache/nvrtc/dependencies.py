@@ -356,7 +356,15 @@ class Tracker:
                 asked += ((include, name) for each in expanded for include in each or ())
                 if None in expanded:
                     unknown.append(name)
+        seen: set[object] = set()
         for include, name in asked:
+            if isinstance(name, Place):
+                # Where it is looked for depends on no more than the includer's folder.
+                folder = (name.root, name.path.rpartition("/")[0])
+                where = (include, folder if include.quoted else name.root == ABSOLUTE)
+                if where in seen:
+                    continue
+                seen.add(where)
             before: list[Place] = []
             for place in self._candidates(include, name):
                 if not self._exists(place):

@@ -25,12 +25,14 @@ __all__ = [
 ]
 
 _GAP = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
+#: Without the `#`, so that the search is for a fixed word: three times as fast.
 _INCLUDE = re.compile(
-    rb"(?:#|%:)" + _GAP + rb"include(_next)?\b" + _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n]*)',
+    rb"include(_next)?\b" + _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n]*)',
     re.DOTALL,
 )
+#: A directive's name is looked for behind at most this much white space.
+_INDENT = 80
 _PROBED = _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n)]*)'
-_PROBES = re.compile(rb"__has_(?:include|embed)")
 _DEFINE = re.compile(
     rb"(?:#|%:)" + _GAP + rb"define" + _GAP + rb"([A-Za-z_]\w*)(\([^)\n]*\))?([^\n]*)", re.DOTALL
 )
@@ -40,7 +42,7 @@ _SPLICE = re.compile(rb"\\\r?\n")
 _TIME = re.compile(rb"__(?:DATE|TIME|TIMESTAMP)__")
 #: A failed assertion, or a message of the compiler: from here on a macro only prints.
 _ASSERTION = re.compile(rb"\b(?:__assert_?fail|_wassert|message)\s*\(.*", re.DOTALL)
-_FILE = re.compile(rb"__FILE__|__builtin_FILE|source_location")
+_FILE_WORDS = (b"__FILE__", b"__builtin_FILE", b"source_location")
 #: Comments and literals, so that a word inside either is not taken for code.
 _SKIPPED = re.compile(
     rb"//[^\n]*|/\*.*?\*/"
@@ -93,7 +95,9 @@ class FileScan(NamedTuple):
 def uses_time(text: bytes) -> bool:
     """Tell whether code, not comments or literals, names the time of the compile."""
     text = spliced(text)
-    return _TIME.search(text) is not None and _TIME.search(_SKIPPED.sub(b" ", text)) is not None
+    if b"__DATE__" not in text and b"__TIME" not in text:
+        return False
+    return _TIME.search(_SKIPPED.sub(b" ", text)) is not None
 
 
 def scan(text: bytes) -> FileScan:
@@ -102,21 +106,30 @@ def scan(text: bytes) -> FileScan:
     includes: set[Include] = set()
     computed: set[str] = set()
     if b"include" in text:
-        for match in _INCLUDE.finditer(text):
+        for match in _include_directives(text):
             _operand(match[2], includes, computed, onward=match[1] is not None)
         if computed:  # most often prose in a comment; look again without
             computed.clear()
-            for match in _INCLUDE.finditer(_SKIPPED.sub(_without_comment, text)):
+            for match in _include_directives(_SKIPPED.sub(_without_comment, text)):
                 _operand(match[2], set(), computed, onward=match[1] is not None)
     return FileScan(
         frozenset(includes),
         frozenset(computed),
-        _PROBES.search(text) is not None,
+        b"__has_include" in text or b"__has_embed" in text,
         uses_time(text),
-        _FILE.search(text) is not None,
+        any(word in text for word in _FILE_WORDS),
         b"embed" in text and _EMBED.search(text) is not None,
         b"include_alias" in text,
     )
+
+
+def _include_directives(text: bytes) -> Iterator[re.Match[bytes]]:
+    """Yield the matches of `_INCLUDE` that a `#` comes before, or a comment that it may hide in."""
+    for match in _INCLUDE.finditer(text):
+        start = match.start()
+        before = text[max(0, start - _INDENT) : start].rstrip(b" \t\f\v")
+        if before.endswith((b"#", b"%:", b"*/")) or (not before and start > _INDENT):
+            yield match
 
 
 def names_file(texts: Sequence[bytes], definitions: Iterable[bytes]) -> bool:
@@ -128,7 +141,7 @@ def names_file(texts: Sequence[bytes], definitions: Iterable[bytes]) -> bool:
     """
     definitions = (*texts, *definitions)
     tainted: set[bytes] = set()
-    new = {b"__FILE__", b"__builtin_FILE", b"source_location"}
+    new = set(_FILE_WORDS)
     while new:
         tainted |= new
         words = _any_word(new)

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import threading
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import ClassVar, NamedTuple
 
@@ -33,10 +33,9 @@ except ImportError:  # Windows
 __all__ = ["Following", "Trace", "Tracer"]
 
 _BUILTIN = "__nv_nvrtc_builtin_header.h"
-#: One event, as LLVM writes it; details are JSON strings, so a quote inside is escaped.
-_EVENT = re.compile(
-    rb'"detail":("(?:[^"\\]|\\.)*")\},"dur":\d+,"name":"Processing Header File"', re.DOTALL
-)
+#: How LLVM ends an event; before that stand its detail, a JSON string, and its duration.
+_EVENT = b',"name":"Processing Header File"'
+_DETAIL = b'"detail":'
 #: Don't trace with fewer free descriptors than this: NVRTC must be able to open the file.
 _SPARE_DESCRIPTORS = 64
 #: ... nor under a file size limit below this: it counts for memfds too. CUTLASS writes 7 MB.
@@ -78,7 +77,7 @@ class Following:
         """Return what a compile that has succeeded told, or None where it told nothing."""
         try:
             raw = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
-            headers: set[str] = {json.loads(match) for match in set(_EVENT.findall(raw))}
+            headers: set[str] = {json.loads(detail) for detail in set(_details(raw))}
         except (OSError, ValueError):
             return None
         if not raw:
@@ -96,6 +95,24 @@ class Following:
                 for other in self._active:
                     other._overlapped = True
         os.close(self._fd)
+
+
+def _details(raw: bytes) -> Iterator[bytes]:
+    """Yield the detail of each event of a header: `"detail":DETAIL},"dur":N,"name":...`.
+
+    A quote inside a JSON string is escaped, so neither mark can stand inside one.
+
+    Raises:
+        ValueError: the events look different.
+    """
+    at = raw.find(_EVENT)
+    while at >= 0:
+        start = raw.rindex(_DETAIL, 0, at) + len(_DETAIL)
+        detail, brace, duration = raw[start:at].rpartition(b'},"dur":')
+        if not brace or not duration.isdigit():
+            raise ValueError("an event of another form")
+        yield detail
+        at = raw.find(_EVENT, at + len(_EVENT))
 
 
 class Tracer:

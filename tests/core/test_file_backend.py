@@ -194,6 +194,17 @@ def test_a_use_while_coldest_is_read_takes_the_entry_to_the_end(backend: FileBac
     assert [info.key for info in coldest] == [key(2), key(3), key(1)]
 
 
+def test_two_iterations_at_once_do_not_take_from_each_other(backend: FileBackend) -> None:
+    names = [key(n) for n in range(6)]
+    for name in names:
+        backend.put(name, b"x")
+    next(backend.coldest())  # leaves the rest of its sample to the next iteration
+    one = backend.coldest()
+    first = [next(one).key]
+    assert [info.key for info in backend.coldest()] == names
+    assert first + [info.key for info in one] == names
+
+
 def test_entries_that_are_used_all_the_time_can_still_be_evicted(
     backend: FileBackend, place: Path
 ) -> None:

@@ -189,7 +189,7 @@ def test_the_total_never_falls_while_others_add(path: Path) -> None:
     child = fork(work)
     try:
         seen = 0
-        while seen < 5000:
+        while seen < 10_000:
             hits = files[0].total().hits
             assert hits >= seen
             seen = hits

@@ -266,10 +266,10 @@ class TestHeaderCheck:
     def test_many_versions_of_a_header(self, tmp_path, header, options):
         """More than a manifest keeps: the oldest are forgotten, and none is mistaken."""
         with kcache.KernelCache(tmp_path / "cache") as cache:
-            for version in (*range(20), *range(20)):
+            for version in (*range(19), *range(3)):
                 header.write_text(f"#define V {version}\n")
                 agreed(cache, WITH_HEADER, options)
-            for version in range(19, 8, -1):
+            for version in range(18, 8, -1):
                 header.write_text(f"#define V {version}\n")
                 assert agreed(cache, WITH_HEADER, options).cached
 
@@ -399,7 +399,7 @@ class TestChangesDuringTheCompile:
 
         def compile_() -> None:
             try:
-                for number in range(12):
+                for number in range(5):
                     for text in (source, source + f"// {number}"):
                         try:
                             cache.get_or_compile(text, (), options)
@@ -411,7 +411,7 @@ class TestChangesDuringTheCompile:
         _run(meddle, compile_)
         for n in range(states):
             change(n)
-            for text in (source, *(source + f"// {number}" for number in range(12))):
+            for text in (source, *(source + f"// {number}" for number in range(5))):
                 agreed(cache, text, options)
 
     def test_rewritten(self, cache, header, options):
