@@ -33,7 +33,7 @@ class MemoryTier(Generic[K, V]):
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._used = 0
         self._lock = Lock()
-        #: How often something was put or removed; see `put`.
+        #: How often something was put (not: read) or removed; see `put`.
         self.changes = 0
 
     def get(self, key: K) -> V | None:
@@ -53,9 +53,10 @@ class MemoryTier(Generic[K, V]):
         """
         charge = size + ITEM_OVERHEAD
         with self._lock:
-            if unless_since is not None and unless_since != self.changes:
+            if unless_since is None:
+                self.changes += 1
+            elif unless_since != self.changes:
                 return
-            self.changes += 1
             old = self._items.pop(key, None)
             if old is not None:
                 self._used -= old[1]

@@ -233,8 +233,13 @@ class Tracker:
             if isinstance(includer, str):
                 includer = Place(ABSOLUTE, includer)
             found = list(self._search.candidates(include, includer))
-        fixed = isinstance(includer, Place) and includer.root == ABSOLUTE
-        if found and found[0].root > 0 and (include.name[:1] == "/" or fixed):
+        beside = include.quoted and self._search.source_include and not include.next
+        fixed = isinstance(includer, Place) and includer.root == ABSOLUTE and beside
+        if (
+            found
+            and found[0].root > 0
+            and (fixed or include.name[:1] == "/" or includer is _COMMAND_LINE)
+        ):
             self._located = True
         return found
 

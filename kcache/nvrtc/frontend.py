@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from kcache import log
@@ -125,6 +126,11 @@ class Frontend:
             return compiled, following.read()
         except BaseException:
             following.failed = True
+            # NVRTC goes on tracing after a failure: the next compile without the option, anybody's,
+            # would write `.json` into the working directory, or abort where it can't. A compile
+            # of nothing takes that trace, into our file.
+            with suppress(CompileError):
+                compiler.compile_program("", (following.flag,), source_name="nothing.cu")
             raise
         finally:
             following.end()

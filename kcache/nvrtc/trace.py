@@ -11,6 +11,9 @@ unbalanced, for good and for all threads. From then on, traces lack every header
 includes itself but the last one; headers included by headers stay complete. Then the
 `__nv_nvrtc_builtin_header.h` event, the first of that kind, is missing too, which tells. Callers
 that get `complete=False` add the source's own includes by reading its text.
+
+After any failure NVRTC also goes on tracing: the next compile, even without the option, writes its
+trace to `.json` in the working directory. The frontend compiles nothing, traced, to prevent that.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -112,12 +113,14 @@ def output_of(
 
 def fork(work: Callable[[], object]) -> int:
     """Runs `work` in a forked child that then exits without cleaning up; returns its pid."""
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, in 3.12
+        pid = os.fork()
     if pid:
         return pid
     status = 1
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's would raise an exception
-    signal.alarm(60)  # ends a child that waits for ever
+    signal.alarm(3)  # ends a child that waits for ever
     try:
         work()
         status = 0

@@ -523,6 +523,17 @@ def test_a_get_does_not_bring_back_into_memory_what_was_changed_meanwhile(change
     assert engine.get(key(1)) == expected
 
 
+def test_two_gets_at_once_are_both_kept_in_memory() -> None:
+    backend = GatedBackend()
+    engine = CacheEngine(backend, memory_size=10**6)
+    for number in (1, 2):
+        engine.put(key(number), entry(number))
+    engine.memory.clear()
+    backend.meanwhile = lambda: engine.get(key(2))
+    engine.get(key(1))
+    assert len(engine.memory) == 2
+
+
 # -- read-only -----------------------------------------------------------------------------------
 
 

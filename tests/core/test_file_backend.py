@@ -356,6 +356,22 @@ def test_a_symlink_in_the_place_of_an_entry_does_not_spoil_the_usage(
         )
 
 
+def test_a_pipe_in_the_place_of_an_entry_is_not_waited_for(
+    backend: FileBackend, place: Path
+) -> None:
+    backend.put(key(1), b"value")
+    path_of(place, key(1)).unlink()
+    os.mkfifo(path_of(place, key(1)))
+
+    def child() -> None:
+        for read in (backend.get, backend.use):
+            assert not read(key(1))
+        backend.put(key(1), b"mine")
+        assert backend.get(key(1)) == b"mine"
+
+    assert wait(fork(child)) == 0
+
+
 def test_a_directory_in_the_place_of_an_entry_is_a_backend_error(
     backend: FileBackend, place: Path
 ) -> None:

@@ -10,7 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import python, run_python
+from nvrtc.reference import ARCH, KERNEL, compile_fresh, python, run_python, working_directory
+
+import kcache
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -380,3 +382,18 @@ fresh = kcache.KernelCache(tree / "cache")
 assert agreed(fresh, source, options).cached
 """
     survives(tmp_path, code)
+
+
+@pytest.mark.parametrize("broken", ["#error x\n", 'int x = "a";\n', "#include <bad.h>\n"])
+def test_a_failed_compile_leaves_no_trace_behind(tmp_path, broken):
+    """NVRTC would write `.json` into the working directory at the next compile without a trace."""
+    (tmp_path / "bad.h").write_text("#include <missing.h>\n")
+    options = ARCH.replace(include_paths=[tmp_path])
+    with working_directory(tmp_path), kcache.KernelCache(tmp_path / "cache") as cache:
+        for _ in range(2):
+            with pytest.raises(kcache.CompileError):
+                cache.get_or_compile(
+                    "#include <bad.h>\n" if "bad" in broken else "//include\n" + broken, (), options
+                )
+            assert not compile_fresh(KERNEL.replace("V", "1"), ARCH.flags()).failed
+        assert not (tmp_path / ".json").exists()
