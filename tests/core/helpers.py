@@ -120,7 +120,7 @@ def fork(work: Callable[[], object]) -> int:
         return pid
     status = 1
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's would raise an exception
-    signal.alarm(3)  # ends a child that waits for ever
+    signal.alarm(60)  # ends a child that waits for ever
     try:
         work()
         status = 0
