@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple, NoReturn
 
 from kcache.errors import BackendError
@@ -14,12 +14,12 @@ __all__ = ["KEY_LENGTH", "Backend", "EntryInfo", "UnavailableBackend", "Usage", 
 #: Keys are this many lower-case hexadecimal digits (a SHA-256 digest).
 KEY_LENGTH = 64
 
-_HEX = frozenset("0123456789abcdef")
+_HEX = "0123456789abcdef"
 
 
 def is_key(key: object) -> bool:
     """Tell whether `key` is a valid key: 64 lower-case hexadecimal digits."""
-    return isinstance(key, str) and len(key) == KEY_LENGTH and _HEX.issuperset(key)
+    return isinstance(key, str) and len(key) == KEY_LENGTH and not key.strip(_HEX)
 
 
 class EntryInfo(NamedTuple):
@@ -58,6 +58,9 @@ class Backend(ABC):
     miss is `None`, never an exception. Threads: every method may be called from any thread.
     Processes: any number of processes may open the same place. Crash: a process killed at any
     instant leaves no torn value, no lock, and `usage` at or above the truth.
+
+    Eight methods and `close` are abstract; `use`, `batch` and `check` are there to be overridden
+    where a medium can do better. `kcache.testing.BackendContract` tests all of it.
     """
 
     #: How many bytes the stored size of a value may exceed its length by.
@@ -90,6 +93,15 @@ class Backend(ABC):
                 self.touch(key)
         return value
 
+    def batch(self) -> AbstractContextManager[None]:
+        """Return a context in which this thread's changes may take effect together, at its end.
+
+        The engine evicts and puts within one. A backend with transactions makes them one; then
+        `usage` in the block is exact, and if the block or its end raises, nothing was changed.
+        Others (this default) do each change at once.
+        """
+        return nullcontext()
+
     @abstractmethod
     def usage(self) -> Usage:
         """Return bytes and entries stored by every process, in constant time."""
@@ -105,6 +117,15 @@ class Backend(ABC):
     @abstractmethod
     def scan(self) -> Iterator[EntryInfo]:
         """Yield every entry in any order; tolerates concurrent deletes."""
+
+    def check(self, *, repair: bool = False) -> Iterator[str]:
+        """Yield what is wrong with the medium itself, a sentence each; nothing where all is well.
+
+        With `repair`, mend it too. What the values hold is not looked at: the backend can't know.
+        May take as long as reading everything. This default finds nothing.
+        """
+        del repair
+        return iter(())
 
     @abstractmethod
     def close(self) -> None:

@@ -8,15 +8,17 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kcache import log
-from kcache.backend import KEY_LENGTH, Backend, is_key
+from kcache.backend import Backend, is_key
 from kcache.entry import Entry, encode, open_envelope
 from kcache.errors import (
     BackendError,
     ConfigError,
     CorruptEntryError,
+    FullError,
     IncompatibleEntryError,
 )
 from kcache.memory import MemoryTier
@@ -36,6 +38,8 @@ LOW_WATER = 0.9
 #: ... but evicts at most this many entries beyond what the put itself needs, so that one put in a
 #: large cache stays short (evicting 10 % of 100,000 entries at once would take a second).
 EVICT_BATCH = 512
+#: A trim or clear gives way to other writers after this many entries.
+DELETE_BATCH = 1024
 #: A memory hit records its use with the backend at most this often, in seconds.
 TOUCH_INTERVAL = 60.0
 #: What a backend may raise without anybody but the log and the counts noticing.
@@ -140,8 +144,7 @@ class CacheEngine:
             self._forget(key)
             return False
         with self._room, self._surviving("put"):
-            if self._make_room(cost):
-                self.backend.put(key, blob)
+            if self._place(key, blob, cost):
                 self.counters.add("puts")
                 if not self._no_memory:
                     self.memory.put(key, entry, len(blob))
@@ -149,6 +152,24 @@ class CacheEngine:
             self.counters.add("rejected")
         self.memory.delete(key)
         return False
+
+    def _place(self, key: str, blob: bytes, cost: int) -> bool:
+        """Make room for `blob` and put it; tell whether there was room."""
+        try:
+            return self._place_once(key, blob, cost)
+        except FullError as error:
+            log.debug("no room for %s below the cap (%s): evicting", key, error)
+            with self.backend.batch():
+                goal = int(self.backend.usage().bytes * LOW_WATER)
+                self._evict_to(goal, goal)
+            return self._place_once(key, blob, cost)
+
+    def _place_once(self, key: str, blob: bytes, cost: int) -> bool:
+        with self.backend.batch():
+            if not self._make_room(cost):
+                return False
+            self.backend.put(key, blob)
+            return True
 
     def get_or_create(self, key: str, create: Callable[[], Entry]) -> Entry:
         """Return the entry under `key`; on a miss return what `create` makes, and store it.
@@ -187,9 +208,14 @@ class CacheEngine:
         _check_size("max_size", goal, least=0)
         if self.read_only:
             return 0
+        freed = 0
         with self._room, self._surviving("trim"):
-            return self._evict_to(goal, goal)
-        return 0
+            step = 1
+            while step:
+                with self.backend.batch():
+                    step = self._evict_to(goal, goal, most=DELETE_BATCH)
+                freed += step
+        return freed
 
     def clear(self) -> int:
         """Delete every entry; return how many there were. The statistics stay."""
@@ -198,8 +224,10 @@ class CacheEngine:
         removed = 0
         if not self.read_only:
             with self._surviving("clear"):
-                for info in self.backend.scan():
-                    removed += self._delete(info.key) > 0
+                entries = self.backend.scan()
+                while batch := list(islice(entries, DELETE_BATCH)):
+                    with self.backend.batch():
+                        removed += sum(self._delete(info.key) > 0 for info in batch)
             self.memory.clear()
         return removed
 
@@ -269,8 +297,7 @@ class CacheEngine:
 
     def _load(self, key: str, *, again: bool = False) -> Entry | None:
         """Return the entry that the backend holds, verified, or None."""
-        # Good enough to keep a path inside the backend; the envelope compares the key itself.
-        if not isinstance(key, str) or len(key) != KEY_LENGTH or not key.isalnum():
+        if not is_key(key):
             raise _key_error(key)
         if _now() >= self._next_flush:
             self._flush_now()
@@ -334,12 +361,15 @@ class CacheEngine:
             return self.backend.usage().bytes <= allowed
         return True
 
-    def _evict_to(self, needed: int, wanted: int) -> int:
-        """Evict until `needed` bytes at most are stored, then on towards `wanted`."""
+    def _evict_to(self, needed: int, wanted: int, *, most: int | None = None) -> int:
+        """Evict until `needed` bytes at most are stored, then on towards `wanted`.
+
+        At most `most` entries in all, if given. Returns the bytes freed.
+        """
         freed = 0
         extra = 0
         used = self.backend.usage().bytes
-        candidates = self.backend.coldest()
+        candidates = islice(self.backend.coldest(), most)
         while used > wanted and (used > needed or extra < EVICT_BATCH):
             extra += used <= needed
             info = next(candidates, None)

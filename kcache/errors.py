@@ -11,6 +11,7 @@ __all__ = [
     "ConfigError",
     "CorruptEntryError",
     "DeviceError",
+    "FullError",
     "IncompatibleEntryError",
     "KcacheError",
     "StaleKernelError",
@@ -41,6 +42,13 @@ class BackendError(KcacheError):
     """A backend could not carry out an operation (disk full, permission denied, ...).
 
     The engine survives and counts these; a caller of `KernelCache` never sees one.
+    """
+
+
+class FullError(BackendError):
+    """A backend has no room for a value although the cap allows it (fragmentation, say).
+
+    The engine evicts a tenth of what is stored and tries once more.
     """
 
 

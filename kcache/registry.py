@@ -17,7 +17,12 @@ __all__ = ["GROUP", "backend_names", "open_backend"]
 GROUP = "kcache.backends"
 
 #: First-party backends, found without scanning entry points (which costs 15 to 50 ms).
-_FIRST_PARTY = {"file": "kcache_backends.file:FileBackend"}
+_FIRST_PARTY = {
+    "file": "kcache_backends.file:FileBackend",
+    "lmdb": "kcache_backends.lmdb:LmdbBackend",
+    "zstd": "kcache_backends.zstd:zstd_file",
+    "zstd+lmdb": "kcache_backends.zstd:zstd_lmdb",
+}
 
 
 def backend_names() -> list[str]:
