@@ -196,21 +196,26 @@ class CacheEngine:
 
     # -- the whole cache -----------------------------------------------------------------------
 
-    def trim(self, max_size: int | None = None) -> int:
+    def trim(self, max_size: int | None = None, *, older_than: float | None = None) -> int:
         """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
 
-        `max_size` defaults to the low-water mark, 90 % of the cap.
+        `max_size` defaults to the low-water mark, 90 % of the cap. With `older_than`, what was last
+        used more than that many seconds ago goes first, and the rest only if `max_size` is given.
 
         Raises:
-            ConfigError: `max_size` is negative.
+            ConfigError: `max_size` or `older_than` is negative.
         """
         goal = int(self.max_size * LOW_WATER) if max_size is None else max_size
         _check_size("max_size", goal, least=0)
+        if older_than is not None and not older_than >= 0:
+            raise ConfigError(f"older_than={older_than!r} is not allowed; allowed: seconds, >= 0")
         if self.read_only:
             return 0
         freed = 0
         with self._room, self._surviving("trim"):
-            step = 1
+            if older_than is not None:
+                freed = self._evict_unused(time.time_ns() - older_than * 1e9)
+            step = int(older_than is None or max_size is not None)
             while step:
                 with self.backend.batch():
                     step = self._evict_to(goal, goal, most=DELETE_BATCH)
@@ -375,17 +380,30 @@ class CacheEngine:
             info = next(candidates, None)
             if info is None:
                 break
-            size = self._delete(info.key)
-            freed += size
-            self.memory.delete(info.key)
-            if size:
-                used -= size
-                self.counters.add("evictions")
-                self.counters.add("bytes_evicted", size)
-                log.debug("evicted %s, %d bytes", info.key, size)
+            size = self._evict(info.key)
+            freed, used = freed + size, used - size
             if size == 0 or (used <= needed and extra == 0):
                 used = self.backend.usage().bytes  # another process evicts or writes: look again
         return freed
+
+    def _evict_unused(self, since: float) -> int:
+        """Evict what was not used since then, nanoseconds since the epoch; return bytes freed."""
+        freed = 0
+        unused = (info.key for info in self.backend.scan() if info.used_ns < since)
+        while batch := list(islice(unused, DELETE_BATCH)):
+            with self.backend.batch():
+                freed += sum(map(self._evict, batch))
+        return freed
+
+    def _evict(self, key: str) -> int:
+        """Delete one entry to make room, counted; return the bytes freed."""
+        size = self._delete(key)
+        self.memory.delete(key)
+        if size:
+            self.counters.add("evictions")
+            self.counters.add("bytes_evicted", size)
+            log.debug("evicted %s, %d bytes", key, size)
+        return size
 
     @contextmanager
     def _surviving(self, operation: str) -> Generator[None]:

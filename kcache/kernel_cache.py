@@ -249,15 +249,24 @@ class KernelCache:
         self._resolver.forget()
         self.engine.memory.clear()
 
-    def trim(self, max_size: int | str | None = None) -> int:
+    def trim(
+        self, max_size: int | str | None = None, *, older_than: float | str | None = None
+    ) -> int:
         """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
 
-        `max_size` defaults to 90 % of the cap.
+        `max_size` defaults to 90 % of the cap. With `older_than` (seconds, or text such as
+        `"30d"`), what was last used longer ago goes first, and the rest only if `max_size` is
+        given.
 
         Raises:
-            ConfigError: `max_size` is no size.
+            ConfigError: `max_size` is no size, or `older_than` no age.
         """
-        return self.engine.trim(None if max_size is None else parse_size(max_size, name="max_size"))
+        from kcache.age import parse_age  # not needed for a hit
+
+        return self.engine.trim(
+            None if max_size is None else parse_size(max_size, name="max_size"),
+            older_than=None if older_than is None else parse_age(older_than, name="older_than"),
+        )
 
     def close(self) -> None:
         """Write the statistics and release the backend. Idempotent."""

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ from kcache import (
     Usage,
     open_engine,
 )
-from kcache.engine import EVICT_BATCH, TOUCH_INTERVAL
+from kcache.engine import DELETE_BATCH, EVICT_BATCH, TOUCH_INTERVAL
 from kcache.entry import encode
 from kcache.errors import ArgumentTypeError
 from kcache_backends.file import FileBackend
@@ -386,6 +387,67 @@ def test_trim_goes_to_the_size_that_is_asked_for_even_in_a_large_cache(tmp_path:
         assert engine.trim(0) == 30_000
         assert look(tmp_path / "file").entries == {}
         assert engine.stats().evictions == 4000
+
+
+def aged(directory: Path, ages: dict[int, float]) -> None:
+    """Fill a file backend with entries that were last used so many seconds ago."""
+    now = time.time_ns()
+    for number, age in ages.items():
+        used = now - int(age * 1e9)
+        with closing(FileBackend(directory / "file", clock=lambda used=used: used)) as backend:
+            backend.put(key(number), encode(key(number), entry()))
+
+
+def test_trim_by_age_evicts_what_was_not_used_for_so_long(tmp_path: Path) -> None:
+    aged(tmp_path, {1: 1e6, 2: 7200, 3: 3500, 4: 10})
+    with open_engine(tmp_path) as engine:
+        assert engine.trim(older_than=3600) == 2 * SIZE
+        assert stored(engine.backend) == {key(3), key(4)}
+        assert (engine.stats().evictions, engine.stats().bytes_evicted) == (2, 2 * SIZE)
+        assert engine.trim(older_than=3600) == 0
+        assert engine.trim(older_than=float("inf")) == 0
+        engine.get(key(3))
+        assert engine.trim(older_than=60) == 0
+        assert engine.trim(older_than=0) == 2 * SIZE
+
+
+def test_trim_by_age_and_size_does_both(tmp_path: Path) -> None:
+    aged(tmp_path, {1: 1e6, 2: 40, 3: 30, 4: 20})
+    with open_engine(tmp_path) as engine:
+        assert engine.trim(2 * SIZE, older_than=3600) == 2 * SIZE
+        assert stored(engine.backend) == {key(3), key(4)}
+
+
+def test_trim_by_age_goes_through_more_entries_than_one_batch(tmp_path: Path) -> None:
+    with closing(FileBackend(tmp_path / "file", clock=lambda: 10**9)) as backend:
+        for number in range(DELETE_BATCH + 10):
+            backend.put(key(number), b"x")
+    with open_engine(tmp_path) as engine:
+        assert engine.trim(older_than=1e6) == DELETE_BATCH + 10
+        assert engine.entry_count == 0
+
+
+def test_trim_by_age_removes_from_memory_what_it_evicts(tmp_path: Path) -> None:
+    with open_engine(tmp_path, memory_size="1MB") as engine:
+        engine.put(key(1), entry())
+        os.utime(path_of(tmp_path / "file", key(1)), (0, 0))
+        assert engine.trim(older_than=3600) == SIZE
+        assert engine.get(key(1)) is None
+
+
+def test_trim_by_age_changes_nothing_where_the_engine_is_read_only(tmp_path: Path) -> None:
+    aged(tmp_path, {1: 1e6})
+    with open_engine(tmp_path, read_only=True) as engine:
+        assert engine.trim(older_than=0) == 0
+        assert stored(engine.backend) == {key(1)}
+
+
+@pytest.mark.parametrize("age", [-1, -0.001, float("nan")])
+def test_a_negative_age_is_refused(age: float, backend: Backend) -> None:
+    backend.put(key(1), b"x")
+    with pytest.raises(ConfigError, match="older_than=.*allowed"):
+        CacheEngine(backend).trim(older_than=age)
+    assert stored(backend) == {key(1)}
 
 
 def test_trim_removes_from_memory_what_it_evicts(backend: Backend) -> None:
