@@ -1,0 +1,246 @@
+"""ContractBase: what a backend's author supplies, and what the tests of the contract share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from kcache.backend import Backend, EntryInfo
+from kcache.testing._children import PATIENCE
+from kcache.testing.clock import FakeClock
+
+__all__ = ["MAX_SIZE", "ContractBase", "as_threads", "intact", "key", "sealed", "work_of"]
+
+#: The cap that places are opened for, unless a test says otherwise: more than any test puts.
+MAX_SIZE = 64 << 20
+
+_HEAD = struct.Struct("<QQ")
+
+
+def key(number: object) -> str:
+    """Return the key that stands for `number`."""
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def sealed(name: str, number: int, size: int) -> bytes:
+    """Return a value of `size` bytes, at least 16, that `intact` can tell from any other."""
+    stream = hashlib.sha256(f"{name} {number} {size}".encode()).digest()
+    body = stream * ((size - _HEAD.size) // len(stream) + 1)
+    return _HEAD.pack(number, size) + body[: size - _HEAD.size]
+
+
+def intact(name: str, value: bytes) -> bool:
+    """Tell whether `value` is one that `sealed` made for `name`: whole, unmixed, its own."""
+    if len(value) < _HEAD.size:
+        return False
+    number, size = _HEAD.unpack_from(value)
+    return size == len(value) and value == sealed(name, number, size)
+
+
+def as_threads(*works: Callable[[], object]) -> None:
+    """Run each in a thread of its own, all at once; each has to succeed."""
+    errors: list[BaseException] = []
+    together = threading.Barrier(len(works))
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            together.wait(PATIENCE)
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
+
+
+def work_of(act: Callable[[], object]) -> tuple[int, int]:
+    """Return how many calls `act` makes, and how many bytes it allocates at its height."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    if tracemalloc.is_tracing():
+        return calls, 0
+    tracemalloc.start()
+    try:
+        act()
+        return calls, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+class ContractBase:
+    """What the author of a backend supplies: two methods, and more where the medium allows it.
+
+    Attributes:
+        persistent: what was put is there when the place is opened again.
+        shared: several handles, of any number of processes, may use one place at a time.
+        exact_order: `coldest` goes by the last use exactly, at least for a few hundred entries.
+        heals: an open handle goes on working after its directory was removed.
+        takes_clock: `open` passes its clock on.
+        resolution: nanoseconds by which two uses lie apart so that their order is kept.
+        large: a number of entries that is beyond what `coldest` may look at when it starts.
+        kills: how often the writers of a test are killed.
+    """
+
+    persistent: bool = True
+    shared: bool = True
+    exact_order: bool = True
+    heals: bool = True
+    takes_clock: bool = True
+    resolution: int = 1_000
+    large: int = 3_000
+    kills: int = 8
+
+    # -- supplied by the author ------------------------------------------------------------------
+
+    def open(
+        self,
+        place: Path,
+        *,
+        max_size: int = MAX_SIZE,
+        read_only: bool = False,
+        clock: Callable[[], int] | None = None,
+    ) -> Backend:
+        """Return the backend, opened at `place`, which does not exist before the first time.
+
+        `max_size` is the cap in bytes, `clock` returns nanoseconds since the epoch; None stands
+        for the system's.
+        """
+        raise NotImplementedError
+
+    def look(self, place: Path) -> Mapping[str, int]:
+        """Return the stored size of every key at `place`, as `Backend.usage` counts it.
+
+        Looks at the medium itself, through nothing of the backend. It is called while handles
+        are open, and while other processes put and delete; then it may miss what has changed
+        since it began. A place that does not exist holds nothing.
+        """
+        raise NotImplementedError
+
+    def read_raw(self, place: Path, key: str) -> bytes:
+        """Return the bytes that the medium holds for `key`. Without it, damage is not tested."""
+        pytest.skip("read_raw is not supplied")
+
+    def write_raw(self, place: Path, key: str, image: bytes) -> None:
+        """Replace the bytes that the medium holds for `key`, whatever their length."""
+        pytest.skip("write_raw is not supplied")
+
+    def leftovers(self, place: Path) -> Collection[object]:
+        """Return what interrupted writers left at `place`: temporary files, reservations."""
+        return ()
+
+    def snapshot(self, place: Path) -> Mapping[str, object]:
+        """Return all that must not change at `place` while it is open for reading only."""
+        found: dict[str, object] = {}
+        for path in sorted(place.rglob("*")):
+            status = path.stat()
+            content = path.read_bytes() if path.is_file() else None
+            found[str(path)] = (status.st_mode, status.st_mtime_ns, content)
+        return found
+
+    # -- shared by the tests ---------------------------------------------------------------------
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Path:
+        """A place that does not exist yet."""
+        return tmp_path / "place"
+
+    @pytest.fixture(autouse=True)
+    def _ends_cleanly(self) -> Iterator[None]:
+        """Fails a test after which one of the backend's threads runs on."""
+        before = threading.active_count()
+        yield
+        assert threading.active_count() <= before, "a thread was left behind"
+
+    def opened(
+        self,
+        place: Path,
+        *,
+        max_size: int = MAX_SIZE,
+        read_only: bool = False,
+        clock: Callable[[], int] | None = None,
+    ) -> closing[Backend]:
+        """Return what `open` returns, to be closed at the end of a `with` block."""
+        return closing(self.open(place, max_size=max_size, read_only=read_only, clock=clock))
+
+    def needs_sharing(self) -> None:
+        """Skip the test where handles don't share a place."""
+        if not self.shared:
+            pytest.skip("handles don't share a place")
+
+    def needs_processes(self) -> None:
+        """Skip the test where processes don't share a place, or there is no fork."""
+        self.needs_sharing()
+        if not hasattr(os, "fork"):
+            pytest.skip("this system has no fork")
+
+    def pass_time(self, clock: FakeClock) -> None:
+        """Advance the clock by as much as tells two uses apart."""
+        clock.advance(2 * self.resolution / 1e9)
+
+    def fill(
+        self, backend: Backend, count: int, *, clock: FakeClock | None = None, size: int = 100
+    ) -> list[str]:
+        """Put `count` entries; return their keys, least recently used first."""
+        names = [key(number) for number in range(count)]
+        for number, name in enumerate(names):
+            backend.put(name, sealed(name, number, size))
+            if clock is not None:
+                self.pass_time(clock)
+        return names
+
+    def order(self, infos: Iterator[EntryInfo], expected: list[str]) -> None:
+        """Assert that the iterator yields exactly these, in this order where order is exact."""
+        found = [info.key for info in infos]
+        assert sorted(found) == sorted(expected)
+        if self.exact_order:
+            assert found == expected
+
+    def agree(
+        self, backend: Backend, place: Path, expected: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Assert that usage is what the medium holds, and that it holds what is expected."""
+        sizes = self.look(place)
+        assert backend.usage() == (sum(sizes.values()), len(sizes))
+        if expected is not None:
+            assert sizes.keys() == expected.keys()
+            for name, value in expected.items():
+                assert backend.get(name) == value
+
+    def not_below_the_truth(self, backend: Backend, place: Path) -> None:
+        """Assert that usage is at or above what the medium holds."""
+        sizes = self.look(place)
+        usage = backend.usage()
+        assert usage.bytes >= sum(sizes.values())
+        assert usage.entries >= len(sizes)
+
+    def sound(self, backend: Backend, names: Collection[str]) -> None:
+        """Assert that every value under `names` is whole, or a miss."""
+        for name in names:
+            value = backend.get(name)
+            assert value is None or intact(name, value), f"a torn or mixed value under {name}"

@@ -1,0 +1,305 @@
+"""The contract's promises about trouble: read-only, closed, removed and damaged places."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import pytest
+
+from kcache.backend import Backend
+from kcache.errors import BackendError
+from kcache.testing._base import ContractBase, key, sealed
+
+__all__ = ["TroubleTests"]
+
+
+def _batch(backend: Backend) -> None:
+    with backend.batch():
+        backend.put(key(4), b"batch")
+
+
+#: Every method of the contract.
+EVERYTHING: dict[str, Callable[[Backend], object]] = {
+    "get": lambda backend: backend.get(key(1)),
+    "use": lambda backend: backend.use(key(1)),
+    "put": lambda backend: backend.put(key(1), b"again"),
+    "put another": lambda backend: backend.put(key("another"), b"x"),
+    "delete": lambda backend: backend.delete(key(2)),
+    "delete what is absent": lambda backend: backend.delete(key("absent")),
+    "touch": lambda backend: backend.touch(key(3)),
+    "usage": lambda backend: backend.usage(),
+    "coldest": lambda backend: list(backend.coldest()),
+    "scan": lambda backend: list(backend.scan()),
+    "check": lambda backend: list(backend.check()),
+    "repair": lambda backend: list(backend.check(repair=True)),
+    "batch": _batch,
+}
+CHANGES = ("put", "put another", "delete", "delete what is absent", "touch", "repair", "batch")
+
+
+class TroubleTests(ContractBase):
+    """What fails raises `BackendError` and nothing else, and does no harm."""
+
+    # -- read-only -------------------------------------------------------------------------------
+
+    def test_reading_only_finds_everything(self, place: Path) -> None:
+        """A read-only handle reads, counts and lists what is there, and what comes later."""
+        self.needs_sharing()
+        with self.opened(place) as writer:
+            names = self.fill(writer, 10)
+            with self.opened(place, read_only=True) as backend:
+                for number, name in enumerate(names):
+                    assert backend.get(name) == backend.use(name) == sealed(name, number, 100)
+                assert backend.get(key("absent")) is None
+                assert sorted(info.key for info in backend.scan()) == sorted(names)
+                assert sorted(info.key for info in backend.coldest()) == sorted(names)
+                self.agree(backend, place)
+                writer.put(key("later"), b"later")
+                assert backend.get(key("later")) == b"later"
+                self.agree(backend, place)
+
+    def test_reading_only_changes_nothing(self, place: Path) -> None:
+        """No method changes a thing; those that would raise `BackendError`, or do nothing."""
+        if not self.persistent:
+            pytest.skip("nothing persists")
+        with self.opened(place) as backend:
+            self.fill(backend, 5)
+        before = self.snapshot(place)
+        assert before
+        with self.opened(place, read_only=True) as backend:
+            for name, act in EVERYTHING.items():
+                with suppress(BackendError) if name in CHANGES else nullcontext():
+                    act(backend)
+            assert backend.get(key(1)) == sealed(key(1), 1, 100)
+        assert self.snapshot(place) == before
+
+    def test_reading_only_refuses_to_put(self, place: Path) -> None:
+        """A put that stores nothing says so, with `BackendError`."""
+        if not self.persistent:
+            pytest.skip("nothing persists")
+        with self.opened(place) as backend:
+            backend.put(key(1), b"value")
+        with self.opened(place, read_only=True) as backend:
+            with pytest.raises(BackendError):
+                backend.put(key(1), b"other")
+            assert backend.get(key(1)) == b"value"
+
+    def test_reading_only_where_there_is_nothing(self, place: Path) -> None:
+        """A place that does not exist reads as an empty one, and is not created."""
+        if not self.persistent:
+            pytest.skip("nothing persists")
+        with self.opened(place, read_only=True) as backend:
+            assert backend.get(key(1)) is None
+            assert backend.use(key(1)) is None
+            with suppress(BackendError):
+                backend.touch(key(1))
+            assert backend.usage() == (0, 0)
+            assert list(backend.scan()) == list(backend.coldest()) == []
+            assert list(backend.check()) == []
+            with suppress(BackendError):
+                backend.put(key(1), b"value")
+            assert not place.exists()
+            with self.opened(place) as writer:
+                writer.put(key(1), b"value")
+                if self.shared:
+                    assert backend.get(key(1)) == b"value"
+
+    # -- closed ----------------------------------------------------------------------------------
+
+    def test_close_is_idempotent(self, place: Path) -> None:
+        """Closing again does nothing, and raises nothing."""
+        backend = self.open(place)
+        backend.put(key(1), b"value")
+        for _ in range(3):
+            backend.close()
+        unused = self.open(place)
+        unused.close()
+        unused.close()
+        read_only = self.open(place, read_only=True)
+        read_only.close()
+        read_only.close()
+
+    def test_closing_one_handle_leaves_the_others(self, place: Path) -> None:
+        """Handles of one process are independent of each other."""
+        self.needs_sharing()
+        first, second = self.open(place), self.open(place)
+        first.put(key(1), b"value")
+        first.close()
+        assert second.get(key(1)) == b"value"
+        second.put(key(2), b"value")
+        third = self.open(place)
+        second.close()
+        first.close()
+        third.delete(key(1))
+        self.agree(third, place, {key(2): b"value"})
+        third.close()
+
+    def test_a_closed_handle_raises_backend_errors_or_works(self, place: Path) -> None:
+        """No method of a closed handle raises anything else, or lies about what is there."""
+        backend = self.open(place)
+        self.fill(backend, 5)
+        backend.close()
+        for act in EVERYTHING.values():
+            with suppress(BackendError):
+                act(backend)
+        with suppress(BackendError):
+            assert backend.get(key(0)) == sealed(key(0), 0, 100)
+        backend.close()
+
+    def test_closing_in_the_middle_of_an_iteration(self, place: Path) -> None:
+        """The iteration goes on, ends, or raises `BackendError`."""
+        for listing in ("coldest", "scan"):
+            backend = self.open(place)
+            self.fill(backend, 20)
+            infos = getattr(backend, listing)()
+            next(infos)
+            backend.close()
+            with suppress(BackendError):
+                assert len(list(infos)) <= 19
+            del infos
+        if self.persistent:
+            with self.opened(place) as backend:
+                backend.put(key("next"), b"next")
+                self.agree(backend, place)
+
+    def test_close_releases_every_file(self, place: Path) -> None:
+        """No file of the place is open after the last handle was closed."""
+        if not os.path.isdir("/proc/self/fd"):
+            pytest.skip("this system does not tell which files are open")
+        for read_only in (False, True):
+            backend = self.open(place, read_only=read_only)
+            if not read_only:
+                self.fill(backend, 5)
+            list(backend.coldest())
+            next(iter(backend.coldest()), None)
+            backend.usage()
+            backend.close()
+            assert _open_files(place) == []
+
+    def test_opening_many_times_leaks_nothing(self, place: Path) -> None:
+        """Handles that are opened and closed leave no file behind, here or in the place."""
+        with self.opened(place) as backend:
+            backend.put(key(1), b"value")
+        opened = len(_open_files(Path("/")))
+        for _ in range(30):
+            with self.opened(place) as backend:
+                backend.use(key(1))
+                backend.put(key(2), b"value")
+        assert len(_open_files(Path("/"))) <= opened
+        assert list(self.leftovers(place)) == []
+
+    # -- the medium is gone, or damaged ----------------------------------------------------------
+
+    def test_a_place_that_is_removed_while_open(self, place: Path) -> None:
+        """Each method works on nothing, or raises `BackendError`; then it works again."""
+        if not self.persistent:
+            pytest.skip("there is no place to remove")
+        for act in EVERYTHING.values():
+            with self.opened(place) as backend:
+                self.fill(backend, 6)
+                shutil.rmtree(place)
+                with suppress(BackendError):
+                    act(backend)
+                if self.heals:
+                    backend.put(key("next"), b"next")
+                    assert backend.get(key("next")) == b"next"
+                    assert key("next") in self.look(place)
+                    self.not_below_the_truth(backend, place)
+            with self.opened(place) as backend:
+                backend.put(key("new"), b"new")
+                self.agree(backend, place)
+            shutil.rmtree(place)
+
+    def test_a_removal_in_the_middle_of_an_iteration(self, place: Path) -> None:
+        """The iteration goes on, ends, or raises `BackendError`."""
+        if not self.persistent:
+            pytest.skip("there is no place to remove")
+        for listing in ("coldest", "scan"):
+            with self.opened(place) as backend:
+                self.fill(backend, 300)
+                infos = getattr(backend, listing)()
+                next(infos)
+                shutil.rmtree(place)
+                with suppress(BackendError):
+                    assert len({info.key for info in infos}) < 300
+
+    def test_damaged_bytes_raise_nothing_but_backend_errors(self, place: Path) -> None:
+        """A damaged value comes back as it is, as None, or as a `BackendError`; a put mends it.
+
+        The engine checks what it gets; the backend only has to survive it.
+        """
+        value = sealed(key(1), 1, 3000)
+        with self.opened(place) as backend:
+            for damage in (_flip_first, _flip_middle, _cut, _empty, _lengthen):
+                backend.put(key(1), value)
+                backend.put(key(2), value)
+                self.write_raw(place, key(1), damage(self.read_raw(place, key(1))))
+                for act in EVERYTHING.values():
+                    with suppress(BackendError):
+                        act(backend)
+                backend.put(key(1), value)
+                assert backend.get(key(1)) == value
+                backend.put(key(2), b"other")
+                assert backend.get(key(2)) == b"other"
+
+    def test_a_sound_place_has_nothing_to_mend(self, place: Path) -> None:
+        """`check` yields nothing, and changes nothing, where all is well."""
+        with self.opened(place) as backend:
+            assert list(backend.check()) == []
+            names = self.fill(backend, 20)
+            for name in names[::3]:
+                backend.delete(name)
+            expected = {name: backend.get(name) or b"" for name in self.look(place)}
+            for repair in (False, True, False):
+                assert list(backend.check(repair=repair)) == []
+                self.agree(backend, place, expected)
+
+    def test_what_repair_mends_stays_mended(self, place: Path) -> None:
+        """After damage, `check(repair=True)` leaves a place in which `check` finds nothing."""
+        with self.opened(place) as backend:
+            names = self.fill(backend, 6, size=3000)
+            for name, damage in zip(names, (_flip_first, _cut, _empty, _lengthen), strict=False):
+                self.write_raw(place, name, damage(self.read_raw(place, name)))
+            for sentence in backend.check():
+                assert isinstance(sentence, str)
+                assert sentence
+            list(backend.check(repair=True))
+            assert list(backend.check()) == []
+            self.agree(backend, place)
+            assert backend.get(names[4]) == sealed(names[4], 4, 3000)
+
+
+def _open_files(below: Path) -> list[str]:
+    found: list[str] = []
+    if os.path.isdir("/proc/self/fd"):
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                target = os.readlink(f"/proc/self/fd/{number}")
+                if target.startswith(str(below)):
+                    found.append(target)
+    return found
+
+
+def _flip_first(image: bytes) -> bytes:
+    return bytes((image[0] ^ 0x55,)) + image[1:] if image else b"x"
+
+
+def _flip_middle(image: bytes) -> bytes:
+    middle = len(image) // 2
+    return image[:middle] + _flip_first(image[middle:])
+
+
+def _cut(image: bytes) -> bytes:
+    return image[: len(image) // 2]
+
+
+def _empty(image: bytes) -> bytes:
+    return b""
+
+
+def _lengthen(image: bytes) -> bytes:
+    return image + b"more" * 50

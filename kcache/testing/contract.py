@@ -1,0 +1,41 @@
+"""BackendContract: the pytest suite of what a backend promises, for anyone's backend.
+
+```python
+from kcache.testing import BackendContract
+
+
+class TestMyBackend(BackendContract):
+    def open(self, place, *, max_size=1 << 26, read_only=False, clock=None):
+        return MyBackend(place, max_size=max_size, read_only=read_only, clock=clock or time_ns)
+
+    def look(self, place):
+        return {path.name: path.stat().st_size for path in place.glob("*")}
+```
+"""
+
+from __future__ import annotations
+
+from kcache.testing._batches import BatchTests
+from kcache.testing._processes import ProcessTests
+from kcache.testing._recency import RecencyTests
+from kcache.testing._threads import ThreadTests
+from kcache.testing._trouble import TroubleTests
+from kcache.testing._usage import UsageTests
+from kcache.testing._values import ValueTests
+
+__all__ = ["BackendContract"]
+
+
+class BackendContract(
+    ValueTests, RecencyTests, UsageTests, BatchTests, ThreadTests, ProcessTests, TroubleTests
+):
+    """Subclass it in a test module, supply `open` and `look`, and pytest runs every promise.
+
+    Each test is a promise, and its docstring says which. What is looked at beside the backend's
+    own answers comes from `look` and the other hooks, which read the medium itself, so that a
+    backend can't agree with itself in error. A backend that is right passes in well under a
+    minute; a test that waits for ever is ended after a minute.
+
+    Processes are forked where the system can, and killed; a fresh one loads the subclass by
+    its file and name, so it has to be at the top level of a module that can be imported alone.
+    """

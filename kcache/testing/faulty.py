@@ -1,0 +1,130 @@
+"""FaultyBackend: a wrapper that lets another backend fail on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+from kcache.backend import Backend, EntryInfo, Usage
+from kcache.testing.memory import MemoryBackend
+
+__all__ = ["Fault", "FaultyBackend", "flipped", "truncated"]
+
+
+class Fault:
+    """When a method fails, and with what.
+
+    Args:
+        error: what is raised.
+        every: the n-th call of each n fails; 1 is every call.
+        times: so many failures in all; None is no end of them.
+    """
+
+    def __init__(self, error: BaseException, *, every: int = 1, times: int | None = None) -> None:
+        self.error = error
+        self.every = every
+        self.times = times
+        self.calls = 0
+        self.raised = 0
+
+    def strike(self) -> None:
+        """Count a call, and raise if it is one that fails."""
+        self.calls += 1
+        if self.calls % self.every == 0 and (self.times is None or self.raised < self.times):
+            self.raised += 1
+            raise self.error
+
+
+class FaultyBackend(Backend):
+    """Passes every call on to another backend, notes it, and fails as it is told.
+
+    Threads, processes: as the inner backend; the notes are this object's.
+
+    Args:
+        inner: a new `MemoryBackend` if none is given.
+
+    Attributes:
+        faults: method name -> what it raises: an exception on every call, or a `Fault`.
+        calls: names of the methods that were called, in order.
+        damage: what is done to a value before `get` or `use` returns it: `flipped`, `truncated`,
+            anything; None returns it as it is.
+    """
+
+    def __init__(self, inner: Backend | None = None) -> None:
+        self.inner = MemoryBackend() if inner is None else inner
+        self.overhead = self.inner.overhead
+        self.faults: dict[str, BaseException | Fault] = {}
+        self.calls: list[str] = []
+        self.damage: Callable[[bytes], bytes] | None = None
+
+    def get(self, key: str) -> bytes | None:
+        self._enter("get")
+        return self._damaged(self.inner.get(key))
+
+    def put(self, key: str, value: bytes) -> int:
+        self._enter("put")
+        return self.inner.put(key, value)
+
+    def delete(self, key: str) -> int:
+        self._enter("delete")
+        return self.inner.delete(key)
+
+    def touch(self, key: str) -> None:
+        self._enter("touch")
+        self.inner.touch(key)
+
+    def use(self, key: str) -> bytes | None:
+        self._enter("use")
+        return self._damaged(self.inner.use(key))
+
+    def batch(self) -> AbstractContextManager[None]:
+        self._enter("batch")
+        return self.inner.batch()
+
+    def usage(self) -> Usage:
+        self._enter("usage")
+        return self.inner.usage()
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        self._enter("coldest")
+        return self.inner.coldest()
+
+    def scan(self) -> Iterator[EntryInfo]:
+        self._enter("scan")
+        return self.inner.scan()
+
+    def check(self, *, repair: bool = False) -> Iterator[str]:
+        self._enter("check")
+        return self.inner.check(repair=repair)
+
+    def close(self) -> None:
+        self._enter("close")
+        self.inner.close()
+
+    def _enter(self, method: str) -> None:
+        self.calls.append(method)
+        fault = self.faults.get(method)
+        if isinstance(fault, Fault):
+            fault.strike()
+        elif fault is not None:
+            raise fault
+
+    def _damaged(self, value: bytes | None) -> bytes | None:
+        return value if value is None or self.damage is None else self.damage(value)
+
+
+def flipped(offset: int = 0, bits: int = 1) -> Callable[[bytes], bytes]:
+    """Return a damage for `FaultyBackend.damage`: the byte at `offset`, exclusive-or `bits`."""
+
+    def flip(value: bytes) -> bytes:
+        image = bytearray(value)
+        if image:
+            image[offset % len(image)] ^= bits
+        return bytes(image)
+
+    return flip
+
+
+def truncated(length: int) -> Callable[[bytes], bytes]:
+    """Return a damage for `FaultyBackend.damage`: all but the first `length` bytes cut off."""
+    return lambda value: value[:length]

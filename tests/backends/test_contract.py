@@ -1,0 +1,13 @@
+"""Every backend keeps the contract."""
+
+from __future__ import annotations
+
+from backends.suites import FileSuite, MemorySuite
+
+
+class TestFile(FileSuite):
+    """One file per entry."""
+
+
+class TestMemory(MemorySuite):
+    """A dict; the only backend that is no backend of ours."""
