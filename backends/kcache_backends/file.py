@@ -167,6 +167,8 @@ class FileBackend(Backend):
 
     def _record_use(self, key: str, fd: int, now: int) -> None:
         """Set the mtime of an open file, and put off further uses of it for a while."""
+        if self._read_only:
+            return
         if now >= self._write_notes_at or len(self._touch_due) >= MAX_NOTED:
             self._write_notes()
         # On a read-only file system the value counts more than its recency.
@@ -211,6 +213,8 @@ class FileBackend(Backend):
 
     def touch(self, key: str) -> None:
         """Record a use of `key` in its file's mtime."""
+        if self._read_only:
+            return
         now = self._now()
         self._noted.pop(key, None)
         try:
@@ -249,6 +253,9 @@ class FileBackend(Backend):
         iterator, and each entry's mtime is looked at again before it is offered, so that a
         use since then, by any process, puts it off until every other entry was offered.
         """
+        if self._read_only:
+            yield from sorted(self.scan(), key=lambda info: info.used_ns)
+            return
         self._write_notes()
         offered: set[str] = set()
         pool, left = self._take_sample()
