@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from mmap import PAGESIZE
 from pathlib import Path
 
 from core.helpers import look, path_of
 
+from backends import raw
 from kcache.backend import Backend
 from kcache.testing import BackendContract, MemoryBackend
 from kcache_backends.file import FileBackend
+from kcache_backends.lmdb import LmdbBackend
 
 
 class FileSuite(BackendContract):
@@ -42,6 +45,43 @@ class FileSuite(BackendContract):
 
     def leftovers(self, place: Path) -> Collection[object]:
         return look(place).temporary
+
+
+class LmdbSuite(BackendContract):
+    """An LMDB database, looked at from another process."""
+
+    def open(
+        self,
+        place: Path,
+        *,
+        max_size: int = 64 << 20,
+        read_only: bool = False,
+        clock: Callable[[], int] | None = None,
+    ) -> Backend:
+        clock = clock or time.time_ns
+        return LmdbBackend(place, max_size=max_size, read_only=read_only, clock=clock)
+
+    def look(self, place: Path) -> Mapping[str, int]:
+        return {name: _pages(length) for name, length in raw.look(place).items()}
+
+    def read_raw(self, place: Path, key: str) -> bytes:
+        return raw.read(place, key)
+
+    def write_raw(self, place: Path, key: str, image: bytes) -> None:
+        raw.write(place, key, image)
+
+    def leftovers(self, place: Path) -> Collection[object]:
+        return [name for name in ("new", "old") if (place / name).exists()]
+
+    def snapshot(self, place: Path) -> Mapping[str, object]:
+        """All but the table of readers, in which those who read only enter themselves too."""
+        table = str(place / "db" / "lock.mdb")
+        return {path: what for path, what in super().snapshot(place).items() if path != table}
+
+
+def _pages(length: int) -> int:
+    """Return how many bytes of whole pages a value of this length takes, by the LMDB layout."""
+    return -(-(length + 16) // PAGESIZE) * PAGESIZE
 
 
 class MemorySuite(BackendContract):

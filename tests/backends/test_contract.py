@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from backends.suites import FileSuite, MemorySuite
+from backends.suites import FileSuite, LmdbSuite, MemorySuite
 
 
 class TestFile(FileSuite):
     """One file per entry."""
+
+
+class TestLmdb(LmdbSuite):
+    """One database, with an index by recency."""
 
 
 class TestMemory(MemorySuite):
