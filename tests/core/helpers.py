@@ -1,4 +1,4 @@
-"""Shared by the tests of the core: keys, entries, looks at the raw directory, test backends."""
+"""Shared by the tests of the core: keys, entries, looks at the raw directory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from hypothesis import HealthCheck, settings
 
-from kcache import Backend, Entry, EntryInfo, Usage
+from kcache import Entry, Usage
 from kcache.entry import encode
 
 _KEY = re.compile(r"[0-9a-f]{64}").fullmatch
@@ -134,94 +134,3 @@ def fork(work: Callable[[], object]) -> int:
 def wait(pid: int) -> int:
     """Waits for a child; returns its exit code, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-# -- backends ----------------------------------------------------------------------------------
-
-
-class DictBackend(Backend):
-    """A correct backend in memory, with exact recency."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}  # least recently used first
-        self.closed = 0
-
-    def get(self, key: str) -> bytes | None:
-        return self.values.get(key)
-
-    def put(self, key: str, value: bytes) -> int:
-        self.values.pop(key, None)
-        self.values[key] = value
-        return len(value)
-
-    def delete(self, key: str) -> int:
-        return len(self.values.pop(key, b""))
-
-    def touch(self, key: str) -> None:
-        if key in self.values:
-            self.values[key] = self.values.pop(key)
-
-    def usage(self) -> Usage:
-        return Usage(sum(map(len, self.values.values())), len(self.values))
-
-    def coldest(self) -> Iterator[EntryInfo]:
-        return self.scan()
-
-    def scan(self) -> Iterator[EntryInfo]:
-        for number, (name, value) in enumerate(list(self.values.items())):
-            if name in self.values:
-                yield EntryInfo(name, len(value), number)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-class FaultyBackend(DictBackend):
-    """A backend whose methods raise what `faults` says, and which notes how it is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.faults: dict[str, BaseException] = {}
-        self.calls: list[str] = []
-
-    def _enter(self, method: str) -> None:
-        self.calls.append(method)
-        if method in self.faults:
-            raise self.faults[method]
-
-    def get(self, key: str) -> bytes | None:
-        self._enter("get")
-        return super().get(key)
-
-    def use(self, key: str) -> bytes | None:
-        self._enter("use")
-        DictBackend.touch(self, key)
-        return DictBackend.get(self, key)
-
-    def put(self, key: str, value: bytes) -> int:
-        self._enter("put")
-        return super().put(key, value)
-
-    def delete(self, key: str) -> int:
-        self._enter("delete")
-        return super().delete(key)
-
-    def touch(self, key: str) -> None:
-        self._enter("touch")
-        super().touch(key)
-
-    def usage(self) -> Usage:
-        self._enter("usage")
-        return super().usage()
-
-    def coldest(self) -> Iterator[EntryInfo]:
-        self._enter("coldest")
-        return super().coldest()
-
-    def scan(self) -> Iterator[EntryInfo]:
-        self._enter("scan")
-        return super().scan()
-
-    def close(self) -> None:
-        self._enter("close")
-        super().close()

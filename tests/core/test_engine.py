@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 from core.helpers import (
-    DictBackend,
-    FaultyBackend,
     entry,
     fork,
     key,
@@ -39,6 +37,7 @@ from kcache import (
 from kcache.engine import DELETE_BATCH, EVICT_BATCH, TOUCH_INTERVAL
 from kcache.entry import encode
 from kcache.errors import ArgumentTypeError
+from kcache.testing import FaultyBackend, MemoryBackend
 from kcache_backends.file import FileBackend
 
 SIZE = stored_size(100)
@@ -46,7 +45,7 @@ SIZE = stored_size(100)
 
 @pytest.fixture(params=["memory", "file"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    made = DictBackend() if request.param == "memory" else FileBackend(tmp_path / "file")
+    made = MemoryBackend() if request.param == "memory" else FileBackend(tmp_path / "file")
     yield made
     made.close()
 
@@ -234,7 +233,7 @@ def test_the_cap_holds_at_every_instant(tmp_path: Path) -> None:
 
 
 def test_two_threads_that_put_at_once_keep_the_cap() -> None:
-    class Crossing(DictBackend):
+    class Crossing(MemoryBackend):
         """Lets a second thread look at the usage before the first one stores, if it can."""
 
         def __init__(self) -> None:
@@ -324,11 +323,12 @@ def test_a_put_evicts_down_to_nine_tenths(backend: Backend) -> None:
 
 
 def test_a_put_evicts_a_bounded_number_beyond_what_it_needs() -> None:
-    backend = DictBackend()
+    backend = MemoryBackend()
     count = 20 * EVICT_BATCH
     engine = CacheEngine(backend, max_size=count * SIZE)
     blob = encode(key(0), entry())
-    backend.values = {key(number): blob for number in range(count)}
+    for number in range(count):
+        backend.put(key(number), blob)
     engine.put(key(count), entry())
     assert 0 < engine.stats().evictions <= EVICT_BATCH + 1
 
@@ -548,7 +548,7 @@ def test_an_evicted_entry_is_not_served_from_memory(backend: Backend) -> None:
 # -- races between a get that fills memory and what changes the entry ------------------------------
 
 
-class GatedBackend(DictBackend):
+class GatedBackend(MemoryBackend):
     """Lets something happen between reading a value and returning it."""
 
     def __init__(self) -> None:
@@ -619,7 +619,7 @@ def test_read_only_serves_and_writes_nothing() -> None:
         assert engine.get_or_create(key(3), entry) == entry()
         assert set(backend.calls) <= {"get", "scan", "usage", "close"}
         assert engine.stats().errors == 0
-    assert list(backend.values) == [key(1)]
+    assert [info.key for info in backend.scan()] == [key(1)]
 
 
 # -- what is counted -----------------------------------------------------------------------------
@@ -671,12 +671,12 @@ def test_a_key_of_other_letters_is_never_stored_nor_found(name: str, tmp_path: P
 def test_a_bad_size_is_refused_by_name(arguments: dict[str, Any]) -> None:
     (name,) = arguments
     with pytest.raises(ConfigError, match=f"{name}=.*allowed"):
-        CacheEngine(DictBackend(), **arguments)
+        CacheEngine(MemoryBackend(), **arguments)
 
 
 def test_a_negative_trim_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_size=-1"):
-        CacheEngine(DictBackend()).trim(-1)
+        CacheEngine(MemoryBackend()).trim(-1)
 
 
 def test_an_entry_that_cannot_be_stored_is_refused_and_nothing_is_lost(backend: Backend) -> None:
@@ -759,7 +759,7 @@ def test_a_backend_that_fails_to_close_is_survived() -> None:
 
 
 def test_an_engine_that_is_let_go_closes_its_backend() -> None:
-    backend = DictBackend()
+    backend = MemoryBackend()
     engine = CacheEngine(backend)
     engine.put(key(1), entry())
     del engine

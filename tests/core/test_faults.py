@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import FaultyBackend, entry, fork, key, look, path_of, stored_size, wait
+from core.helpers import entry, fork, key, look, path_of, stored_size, wait
 
 from kcache import BackendError, CacheEngine, CorruptEntryError, open_engine
 from kcache.backend import UnavailableBackend
+from kcache.testing import FaultyBackend
 from kcache_backends.file import FileBackend
 
 SIZE = stored_size(100)

@@ -173,9 +173,9 @@ def test_a_backend_has_to_fulfil_the_contract() -> None:
 
 
 def test_the_default_use_is_a_get_and_a_touch() -> None:
-    from core.helpers import DictBackend
+    from kcache.testing import MemoryBackend
 
-    backend = DictBackend()
+    backend = MemoryBackend()
     backend.put("a", b"1")
     backend.put("b", b"2")
     assert backend.use("a") == b"1"
