@@ -7,17 +7,21 @@ import os
 import struct
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
 __all__ = ["RangeLocks"]
 
+#: Seconds between two tries for a lock that somebody holds, the first time and at most. Holders
+#: keep one for 0.1 ms (a rename) to some 10 ms (a commit that the disk confirms).
+_FIRST_PAUSE = 50e-6
+_LONGEST_PAUSE = 5e-3
 #: Errors that say "locks don't exist here" (NFS without lockd, some FUSE file systems).
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 if sys.platform == "win32":  # untested: no Windows machine in CI
     import msvcrt
-    import time
 
     def _range_lock(fd: int, start: int, length: int, *, wait: bool) -> bool:
         while True:
@@ -41,7 +45,8 @@ else:
     # Open-file-description locks (Linux 3.15) belong to the open file, not to the process: two
     # handles in one process exclude each other, and closing an unrelated handle drops nothing.
     # See fcntl(2). Elsewhere the POSIX record lock is the nearest thing.
-    _OFD = hasattr(fcntl, "F_OFD_SETLK")
+    # (macOS has them too, with another `struct flock`.)
+    _OFD = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
     _SETLK: int = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
     _SETLKW: int = getattr(fcntl, "F_OFD_SETLKW", fcntl.F_SETLKW)
 
@@ -69,6 +74,10 @@ else:
             fcntl.lockf(fd, fcntl.LOCK_UN, length, start, os.SEEK_SET)
 
 
+def _timed_out(timeout: float | None) -> TimeoutError:
+    return TimeoutError(errno.ETIMEDOUT, f"somebody else has held the lock for {timeout} s")
+
+
 class RangeLocks:
     """Exclusive locks on byte ranges of an open file, between threads and between processes.
 
@@ -93,15 +102,42 @@ class RangeLocks:
         return mutex
 
     @contextmanager
-    def held(self, start: int, length: int) -> Generator[None]:
-        """Hold the range while the block runs; wait for it as long as it takes."""
-        with self._mutex(start):
+    def held(self, start: int, length: int, *, timeout: float | None = None) -> Generator[None]:
+        """Hold the range while the block runs; wait for it, at most `timeout` seconds if given.
+
+        Raises:
+            TimeoutError: somebody else held it all the time (a process that was stopped, say).
+        """
+        mutex = self._mutex(start)
+        ours = False
+        try:
+            ours = mutex.acquire(timeout=-1 if timeout is None else timeout)
+            if not ours:
+                raise _timed_out(timeout)
             try:
-                self._acquire(start, length, wait=True)
+                if timeout is None:
+                    self._acquire(start, length, wait=True)
+                else:
+                    self._acquire_within(start, length, timeout)
                 yield
             finally:
                 # Also after an interrupt (Ctrl-C) that came between the lock and the block.
                 self._unlock(start, length)
+        finally:
+            if ours:
+                mutex.release()
+
+    def _acquire_within(self, start: int, length: int, timeout: float) -> None:
+        """Take the range, asking again and again: the kernel's own wait knows no end."""
+        pause = _FIRST_PAUSE
+        deadline: float | None = None
+        while not self._acquire(start, length, wait=False) and self.supported:
+            now = time.monotonic()
+            deadline = now + timeout if deadline is None else deadline
+            if now >= deadline:
+                raise _timed_out(timeout)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _unlock(self, start: int, length: int) -> None:
         if self.supported:

@@ -24,6 +24,9 @@ __all__ = ["SHARDS", "ShardCounters", "ShardCount"]
 
 SHARDS = 256
 
+#: How long a lock is waited for, in seconds; holders keep it for a few milliseconds.
+PATIENCE = 10.0
+
 _RECORD = struct.Struct("<4Q")
 _ALL = struct.Struct(f"<{4 * SHARDS}Q")
 _MASK = (1 << 64) - 1
@@ -86,7 +89,7 @@ class ShardCounters:
     def _initialise(self, exists: Callable[[int], bool]) -> None:
         zero = ShardCount(0, 0, 0)
         empty = _RECORD.pack(*zero, zero.check())
-        with self._locks.held(_ALL.size, 1):
+        with self._locks.held(_ALL.size, 1, timeout=PATIENCE):
             if os.fstat(self._fd).st_size < _ALL.size:
                 records = (bytes(_RECORD.size) if exists(n) else empty for n in range(SHARDS))
                 pwrite(self._fd, b"".join(records), 0)
@@ -105,8 +108,12 @@ class ShardCounters:
 
     @contextmanager
     def changing(self, shard: int) -> Generator[None]:
-        """Hold the shard's lock, against threads and processes, while the block runs."""
-        with self._locks.held(shard * _RECORD.size, _RECORD.size):
+        """Hold the shard's lock, against threads and processes, while the block runs.
+
+        Raises:
+            TimeoutError: its holder neither finishes nor dies: a process that was stopped, say.
+        """
+        with self._locks.held(shard * _RECORD.size, _RECORD.size, timeout=PATIENCE):
             yield
 
     def read(self, shard: int) -> ShardCount | None:

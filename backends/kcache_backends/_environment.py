@@ -1,0 +1,443 @@
+"""Environment: the LMDB database of one directory, one per process, whatever happens to its files.
+
+Files of the directory::
+
+    lock                      byte 0 is locked while somebody opens, exchanges or discards the
+                              database, byte 1 while somebody writes to it
+    db/data.mdb, db/lock.mdb  the database, and LMDB's table of readers
+    new/, old/                an exchange under way: the compacted copy, and what it replaces
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice, takewhile
+from typing import ClassVar
+
+import lmdb
+
+from kcache.errors import BackendError, FullError
+from kcache.locks import RangeLocks
+from kcache_backends._files import failure, make_private
+
+__all__ = ["DAMAGE", "Environment", "MissingError", "rows_from", "translated"]
+
+#: What LMDB raises for a file that is not what it wrote. The cache starts afresh then: a damaged
+#: list of free pages may name pages in use, so that nothing in the file can be trusted.
+DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+#: How long another process is waited for, in seconds. LMDB's own lock is waited for without end,
+#: so only who holds the one in `lock` asks for it.
+PATIENCE = 10.0
+#: Bytes of the table of readers, 64 each: 2,046 read transactions at once. Written out beforehand:
+#: LMDB would leave a hole, and the first access to it on a full disk would kill the process.
+_READERS_SIZE = 128 << 10
+_DATA, _TABLE = "data.mdb", "lock.mdb"
+_OPENING, _WRITING = 0, 1
+#: How often an operation is tried whose database another process or thread exchanges meanwhile.
+_TRIES = 4
+
+
+class MissingError(BackendError):
+    """There is no database, and none may be made."""
+
+
+@contextmanager
+def translated(operation: str, place: str) -> Generator[None]:
+    """Turn what LMDB and the operating system raise into BackendError."""
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise FullError(f"{operation} {place}: {error}") from error
+    except lmdb.Error as error:
+        raise BackendError(f"{operation} {place}: {error}") from error
+    except OSError as error:
+        raise failure(operation, error) from error
+
+
+class Environment:
+    """The LMDB database of one real path, shared by whatever uses it in this process.
+
+    LMDB must not open a file twice in one process; `of` returns the environment that is there.
+    A file that is damaged is discarded; one that somebody removed is made anew. Threads: safe to
+    share. Fork: a child opens its own, and leaves the parent's alone.
+
+    Args:
+        root: the directory, a real path.
+        map_size: the most that `data.mdb` may grow to, bytes.
+        read_only: create and change nothing.
+    """
+
+    _all: ClassVar[weakref.WeakValueDictionary[str, Environment]] = weakref.WeakValueDictionary()
+    _guard = threading.RLock()
+
+    def __init__(self, root: str, map_size: int, *, read_only: bool) -> None:
+        self.root = root
+        self.map_size = map_size
+        self.read_only = read_only
+        #: The open database, or None.
+        self.open: lmdb.Environment | None = None
+        #: The thread that has a write transaction, and that transaction.
+        self.writer = 0
+        self.txn: lmdb.Transaction[bytes] | None = None
+        self._opened: tuple[int, int] | None = None
+        self._users = 0
+        self._lock_file: _LockFile | None = None
+        self._state = threading.RLock()
+        #: Held by the thread that writes, or changes what is open.
+        self._changing = threading.RLock()
+
+    @classmethod
+    def of(cls, root: str, map_size: int, *, read_only: bool) -> Environment:
+        """Return the environment of `root`, and count one more user of it."""
+        with cls._guard:
+            found = cls._all.get(root)
+            if found is None:
+                found = cls._all[root] = cls(root, map_size, read_only=read_only)
+            if found._users == 0:
+                found.map_size, found.read_only = map_size, read_only
+            found._users += 1
+            found.map_size = max(found.map_size, map_size)
+            if found.read_only and not read_only:
+                found.read_only = False
+                found.reopen()
+            return found
+
+    def let_go(self) -> None:
+        """Count one user less; the last one closes the database."""
+        with Environment._guard:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self._close()
+            self._lock_file = None
+
+    def _close(self) -> None:
+        with self._state:
+            env, self.open, self._opened = self.open, None, None
+        if env is not None:
+            env.close()
+
+    # -- opening -------------------------------------------------------------------------------
+
+    def get(self) -> lmdb.Environment:
+        """Return the open database, opening it if need be.
+
+        Raises:
+            lmdb.Error, OSError: it can't be opened.
+            MissingError: there is none, and this is for reading only.
+        """
+        return self.open or self._open_now()
+
+    def _open_now(self) -> lmdb.Environment:
+        with self._state:
+            if self.open is None:
+                if self.read_only:
+                    env = self._open_read_only()
+                else:
+                    make_private(self.root)
+                    with self._alone():
+                        self._settle()
+                        try:
+                            env = self._open_files()
+                        except DAMAGE:
+                            self._discard()
+                            env = self._open_files()
+                self._opened = self._identity()
+                self.open = env
+            return self.open
+
+    def _open_files(self) -> lmdb.Environment:
+        place = self._path("db")
+        with suppress(FileExistsError):
+            os.mkdir(place, 0o700)
+        _allocate(os.path.join(place, _TABLE))
+        env = _open_checked(place, self.map_size, read_only=False)
+        env.reader_check()
+        return env
+
+    def _open_read_only(self) -> lmdb.Environment:
+        place = self._path("db")
+        if not os.path.exists(os.path.join(place, _DATA)):
+            raise MissingError(f"{place}: there is no database, and none is made for reading")
+        try:
+            return _open_checked(place, self.map_size, read_only=True)
+        except DAMAGE:
+            raise
+        except lmdb.Error:
+            # No right to write the table of readers. A writer may then reuse a page that is being
+            # read; what comes of it fails its checksum.
+            return _open_checked(place, self.map_size, read_only=True, lock=False)
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """Keep other processes from opening or exchanging the database while the block runs."""
+        file = _LockFile(self._path("lock"))
+        with file.locks.held(_OPENING, 1, timeout=PATIENCE):
+            yield
+
+    def _settle(self) -> None:
+        """Finish, or undo, what a killed process left of an exchange; the caller is alone."""
+        if not os.path.isdir(self._path("db")):
+            # The old one was moved away, so the new one was complete; or there is nothing.
+            for name in ("new", "old"):
+                if os.path.isdir(self._path(name)):
+                    os.rename(self._path(name), self._path("db"))
+                    break
+        for name in ("new", "old"):
+            if os.path.lexists(self._path(name)):
+                _remove(self._path(name))
+
+    def _discard(self) -> None:
+        """Remove the database; the caller is alone. Who has it open goes on with what it has."""
+        with suppress(FileNotFoundError):
+            os.rename(self._path("db"), self._path("old"))
+        _remove(self._path("old"))
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Generator[lmdb.Transaction[bytes]]:
+        """Yield a write transaction of this thread, committed at the end of the block.
+
+        Raises:
+            TimeoutError: another process neither finishes its own nor dies.
+            lmdb.Error, OSError: the database can't be opened or written.
+        """
+        with ExitStack() as stack:
+            txn = self._begin(stack)
+            self.txn, self.writer = txn, threading.get_ident()
+            try:
+                yield txn
+            except BaseException:
+                self.txn, self.writer = None, 0
+                txn.abort()
+                raise
+            self.txn, self.writer = None, 0
+            txn.commit()
+
+    def _begin(self, stack: ExitStack) -> lmdb.Transaction[bytes]:
+        """Return a write transaction on the file that is at its place; `stack` gets the locks."""
+        for _ in range(_TRIES):
+            with ExitStack() as locks:
+                locks.enter_context(self._changing)
+                if self.lost():
+                    self._close()
+                env = self.get()
+                file = self._lock_file
+                if file is None or file.lost():
+                    file = self._lock_file = _LockFile(self._path("lock"))
+                locks.enter_context(file.locks.held(_WRITING, 1, timeout=PATIENCE))
+                try:
+                    txn = env.begin(write=True)
+                except lmdb.MapResizedError:
+                    env.set_mapsize(0)
+                    continue
+                if not self.lost():
+                    stack.push(locks.pop_all())
+                    return txn
+                txn.abort()
+            self.reopen()
+        raise lmdb.Error("the database is exchanged all the time")
+
+    # -- what may happen to the files ------------------------------------------------------------
+
+    def lost(self) -> bool:
+        """Tell whether the open file is no longer the one at its place."""
+        return self.open is not None and self._identity() != self._opened
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(os.path.join(self._path("db"), _DATA), follow_symlinks=False)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def reopen(self) -> None:
+        """Close the database; the next use opens what is at its place by then."""
+        with self._changing:
+            self._close()
+
+    def adopt_size(self) -> None:
+        """Take up the size that another process, with a larger cap, has given to the file."""
+        with self._changing:
+            self.get().set_mapsize(0)
+
+    def discard(self, damaged: lmdb.Environment | None) -> None:
+        """Start afresh, unless somebody did so already; `damaged` is what was found to be damaged.
+
+        Raises:
+            OSError: the files can't be removed.
+        """
+        if self.read_only:
+            return
+        with self._changing:
+            if damaged is not self.open:
+                return
+            theirs = self.lost()
+            self._close()
+            if not theirs:
+                with self._alone():
+                    self._discard()
+
+    def exchange(self, fill: Callable[[str], None]) -> None:
+        """Replace the database by what `fill` writes into an empty directory.
+
+        The caller is writing, so that nobody else is.
+
+        Raises:
+            lmdb.Error, OSError: it can't be done; nothing has changed.
+        """
+        with self._alone():
+            self._settle()
+            new, db, old = (self._path(name) for name in ("new", "db", "old"))
+            try:
+                os.mkdir(new, 0o700)
+                fill(new)
+                _sync(os.path.join(new, _DATA))
+                _allocate(os.path.join(new, _TABLE))
+                os.rename(db, old)
+                os.rename(new, db)
+            finally:
+                self._settle()
+
+    def file_size(self) -> int:
+        """Return the length of the data file, bytes; 0 if there is none."""
+        try:
+            return os.stat(os.path.join(self._path("db"), _DATA)).st_size
+        except OSError:
+            return 0
+
+    @property
+    def place(self) -> str:
+        """The directory of the database itself."""
+        return self._path("db")
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.root, name)
+
+    def after_fork(self) -> None:
+        """Let go, in a child, of what is the parent's; LMDB knows not to clean it up."""
+        self._state = threading.RLock()
+        self._changing = threading.RLock()
+        self.open = self._opened = self._lock_file = self.txn = None
+        self.writer = 0
+
+
+class _LockFile:
+    """The file `lock`, open; closed with the object."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = _open_private(path)
+        self.locks = RangeLocks(self._fd)
+
+    def lost(self) -> bool:
+        """Tell whether the path leads elsewhere."""
+        try:
+            return not os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except OSError:
+            return True
+
+    def __del__(self) -> None:
+        if (fd := getattr(self, "_fd", -1)) >= 0:
+            os.close(fd)
+
+
+def rows_from(
+    txn: lmdb.Transaction[bytes], prefix: bytes, start: bytes, most: int | None = None
+) -> list[tuple[bytes, bytes]]:
+    """Return the (key, value) pairs from `start` on whose key begins with `prefix`, `most` of them.
+
+    A cursor does not outlive the call, so that the transaction may end.
+    """
+    with txn.cursor() as cursor:
+        found = cursor.set_range(start)
+        pairs = iter(cursor) if found else iter(())
+        return list(takewhile(lambda pair: pair[0].startswith(prefix), islice(pairs, most)))
+
+
+def _open_checked(
+    place: str, map_size: int, *, read_only: bool, lock: bool = True
+) -> lmdb.Environment:
+    """Open a database, and refuse one whose file is shorter than it says.
+
+    Raises:
+        lmdb.Error: it can't be opened, or is damaged.
+    """
+    for name in (_DATA, _TABLE):
+        if os.path.islink(os.path.join(place, name)):
+            raise lmdb.InvalidError(f"{name} is a link")
+    env = lmdb.open(
+        place,
+        map_size=map_size,
+        mode=0o600,
+        readonly=read_only,
+        lock=lock,
+        metasync=False,  # a power cut may undo the last transactions, and damages none
+        readahead=False,
+        max_spare_txns=4,
+        lib_version=0,  # the format that every release of py-lmdb reads
+    )
+    pages = env.info()["last_pgno"] + 1
+    size = os.stat(os.path.join(place, _DATA)).st_size
+    if pages > 2 and size < pages * env.stat()["psize"]:
+        env.close()
+        raise lmdb.CorruptedError(f"{size} bytes of {pages} pages")  # reading on would kill us
+    return env
+
+
+def _allocate(path: str) -> None:
+    """Make the table of readers, all its blocks allocated.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    fd = _open_private(path)
+    try:
+        if os.fstat(fd).st_size < _READERS_SIZE and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, _READERS_SIZE)
+    finally:
+        os.close(fd)
+
+
+def _open_private(path: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    return os.open(path, flags, 0o600)
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    """Remove a directory and what is in it, or whatever else is there; as far as possible."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _after_fork_in_child() -> None:
+    Environment._guard = threading.RLock()
+    for environment in list(Environment._all.values()):
+        environment.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,125 @@
+"""check: what is wrong with an LMDB database, found by reading all of it, and mended if asked."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import takewhile
+
+import lmdb
+from lmdb import verify
+
+from kcache.errors import BackendError
+from kcache_backends._environment import Environment, MissingError, translated
+
+__all__ = ["check"]
+
+_PAIR = struct.Struct("<QQ")
+#: How often a file is verified again that another process wrote to meanwhile.
+_TRIES = 3
+
+
+def check(
+    environment: Environment,
+    writing: Callable[[str], AbstractContextManager[object]],
+    stored_size: Callable[[int], int],
+    *,
+    repair: bool,
+) -> Iterator[str]:
+    """Yield what is wrong: pages first, then sums and index; see `Backend.check`.
+
+    A file whose pages are damaged is replaced by an empty one, sums and index are made anew. Nobody
+    writes in a block of `writing`, except where that does nothing: for reading only.
+
+    Raises:
+        BackendError: the database can't be read.
+    """
+    try:
+        with translated("check", environment.root):
+            env = environment.get()
+    except MissingError:
+        return
+    with writing("check"), translated("check", environment.root):
+        pages = _verify(environment, env)
+    if pages:
+        yield f"the database is damaged: {pages[0]}" + _more(len(pages) - 1)
+        if repair:
+            with translated("repair", environment.root):
+                environment.discard(environment.open)
+        return
+    with writing("check"), translated("check", environment.root):
+        env = environment.get()
+        txn = environment.txn or env.begin()
+        try:
+            found = list(_wrong(txn))
+            if found and repair:
+                _mend(txn, stored_size)
+        finally:
+            if txn is not environment.txn:
+                txn.abort()
+    yield from found
+
+
+def _more(count: int) -> str:
+    return f" (and {count} more)" if count else ""
+
+
+def _verify(environment: Environment, env: lmdb.Environment) -> list[str]:
+    """Return what py-lmdb's verifier, which reads the bytes of the file, says of it."""
+    for _ in range(_TRIES):
+        before = env.info()["last_txnid"]
+        try:
+            problems: list[str] = verify.verify(environment.place)  # type: ignore[no-untyped-call]
+        except verify.VerifyError as error:
+            problems = [str(error)]
+        if not problems or env.info()["last_txnid"] == before:
+            return problems
+    raise BackendError(f"{environment.root} is being written all the time: it can't be verified")
+
+
+def _wrong(txn: lmdb.Transaction[bytes]) -> Iterator[str]:
+    """Yield where the sums and the index by recency differ from the entries."""
+    size = entries = values = lacking = places = 0
+    for name in _keys(txn, b"e"):
+        used, stored = _PAIR.unpack(txn.get(name, b""))
+        size += stored
+        entries += 1
+        lacking += txn.get(b"v" + name[1:]) is None
+        places += txn.get(b"r" + used.to_bytes(8, "big") + name[1:]) is not None
+    values = sum(1 for _ in _keys(txn, b"v"))
+    index = sum(1 for _ in _keys(txn, b"r"))
+    counted = _PAIR.unpack(txn.get(b"c") or bytes(_PAIR.size))
+    if counted != (size, entries):
+        yield f"the sums say {counted} bytes and entries, there are {(size, entries)}"
+    if lacking or values != entries:
+        yield f"{lacking} entries lack a value, {values - entries + lacking} values an entry"
+    if not places == index == entries:
+        yield f"the index by recency has {index} places, {places} of them right, for {entries}"
+
+
+def _mend(txn: lmdb.Transaction[bytes], stored_size: Callable[[int], int]) -> None:
+    """Make the entries, the index and the sums anew from the values."""
+    for name in _keys(txn, b"r"):
+        txn.delete(name)
+    size = entries = 0
+    known = {name[1:]: txn.get(name, b"") for name in _keys(txn, b"e")}
+    for name in _keys(txn, b"v"):
+        raw = name[1:]
+        used = _PAIR.unpack(known.pop(raw, bytes(_PAIR.size)))[0]
+        stored = stored_size(len(txn.get(name, b"")))
+        txn.put(b"e" + raw, _PAIR.pack(used, stored))
+        txn.put(b"r" + used.to_bytes(8, "big") + raw, stored.to_bytes(8, "little"))
+        size += stored
+        entries += 1
+    for raw in known:
+        txn.delete(b"e" + raw)
+    txn.put(b"c", _PAIR.pack(size, entries))
+
+
+def _keys(txn: lmdb.Transaction[bytes], prefix: bytes) -> list[bytes]:
+    """Return the keys that begin with a letter: 41 bytes each at most, whatever the values."""
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix)
+        keys = cursor.iternext(values=False) if found else iter(())
+        return list(takewhile(lambda name: name.startswith(prefix), keys))

@@ -1,0 +1,457 @@
+"""LmdbBackend: values in one LMDB database, with an index by recency, so that eviction is in order.
+
+All of it is one B-tree, whose keys begin with a letter (numbers little-endian, except the times in
+keys, which are big-endian so that they sort; KEY is the 32 bytes that the hexadecimal digits say)::
+
+    c                  u64 bytes, u64 entries: the sums over all entries
+    e KEY              u64 time of the last use in nanoseconds, u64 stored size
+    r time KEY         u64 stored size: the entries by last use
+    v KEY              the value
+
+One tree instead of LMDB's named ones: the Python binding opens those in a write transaction, which
+a process that only reads would have to wait for. LMDB: http://www.lmdb.tech/doc/.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from threading import get_ident
+from typing import TypeVar
+
+import lmdb
+
+from kcache.backend import Backend, EntryInfo, Usage
+from kcache.errors import BackendError, CorruptEntryError
+from kcache.filesystem import FileSystem, file_system
+from kcache_backends._environment import (
+    DAMAGE,
+    Environment,
+    MissingError,
+    rows_from,
+    translated,
+)
+
+__all__ = ["LmdbBackend"]
+
+T = TypeVar("T")
+
+#: The file may grow to this many times the cap: at 1.25 times, fragmentation leaves no room.
+MAP_FACTOR = 2
+#: ... but is never smaller than this, in bytes.
+SMALLEST_MAP = 1 << 20
+#: Uses are written once this many keys have been used, or the first of them this long ago (in
+#: nanoseconds), or with the next put, or at close; so a read costs no write transaction.
+MAX_TOUCHED = 256
+TOUCH_AFTER = 30_000_000_000
+#: Rows that one read transaction of `coldest` or `scan` looks at. A transaction kept longer would
+#: keep pages from being used again.
+ROWS = 256
+#: The file is compacted once it is this many times larger than what it holds...
+SLACK = 3
+#: ... and this many bytes: below that there is nothing to gain.
+SMALL_FILE = 1 << 20
+#: How often a read is tried whose database another process or thread exchanges meanwhile.
+_TRIES = 4
+
+_PAGE = min(mmap.PAGESIZE, 32768)
+_PAGE_HEADER = 16
+_COUNT = b"c"
+_PAIR = struct.Struct("<QQ")
+_SIZE = struct.Struct("<Q")
+_TIME = struct.Struct(">Q")
+_LATEST = (1 << 64) - 1
+
+
+class LmdbBackend(Backend):
+    """Values in an LMDB database: `get` copies from mapped memory, puts are transactions.
+
+    Threads: safe to share. Processes: any number on one machine; writers take turns, readers never
+    wait. Crash: a process killed at any instant leaves the last committed state and no lock. Power
+    cut: the last puts may be missing. Fork: the child opens the database anew. A damaged database
+    is noticed and replaced by an empty one; a process that has it open when another program
+    truncates it dies, as with every mapped file.
+
+    Stored sizes are whole pages (4 KiB on most machines): `ceil((length + 16) / page)` of them. The
+    file never grows beyond twice the cap, or 1 MiB; the table of readers and the lock add 132 KiB.
+
+    Args:
+        directory: created, 0700, if it is not there.
+        max_size: the cap that the engine will keep, in bytes.
+        read_only: create and change nothing.
+        clock: nanoseconds since the epoch, for recency.
+        file_system: tells what file system a path is on, for tests.
+
+    Raises:
+        BackendError: the directory is on a network file system, where mapped memory and locks don't
+            hold between machines.
+    """
+
+    overhead = _PAGE + _PAGE_HEADER - 1
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        max_size: int = 1 << 30,
+        read_only: bool = False,
+        clock: Callable[[], int] = time.time_ns,
+        file_system: Callable[[str], FileSystem] = file_system,
+    ) -> None:
+        self._root = os.path.realpath(directory)
+        place = file_system(self._root)
+        if place.shared:
+            raise BackendError(
+                f"{self._root} is on a network file system ({place.kind} at {place.mount_point}), "
+                "where LMDB can't keep its promises; use the backend file or zstd there"
+            )
+        self._read_only = read_only
+        self._clock = clock
+        self._last_use = 0
+        self._touched: dict[str, int] = {}
+        self._touch_by = _LATEST
+        #: Uses that the present transaction has written and not yet committed.
+        self._written: dict[str, int] = {}
+        self._shrunk = False
+        self._closing = threading.Lock()
+        self._closed = False
+        pages = -(-MAP_FACTOR * max_size // _PAGE)
+        self._environment = Environment.of(
+            self._root, max(pages * _PAGE, SMALLEST_MAP), read_only=read_only
+        )
+        if not read_only:
+            with suppress(BackendError), self._translated("open"):  # full now, but not for ever
+                self._environment.get()
+        _backends.add(self)
+
+    # -- the contract --------------------------------------------------------------------------
+
+    def get(self, key: str) -> bytes | None:
+        """Return a copy of the value under `key`, or None; never partial bytes."""
+        name = b"v" + bytes.fromhex(key)
+        environment = self._environment
+        env = environment.open
+        if env is not None and not environment.writer:
+            # The usual case, without a detour: a third of the time of the other.
+            try:
+                txn = env.begin()
+                try:
+                    value = txn.get(name)
+                finally:
+                    txn.abort()
+            except lmdb.Error:
+                value = None
+            if value is not None:
+                return value
+        value = self._read(lambda txn: txn.get(name))
+        if value is None and self._renewed():
+            value = self._read(lambda txn: txn.get(name))
+        return value
+
+    def use(self, key: str) -> bytes | None:
+        """Return what `get` returns, and note the use."""
+        value = self.get(key)
+        if value is not None:
+            self.touch(key)
+        return value
+
+    def touch(self, key: str) -> None:
+        """Note a use of `key`, to be written with the next ones."""
+        if self._read_only:
+            return
+        now = self._now()
+        touched = self._touched
+        touched[key] = now
+        if now >= self._touch_by or len(touched) >= MAX_TOUCHED:
+            self._touch_by = now + TOUCH_AFTER  # if this fails, not at once again
+            self._write_touched()
+        elif len(touched) == 1:
+            self._touch_by = now + TOUCH_AFTER
+
+    def put(self, key: str, value: bytes) -> int:
+        """Store `value` under `key` atomically; return its stored size, whole pages."""
+        self._touched.pop(key, None)
+        raw = bytes.fromhex(key)
+        size = stored_size(len(value))
+        with self._writing("write") as txn, self._translated("write"):
+            self._apply_touched(txn)
+            old = _remove_info(txn, raw)
+            txn.put(b"v" + raw, value)
+            _put_info(txn, raw, self._now(), size)
+            _count(txn, size - (old or 0), old is None)
+        return size
+
+    def delete(self, key: str) -> int:
+        """Remove `key`; return the bytes freed, 0 if it was absent."""
+        self._touched.pop(key, None)
+        raw = bytes.fromhex(key)
+        with self._writing("delete") as txn, self._translated("delete"):
+            size = _remove_info(txn, raw)
+            if size is None:
+                return 0
+            txn.delete(b"v" + raw)
+            _count(txn, -size, -1)
+            self._shrunk = True
+            return size
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Make the changes in the block one transaction; a batch within a batch is part of it."""
+        return self._batch()
+
+    @contextmanager
+    def _batch(self) -> Generator[None]:
+        with self._writing("write"):
+            yield
+
+    def usage(self) -> Usage:
+        """Return the sums, which every transaction keeps exact."""
+        self._renewed()
+        raw = self._read(lambda txn: txn.get(_COUNT))
+        return Usage(0, 0) if raw is None else Usage(*_PAIR.unpack(raw))
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        """Yield entries in the order of the index, `ROWS` per transaction."""
+        with suppress(BackendError):
+            self._write_touched()
+        offered: set[bytes] = set()
+        for name, value in self._rows(b"r"):
+            raw = name[9:]
+            if raw not in offered:  # else it was used since, and is met again further on
+                offered.add(raw)
+                yield EntryInfo(raw.hex(), *_SIZE.unpack(value), *_TIME.unpack(name[1:9]))
+
+    def scan(self) -> Iterator[EntryInfo]:
+        """Yield every entry, in the order of the keys."""
+        for name, value in self._rows(b"e"):
+            used, size = _PAIR.unpack(value)
+            yield EntryInfo(name[1:].hex(), size, used)
+
+    def check(self, *, repair: bool = False) -> Iterator[str]:
+        """Verify the file page by page, then the sums and the index by recency."""
+        from kcache_backends._lmdb_check import check  # seldom needed
+
+        with suppress(BackendError):
+            self._write_touched()
+        writing = nullcontext if self._read_only else self._writing
+        return check(self._environment, writing, stored_size, repair=repair and not self._read_only)
+
+    def close(self) -> None:
+        """Write the noted uses and let the database go. Idempotent."""
+        with suppress(BackendError):
+            self._write_touched()
+        with self._closing:
+            closed, self._closed = self._closed, True
+        if not closed:
+            with self._translated("close"):
+                self._environment.let_go()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T | None:
+        """Return what `look` finds in a read transaction, or in this thread's own transaction.
+
+        None where there is no database, and none may be made.
+        """
+        environment = self._environment
+        if environment.writer == get_ident() and environment.txn is not None:
+            with self._translated("read"):
+                return look(environment.txn)
+        if self._closed:
+            raise BackendError(f"{self._root} is closed")
+        try:
+            with self._translated("read"):
+                return self._look(look)
+        except MissingError:
+            return None
+
+    def _look(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
+        environment = self._environment
+        for _ in range(_TRIES):
+            env = environment.get()
+            try:
+                txn = env.begin()
+                try:
+                    return look(txn)
+                finally:
+                    txn.abort()
+            except lmdb.MapResizedError:
+                environment.adopt_size()
+            except lmdb.ReadersFullError:
+                if not env.reader_check():
+                    raise
+            except DAMAGE as error:
+                environment.discard(env)
+                raise CorruptEntryError(f"{self._root} is damaged: {error}") from error
+            except lmdb.Error:
+                if env is environment.open:
+                    raise
+                # Another thread has closed it: once more with the one that is open now.
+        raise lmdb.Error("the database is exchanged all the time")
+
+    def _renewed(self) -> bool:
+        """Tell whether the database was exchanged since it was opened; if so, let go of it."""
+        environment = self._environment
+        if environment.writer == get_ident() or not environment.lost():
+            return False
+        environment.reopen()
+        return True
+
+    def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the (key, value) pairs whose key begins with a letter, a few per transaction."""
+        self._renewed()
+        start = prefix
+
+        def more(txn: lmdb.Transaction[bytes]) -> list[tuple[bytes, bytes]]:
+            return rows_from(txn, prefix, start, ROWS)
+
+        while rows := self._read(more):
+            yield from rows
+            start = rows[-1][0] + b"\0"
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self, operation: str) -> Generator[lmdb.Transaction[bytes]]:
+        """Yield this thread's write transaction; the outermost block commits it."""
+        environment = self._environment
+        if environment.writer == get_ident() and environment.txn is not None:
+            yield environment.txn
+            return
+        if self._closed or self._read_only:
+            raise BackendError(f"{self._root} is {'closed' if self._closed else 'read-only'}")
+        self._shrunk = False
+        env: lmdb.Environment | None = None
+        try:
+            with ExitStack() as stack:
+                with self._translated(operation):
+                    txn = stack.enter_context(environment.writing())
+                    env = environment.open
+                yield txn
+                with self._translated(operation):
+                    stack.close()  # commits
+        except BaseException as error:
+            self._touched = {**self._written, **self._touched}
+            self._written = {}
+            self._recover(env, error.__cause__)
+            raise
+        self._written = {}
+        if self._shrunk:
+            with suppress(BackendError), self._translated("compact"):
+                self._compact()
+
+    def _recover(self, env: lmdb.Environment | None, cause: BaseException | None) -> None:
+        """Do what can be done after a failed transaction, so that the next one may succeed."""
+        with suppress(lmdb.Error, OSError):
+            if isinstance(cause, DAMAGE):
+                self._environment.discard(env)
+            elif isinstance(cause, lmdb.PanicError):
+                self._environment.reopen()
+            elif isinstance(cause, lmdb.MapFullError) and env is not None:
+                env.reader_check()  # a killed reader keeps pages from being used again
+
+    def _write_touched(self) -> None:
+        """Write the noted uses, if there are any."""
+        if self._touched and not self._read_only:
+            with self._writing("touch") as txn, self._translated("touch"):
+                self._apply_touched(txn)
+
+    def _apply_touched(self, txn: lmdb.Transaction[bytes]) -> None:
+        touched = self._touched
+        while touched:
+            try:
+                key, used = touched.popitem()
+            except KeyError:  # another thread has deleted the last one
+                return
+            self._written[key] = used
+            raw = bytes.fromhex(key)
+            info = txn.get(b"e" + raw)
+            if info is not None:
+                before, size = _PAIR.unpack(info)
+                if before < used:  # not if another process has noted a later one
+                    txn.delete(b"r" + _TIME.pack(before) + raw)
+                    _put_info(txn, raw, used, size)
+
+    def _compact(self) -> None:
+        """Give back the space of deleted entries, where that is most of the file.
+
+        Not where the copy beside the file would exceed what the file may grow to, unless that is
+        exceeded anyhow (by an earlier, larger cap).
+        """
+        environment = self._environment
+        allowed = environment.map_size
+
+        def wanted() -> bool:
+            size, used = environment.file_size(), self.usage().bytes
+            fits = size + used + SMALL_FILE <= allowed or size > allowed
+            return size > SMALL_FILE and fits and (size > SLACK * used or size > allowed > used)
+
+        if not wanted():
+            return
+        with environment.writing() as txn:
+            env = environment.open
+            if env is not None and wanted():
+                environment.exchange(lambda place: env.copy(place, compact=True))
+                # Who has the old file open finds nothing there, looks, and opens the new one.
+                with suppress(lmdb.MapFullError):
+                    txn.drop(env.open_db(None, txn), delete=False)
+        environment.reopen()
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        """Return the time, later than any that this object has returned before."""
+        self._last_use = now = max(self._clock(), self._last_use + 1)
+        return now
+
+    def _translated(self, operation: str) -> AbstractContextManager[None]:
+        return translated(operation, self._root)
+
+    def after_fork(self) -> None:
+        """Forget, in a child, the uses that the parent will write."""
+        self._touched = {}
+        self._written = {}
+        self._closing = threading.Lock()
+
+
+def stored_size(length: int) -> int:
+    """Return how many bytes of pages a value of `length` bytes takes."""
+    return max(1, -(-(length + _PAGE_HEADER) // _PAGE)) * _PAGE
+
+
+def _put_info(txn: lmdb.Transaction[bytes], raw: bytes, used: int, size: int) -> None:
+    txn.put(b"e" + raw, _PAIR.pack(used, size))
+    txn.put(b"r" + _TIME.pack(used) + raw, _SIZE.pack(size))
+
+
+def _remove_info(txn: lmdb.Transaction[bytes], raw: bytes) -> int | None:
+    """Remove what is known of an entry; return its stored size, or None if there is none."""
+    info = txn.pop(b"e" + raw)
+    if info is None:
+        return None
+    used, size = _PAIR.unpack(info)
+    txn.delete(b"r" + _TIME.pack(used) + raw)
+    return int(size)
+
+
+def _count(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
+    """Add to the sums."""
+    before = _PAIR.unpack(txn.get(_COUNT) or bytes(_PAIR.size))
+    txn.put(_COUNT, _PAIR.pack(max(0, before[0] + size), max(0, before[1] + entries)))
+
+
+_backends: weakref.WeakSet[LmdbBackend] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for backend in list(_backends):
+        backend.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,176 @@
+"""ZstdBackend: a wrapper that keeps values compressed in any other backend.
+
+A stored value is four bytes, ``KCZ`` and a letter, and then
+
+``r``  the value as it is, where compressing would not make it smaller;
+``z``  one Zstandard frame (RFC 8878) that states the size of its content.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import zstandard
+
+from kcache.backend import Backend, EntryInfo, Usage
+from kcache.errors import BackendError, ConfigError, CorruptEntryError
+from kcache_backends.file import FileBackend
+from kcache_backends.lmdb import LmdbBackend
+
+__all__ = ["ZstdBackend", "zstd_file", "zstd_lmdb"]
+
+#: The levels of the format's library: negative ones are faster, 22 is the smallest.
+LEVELS = range(-7, 23)
+DEFAULT_LEVEL = 3
+#: No value above this many bytes is compressed, or decompressed: a damaged frame may claim any
+#: size, and what it claims is allocated. The largest CUBINs there are have some hundred MB.
+MAX_SIZE = 1 << 30
+
+_RAW, _FRAME = b"KCZr", b"KCZz"
+_PREFIX = len(_RAW)
+
+
+class ZstdBackend(Backend):
+    """Compresses what `put` gets and decompresses what `get` returns, over any backend.
+
+    Sizes, recency and eviction are those of the backend below, so the cap counts compressed bytes.
+    Threads, processes, crashes and forks: as the backend below.
+
+    Args:
+        inner: the backend that keeps the values; closed with this one.
+        level: of compression, -7 (fast) to 22 (small). Entries of every level can be read.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+
+    def __init__(self, inner: Backend, *, level: int = DEFAULT_LEVEL) -> None:
+        if not isinstance(level, int) or isinstance(level, bool) or level not in LEVELS:  # pyright: ignore
+            raise ConfigError(
+                f"level={level!r} is not allowed; allowed: {LEVELS[0]} to {LEVELS[-1]}"
+            )
+        self.inner = inner
+        self.level = level
+        self.overhead = inner.overhead + _PREFIX
+        #: Contexts of one thread each: the library's must not be shared.
+        self._local = threading.local()
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value under `key`, or None.
+
+        Raises:
+            CorruptEntryError: what is stored is no value that `put` has written.
+        """
+        stored = self.inner.get(key)
+        return None if stored is None else self._decompress(stored)
+
+    def use(self, key: str) -> bytes | None:
+        """Return what `get` returns, and record the use."""
+        stored = self.inner.use(key)
+        return None if stored is None else self._decompress(stored)
+
+    def put(self, key: str, value: bytes) -> int:
+        """Store `value` compressed; return its stored size."""
+        return self.inner.put(key, self._compress(value))
+
+    def delete(self, key: str) -> int:
+        """Remove `key`; return the stored bytes freed."""
+        return self.inner.delete(key)
+
+    def touch(self, key: str) -> None:
+        """Record a use of `key`."""
+        self.inner.touch(key)
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Return the batch of the backend below."""
+        return self.inner.batch()
+
+    def usage(self) -> Usage:
+        """Return compressed bytes and entries."""
+        return self.inner.usage()
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        """Yield entries as the backend below does, with compressed sizes."""
+        return self.inner.coldest()
+
+    def scan(self) -> Iterator[EntryInfo]:
+        """Yield entries as the backend below does, with compressed sizes."""
+        return self.inner.scan()
+
+    def check(self, *, repair: bool = False) -> Iterator[str]:
+        """Yield what is wrong with the backend below."""
+        return self.inner.check(repair=repair)
+
+    def close(self) -> None:
+        """Close the backend below. Idempotent."""
+        self.inner.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _compress(self, value: bytes) -> bytes:
+        if len(value) <= MAX_SIZE:
+            compressor = getattr(self._local, "compressor", None)
+            if compressor is None:
+                # The engine's envelope has a checksum of its own.
+                compressor = zstandard.ZstdCompressor(level=self.level, write_checksum=False)
+                self._local.compressor = compressor
+            try:
+                frame: bytes = compressor.compress(value)
+            except zstandard.ZstdError as error:
+                raise BackendError(f"compress {len(value)} bytes: {error}") from error
+            if len(frame) < len(value):
+                return _FRAME + frame
+        return _RAW + value
+
+    def _decompress(self, stored: bytes) -> bytes:
+        kind = stored[:_PREFIX]
+        if kind == _RAW:
+            return stored[_PREFIX:]
+        if kind != _FRAME:
+            raise CorruptEntryError("not a compressed value")
+        decompressor = getattr(self._local, "decompressor", None)
+        if decompressor is None:
+            decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
+        try:
+            frame = memoryview(stored)[_PREFIX:]
+            size = zstandard.frame_content_size(frame)
+            if not 0 <= size <= MAX_SIZE:
+                raise CorruptEntryError(f"a frame of {size} bytes; allowed: 0 to {MAX_SIZE}")
+            value: bytes = decompressor.decompress(frame, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise CorruptEntryError(f"damaged frame: {error}") from error
+        return value
+
+
+def zstd_file(
+    directory: str | os.PathLike[str],
+    *,
+    max_size: int | None = None,
+    read_only: bool = False,
+    level: int = DEFAULT_LEVEL,
+    clock: Callable[[], int] = time.time_ns,
+) -> ZstdBackend:
+    """Return the backend called `zstd`: compressed values in files."""
+    inner = FileBackend(directory, max_size=max_size, read_only=read_only, clock=clock)
+    return ZstdBackend(inner, level=level)
+
+
+def zstd_lmdb(
+    directory: str | os.PathLike[str],
+    *,
+    max_size: int = 1 << 30,
+    read_only: bool = False,
+    level: int = DEFAULT_LEVEL,
+    clock: Callable[[], int] = time.time_ns,
+) -> ZstdBackend:
+    """Return the backend called `zstd+lmdb`: compressed values in an LMDB database.
+
+    Raises:
+        BackendError: as `LmdbBackend`.
+    """
+    inner = LmdbBackend(directory, max_size=max_size, read_only=read_only, clock=clock)
+    return ZstdBackend(inner, level=level)

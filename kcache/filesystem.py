@@ -1,0 +1,93 @@
+"""FileSystem: the kind of file system that a path is on, and whether other machines share it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+__all__ = ["FileSystem", "file_system"]
+
+_MOUNTS = "/proc/self/mountinfo"
+#: Kinds that other machines can mount at the same time. Mapped memory and locks are not the same
+#: for all of them there.
+_NETWORK = frozenset(
+    (
+        *(
+            "9p",
+            "acfs",
+            "afs",
+            "beegfs",
+            "ceph",
+            "cifs",
+            "coda",
+            "gfs",
+            "gfs2",
+            "glusterfs",
+            "gpfs",
+        ),
+        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3"),
+        *("smbfs", "vboxsf", "wekafs"),
+    )
+)
+#: FUSE file systems over a local disk; any other may lead to a network.
+_LOCAL_FUSE = frozenset(
+    (
+        *("fuse.bindfs", "fuse.encfs", "fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.mergerfs"),
+        "fuse.ntfs-3g",
+    )
+)
+
+
+class FileSystem(NamedTuple):
+    """The file system that a path is on.
+
+    Attributes:
+        kind: as in the table of mounts, such as `"ext4"` or `"nfs4"`; empty where nobody says.
+        mount_point: where it is mounted; empty likewise.
+    """
+
+    kind: str
+    mount_point: str
+
+    @property
+    def shared(self) -> bool:
+        """Whether other machines may use it at the same time (NFS, SMB, an unknown FUSE, ...)."""
+        return self.kind in _NETWORK or (
+            self.kind.startswith("fuse.") and self.kind not in _LOCAL_FUSE
+        )
+
+
+def file_system(path: str | os.PathLike[str], *, mounts: str = _MOUNTS) -> FileSystem:
+    """Return the file system of `path`, or of what exists of it.
+
+    Read from the table that `mounts` names, in the format of proc_pid_mountinfo(5). Where there is
+    no such table (not Linux), kind and mount point are empty.
+    """
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return FileSystem("", "")
+    real = os.path.realpath(path)
+    best = FileSystem("", "")
+    for line in lines:
+        # id, parent, major:minor, root, mount point, options, fields..., "-", kind, source, options
+        before, dash, after = line.partition(" - ")
+        fields = before.split(" ")
+        if not dash or len(fields) < 6:
+            continue
+        point = _unescaped(fields[4])
+        # A later mount at the same place covers the earlier one.
+        if _is_below(real, point) and len(point) >= len(best.mount_point):
+            best = FileSystem(after.split(" ")[0], point)
+    return best
+
+
+def _is_below(path: str, point: str) -> bool:
+    return path == point or path.startswith(point.rstrip("/") + "/")
+
+
+def _unescaped(text: str) -> str:
+    r"""Return a path as it is; the table writes blanks as `\040`."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
