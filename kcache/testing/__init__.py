@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from kcache.testing.clock import FakeClock
     from kcache.testing.contract import BackendContract
     from kcache.testing.faulty import Fault, FaultyBackend, flipped, truncated
+    from kcache.testing.machine import CacheMachine, HarmedMachine, run_cache_machine
     from kcache.testing.memory import MemoryBackend
 
 __all__ = [
     "BackendContract",
+    "CacheMachine",
     "FakeClock",
     "Fault",
     "FaultyBackend",
+    "HarmedMachine",
     "MemoryBackend",
     "flipped",
+    "run_cache_machine",
     "truncated",
 ]
 
@@ -29,10 +33,11 @@ _MODULES = {
     "clock": ("FakeClock",),
     "contract": ("BackendContract",),
     "faulty": ("Fault", "FaultyBackend", "flipped", "truncated"),
+    "machine": ("CacheMachine", "HarmedMachine", "run_cache_machine"),
     "memory": ("MemoryBackend",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-_NEEDS_TOOLS = ("contract",)
+_NEEDS_TOOLS = ("contract", "machine")
 _EXPLAINED = (
     *_NEEDS_TOOLS,
     *("_base", "_batches", "_children", "_processes", "_recency", "_threads", "_trouble"),

@@ -15,6 +15,8 @@ class TestMyBackend(BackendContract):
 
 from __future__ import annotations
 
+import hypothesis
+
 from kcache.testing._batches import BatchTests
 from kcache.testing._processes import ProcessTests
 from kcache.testing._recency import RecencyTests
@@ -22,6 +24,7 @@ from kcache.testing._threads import ThreadTests
 from kcache.testing._trouble import TroubleTests
 from kcache.testing._usage import UsageTests
 from kcache.testing._values import ValueTests
+from kcache.testing.machine import run_cache_machine
 
 __all__ = ["BackendContract"]
 
@@ -38,4 +41,24 @@ class BackendContract(
 
     Processes are forked where the system can, and killed; a fresh one loads the subclass by
     its file and name, so it has to be at the top level of a module that can be imported alone.
+
+    Attributes:
+        machine_settings: Hypothesis's settings for `run_cache_machine`; None for its own.
     """
+
+    machine_settings: hypothesis.settings | None = None
+
+    def test_an_engine_behaves_as_its_model(self) -> None:
+        """With this backend an engine is an LRU map of at most the cap, whatever is damaged."""
+        kind = type(self)
+        damages = kind.write_raw is not BackendContract.write_raw
+        run_cache_machine(
+            self.open,
+            self.look,
+            read_raw=self.read_raw if damages else None,
+            write_raw=self.write_raw if damages else None,
+            persistent=self.persistent,
+            heals=self.heals,
+            exact_order=self.exact_order,
+            settings=self.machine_settings,
+        )
