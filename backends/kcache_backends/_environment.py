@@ -16,7 +16,6 @@ import threading
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice, takewhile
 from typing import ClassVar
 
 import lmdb
@@ -25,14 +24,16 @@ from kcache.errors import BackendError, FullError
 from kcache.locks import RangeLocks
 from kcache_backends._files import failure, make_private
 
-__all__ = ["DAMAGE", "Environment", "MissingError", "rows_from", "translated"]
+__all__ = ["DAMAGE", "Environment", "MissingError", "translated"]
 
 #: What LMDB raises for a file that is not what it wrote. The cache starts afresh then: a damaged
 #: list of free pages may name pages in use, so that nothing in the file can be trusted.
 DAMAGE = (
     lmdb.CorruptedError,
+    lmdb.CursorFullError,
     lmdb.IncompatibleError,
     lmdb.InvalidError,
+    lmdb.PageFullError,
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
@@ -352,19 +353,6 @@ class _LockFile:
     def __del__(self) -> None:
         if (fd := getattr(self, "_fd", -1)) >= 0:
             os.close(fd)
-
-
-def rows_from(
-    txn: lmdb.Transaction[bytes], prefix: bytes, start: bytes, most: int | None = None
-) -> list[tuple[bytes, bytes]]:
-    """Return the (key, value) pairs from `start` on whose key begins with `prefix`, `most` of them.
-
-    A cursor does not outlive the call, so that the transaction may end.
-    """
-    with txn.cursor() as cursor:
-        found = cursor.set_range(start)
-        pairs = iter(cursor) if found else iter(())
-        return list(takewhile(lambda pair: pair[0].startswith(prefix), islice(pairs, most)))
 
 
 def _open_checked(

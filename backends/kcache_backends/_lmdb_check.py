@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import takewhile
 
 import lmdb
 from lmdb import verify
 
 from kcache.errors import BackendError
+from kcache_backends import _lmdb_records as records
 from kcache_backends._environment import Environment, MissingError, translated
 
 __all__ = ["check"]
 
-_PAIR = struct.Struct("<QQ")
 #: How often a file is verified again that another process wrote to meanwhile.
 _TRIES = 3
 
@@ -23,7 +22,6 @@ _TRIES = 3
 def check(
     environment: Environment,
     writing: Callable[[str], AbstractContextManager[object]],
-    stored_size: Callable[[int], int],
     *,
     repair: bool,
 ) -> Iterator[str]:
@@ -54,7 +52,7 @@ def check(
         try:
             found = list(_wrong(txn))
             if found and repair:
-                _mend(txn, stored_size)
+                _mend(txn)
         finally:
             if txn is not environment.txn:
                 txn.abort()
@@ -80,41 +78,50 @@ def _verify(environment: Environment, env: lmdb.Environment) -> list[str]:
 
 def _wrong(txn: lmdb.Transaction[bytes]) -> Iterator[str]:
     """Yield where the sums and the index by recency differ from the entries."""
-    size = entries = values = lacking = places = 0
+    size = entries = lacking = places = damaged = 0
     for name in _keys(txn, b"e"):
-        used, stored = _PAIR.unpack(txn.get(name, b""))
-        size += stored
+        raw = name[1:]
         entries += 1
-        lacking += txn.get(b"v" + name[1:]) is None
-        places += txn.get(b"r" + used.to_bytes(8, "big") + name[1:]) is not None
-    values = sum(1 for _ in _keys(txn, b"v"))
-    index = sum(1 for _ in _keys(txn, b"r"))
-    counted = _PAIR.unpack(txn.get(b"c") or bytes(_PAIR.size))
-    if counted != (size, entries):
-        yield f"the sums say {counted} bytes and entries, there are {(size, entries)}"
+        lacking += txn.get(b"v" + raw) is None
+        try:
+            used, stored = records.info(txn, raw) or (0, 0)
+        except lmdb.CorruptedError:
+            damaged += 1
+            continue
+        size += stored
+        places += txn.get(b"r" + used.to_bytes(8, "big") + raw) == stored.to_bytes(8, "little")
+    values = len(_keys(txn, b"v"))
+    index = len(_keys(txn, b"r"))
+    try:
+        counted = records.sums(txn)
+    except lmdb.CorruptedError:
+        yield "the record of the sums is damaged"
+    else:
+        if counted != (size, entries):
+            yield f"the sums are {counted[0]} bytes, {counted[1]} entries; right: {size}, {entries}"
+    if damaged:
+        yield f"{damaged} records of entries are damaged"
     if lacking or values != entries:
         yield f"{lacking} entries lack a value, {values - entries + lacking} values an entry"
     if not places == index == entries:
         yield f"the index by recency has {index} places, {places} of them right, for {entries}"
 
 
-def _mend(txn: lmdb.Transaction[bytes], stored_size: Callable[[int], int]) -> None:
+def _mend(txn: lmdb.Transaction[bytes]) -> None:
     """Make the entries, the index and the sums anew from the values."""
-    for name in _keys(txn, b"r"):
+    last_use: dict[bytes, int] = {}
+    for name in _keys(txn, b"e"):
+        with suppress(lmdb.CorruptedError):
+            last_use[name[1:]] = (records.info(txn, name[1:]) or (0, 0))[0]
+    for name in (*_keys(txn, b"e"), *_keys(txn, b"r")):
         txn.delete(name)
     size = entries = 0
-    known = {name[1:]: txn.get(name, b"") for name in _keys(txn, b"e")}
     for name in _keys(txn, b"v"):
-        raw = name[1:]
-        used = _PAIR.unpack(known.pop(raw, bytes(_PAIR.size)))[0]
-        stored = stored_size(len(txn.get(name, b"")))
-        txn.put(b"e" + raw, _PAIR.pack(used, stored))
-        txn.put(b"r" + used.to_bytes(8, "big") + raw, stored.to_bytes(8, "little"))
+        stored = records.stored_size(len(txn.get(name, b"")))
+        records.put_info(txn, name[1:], last_use.get(name[1:], 0), stored)
         size += stored
         entries += 1
-    for raw in known:
-        txn.delete(b"e" + raw)
-    txn.put(b"c", _PAIR.pack(size, entries))
+    records.write_sums(txn, size, entries)
 
 
 def _keys(txn: lmdb.Transaction[bytes], prefix: bytes) -> list[bytes]:

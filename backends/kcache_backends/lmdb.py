@@ -1,46 +1,29 @@
-"""LmdbBackend: values in one LMDB database, with an index by recency, so that eviction is in order.
-
-All of it is one B-tree, whose keys begin with a letter (numbers little-endian, except the times in
-keys, which are big-endian so that they sort; KEY is the 32 bytes that the hexadecimal digits say)::
-
-    c                  u64 bytes, u64 entries: the sums over all entries
-    e KEY              u64 time of the last use in nanoseconds, u64 stored size
-    r time KEY         u64 stored size: the entries by last use
-    v KEY              the value
-
-One tree instead of LMDB's named ones: the Python binding opens those in a write transaction, which
-a process that only reads would have to wait for. LMDB: http://www.lmdb.tech/doc/.
-"""
+"""LmdbBackend: values in one LMDB database, with an index by recency, so eviction is in order."""
 
 from __future__ import annotations
 
-import mmap
 import os
-import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from threading import get_ident
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import lmdb
 
 from kcache.backend import Backend, EntryInfo, Usage
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.filesystem import FileSystem, file_system
-from kcache_backends._environment import (
-    DAMAGE,
-    Environment,
-    MissingError,
-    rows_from,
-    translated,
-)
+from kcache_backends import _lmdb_records as records
+from kcache_backends._environment import DAMAGE, Environment, MissingError, translated
 
 __all__ = ["LmdbBackend"]
 
 T = TypeVar("T")
+Rows: TypeAlias = list[tuple[bytes, bytes, int, int]]
+Infos: TypeAlias = Iterator[EntryInfo]
 
 #: The file may grow to this many times the cap: at 1.25 times, fragmentation leaves no room.
 MAP_FACTOR = 2
@@ -60,12 +43,6 @@ SMALL_FILE = 1 << 20
 #: How often a read is tried whose database another process or thread exchanges meanwhile.
 _TRIES = 4
 
-_PAGE = min(mmap.PAGESIZE, 32768)
-_PAGE_HEADER = 16
-_COUNT = b"c"
-_PAIR = struct.Struct("<QQ")
-_SIZE = struct.Struct("<Q")
-_TIME = struct.Struct(">Q")
 _LATEST = (1 << 64) - 1
 
 
@@ -93,7 +70,7 @@ class LmdbBackend(Backend):
             hold between machines.
     """
 
-    overhead = _PAGE + _PAGE_HEADER - 1
+    overhead = records.OVERHEAD
 
     def __init__(
         self,
@@ -118,13 +95,13 @@ class LmdbBackend(Backend):
         self._touch_by = _LATEST
         #: Uses that the present transaction has written and not yet committed.
         self._written: dict[str, int] = {}
+        #: Whether it has deleted something, and the first error within it.
         self._shrunk = False
+        self._failure: BaseException | None = None
         self._closing = threading.Lock()
         self._closed = False
-        pages = -(-MAP_FACTOR * max_size // _PAGE)
-        self._environment = Environment.of(
-            self._root, max(pages * _PAGE, SMALLEST_MAP), read_only=read_only
-        )
+        map_size = max(records.stored_size(MAP_FACTOR * max_size), SMALLEST_MAP)
+        self._environment = Environment.of(self._root, map_size, read_only=read_only)
         if not read_only:
             with suppress(BackendError), self._translated("open"):  # full now, but not for ever
                 self._environment.get()
@@ -178,27 +155,27 @@ class LmdbBackend(Backend):
         """Store `value` under `key` atomically; return its stored size, whole pages."""
         self._touched.pop(key, None)
         raw = bytes.fromhex(key)
-        size = stored_size(len(value))
-        with self._writing("write") as txn, self._translated("write"):
+        size = records.stored_size(len(value))
+        with self._writing("write") as txn, self._noting_failure("write"):
             self._apply_touched(txn)
-            old = _remove_info(txn, raw)
+            old = records.remove_info(txn, raw)
             txn.put(b"v" + raw, value)
-            _put_info(txn, raw, self._now(), size)
-            _count(txn, size - (old or 0), old is None)
+            records.put_info(txn, raw, self._now(), size)
+            records.add_to_sums(txn, size - (old[1] if old else 0), old is None)
         return size
 
     def delete(self, key: str) -> int:
         """Remove `key`; return the bytes freed, 0 if it was absent."""
         self._touched.pop(key, None)
         raw = bytes.fromhex(key)
-        with self._writing("delete") as txn, self._translated("delete"):
-            size = _remove_info(txn, raw)
-            if size is None:
+        with self._writing("delete") as txn, self._noting_failure("delete"):
+            old = records.remove_info(txn, raw)
+            if old is None:
                 return 0
             txn.delete(b"v" + raw)
-            _count(txn, -size, -1)
+            records.add_to_sums(txn, -old[1], -1)
             self._shrunk = True
-            return size
+            return old[1]
 
     def batch(self) -> AbstractContextManager[None]:
         """Make the changes in the block one transaction; a batch within a batch is part of it."""
@@ -212,25 +189,22 @@ class LmdbBackend(Backend):
     def usage(self) -> Usage:
         """Return the sums, which every transaction keeps exact."""
         self._renewed()
-        raw = self._read(lambda txn: txn.get(_COUNT))
-        return Usage(0, 0) if raw is None else Usage(*_PAIR.unpack(raw))
+        return Usage(*(self._read(records.sums) or (0, 0)))
 
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries in the order of the index, `ROWS` per transaction."""
         with suppress(BackendError):
             self._write_touched()
         offered: set[bytes] = set()
-        for name, value in self._rows(b"r"):
-            raw = name[9:]
+        for info in self._rows(records.cold_rows):
+            raw = bytes.fromhex(info.key)
             if raw not in offered:  # else it was used since, and is met again further on
                 offered.add(raw)
-                yield EntryInfo(raw.hex(), *_SIZE.unpack(value), *_TIME.unpack(name[1:9]))
+                yield info
 
     def scan(self) -> Iterator[EntryInfo]:
         """Yield every entry, in the order of the keys."""
-        for name, value in self._rows(b"e"):
-            used, size = _PAIR.unpack(value)
-            yield EntryInfo(name[1:].hex(), size, used)
+        return self._rows(records.entry_rows)
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
         """Verify the file page by page, then the sums and the index by recency."""
@@ -239,7 +213,7 @@ class LmdbBackend(Backend):
         with suppress(BackendError):
             self._write_touched()
         writing = nullcontext if self._read_only else self._writing
-        return check(self._environment, writing, stored_size, repair=repair and not self._read_only)
+        return check(self._environment, writing, repair=repair and not self._read_only)
 
     def close(self) -> None:
         """Write the noted uses and let the database go. Idempotent."""
@@ -260,7 +234,7 @@ class LmdbBackend(Backend):
         """
         environment = self._environment
         if environment.writer == get_ident() and environment.txn is not None:
-            with self._translated("read"):
+            with self._noting_failure("read"):
                 return look(environment.txn)
         if self._closed:
             raise BackendError(f"{self._root} is closed")
@@ -302,17 +276,18 @@ class LmdbBackend(Backend):
         environment.reopen()
         return True
 
-    def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the (key, value) pairs whose key begins with a letter, a few per transaction."""
+    def _rows(self, look: Callable[[lmdb.Transaction[bytes], bytes, int], Rows]) -> Infos:
+        """Yield what `look` returns of the tree, `ROWS` at a time, each in a transaction."""
         self._renewed()
-        start = prefix
+        after = b""
 
-        def more(txn: lmdb.Transaction[bytes]) -> list[tuple[bytes, bytes]]:
-            return rows_from(txn, prefix, start, ROWS)
+        def more(txn: lmdb.Transaction[bytes]) -> Rows:
+            return look(txn, after, ROWS)
 
         while rows := self._read(more):
-            yield from rows
-            start = rows[-1][0] + b"\0"
+            for _, raw, used, size in rows:
+                yield EntryInfo(raw.hex(), size, used)
+            after = rows[-1][0] + b"\0"
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -325,7 +300,7 @@ class LmdbBackend(Backend):
             return
         if self._closed or self._read_only:
             raise BackendError(f"{self._root} is {'closed' if self._closed else 'read-only'}")
-        self._shrunk = False
+        self._shrunk, self._failure = False, None
         env: lmdb.Environment | None = None
         try:
             with ExitStack() as stack:
@@ -338,12 +313,22 @@ class LmdbBackend(Backend):
         except BaseException as error:
             self._touched = {**self._written, **self._touched}
             self._written = {}
-            self._recover(env, error.__cause__)
+            self._recover(env, self._failure or error.__cause__)
             raise
         self._written = {}
         if self._shrunk:
             with suppress(BackendError), self._translated("compact"):
                 self._compact()
+
+    @contextmanager
+    def _noting_failure(self, operation: str) -> Generator[None]:
+        """Translate what LMDB raises in a transaction, and note why it must fail in the end."""
+        try:
+            with self._translated(operation):
+                yield
+        except BackendError as error:
+            self._failure = self._failure or error.__cause__
+            raise
 
     def _recover(self, env: lmdb.Environment | None, cause: BaseException | None) -> None:
         """Do what can be done after a failed transaction, so that the next one may succeed."""
@@ -358,7 +343,7 @@ class LmdbBackend(Backend):
     def _write_touched(self) -> None:
         """Write the noted uses, if there are any."""
         if self._touched and not self._read_only:
-            with self._writing("touch") as txn, self._translated("touch"):
+            with self._writing("touch") as txn, self._noting_failure("touch"):
                 self._apply_touched(txn)
 
     def _apply_touched(self, txn: lmdb.Transaction[bytes]) -> None:
@@ -370,12 +355,10 @@ class LmdbBackend(Backend):
                 return
             self._written[key] = used
             raw = bytes.fromhex(key)
-            info = txn.get(b"e" + raw)
-            if info is not None:
-                before, size = _PAIR.unpack(info)
-                if before < used:  # not if another process has noted a later one
-                    txn.delete(b"r" + _TIME.pack(before) + raw)
-                    _put_info(txn, raw, used, size)
+            old = records.info(txn, raw)
+            if old is not None and old[0] < used:  # not if another process has noted a later one
+                records.remove_info(txn, raw)
+                records.put_info(txn, raw, used, old[1])
 
     def _compact(self) -> None:
         """Give back the space of deleted entries, where that is most of the file.
@@ -417,32 +400,6 @@ class LmdbBackend(Backend):
         self._touched = {}
         self._written = {}
         self._closing = threading.Lock()
-
-
-def stored_size(length: int) -> int:
-    """Return how many bytes of pages a value of `length` bytes takes."""
-    return max(1, -(-(length + _PAGE_HEADER) // _PAGE)) * _PAGE
-
-
-def _put_info(txn: lmdb.Transaction[bytes], raw: bytes, used: int, size: int) -> None:
-    txn.put(b"e" + raw, _PAIR.pack(used, size))
-    txn.put(b"r" + _TIME.pack(used) + raw, _SIZE.pack(size))
-
-
-def _remove_info(txn: lmdb.Transaction[bytes], raw: bytes) -> int | None:
-    """Remove what is known of an entry; return its stored size, or None if there is none."""
-    info = txn.pop(b"e" + raw)
-    if info is None:
-        return None
-    used, size = _PAIR.unpack(info)
-    txn.delete(b"r" + _TIME.pack(used) + raw)
-    return int(size)
-
-
-def _count(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
-    """Add to the sums."""
-    before = _PAIR.unpack(txn.get(_COUNT) or bytes(_PAIR.size))
-    txn.put(_COUNT, _PAIR.pack(max(0, before[0] + size), max(0, before[1] + entries)))
 
 
 _backends: weakref.WeakSet[LmdbBackend] = weakref.WeakSet()

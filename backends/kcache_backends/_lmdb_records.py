@@ -1,0 +1,134 @@
+"""The records of the LMDB backend: what its B-tree holds beside the values, read and written.
+
+The keys of the tree begin with a letter. Numbers are little-endian, except the times in keys, which
+are big-endian so that they sort; KEY is the 32 bytes that the hexadecimal digits say::
+
+    c             u64 bytes, u64 entries, u32 CRC-32 of both: the sums over all entries
+    e KEY         u64 time of the last use in nanoseconds, u64 stored size, u32 CRC-32 of both
+    r time KEY    u64 stored size: the entries by last use
+    v KEY         the value
+
+One tree instead of LMDB's named ones: the Python binding opens those in a write transaction, which
+a process that only reads would have to wait for. A record that fails its check means that the
+file is damaged. LMDB: http://www.lmdb.tech/doc/.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import zlib
+from itertools import islice, takewhile
+
+import lmdb
+
+__all__ = [
+    "OVERHEAD",
+    "add_to_sums",
+    "cold_rows",
+    "entry_rows",
+    "info",
+    "put_info",
+    "remove_info",
+    "stored_size",
+    "sums",
+    "write_sums",
+]
+
+PAGE = min(mmap.PAGESIZE, 32768)
+_PAGE_HEADER = 16
+#: What a stored size exceeds the length of its value by, at most.
+OVERHEAD = PAGE + _PAGE_HEADER - 1
+
+_SUMS = b"c"
+_PAIR = struct.Struct("<QQ")
+_CHECK = struct.Struct("<I")
+_SIZE = struct.Struct("<Q")
+_TIME = struct.Struct(">Q")
+
+
+def stored_size(length: int) -> int:
+    """Return how many bytes of pages a value of `length` bytes takes."""
+    return max(1, -(-(length + _PAGE_HEADER) // PAGE)) * PAGE
+
+
+def _pack(first: int, second: int) -> bytes:
+    pair = _PAIR.pack(first, second)
+    return pair + _CHECK.pack(zlib.crc32(pair))
+
+
+def _unpack(record: bytes) -> tuple[int, int]:
+    pair = record[: _PAIR.size]
+    if record[_PAIR.size :] != _CHECK.pack(zlib.crc32(pair)):
+        raise lmdb.CorruptedError("a record fails its check")
+    first, second = _PAIR.unpack(pair)
+    return first, second
+
+
+def sums(txn: lmdb.Transaction[bytes]) -> tuple[int, int]:
+    """Return (bytes, entries) of all entries."""
+    record = txn.get(_SUMS)
+    return (0, 0) if record is None else _unpack(record)
+
+
+def write_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
+    """Write the sums anew."""
+    txn.put(_SUMS, _pack(size, entries))
+
+
+def add_to_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
+    """Add to the sums what a change adds, or a negative number of what it takes."""
+    before = sums(txn)
+    if before[0] + size < 0 or before[1] + entries < 0:
+        raise lmdb.CorruptedError(f"sums of {before}, less than there is")
+    write_sums(txn, before[0] + size, before[1] + entries)
+
+
+def info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
+    """Return (last use, stored size) of an entry, or None if there is none."""
+    record = txn.get(b"e" + raw)
+    return None if record is None else _unpack(record)
+
+
+def put_info(txn: lmdb.Transaction[bytes], raw: bytes, used: int, size: int) -> None:
+    """Write last use and stored size of an entry that has none."""
+    txn.put(b"e" + raw, _pack(used, size))
+    txn.put(b"r" + _TIME.pack(used) + raw, _SIZE.pack(size))
+
+
+def remove_info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
+    """Remove last use and stored size of an entry; return them, or None if there are none."""
+    found = info(txn, raw)
+    if found is not None:
+        txn.delete(b"e" + raw)
+        txn.delete(b"r" + _TIME.pack(found[0]) + raw)
+    return found
+
+
+def _rows(
+    txn: lmdb.Transaction[bytes], prefix: bytes, after: bytes, most: int
+) -> list[tuple[bytes, bytes]]:
+    with txn.cursor() as cursor:
+        pairs = iter(cursor) if cursor.set_range(prefix + after) else iter(())
+        return list(takewhile(lambda pair: pair[0].startswith(prefix), islice(pairs, most)))
+
+
+def entry_rows(
+    txn: lmdb.Transaction[bytes], after: bytes, most: int
+) -> list[tuple[bytes, bytes, int, int]]:
+    """Return (place, key, last use, stored size) of entries by key, those from place `after` on."""
+    return [(name[1:], name[1:], *_unpack(row)) for name, row in _rows(txn, b"e", after, most)]
+
+
+def cold_rows(
+    txn: lmdb.Transaction[bytes], after: bytes, most: int
+) -> list[tuple[bytes, bytes, int, int]]:
+    """Return the same by last use."""
+    rows = [
+        (name[1:], name[9:], _TIME.unpack(name[1:9])[0], _SIZE.unpack(row)[0])
+        for name, row in _rows(txn, b"r", after, most)
+    ]
+    for _, raw, used, size in rows:
+        if info(txn, raw) != (used, size):
+            raise lmdb.CorruptedError("the index by recency differs from the entries")
+    return rows
