@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from kcache.engine import CacheEngine
-from kcache.stats import Stats
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kcache.engine import CacheEngine
+    from kcache.stats import Stats
 
 __all__ = ["format_info", "format_size", "format_time"]
 

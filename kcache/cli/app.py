@@ -36,8 +36,13 @@ _COMMANDS = {
     "compile": "kcache.cli.compile:compile_file",
     "info": "kcache.cli.report:info",
     "stats": "kcache.cli.report:stats",
-    "config": "kcache.cli.report:config",
+    "ls": "kcache.cli.listing:list_entries",
+    "show": "kcache.cli.entry:show_entry",
+    "extract": "kcache.cli.entry:extract",
+    "rm": "kcache.cli.contents:remove",
+    "trim": "kcache.cli.contents:trim",
     "clear": "kcache.cli.contents:clear",
+    "config": "kcache.cli.report:config",
 }
 
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from kcache import KernelCache, default_cache_directory
-from kcache.config import Config
+from kcache.config import Config, default_cache_directory
 from kcache.errors import ConfigError
 
-__all__ = ["directory_option", "may_write", "named_directory", "open_cache", "open_existing"]
+if TYPE_CHECKING:
+    from kcache import KernelCache
+
+__all__ = [
+    "directory_option",
+    "json_option",
+    "may_write",
+    "named_directory",
+    "open_cache",
+    "open_existing",
+]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -27,9 +36,15 @@ def directory_option(function: F) -> F:
     )(function)
 
 
+def json_option(shape: str) -> Callable[[F], F]:
+    """Give a command the option `--json`, whose output is one `shape`."""
+    return click.option("--json", "as_json", is_flag=True, help=f"One JSON {shape}.")
+
+
 def open_cache(
     directory: str | None,
     *,
+    backend: str | None = None,
     read_only: bool | None = None,
     disable: bool | None = None,
     recache: bool | None = None,
@@ -42,23 +57,28 @@ def open_cache(
         ConfigError: a setting is not allowed, or the directory is unsafe.
         UnknownBackendError: no such backend is installed.
     """
+    from kcache import KernelCache  # `kcache doctor` runs where it can't be imported
+
     named = Config.load({"directory": directory}).directory.value
     return KernelCache(
         None if named is None else os.path.abspath(named),
+        backend=backend,
         read_only=read_only,
         disable=disable,
         recache=recache,
     )
 
 
-def open_existing(directory: str | None, *, read_only: bool = True) -> KernelCache | None:
+def open_existing(
+    directory: str | None, *, backend: str | None = None, read_only: bool = True
+) -> KernelCache | None:
     """Return the cache likewise, or None where there is none yet; makes no directory.
 
     Raises:
         BackendError: it is there and can't be used.
         ConfigError, UnknownBackendError: as `open_cache`.
     """
-    cache = open_cache(directory, read_only=True)
+    cache = open_cache(directory, backend=backend, read_only=True)
     if cache.directory is None:
         if not os.path.lexists(named_directory(directory)):
             return None
@@ -66,7 +86,7 @@ def open_existing(directory: str | None, *, read_only: bool = True) -> KernelCac
     if read_only:
         return cache
     cache.close()
-    return open_cache(None if cache.directory is None else str(cache.directory))
+    return open_cache(None if cache.directory is None else str(cache.directory), backend=backend)
 
 
 def named_directory(directory: str | None) -> str:

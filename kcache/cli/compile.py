@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +12,8 @@ import click
 
 from kcache import CompileOptions
 from kcache.cli.cache import directory_option, open_cache
-from kcache.cli.terminal import STDOUT, naming, read_stdin, say, working, write_stdout
+from kcache.cli.output import OUTPUTS, named_by_suffix, refuse_terminal, write_output
+from kcache.cli.terminal import STDOUT, read_stdin, say, working
 from kcache.errors import CompileError, ConfigError
 from kcache.info import format_size, format_time
 from kcache.nvrtc.options import parse_arch
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compile_file"]
 
-OUTPUTS = ("cubin", "ptx", "ltoir")
 #: What the compiler calls a source that comes through a pipe, as other compilers do.
 _STDIN_NAME = "<stdin>"
 
@@ -212,9 +210,9 @@ def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:
 
 def _emitted(options: CompileOptions, output: str | None) -> str:
     """Return what to write where nobody says so: what the output's suffix names, else the best."""
-    suffix = os.path.splitext(output or "")[1].removeprefix(".").lower()
-    if suffix in OUTPUTS:
-        return suffix
+    named = named_by_suffix(output)
+    if named is not None:
+        return named
     return "ptx" if parse_arch(options.target or "").kind == "compute" else "cubin"
 
 
@@ -223,10 +221,7 @@ def _output(source: Source, emit: str, output: str | None) -> str:
     if output is None:
         output = "-" if source.path == "-" else f"{os.path.splitext(source.path)[0]}.{emit}"
     if output == "-":
-        if emit != "ptx" and sys.stdout is not None and sys.stdout.isatty():  # pyright: ignore
-            raise click.UsageError(
-                f"{emit.upper()} is binary and would garble the terminal. Pass -o OUT."
-            )
+        refuse_terminal(emit)
     elif source.path != "-" and os.path.exists(output) and os.path.samefile(source.path, output):
         raise click.UsageError(f"-o {output} would overwrite the source.")
     return output
@@ -253,25 +248,8 @@ def _write(kernel: CompiledKernel, emit: str, output: str) -> int:
         raise ConfigError(
             f"--emit {emit}: this target has none; allowed: {', '.join(there) or 'nothing'}"
         )
-    if output == "-":
-        write_stdout(data)
-        return len(data)
-    with naming(output):
-        file = open(output, "wb")  # noqa: SIM115
-    try:
-        with naming(output), file:
-            file.write(data)
-    except OSError:
-        _remove_partial(output)
-        raise
+    write_output(data, output)
     return len(data)
-
-
-def _remove_partial(output: str) -> None:
-    """Leave no half of an output behind for a later step to take for a whole one."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISREG(os.lstat(output).st_mode):
-            os.unlink(output)
 
 
 def _outcome(kernel: CompiledKernel, seconds: float, stats: Stats) -> str:

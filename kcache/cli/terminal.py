@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -22,12 +23,17 @@ __all__ = [
     "STDOUT",
     "can_ask",
     "columns",
+    "counted",
+    "fit",
     "log_to_stderr",
     "naming",
+    "plain",
+    "progress",
     "read_stdin",
     "say",
     "show",
     "spinner",
+    "width",
     "working",
     "write_stdout",
 ]
@@ -90,6 +96,35 @@ def columns(rows: Iterable[tuple[str, ...]]) -> str:
     )
 
 
+def counted(count: int, noun: str = "entry", plural: str = "entries") -> str:
+    """Return a number with its noun, such as `"1 entry"`."""
+    return f"{count} {noun if count == 1 else plural}"
+
+
+def plain(text: str) -> str:
+    """Return text that can't do anything to a terminal: what is not printable is escaped."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def width() -> int | None:
+    """Return the width of the terminal that standard output is, or None if it is none."""
+    return shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else None
+
+
+def fit(text: str) -> str:
+    """Return lines of text cut to the width of the terminal, whole where there is none."""
+    columns = width()
+    if columns is None:
+        return text
+    dots = "…" if (sys.stdout.encoding or "").lower().startswith("utf") else "..."
+    return "\n".join(
+        line if len(line) <= columns else line[: max(0, columns - len(dots))] + dots
+        for line in text.splitlines()
+    )
+
+
 def can_ask() -> bool:
     """Tell whether there is somebody to ask: the questions go to standard error."""
     return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
@@ -118,6 +153,31 @@ def spinner(title: str) -> Generator[None]:
         return
     with _live(title):
         yield
+
+
+@contextmanager
+def progress(title: str, total: int) -> Generator[Callable[[], None]]:
+    """Show a bar while the block runs, on a terminal only; yield what moves it on by one."""
+    if not _is_terminal(sys.stderr):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Remaining(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)
 
 
 def working(title: str, work: Callable[[], T]) -> T:

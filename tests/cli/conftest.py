@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cli.helpers import BACKENDS, use
 
 pytest.importorskip("click", reason="the extra cli is not installed")
 pytest.importorskip("rich", reason="the extra cli is not installed")
@@ -84,3 +85,9 @@ def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[C
     logger = logging.getLogger("kcache")
     for handler in [h for h in logger.handlers if h.get_name() == "kcache"]:
         logger.removeHandler(handler)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each backend in turn, which every command then uses."""
+    return use(request.param, monkeypatch)

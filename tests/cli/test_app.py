@@ -13,7 +13,7 @@ import pytest
 import kcache
 from kcache.cli.app import app
 
-COMMANDS = ["demo", "compile", "info", "stats", "config", "clear"]
+COMMANDS = """demo compile info stats ls show extract rm trim clear config""".split()
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

@@ -24,13 +24,16 @@ KERNEL = "#include <cub/block/block_reduce.cuh>\n__global__ void k() {}\n"
 class Terminal:
     """A command at a pseudo-terminal: standard input and error are the terminal, output a pipe."""
 
+    #: Whether standard output is a pipe; else it is the terminal.
+    to_pipe = True
+
     def __init__(self, *arguments: str | Path) -> None:
         self.master, slave = pty.openpty()
         self.seen = b""
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "kcache", *map(str, arguments)],
             stdin=slave,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if self.to_pipe else slave,
             stderr=slave,
             env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"},
         )
@@ -147,8 +150,8 @@ def test_clear_asks(answer: bytes, code: int, remaining: int, filled: Path) -> N
         terminal.write(answer)
         ended, output, seen = terminal.end()
     assert ended == code
-    assert b"Delete 1 entries" in seen
-    assert output.startswith(b"deleted 1 entries" if code == 0 else b"")
+    assert b"Delete 1 entry" in seen
+    assert output.startswith(b"deleted 1 entry" if code == 0 else b"")
     assert left(filled) == remaining
 
 

@@ -1,0 +1,61 @@
+"""Keys as people type them: any unique prefix of at least four digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from kcache.backend import KEY_LENGTH
+from kcache.catalogue import matching, unique_length
+from kcache.errors import BackendError
+
+if TYPE_CHECKING:
+    from kcache.backend import Backend, EntryInfo
+
+__all__ = ["SHORT", "key_prefix", "resolve"]
+
+#: Digits of a key that messages show.
+SHORT = 12
+#: Candidates that are named where a prefix is ambiguous.
+_NAMED = 8
+_LEAST = 4
+
+
+def key_prefix(text: str) -> str:
+    """Return the digits of a key or of the beginning of one, in lower case.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    digits = text.strip().lower()
+    if not _LEAST <= len(digits) <= KEY_LENGTH or digits.strip("0123456789abcdef"):
+        raise click.BadParameter(
+            f"{text!r} is no key: give {_LEAST} to {KEY_LENGTH} hexadecimal digits, the first "
+            "ones of a key that `kcache ls` shows."
+        )
+    return digits
+
+
+def resolve(backend: Backend | None, prefixes: Iterable[str]) -> list[EntryInfo]:
+    """Return the entry that each prefix means, each entry once; no backend holds none.
+
+    Raises:
+        BackendError: a prefix means none or several.
+    """
+    wanted = list(dict.fromkeys(prefixes))
+    found: dict[str, list[EntryInfo]] = {prefix: [] for prefix in wanted}
+    if backend is not None:
+        found = matching(backend, wanted)
+    for prefix, infos in found.items():
+        if not infos:
+            raise BackendError(f"no entry has a key that begins with {prefix}")
+        if len(infos) > 1:
+            digits = unique_length((info.key for info in infos), least=SHORT)
+            shown = ", ".join(info.key[:digits] for info in infos[:_NAMED])
+            more = f" and {len(infos) - _NAMED} more" if len(infos) > _NAMED else ""
+            raise BackendError(
+                f"{len(infos)} entries have keys that begin with {prefix}: {shown}{more}"
+            )
+    return list({infos[0].key: infos[0] for infos in found.values()}.values())

@@ -1,0 +1,56 @@
+"""Outputs of a compile on their way out: which one is meant, and into which file it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+
+import click
+
+from kcache.cli.terminal import naming, write_stdout
+
+__all__ = ["OUTPUTS", "named_by_suffix", "refuse_terminal", "write_output"]
+
+OUTPUTS = ("cubin", "ptx", "ltoir")
+
+
+def named_by_suffix(output: str | None) -> str | None:
+    """Return which of `OUTPUTS` the suffix of a path names, or None."""
+    suffix = os.path.splitext(output or "")[1].removeprefix(".").lower()
+    return suffix if suffix in OUTPUTS else None
+
+
+def refuse_terminal(emit: str) -> None:
+    """Refuse to write anything but text to a terminal.
+
+    Raises:
+        UsageError: standard output is one.
+    """
+    if emit != "ptx" and sys.stdout is not None and sys.stdout.isatty():  # pyright: ignore
+        raise click.UsageError(
+            f"{emit.upper()} is binary and would garble the terminal. Pass -o OUT."
+        )
+
+
+def write_output(data: bytes, output: str) -> None:
+    """Write `data` to the file `output`, or to standard output for `-`; the whole or nothing."""
+    if output == "-":
+        write_stdout(data)
+        return
+    with naming(output):
+        file = open(output, "wb")  # noqa: SIM115
+    try:
+        with naming(output), file:
+            file.write(data)
+    except OSError:
+        _remove_partial(output)
+        raise
+
+
+def _remove_partial(output: str) -> None:
+    """Leave no half of an output behind for a later step to take for a whole one."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(os.lstat(output).st_mode):
+            os.unlink(output)

@@ -1,0 +1,297 @@
+"""`kcache ls`: what is listed, in which order, and what must not stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli.helpers import (
+    CREATED,
+    NOBODY,
+    age,
+    as_nobody,
+    can_become_nobody,
+    damage,
+    fill,
+    held,
+    kernel,
+    key,
+    manifest,
+    nobodys_directory,
+    recency,
+    rows,
+)
+from core.helpers import path_of
+
+import kcache
+from kcache.entry import encode
+
+A, B, C, M = (key(name) for name in "abcm")
+
+
+@pytest.fixture
+def filled(cache_directory: Path, backend: str) -> Path:
+    """Three kernels and a manifest, in the order in which they were used."""
+    now = time.time()
+    fill(
+        cache_directory,
+        {
+            A: kernel(20_000, created=now - 3 * 86400, seconds=2.0, names=["k<int>", "k<float>"]),
+            B: kernel(40_000, created=now - 7200, seconds=0.05, source="b.cu", arch="sm_80"),
+            M: manifest(),
+            C: kernel(100, created=now - 60, seconds=0.5, source="c.cu", log="warning"),
+        },
+        backend,
+    )
+    return cache_directory
+
+
+def listed(text: str) -> list[str]:
+    """Return the first digits of the keys of a table."""
+    head, *lines = text.splitlines()
+    assert head.split() == ["KEY", "SIZE", "AGE", "USED", "COMPILE", "ARCH", "KERNEL"]
+    return [line.split()[0] for line in lines]
+
+
+def test_one_line_per_kernel(filled: Path, here: Callable) -> None:
+    said = here("ls")
+    assert (said.code, said.err) == (0, "")
+    assert listed(said.out) == [C[:8], B[:8], A[:8]]
+    line = said.out.splitlines()[3]
+    assert re.fullmatch(
+        rf"{A[:8]}  \d+\.\d KiB +3 d +\d+ s +2\.0 s +sm_90  axpy\.cu: k<int>, k<float>", line
+    )
+    assert all(line == line.rstrip() for line in said.out.splitlines())
+
+
+def test_manifests_are_listed_only_on_demand(filled: Path, here: Callable) -> None:
+    said = here("ls", "--all")
+    assert listed(said.out) == [C[:8], M[:8], B[:8], A[:8]]
+    assert f"{M[:8]}" in said.out
+    assert "(manifest)" in said.out
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("last-use", [C, B, A]),
+        ("size", [B, A, C]),
+        ("age", [C, B, A]),
+        ("compile-time", [A, C, B]),
+    ],
+)
+def test_the_orders_and_their_reverse(
+    order: str, expected: list[str], filled: Path, here: Callable
+) -> None:
+    out = here("ls", "--sort", order, "--json").out
+    assert [row["key"] for row in rows(out)] == expected
+    reverse = here("ls", "--sort", order, "--reverse", "--json").out
+    assert [row["key"] for row in rows(reverse)] == expected[::-1]
+
+
+def test_json_has_full_keys_bytes_and_seconds(filled: Path, here: Callable, backend: str) -> None:
+    before = recency(filled, backend)
+    found = {row["key"]: row for row in rows(here("ls", "--all", "--json").out)}
+    assert set(found) == {A, B, C, M}
+    row = found[A]
+    assert row["kind"] == "kernel"
+    assert row["problem"] is None
+    assert row["names"] == ["k<int>", "k<float>"]
+    assert (row["source_name"], row["arch"], row["compile_seconds"]) == ("axpy.cu", "sm_90", 2.0)
+    assert isinstance(row["size_bytes"], int)
+    assert row["size_bytes"] > 20_000
+    assert row["last_use"] == pytest.approx(before[A] / 1e9)
+    assert row["created"] == pytest.approx(time.time() - 3 * 86400, abs=300)
+    assert found[M]["kind"] == "manifest"
+    assert found[M]["created"] is None
+
+
+def test_listing_is_no_use(filled: Path, here: Callable, backend: str) -> None:
+    before = recency(filled, backend)
+    here("ls")
+    assert recency(filled, backend) == before
+    with kcache.KernelCache(filled) as cache:
+        assert cache.total_stats().requests == 0
+
+
+def test_a_damaged_entry_is_listed_as_such(filled: Path, here: Callable, backend: str) -> None:
+    damage(filled, A, backend)
+    said = here("ls", "--sort", "compile-time")
+    assert (said.code, said.err) == (0, "")
+    assert listed(said.out) == [C[:8], B[:8], A[:8]]
+    assert "(damaged: " in said.out.splitlines()[3]
+    assert here("ls", "--sort", "compile-time", "--reverse").out.splitlines()[3][:8] == A[:8]
+    (row,) = [row for row in rows(here("ls", "--json").out) if row["key"] == A]
+    assert row["kind"] == "damaged"
+    assert row["problem"]
+
+
+def test_a_flipped_byte_a_cut_and_an_exchange_are_damage(
+    cache_directory: Path, here: Callable
+) -> None:
+    fill(cache_directory, {key(n): kernel(300) for n in range(4)})
+    place = cache_directory / "file"
+    path = path_of(place, key(0))
+    blob = bytearray(path.read_bytes())
+    blob[len(blob) // 2] ^= 1
+    path.write_bytes(blob)
+    os.truncate(path_of(place, key(1)), 100)
+    path_of(place, key(2)).write_bytes(path_of(place, key(3)).read_bytes())
+    kinds = {row["key"]: row["kind"] for row in rows(here("ls", "--json").out)}
+    assert kinds == {key(0): "damaged", key(1): "damaged", key(2): "damaged", key(3): "kernel"}
+
+
+def test_entries_of_others_are_listed_as_such(cache_directory: Path, here: Callable) -> None:
+    with kcache.open_engine(cache_directory) as engine:
+        engine.put(A, kcache.Entry({"x": b"1"}))
+        engine.backend.put(B, encode(B, kcache.Entry({}, {"kind": 5}), producer=b"kcache-nvrtc/1"))
+    said = here("ls")
+    assert said.code == 0
+    assert "(made by '')" in said.out
+    assert "(other)" in said.out
+
+
+def test_what_cannot_be_read_is_listed_and_stops_nothing(
+    here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nobodys_directory() as directory:
+        monkeypatch.setenv("KCACHE_DIR", str(directory))
+        os.chown(directory, os.geteuid(), -1)
+        fill(directory, {A: kernel(), B: kernel()})
+        assert here("ls").code == 0
+        if can_become_nobody():
+            for path in (directory, *directory.rglob("*")):
+                os.chown(path, NOBODY, NOBODY)
+        path_of(directory / "file", A).chmod(0)
+        code, out, err = as_nobody("ls")
+        assert (code, err) == (0, "")
+        assert set(listed(out)) == {A[:8], B[:8]}
+        assert "(unreadable: " in out
+        assert "Permission denied" in out
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"names": 5, "created": "yesterday", "compile_seconds": [], "arch": None},
+        {"names": [1, None], "created": 1e300, "compile_seconds": -1, "source_name": {}},
+        {"created": -5, "source_name": "\x1b[31m\nred\r", "names": ["\u202e"], "arch": "\t"},
+    ],
+)
+def test_metadata_may_say_anything(
+    metadata: dict[str, object], cache_directory: Path, here: Callable
+) -> None:
+    fill(cache_directory, {A: kcache.Entry({}, {"kind": "kernel", **metadata})})  # type: ignore[dict-item]
+    for order in ("last-use", "size", "age", "compile-time"):
+        said = here("ls", "--sort", order)
+        assert said.code == 0
+        assert len(said.out.splitlines()) == 2
+        assert all(char.isprintable() or char == "\n" for char in said.out)
+    assert here("ls", "--json").code == 0
+    assert here("show", A).code == 0
+    assert here("show", A, "--json").code == 0
+
+
+def test_keys_are_cut_to_what_tells_them_apart(cache_directory: Path, here: Callable) -> None:
+    alike = [key(1, "abcdef012"), key(2, "abcdef012")]
+    fill(cache_directory, {name: kernel() for name in (*alike, C)})
+    shown = listed(here("ls").out)
+    assert len({len(name) for name in shown}) == 1
+    assert len(shown[0]) > 9
+    for name in shown:
+        assert here("show", name).code == 0
+
+
+def test_keys_that_differ_at_their_end_are_shown_whole(
+    cache_directory: Path, here: Callable
+) -> None:
+    fill(cache_directory, {"a" * 63 + last: kernel() for last in "12"})
+    assert set(listed(here("ls").out)) == {"a" * 63 + "1", "a" * 63 + "2"}
+
+
+def test_without_a_cache(cache_directory: Path, here: Callable) -> None:
+    assert here("ls") == (0, "", "kcache: nothing has been cached yet\n")
+    assert json.loads(here("ls", "--json").out) == []
+    assert not cache_directory.exists()
+    fill(cache_directory, {})
+    assert here("ls") == (0, "", "kcache: there are no kernels\n")
+
+
+def test_a_read_only_cache_is_listed(
+    filled: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KCACHE_READ_ONLY", "1")
+    assert len(listed(here("ls").out)) == 3
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(cache_directory: Path) -> None:
+    fill(cache_directory, {key(n): kernel(10, source="x" * 1000) for n in range(200)})
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -P -m kcache ls; echo $? >&2', sys.executable],
+        stdout=(reading := subprocess.Popen(["true"], stdin=subprocess.PIPE)).stdin,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    assert reading.stdin is not None
+    reading.stdin.close()
+    reading.wait(60)
+    assert done.stderr == b"141\n"
+
+
+def test_entries_that_go_meanwhile_are_left_out(
+    cache_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kcache.catalogue import items
+    from kcache.kernel_cache import PRODUCER
+
+    names = sorted(key(n, "00") for n in range(5))
+    fill(cache_directory, {name: kernel(10) for name in names})
+    with (
+        kcache.KernelCache(cache_directory) as cache,
+        kcache.KernelCache(cache_directory) as other,
+    ):
+        seen = []
+        for item in items(cache.engine.backend, PRODUCER):
+            seen.append(item.key)
+            for name in names:
+                if name != item.key:
+                    other.engine.delete(name)
+        assert len(seen) == 1
+
+
+def test_the_age_is_the_time_since_the_compile(cache_directory: Path, here: Callable) -> None:
+    fill(cache_directory, {A: kernel(created=time.time() + 1e6), B: kernel(created=CREATED)})
+    age(cache_directory, A, 5 * 3600)
+    lines = {line.split()[0]: line for line in here("ls").out.splitlines()}
+    assert re.search(r"B  0 s +5 h ", lines[A[:8]])  # the clock was set back: not negative
+    assert re.search(r"B  \d+ d +\d+ s ", lines[B[:8]])
+
+
+@pytest.mark.slow
+def test_ten_thousand_entries_are_listed_without_holding_their_payloads(
+    cache_directory: Path,
+) -> None:
+    with kcache.KernelCache(cache_directory, memory_size=0) as cache:
+        for n in range(10_000):
+            cache.engine.put(key(n), kernel(20_000))
+    code = (
+        "import resource, sys; from kcache.cli.app import app; app.run(['info']); "
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; app.run(['ls', '--all']); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, timeout=250, check=True
+    )
+    *lines, grown = done.stdout.splitlines()
+    assert len([line for line in lines if b"axpy.cu" in line]) == 10_000
+    assert int(grown) < 60_000  # KiB; the payloads are 200 MB
+    assert len(held(cache_directory)) == 10_000
