@@ -15,6 +15,7 @@ from kcache.backend import Backend
 from kcache.testing import BackendContract, MemoryBackend
 from kcache_backends.file import FileBackend
 from kcache_backends.lmdb import LmdbBackend
+from kcache_backends.zstd import ZstdBackend
 
 
 class FileSuite(BackendContract):
@@ -77,6 +78,36 @@ class LmdbSuite(BackendContract):
         """All but the table of readers, in which those who read only enter themselves too."""
         table = str(place / "db" / "lock.mdb")
         return {path: what for path, what in super().snapshot(place).items() if path != table}
+
+
+class ZstdFileSuite(FileSuite):
+    """Compressed values in files."""
+
+    def open(
+        self,
+        place: Path,
+        *,
+        max_size: int = 64 << 20,
+        read_only: bool = False,
+        clock: Callable[[], int] | None = None,
+    ) -> Backend:
+        inner = super().open(place, max_size=max_size, read_only=read_only, clock=clock)
+        return ZstdBackend(inner)
+
+
+class ZstdLmdbSuite(LmdbSuite):
+    """Compressed values in LMDB."""
+
+    def open(
+        self,
+        place: Path,
+        *,
+        max_size: int = 64 << 20,
+        read_only: bool = False,
+        clock: Callable[[], int] | None = None,
+    ) -> Backend:
+        inner = super().open(place, max_size=max_size, read_only=read_only, clock=clock)
+        return ZstdBackend(inner)
 
 
 def _pages(length: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.suites import FileSuite, LmdbSuite, MemorySuite
+from backends.suites import FileSuite, LmdbSuite, MemorySuite, ZstdFileSuite, ZstdLmdbSuite
 
 
 class TestFile(FileSuite):
@@ -13,5 +13,20 @@ class TestLmdb(LmdbSuite):
     """One database, with an index by recency."""
 
 
+class TestZstd(ZstdFileSuite):
+    """Compressed, one file per entry."""
+
+
+class TestZstdLmdb(ZstdLmdbSuite):
+    """Compressed, in a database."""
+
+
 class TestMemory(MemorySuite):
     """A dict; the only backend that is no backend of ours."""
+
+
+def test_every_first_party_backend_is_here() -> None:
+    from kcache import registry
+
+    suites = {"file": TestFile, "lmdb": TestLmdb, "zstd": TestZstd, "zstd+lmdb": TestZstdLmdb}
+    assert set(registry._FIRST_PARTY) == set(suites)
