@@ -42,6 +42,7 @@ _COMMANDS = {
     "rm": "kcache.cli.contents:remove",
     "trim": "kcache.cli.contents:trim",
     "clear": "kcache.cli.contents:clear",
+    "verify": "kcache.cli.verify:verify",
     "config": "kcache.cli.report:config",
 }
 

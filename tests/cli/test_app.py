@@ -13,7 +13,22 @@ import pytest
 import kcache
 from kcache.cli.app import app
 
-COMMANDS = """demo compile info stats ls show extract rm trim clear config""".split()
+COMMANDS = [
+    "demo",
+    "compile",
+    "info",
+    "stats",
+    "ls",
+    "show",
+    "extract",
+    "rm",
+    "trim",
+    "clear",
+    "verify",
+    "doctor",
+    "migrate",
+    "config",
+]
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

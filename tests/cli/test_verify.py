@@ -1,0 +1,252 @@
+"""`kcache verify`: every kind of damage is found, and only a repair changes anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli.helpers import (
+    NOBODY,
+    as_nobody,
+    can_become_nobody,
+    damage,
+    fill,
+    held,
+    kernel,
+    key,
+    manifest,
+    nobodys_directory,
+    recency,
+)
+from cli.test_terminal import Terminal
+from core.helpers import look, path_of
+
+import kcache
+from kcache.entry import FORMAT_VERSION, encode
+from kcache.kernel_cache import PRODUCER
+
+A, B, C, M = (key(name) for name in "abcm")
+
+
+@pytest.fixture
+def filled(cache_directory: Path, backend: str) -> Path:
+    fill(cache_directory, {A: kernel(), B: kernel(), M: manifest(), C: kernel()}, backend)
+    return cache_directory
+
+
+def test_a_sound_cache(filled: Path, here: Callable, backend: str) -> None:
+    before = recency(filled, backend)
+    said = here("verify")
+    assert (said.code, said.err) == (0, "")
+    head, sound = said.out.splitlines()
+    assert head.startswith("4 entries read, ")
+    assert sound == "  4 sound"
+    assert recency(filled, backend) == before
+    with kcache.KernelCache(filled) as cache:
+        assert cache.total_stats().requests == 0
+
+
+def test_damage_is_found_and_changes_nothing(filled: Path, here: Callable, backend: str) -> None:
+    damage(filled, A, backend)
+    before = recency(filled, backend)
+    said = here("verify")
+    assert (said.code, said.err) == (1, "")
+    assert f"damaged {A[:12]}: " in said.out
+    assert "  3 sound\n  1 damaged\n" in said.out
+    assert "kcache verify --repair" in said.out
+    assert recency(filled, backend) == before
+
+
+def test_a_repair_deletes_the_damaged_and_nothing_else(
+    filled: Path, here: Callable, backend: str
+) -> None:
+    damage(filled, A, backend)
+    damage(filled, M, backend)
+    said = here("verify", "--repair")
+    assert (said.code, said.err) == (0, "")
+    assert "  2 sound\n  2 damaged, 2 deleted\n" in said.out
+    assert set(held(filled, backend)) == {B, C}
+    again = here("verify")
+    assert again.code == 0
+    assert "2 sound" in again.out
+
+
+def test_json(filled: Path, here: Callable, backend: str) -> None:
+    damage(filled, A, backend)
+    said = here("verify", "--json")
+    found = json.loads(said.out)
+    assert (said.code, said.err) == (1, "")
+    assert (found["entries"], found["sound"], found["damaged"], found["deleted"]) == (4, 3, 1, 0)
+    (problem,) = found["problems"]
+    assert (problem["key"], problem["kind"]) == (A, "damaged")
+    assert found["backend_problems"] == []
+    found = json.loads(here("verify", "--json", "--repair").out)
+    assert (found["damaged"], found["deleted"]) == (1, 1)
+    assert json.loads(here("verify", "--json").out)["damaged"] == 0
+
+
+def test_every_kind_of_damage_of_a_file(cache_directory: Path, here: Callable) -> None:
+    names = [key(n) for n in range(6)]
+    fill(cache_directory, {name: kernel(500) for name in names})
+    paths = [path_of(cache_directory / "file", name) for name in names]
+    flipped = bytearray(paths[0].read_bytes())
+    flipped[-1] ^= 0x10
+    paths[0].write_bytes(flipped)
+    os.truncate(paths[1], 0)
+    os.truncate(paths[2], 70)
+    paths[3].write_bytes(paths[3].read_bytes() + b"\0")
+    shutil.copyfile(paths[5], paths[4])  # another key's
+    said = here("verify")
+    assert said.code == 1
+    assert "  1 sound\n  5 damaged\n" in said.out
+    assert here("verify", "--repair").code == 0
+    assert held(cache_directory) == [names[5]]
+
+
+def test_an_intact_envelope_with_nonsense_inside_is_damage(
+    cache_directory: Path, here: Callable
+) -> None:
+    fill(
+        cache_directory,
+        {
+            A: kcache.Entry({"set0": b"no header set"}, {"kind": "manifest"}),
+            B: kcache.Entry({}, {"kind": "manifest"}),
+        },
+    )
+    said = here("verify")
+    assert said.code == 1
+    assert f"damaged {A[:12]}: malformed header set" in said.out
+    assert "  1 sound\n  1 damaged\n" in said.out
+
+
+def test_other_versions_and_programs_are_no_damage(
+    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kcache.open_engine(cache_directory) as engine:
+        engine.put(A, kcache.Entry({"x": b"1"}))
+        monkeypatch.setattr("kcache.entry.FORMAT_VERSION", FORMAT_VERSION + 1)
+        engine.backend.put(B, encode(B, kernel(), producer=PRODUCER.encode()))
+        monkeypatch.undo()
+    monkeypatch.setenv("KCACHE_DIR", str(cache_directory))
+    for options in ((), ("--repair",)):
+        said = here("verify", *options)
+        assert said.code == 0
+        assert "  0 sound\n  2 of another version of kcache, or of another program\n" in said.out
+        assert set(held(cache_directory)) == {A, B}
+
+
+@pytest.mark.skipif(not can_become_nobody(), reason="another user is needed to have no rights")
+def test_what_cannot_be_read_or_deleted(here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nobodys_directory() as directory:
+        monkeypatch.setenv("KCACHE_DIR", str(directory))
+        os.chown(directory, os.geteuid(), -1)
+        fill(directory, {A: kernel(), B: kernel(), C: kernel()})
+        damage(directory, B)
+        here("verify", "--repair", "--json")  # imports what it needs
+        damage(directory, B)
+        for path in (directory, *directory.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+        path_of(directory / "file", A).chmod(0)
+        folder = path_of(directory / "file", B).parent
+        folder.chmod(0o500)
+        for options in ((), ("--repair",)):
+            code, out, err = as_nobody("verify", *options)
+            assert code == 1
+            assert f"unreadable {A[:12]}: " in out
+            assert "  1 sound\n" in out
+            assert "  1 unreadable\n" in out
+        assert err.startswith("kcache: warning: delete ")
+        assert "  1 damaged, 0 deleted\n" in out
+        assert set(look(directory / "file").entries) == {A, B, C}
+        folder.chmod(0o700)
+        code, out, _ = as_nobody("verify", "--repair")
+        assert code == 1  # what can't be read is still there
+        assert "  1 damaged, 1 deleted\n" in out
+        assert set(look(directory / "file").entries) == {A, C}
+
+
+@pytest.mark.skipif(not can_become_nobody(), reason="another user is needed to have no rights")
+def test_a_directory_that_may_only_be_read(here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nobodys_directory() as directory:
+        monkeypatch.setenv("KCACHE_DIR", str(directory))
+        os.chown(directory, os.geteuid(), -1)
+        fill(directory, {A: kernel(), B: kernel()})
+        damage(directory, B)
+        assert here("verify").code == 1
+        for path in (directory, *directory.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+            path.chmod(0o500 if path.is_dir() else 0o400)
+        try:
+            code, out, err = as_nobody("verify")
+        finally:
+            for path in (directory, *directory.rglob("*")):
+                path.chmod(0o700)
+        assert (code, err) == (1, "")
+        assert "  1 sound\n  1 damaged\n" in out
+
+
+def test_a_repair_is_refused_where_the_cache_is_read_only(
+    filled: Path, here: Callable, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    damage(filled, A, backend)
+    monkeypatch.setenv("KCACHE_READ_ONLY", "1")
+    said = here("verify", "--repair")
+    assert (said.code, said.out) == (2, "")
+    assert len(held(filled, backend)) == 4
+    assert here("verify").code == 1
+
+
+def test_verify_without_a_cache(cache_directory: Path, here: Callable) -> None:
+    assert here("verify") == (0, "nothing has been cached yet\n", "")
+    assert json.loads(here("verify", "--json").out)["entries"] == 0
+    assert not cache_directory.exists()
+
+
+def test_a_damaged_medium_is_told_and_mended(
+    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KCACHE_BACKEND", "lmdb")
+    fill(cache_directory, {key(n): kernel(100) for n in range(300)}, "lmdb")
+    data = cache_directory / "lmdb" / "db" / "data.mdb"
+    before = data.read_bytes()
+    with data.open("r+b") as file:
+        for page in range(8, 40, 4):
+            file.seek(4096 * page)
+            file.write(b"\xff" * 4096)
+    damaged = data.read_bytes()
+    assert damaged != before
+    said = here("verify")
+    assert said.code == 1
+    assert "backend: " in said.out
+    assert " in the backend\n" in said.out
+    assert data.read_bytes() == damaged
+    assert here("verify", "--repair").code == 0
+    assert here("verify").code == 0
+
+
+def test_a_damaged_entry_that_was_replaced_meanwhile_is_not_deleted(
+    cache_directory: Path,
+) -> None:
+    from kcache.cli.verify import _delete
+
+    fill(cache_directory, {A: kernel()})
+    with kcache.KernelCache(cache_directory) as cache:
+        (info,) = cache.engine.backend.scan()
+        assert _delete(cache.engine.backend, info)
+        assert cache.entry_count == 1
+        cache.engine.delete(A)
+        assert _delete(cache.engine.backend, info)
+
+
+def test_a_bar_on_a_terminal_only(cache_directory: Path) -> None:
+    fill(cache_directory, {key(n): kernel(10) for n in range(300)})
+    with Terminal("verify") as terminal:
+        code, output, seen = terminal.end()
+    assert code == 0
+    assert output.startswith(b"300 entries read, ")
+    assert b"verifying" in seen
+    assert b"/300" in seen
