@@ -54,6 +54,7 @@ class ProcessTests(ContractBase):
         with self.opened(place) as backend:
             backend.put(key(1), b"parent")
             backend.put(key(2), b"parent")
+            assert backend.get(key(1)) == backend.use(key(2)) == b"parent"
 
             def work() -> None:
                 with self.opened(place) as other:

@@ -21,6 +21,8 @@ from kcache_backends.zstd import ZstdBackend
 class FileSuite(BackendContract):
     """Files, looked at as files."""
 
+    backend: Callable[..., Backend] = FileBackend
+
     def open(
         self,
         place: Path,
@@ -30,7 +32,7 @@ class FileSuite(BackendContract):
         clock: Callable[[], int] | None = None,
     ) -> Backend:
         clock = clock or time.time_ns
-        return FileBackend(place, max_size=max_size, read_only=read_only, clock=clock)
+        return self.backend(place, max_size=max_size, read_only=read_only, clock=clock)
 
     def look(self, place: Path) -> Mapping[str, int]:
         return look(place).entries
@@ -118,6 +120,7 @@ def _pages(length: int) -> int:
 class MemorySuite(BackendContract):
     """Values in this process, one backend per place."""
 
+    backend: Callable[..., MemoryBackend] = MemoryBackend
     persistent = False
     shared = False
     _opened: MemoryBackend | None = None
@@ -130,7 +133,7 @@ class MemorySuite(BackendContract):
         read_only: bool = False,
         clock: Callable[[], int] | None = None,
     ) -> Backend:
-        self._opened = MemoryBackend(clock=clock or time.time_ns)
+        self._opened = self.backend(clock=clock or time.time_ns)
         return self._opened
 
     def look(self, place: Path) -> Mapping[str, int]:

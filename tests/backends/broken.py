@@ -1,0 +1,398 @@
+"""Backends that are wrong, each in one way, for the contract to find out."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from backends.suites import FileSuite, MemorySuite
+from hypothesis import Phase, settings
+
+from kcache.backend import EntryInfo, Usage
+from kcache.errors import BackendError
+from kcache.testing import MemoryBackend
+from kcache.testing.contract import BackendContract
+from kcache.testing.machine import DEFAULTS
+from kcache_backends.file import FileBackend
+
+
+class Partial(MemoryBackend):
+    def get(self, key: str) -> bytes | None:
+        value = super().get(key)
+        return None if value is None else value[:65_536]
+
+
+class View(MemoryBackend):
+    def get(self, key: str) -> Any:
+        value = super().get(key)
+        return None if value is None else memoryview(value)
+
+
+class Boastful(MemoryBackend):
+    def put(self, key: str, value: bytes) -> int:
+        return super().put(key, value) + 1
+
+
+class ShortKeys(MemoryBackend):
+    def get(self, key: str) -> bytes | None:
+        return super().get(key[:63].ljust(64, "0"))
+
+    def put(self, key: str, value: bytes) -> int:
+        return super().put(key[:63].ljust(64, "0"), value)
+
+
+class FirstWins(MemoryBackend):
+    def put(self, key: str, value: bytes) -> int:
+        held = self.values.get(key)
+        return super().put(key, value if held is None else held)
+
+
+class Grudging(MemoryBackend):
+    def delete(self, key: str) -> int:
+        return super().delete(key) or 1
+
+
+class Strict(MemoryBackend):
+    def delete(self, key: str) -> int:
+        if key not in self.values:
+            raise KeyError(key)
+        return super().delete(key)
+
+
+class Undercounting(MemoryBackend):
+    """Takes the old value off twice when it is replaced."""
+
+    def put(self, key: str, value: bytes) -> int:
+        held = len(self.values.get(key, b""))
+        stored = super().put(key, value)
+        self._size -= held
+        return stored
+
+
+class Counting(MemoryBackend):
+    def usage(self) -> Usage:
+        return Usage(sum(len(value) for value in self.values.values()), len(self.values))
+
+
+class Untouched(MemoryBackend):
+    def touch(self, key: str) -> None:
+        pass
+
+
+class Hottest(MemoryBackend):
+    def coldest(self) -> Iterator[EntryInfo]:
+        return iter(list(self.scan())[::-1])
+
+
+class Eager(MemoryBackend):
+    def coldest(self) -> Iterator[EntryInfo]:
+        return iter(list(self.scan()))
+
+
+class Repeating(MemoryBackend):
+    """Goes round and round through what is there now."""
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        for _ in range(2 * len(self.values)):
+            name = next(iter(self.values))
+            yield EntryInfo(name, len(self.values[name]), self._used[name])
+            if name == next(iter(self.values)):
+                break
+
+
+class OneCursor(MemoryBackend):
+    """All iterations go on where the last one stopped."""
+
+    _cursor: Iterator[EntryInfo] = iter(())
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        yield from self._cursor
+        self._cursor = iter(list(self.scan()))
+        yield from self._cursor
+
+
+class ByTheClock(MemoryBackend):
+    def _now(self) -> int:
+        return self._clock()
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        return iter(sorted(self.scan(), key=lambda info: info.used_ns))
+
+
+class Forgetful(MemoryBackend):
+    """Yields nothing of what has no bytes."""
+
+    def scan(self) -> Iterator[EntryInfo]:
+        return (info for info in super().scan() if info.size)
+
+
+class Halves(MemoryBackend):
+    """Puts a value in two steps."""
+
+    def put(self, key: str, value: bytes) -> int:
+        super().put(key, value[: len(value) // 2])
+        time.sleep(0)
+        return super().put(key, value)
+
+
+class Swallowing(MemoryBackend):
+    @contextmanager
+    def batch(self) -> Generator[None]:
+        with suppress(Exception):
+            yield
+
+
+class Stuck(MemoryBackend):
+    """Keeps its lock when a batch fails."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._busy = threading.RLock()
+
+    @contextmanager
+    def batch(self) -> Generator[None]:
+        self._busy.acquire()
+        yield
+        self._busy.release()
+
+    def put(self, key: str, value: bytes) -> int:
+        with self._busy:
+            return super().put(key, value)
+
+
+class ClosedOnce(MemoryBackend):
+    def close(self) -> None:
+        assert not self.closed, "closed already"
+        super().close()
+
+
+# -- over files ------------------------------------------------------------------------------------
+
+
+class Unbuffered(FileBackend):
+    """Writes into the file that others read."""
+
+    def put(self, key: str, value: bytes) -> int:
+        super().put(key, value)
+        with open(self._path(key), "wb", buffering=0) as file:
+            for start in range(0, len(value), 512):
+                file.write(value[start : start + 512])
+        return len(value)
+
+
+class OwnCount(FileBackend):
+    """Counts what it wrote itself, beginning with what was there."""
+
+    _own: Usage | None = None
+
+    def usage(self) -> Usage:
+        self._own = self._own or super().usage()
+        return self._own
+
+    def put(self, key: str, value: bytes) -> int:
+        before = self.usage()
+        there = os.path.exists(self._path(key))
+        held = os.path.getsize(self._path(key)) if there else 0
+        self._own = Usage(before.bytes + len(value) - held, before.entries + (not there))
+        return super().put(key, value)
+
+    def delete(self, key: str) -> int:
+        before = self.usage()
+        freed = super().delete(key)
+        self._own = Usage(before.bytes - freed, before.entries - (freed > 0))
+        return freed
+
+
+class Remembering(FileBackend):
+    """Keeps what it read, and never looks again."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._read: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes | None:
+        value = self._read.get(key) or super().get(key)
+        if value:
+            self._read[key] = value
+        return value
+
+    def put(self, key: str, value: bytes) -> int:
+        self._read.pop(key, None)
+        return super().put(key, value)
+
+    def delete(self, key: str) -> int:
+        self._read.pop(key, None)
+        return super().delete(key)
+
+
+class Foreign(FileBackend):
+    """Lets the medium's own errors out."""
+
+    @contextmanager
+    def _translated(self, operation: str) -> Generator[None]:
+        yield
+
+
+class LockFile(FileBackend):
+    """Excludes others with a file that only its maker removes."""
+
+    def put(self, key: str, value: bytes) -> int:
+        name = f"{self._root}/lock"
+        for _ in range(400):
+            with suppress(FileExistsError):
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL))
+                break
+            time.sleep(0.001)
+        else:
+            raise BackendError("locked")
+        try:
+            return super().put(key, value)
+        finally:
+            os.unlink(name)
+
+
+class LosingUses(FileBackend):
+    """Notes uses, writes them before it iterates, and forgets them at the end."""
+
+    def touch(self, key: str) -> None:
+        if os.path.exists(self._path(key)):
+            self._noted[key] = self._now()
+
+    def use(self, key: str) -> bytes | None:
+        self.touch(key)
+        return self.get(key)
+
+    def close(self) -> None:
+        self._noted = {}
+        super().close()
+
+
+class Reviving(FileBackend):
+    """Makes an entry of what it touches."""
+
+    def touch(self, key: str) -> None:
+        if self.get(key) is None:
+            self.put(key, b"")
+        super().touch(key)
+
+
+class Unasked(FileBackend):
+    """Records uses even where it was opened for reading only."""
+
+    def use(self, key: str) -> bytes | None:
+        with suppress(FileNotFoundError):
+            os.utime(self._path(key))
+        return super().use(key)
+
+
+class Making(FileBackend):
+    """Makes its directory even where it was opened for reading only."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        os.makedirs(directory, exist_ok=True)
+        super().__init__(directory, **options)
+
+
+class Leaking(FileBackend):
+    """Leaves a file open."""
+
+    def put(self, key: str, value: bytes) -> int:
+        stored = super().put(key, value)
+        os.open(self._path(key), os.O_RDONLY)
+        return stored
+
+
+class ForkUnsafe(FileBackend):
+    """Has a lock that a child inherits as it is."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._mutex = threading.Lock()
+
+    def put(self, key: str, value: bytes) -> int:
+        with self._mutex:
+            time.sleep(0.002)
+            return super().put(key, value)
+
+
+class Littering(FileBackend):
+    """Leaves its temporary files where they are."""
+
+    def put(self, key: str, value: bytes) -> int:
+        stored = super().put(key, value)
+        Path(self._path(key)).with_name(f".{key[:16]}-{os.getpid()}.tmp").touch()
+        return stored
+
+
+class Sealed(FileBackend):
+    """Holds on to a directory that is gone."""
+
+    def put(self, key: str, value: bytes) -> int:
+        if not os.path.isdir(self._root):
+            raise BackendError("gone")
+        return super().put(key, value)
+
+
+#: Which test finds out which backend.
+CAUGHT: list[tuple[Callable[..., Any], str]] = [
+    (Partial, "test_a_value_comes_back_as_it_was_put"),
+    (View, "test_a_value_comes_back_as_it_was_put"),
+    (Boastful, "test_put_returns_the_stored_size"),
+    (ShortKeys, "test_keys_that_look_alike_are_told_apart"),
+    (FirstWins, "test_the_last_put_wins"),
+    (FirstWins, "test_random_operations_agree_with_a_map"),
+    (Grudging, "test_deleting_twice_frees_nothing_more"),
+    (Strict, "test_an_absent_key_is_a_miss"),
+    (Undercounting, "test_usage_follows_every_operation"),
+    (Undercounting, "test_an_engine_behaves_as_its_model"),
+    (Counting, "test_usage_takes_constant_time"),
+    (Untouched, "test_coldest_goes_by_the_last_use"),
+    (Untouched, "test_an_engine_behaves_as_its_model"),
+    (Hottest, "test_coldest_goes_by_the_last_use"),
+    (Eager, "test_starting_coldest_does_not_read_everything"),
+    (Repeating, "test_coldest_yields_each_key_once_while_entries_change"),
+    (OneCursor, "test_an_abandoned_iteration_changes_nothing"),
+    (OneCursor, "test_two_iterations_at_once"),
+    (ByTheClock, "test_a_clock_that_is_set_back"),
+    (Forgetful, "test_scan_yields_every_entry_with_its_size"),
+    (Halves, "test_eight_threads_on_four_keys"),
+    (Swallowing, "test_an_exception_in_a_batch_reaches_the_caller"),
+    (Stuck, "test_a_batch_is_of_one_thread"),
+    (ClosedOnce, "test_close_is_idempotent"),
+    (Unbuffered, "test_writers_at_once_agree_at_the_end"),
+    (Unbuffered, "test_killed_writers_leave_a_sound_place"),
+    (OwnCount, "test_usage_counts_other_handles"),
+    (OwnCount, "test_usage_counts_other_processes"),
+    (Remembering, "test_a_second_handle_sees_every_change"),
+    (Remembering, "test_processes_see_each_others_changes"),
+    (Foreign, "test_a_place_that_is_something_else"),
+    (LockFile, "test_killed_writers_leave_a_sound_place"),
+    (LosingUses, "test_uses_are_there_after_reopening"),
+    (LosingUses, "test_uses_of_another_handle_count"),
+    (LosingUses, "test_uses_of_another_process_count"),
+    (Reviving, "test_an_absent_key_is_a_miss"),
+    (Reviving, "test_a_touch_brings_nothing_back"),
+    (Unasked, "test_reading_only_changes_nothing"),
+    (Making, "test_reading_only_where_there_is_nothing"),
+    (Leaking, "test_close_releases_every_file"),
+    (Leaking, "test_opening_many_times_leaks_nothing"),
+    (ForkUnsafe, "test_a_fork_beside_busy_threads"),
+    (Littering, "test_opening_many_times_leaks_nothing"),
+    (Sealed, "test_a_place_that_is_removed_while_open"),
+]
+
+
+def suite_of(broken: Callable[..., Any]) -> BackendContract:
+    """Return the contract over a broken backend."""
+    base = FileSuite if issubclass(broken, FileBackend) else MemorySuite  # type: ignore[arg-type]
+
+    class Suite(base):  # type: ignore[misc, valid-type]
+        backend = broken
+        machine_settings = settings(DEFAULTS, phases=[Phase.generate], database=None)
+
+    return Suite()

@@ -1,0 +1,55 @@
+"""The contract fails for backends that are wrong, each by the test that is there for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backends.broken import CAUGHT, suite_of
+
+from kcache.errors import BackendError
+from kcache.testing import _base, _children
+from kcache.testing.contract import BackendContract
+
+#: What a wrong backend's test may end with: its own verdict, or what the backend should not raise.
+VERDICTS = (
+    *(AssertionError, ExceptionGroup, pytest.fail.Exception),
+    *(BackendError, KeyError, OSError, StopIteration, ValueError),
+)
+
+
+@pytest.mark.parametrize(("broken", "test"), CAUGHT, ids=[f"{b.__name__}-{t}" for b, t in CAUGHT])
+def test_a_wrong_backend_is_caught(
+    broken: Callable[..., Any], test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (_base, _children):
+        monkeypatch.setattr(module, "PATIENCE", 3)  # some of them hang
+    method = getattr(suite_of(broken), test)
+    arguments = {"place": tmp_path / "place", "tmp_path": tmp_path}
+    wanted = inspect.signature(method).parameters
+    try:
+        method(**{name: arguments[name] for name in wanted})
+    except VERDICTS:
+        return
+    except pytest.skip.Exception as skipped:
+        pytest.fail(f"skipped: {skipped}")
+    pytest.fail("passed")
+
+
+def test_every_promise_says_what_it_is() -> None:
+    tests = {name: method for name, method in vars_of(BackendContract) if name.startswith("test_")}
+    assert len(tests) > 60
+    assert [name for name, method in tests.items() if not method.__doc__] == []
+
+
+def vars_of(kind: type) -> list[tuple[str, Any]]:
+    return inspect.getmembers(kind, inspect.isfunction)
+
+
+def test_the_named_tests_exist() -> None:
+    names = {name for name, _ in vars_of(BackendContract)}
+    assert {test for _, test in CAUGHT} <= names
+    assert len({broken for broken, _ in CAUGHT}) >= 12
