@@ -5,22 +5,32 @@ from __future__ import annotations
 import json
 import os
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import click
 
 from kcache._version import __version__
-from kcache.cli.cache import directory_option, may_write, named_directory, open_existing
+from kcache.backend import Usage
+from kcache.cli.cache import (
+    directory_option,
+    json_option,
+    may_write,
+    named_directory,
+    open_existing,
+)
 from kcache.cli.terminal import columns, say, show
 from kcache.config import VARIABLES, Config, Setting
 from kcache.info import format_info, format_size, stats_lines
 from kcache.nvrtc import library
+from kcache.prometheus import exposition
 from kcache.stats import StatsFile
+
+if TYPE_CHECKING:
+    from kcache import KernelCache
 
 __all__ = ["config", "info", "stats"]
 
 _SIZES = ("max_size", "memory_size")
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.command(short_help="Show where the cache is, how full it is and what it has done.")
@@ -40,25 +50,34 @@ def info(*, directory: str | None) -> None:
 
 
 @click.command(short_help="Show what all processes have done with the cache.")
-@_json_option
+@json_option("object")
+@click.option(
+    "--prometheus", is_flag=True, help="Prometheus' text format, for a textfile collector."
+)
 @click.option("--zero", is_flag=True, help="Start again from zero after showing the counts.")
 @directory_option
-def stats(*, as_json: bool, zero: bool, directory: str | None) -> None:
+def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None) -> None:
     """Show what all processes have done with the cache, since it was made or set to zero."""
+    if as_json and prometheus:
+        raise click.UsageError("--json and --prometheus exclude each other.")
     if zero:
         may_write("stats --zero")
     cache = open_existing(directory)
     with cache or nullcontext():
         place = named_directory(directory) if cache is None else str(cache.directory)
         totals = _stats_file(place).total()
+        usage = _usage(cache)
         if as_json:
-            figures = {
+            figures = {"directory": place, "entries": usage.entries, "size_bytes": usage.bytes}
+            show(json.dumps({**figures, **totals.to_dict()}, indent=2))
+        elif prometheus:
+            settings = Config.load({"directory": directory})
+            about = {
+                "version": __version__,
                 "directory": place,
-                "entries": 0 if cache is None else cache.entry_count,
-                "size_bytes": 0 if cache is None else cache.size_bytes,
-                **totals.to_dict(),
+                "backend": settings.backend.value,
             }
-            show(json.dumps(figures, indent=2))
+            show(exposition(totals, usage, settings.max_size.value, about).removesuffix("\n"))
         else:
             show(columns(stats_lines(totals)))
     if zero:
@@ -68,7 +87,7 @@ def stats(*, as_json: bool, zero: bool, directory: str | None) -> None:
 
 
 @click.command(short_help="Show every setting, its value and where that came from.")
-@_json_option
+@json_option("object")
 @directory_option
 def config(*, as_json: bool, directory: str | None) -> None:
     """Show every setting, its value and where that came from; then the compiler that is found."""
@@ -111,6 +130,10 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, int) and name in _SIZES:
         return format_size(value)
     return "-" if value is None else str(value)
+
+
+def _usage(cache: KernelCache | None) -> Usage:
+    return Usage(0, 0) if cache is None else Usage(cache.size_bytes, cache.entry_count)
 
 
 def _stats_file(directory: str) -> StatsFile:

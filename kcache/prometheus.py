@@ -1,0 +1,68 @@
+"""The statistics in Prometheus' text exposition format, version 0.0.4.
+
+As in https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules beside it:
+counters end in `_total`, units are seconds and bytes. Pure: figures in, text out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kcache.backend import Usage
+    from kcache.stats import Stats
+
+__all__ = ["exposition"]
+
+#: Field of `Stats` -> name of the counter and its meaning.
+_COUNTERS = {
+    "hits": ("hits", "Requests answered from the cache."),
+    "memory_hits": ("memory_hits", "Those of the hits that the in-process tier answered."),
+    "misses": ("misses", "Requests that the cache could not answer."),
+    "compiles": ("compiles", "Compiles that succeeded."),
+    "uncacheable": ("uncacheable", "Compiles whose result must not be cached."),
+    "puts": ("puts", "Entries written."),
+    "evictions": ("evictions", "Entries evicted to stay under the cap."),
+    "bytes_evicted": ("evicted_bytes", "Stored bytes of the evicted entries."),
+    "stale": ("stale", "Entries found that no longer apply."),
+    "corrupt": ("corrupt", "Entries found damaged."),
+    "rejected": ("rejected", "Entries not stored for lack of room below the cap."),
+    "errors": ("errors", "Operations of the backend that failed and were survived."),
+    "compile_seconds": ("compile_seconds", "Time spent in compiles that succeeded."),
+    "saved_seconds": ("saved_seconds", "Compile time that hits made unnecessary."),
+    "hit_seconds": ("hit_seconds", "Time spent in hits."),
+}
+
+
+def exposition(stats: Stats, usage: Usage, max_size: int, about: Mapping[str, str]) -> str:
+    """Return counters, gauges and one info metric, every line ended.
+
+    Args:
+        stats: what was counted.
+        usage: what is stored.
+        max_size: the cap in bytes.
+        about: labels of `kcache_info`, the only metric that has any.
+    """
+    lines: list[str] = []
+    labels = ",".join(f'{name}="{_label(value)}"' for name, value in about.items())
+    lines += _metric("info", "gauge", "Which cache this is about; always 1.", 1, f"{{{labels}}}")
+    for field, (name, meaning) in _COUNTERS.items():
+        lines += _metric(f"{name}_total", "counter", meaning, getattr(stats, field))
+    lines += _metric("entries", "gauge", "Entries stored.", usage.entries)
+    lines += _metric("size_bytes", "gauge", "Stored bytes.", usage.bytes)
+    lines += _metric("max_size_bytes", "gauge", "The cap on the stored bytes.", max_size)
+    return "\n".join(lines) + "\n"
+
+
+def _metric(name: str, kind: str, meaning: str, value: float, labels: str = "") -> Iterator[str]:
+    full = f"kcache_{name}"
+    yield f"# HELP {full} {meaning}"
+    yield f"# TYPE {full} {kind}"
+    yield f"{full}{labels} {value!r}"
+
+
+def _label(value: str) -> str:
+    r"""Return a label's value with `\`, `"` and line ends escaped; what is no Unicode, replaced."""
+    text = value.encode("utf-8", "replace").decode()
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,120 @@
+"""`kcache stats --prometheus`: parsed by Prometheus' own parser, and by its rules for collectors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from cli.helpers import fill, kernel, key
+
+import kcache
+from kcache import Stats, Usage
+from kcache.prometheus import exposition
+from kcache.stats import FIELDS
+
+parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is missing")
+
+
+def parsed(text: str) -> dict[str, object]:
+    """Return family -> the family, as Prometheus' parser sees it."""
+    families = list(parser.text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    return {family.name: family for family in families}
+
+
+def values(families: Iterable[object]) -> dict[str, float]:
+    return {
+        sample.name: sample.value
+        for family in families
+        for sample in family.samples  # type: ignore[attr-defined]
+    }
+
+
+def test_the_counts_of_a_cache(
+    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    fill(cache_directory, {key(n): kernel() for n in range(3)}, backend)
+    monkeypatch.setenv("KCACHE_MAX_SIZE", "64MiB")
+    with kcache.KernelCache(cache_directory) as cache:
+        cache.engine.get(key(0))
+        cache.engine.get("f" * 64)
+        size = cache.size_bytes
+    said = here("stats", "--prometheus")
+    assert (said.code, said.err) == (0, "")
+    families = parsed(said.out)
+    found = values(families.values())
+    assert found["kcache_hits_total"] == 1
+    assert found["kcache_misses_total"] == 1
+    assert found["kcache_puts_total"] == 3
+    assert found["kcache_saved_seconds_total"] == 0.25
+    assert found["kcache_entries"] == 3
+    assert found["kcache_size_bytes"] == size
+    assert found["kcache_max_size_bytes"] == 64 << 20
+    (about,) = families["kcache_info"].samples  # type: ignore[attr-defined]
+    assert about.labels == {
+        "version": kcache.__version__,
+        "directory": str(cache_directory),
+        "backend": backend,
+    }
+
+
+def test_without_a_cache(cache_directory: Path, here: Callable) -> None:
+    found = values(parsed(here("stats", "--prometheus").out).values())
+    assert found["kcache_hits_total"] == 0
+    assert found["kcache_entries"] == 0
+    assert found["kcache_max_size_bytes"] == 1 << 30
+    assert not cache_directory.exists()
+
+
+def test_every_count_is_there_and_named_by_the_rules() -> None:
+    numbers = {name: n + 1.0 for n, name in enumerate(FIELDS)}
+    families = parsed(exposition(Stats(**numbers), Usage(5, 6), 7, {}))  # type: ignore[arg-type]
+    counters = {n: f for n, f in families.items() if f.type == "counter"}  # type: ignore[attr-defined]
+    assert sorted(values(counters.values()).values()) == sorted(numbers.values())
+    for name, family in families.items():
+        assert re.fullmatch(r"kcache(_[a-z]+)+", name)
+        assert family.documentation.endswith(".")  # type: ignore[attr-defined]
+        for sample in family.samples:  # type: ignore[attr-defined]
+            assert sample.name.endswith("_total") == (name in counters)
+            assert not sample.labels or name == "kcache_info"
+            assert sample.timestamp is None  # a textfile collector refuses those
+        units = re.findall(r"bytes|seconds|size|time", name)
+        assert not units or name.endswith(("bytes", "seconds"))
+
+
+@pytest.mark.parametrize(
+    "value", ["plain", 'quo"te', "back\\slash", "new\nline", "\\n", '\\"', "tab\t", "über", "", "}"]
+)
+def test_labels_are_escaped(value: str) -> None:
+    text = exposition(Stats(), Usage(0, 0), 1, {"directory": value, "backend": "file"})
+    (about,) = parsed(text)["kcache_info"].samples  # type: ignore[attr-defined]
+    assert about.labels == {"directory": value, "backend": "file"}
+    assert all(line.startswith(("# ", "kcache_")) for line in text.splitlines())
+
+
+def test_a_path_that_is_no_unicode_is_replaced() -> None:
+    text = exposition(Stats(), Usage(0, 0), 1, {"directory": "a\udcffb"})
+    text.encode()
+    assert parsed(text)["kcache_info"].samples[0].labels == {"directory": "a?b"}  # type: ignore[attr-defined]
+
+
+def test_it_ends_in_one_line_end_and_has_no_empty_line(
+    cache_directory: Path, run: Callable
+) -> None:
+    out = run("stats", "--prometheus").stdout
+    assert out.endswith(b"\n")
+    assert b"\n\n" not in out
+    assert b"\r" not in out
+
+
+def test_json_and_prometheus_exclude_each_other(cache_directory: Path, here: Callable) -> None:
+    assert here("stats", "--json", "--prometheus").code == 2
+
+
+def test_zero_shows_the_counts_first(cache_directory: Path, here: Callable) -> None:
+    fill(cache_directory, {key(1): kernel()})
+    said = here("stats", "--prometheus", "--zero")
+    assert values(parsed(said.out).values())["kcache_puts_total"] == 1
+    assert values(parsed(here("stats", "--prometheus").out).values())["kcache_puts_total"] == 0
