@@ -229,6 +229,11 @@ class CacheMachine(_Machine):
         self.model.clear()
         self.sizes.clear()
 
+    @rule()
+    def list_the_coldest(self) -> None:
+        """See the entries in the order in which they would go."""
+        assert [info.key for info in self.engine.backend.coldest()] == list(self.model)
+
     @precondition(lambda self: self.persistent)
     @rule()
     def open_anew(self) -> None:

@@ -393,6 +393,6 @@ def suite_of(broken: Callable[..., Any]) -> BackendContract:
 
     class Suite(base):  # type: ignore[misc, valid-type]
         backend = broken
-        machine_settings = settings(DEFAULTS, phases=[Phase.generate], database=None)
+        machine_settings = settings(DEFAULTS, phases=[Phase.generate], derandomize=True)
 
     return Suite()
