@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -12,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kcache import log
-from kcache.backend import Backend, is_key
+from kcache.backend import KEY_LENGTH, Backend, is_key
 from kcache.entry import Entry, encode, open_envelope
 from kcache.errors import (
     BackendError,
@@ -22,7 +23,7 @@ from kcache.errors import (
     IncompatibleEntryError,
 )
 from kcache.memory import MemoryTier
-from kcache.stats import Counters, Stats, StatsFile
+from kcache.stats import Counters, Flusher, Stats, StatsFile
 
 if TYPE_CHECKING:
     from typing import Self
@@ -89,6 +90,7 @@ class CacheEngine:
         self.max_size = max_size
         self.read_only = read_only
         self.counters = Counters()
+        self._hit = self.counters.hit
         self.memory: MemoryTier[str, Entry] = MemoryTier(memory_size)
         self._producer = producer.encode()
         self._read = backend.get if read_only else backend.use
@@ -96,10 +98,11 @@ class CacheEngine:
         self._clock = clock
         self._room = threading.Lock()
         self._touched: dict[str, float] = {}
-        self._flusher = _Flusher(self.counters, stats_file)
+        self._flusher = Flusher(self.counters, stats_file)
         self._next_flush = _now() + FLUSH_INTERVAL
         self._reported: set[str] = set()
         self._at_end = weakref.finalize(self, _end, backend, self._flusher)
+        self._end_with_child()
         _engines.add(self)
 
     # -- the four operations -------------------------------------------------------------------
@@ -114,11 +117,17 @@ class CacheEngine:
             ConfigError: `key` is not 64 hexadecimal digits.
         """
         started = _now()
-        entry, from_memory = (self._load(key), False) if self._no_memory else self.fetch(key)
+        if started >= self._next_flush:
+            self._flush_now()
+        from_memory = False
+        if self._no_memory:
+            entry = self._load(key)
+        else:
+            entry, from_memory = self.fetch(key)
         if entry is None:
             self.counters.add("misses")
         else:
-            self.counters.hit(entry.cost, _now() - started, from_memory)
+            self._hit(entry.cost, _now() - started, from_memory)
         return entry
 
     def put(self, key: str, entry: Entry) -> bool:
@@ -286,6 +295,8 @@ class CacheEngine:
 
         With `again`, damage is not counted either: it was, a moment ago.
         """
+        if _now() >= self._next_flush:
+            self._flush_now()
         if self._no_memory:
             return self._load(key, again=again), False
         entry = self.memory.get(key)
@@ -302,27 +313,31 @@ class CacheEngine:
 
     def _load(self, key: str, *, again: bool = False) -> Entry | None:
         """Return the entry that the backend holds, verified, or None."""
-        if not is_key(key):
+        # Keeps a path inside the backend. Whether it is a key at all is looked at where nothing is
+        # found: of what is found, the envelope says the key.
+        if not isinstance(key, str) or len(key) != KEY_LENGTH or not key.isalnum():
             raise _key_error(key)
-        if _now() >= self._next_flush:
-            self._flush_now()
-        changes = self.memory.changes
         try:
+            changes = self.memory.changes
             blob = self._read(key)
-            if blob is None:
-                return None
-            entry = open_envelope(blob, key, self._producer)
-            if not self._no_memory:
-                entry.payload  # noqa: B018  lets go of the envelope
-                self.memory.put(key, entry, len(blob), unless_since=changes)
+            if blob is not None:
+                entry = open_envelope(blob, key, self._producer)
+                if not self._no_memory:
+                    entry.payload  # noqa: B018  lets go of the envelope
+                    self.memory.put(key, entry, len(blob), unless_since=changes)
+                return entry
         except CorruptEntryError as error:
+            _check_key(key)
             if not again:
                 self.refuse(key, error)
-            return None
         except SURVIVED as error:
+            _check_key(key)
             self.report("get", error)
-            return None
-        return entry
+        except ValueError:
+            _check_key(key)
+            raise
+        _check_key(key)
+        return None
 
     def refuse(self, key: str, error: CorruptEntryError) -> None:
         """Count and log why an entry is not served."""
@@ -344,8 +359,6 @@ class CacheEngine:
         return 0
 
     def _touch_memory_hit(self, key: str) -> None:
-        if _now() >= self._next_flush:
-            self._flush_now()
         now = self._clock()
         if now < self._touched.get(key, 0.0):
             return
@@ -431,46 +444,24 @@ class CacheEngine:
         self.counters.lock = threading.Lock()
         self.memory.reset_lock()
         self._flusher.after_fork()
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:  # it forgets what is to be done at the end before it calls this
+            util.register_after_fork(self, CacheEngine._end_with_child)
+
+    def _end_with_child(self) -> None:
+        """Have multiprocessing end the engine with a forked child, which never reaches atexit."""
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.Finalize(self, self._at_end, exitpriority=0)
 
 
-class _Flusher:
-    """Adds what an engine counted since the last time to the statistics file."""
-
-    def __init__(self, counters: Counters, file: StatsFile | None) -> None:
-        self._counters = counters
-        self.file = file
-        self._done = counters.values()
-        self._mutex = threading.Lock()
-
-    def flush(self) -> None:
-        if self.file is None:
-            return
-        with self._mutex:
-            now = self._counters.values()
-            if now != self._done:
-                self.file.add([a - b for a, b in zip(now, self._done, strict=True)])
-                self._done = now
-
-    def after_fork(self) -> None:
-        self._mutex = threading.Lock()
-        self._done = self._counters.values()
-
-    def close(self) -> None:
-        try:
-            self.flush()
-        except SURVIVED as error:
-            log.debug("statistics not written: %s", error)
-        if self.file is not None:
-            self.file.close()
-
-
-def _end(backend: Backend, flusher: _Flusher) -> None:
+def _end(backend: Backend, flusher: Flusher) -> None:
     """Close what an engine holds; runs at `close`, at garbage collection or at exit."""
-    flusher.close()
-    try:
-        backend.close()
-    except SURVIVED as error:
-        log.debug("closing the backend failed: %s", error)
+    for close in (flusher.close, backend.close):
+        try:
+            close()
+        except SURVIVED as error:
+            log.debug("closing failed: %s", error)
 
 
 def _check_key(key: str) -> None:

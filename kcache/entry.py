@@ -65,6 +65,8 @@ _SMALLEST = _HEADER.size + _CHECKSUM
 _INFINITY = float("inf")
 
 _checksum = xxhash.xxh3_128_digest
+_unpack_header = _HEADER.unpack_from
+_HEADER_SIZE = _HEADER.size
 _new_entry = object.__new__
 _decode_json = json.JSONDecoder().decode
 _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
@@ -264,11 +266,11 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
         IncompatibleEntryError, CorruptEntryError: as for `decode`.
     """
     end = len(blob) - _CHECKSUM
-    if end < _HEADER.size:
+    if end < _HEADER_SIZE:
         raise CorruptEntryError(f"{len(blob)} bytes, too short for an entry")
     if _checksum(memoryview(blob)[:end]) != blob[end:]:
         raise CorruptEntryError("checksum mismatch")
-    magic, version, total, cost, stored_key, _, maker_length, _ = _HEADER.unpack_from(blob)
+    magic, version, total, cost, stored_key, _, maker_length, _ = _unpack_header(blob)
     if magic != _MAGIC:
         raise CorruptEntryError("not a kcache entry")
     if version != FORMAT_VERSION:
@@ -279,9 +281,10 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
         raise CorruptEntryError(f"entry of another key: {stored_key.hex()}")
     if not 0.0 <= cost < _INFINITY:  # one such number would spoil every sum of them
         raise CorruptEntryError(f"a cost of {cost} seconds")
-    maker = blob[_HEADER.size : _HEADER.size + maker_length]
-    if maker != producer:
-        raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")
+    if maker_length or producer:
+        maker = blob[_HEADER.size : _HEADER.size + maker_length]
+        if maker != producer:
+            raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")
     entry = _new_entry(Entry)
     entry._blob = blob
     entry.cost = cost

@@ -22,7 +22,7 @@ from kcache.locks import RangeLocks
 from kcache.positioned import pread, pwrite
 from kcache.record import Record
 
-__all__ = ["FIELDS", "Counters", "Stats", "StatsFile"]
+__all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]
 
 
 class Stats(Record):
@@ -306,6 +306,43 @@ class StatsFile:
         slots = range(1, 1 + (os.fstat(fd).st_size - self._offset(1)) // self._RECORD)
         records = [self._read(fd, slot) for slot in slots[: self.SLOTS - 1]]
         return [sum(column) for column in zip((0.0,) * len(FIELDS), *records, strict=True)]
+
+
+class Flusher:
+    """Adds what an engine counted since the last time to the statistics file."""
+
+    def __init__(self, counters: Counters, file: StatsFile | None) -> None:
+        self._counters = counters
+        self.file = file
+        self._done = counters.values()
+        self._mutex = threading.Lock()
+
+    def flush(self) -> None:
+        """Write what was counted since the last time.
+
+        Raises:
+            BackendError: the file can't be written.
+        """
+        if self.file is None:
+            return
+        with self._mutex:
+            now = self._counters.values()
+            if now != self._done:
+                self.file.add([a - b for a, b in zip(now, self._done, strict=True)])
+                self._done = now
+
+    def after_fork(self) -> None:
+        """Leave to the parent, in a child, what the parent has counted."""
+        self._mutex = threading.Lock()
+        self._done = self._counters.values()
+
+    def close(self) -> None:
+        """Write the last counts and give up the record; counts made later are written anew."""
+        if self.file is not None:
+            try:
+                self.flush()
+            finally:
+                self.file.close()
 
 
 _files: weakref.WeakSet[StatsFile] = weakref.WeakSet()

@@ -328,7 +328,8 @@ class Environment:
         return os.path.join(self.root, name)
 
     def after_fork(self) -> None:
-        """Let go, in a child, of what is the parent's; LMDB knows not to clean it up."""
+        """Let go, in a child, of what is the parent's, and leave it alone."""
+        _keep_for_ever(self.open)
         self._state = threading.RLock()
         self._changing = threading.RLock()
         self.open = self._opened = self._lock_file = self.txn = None
@@ -419,6 +420,19 @@ def _remove(path: str) -> None:
     else:
         with suppress(OSError):
             os.unlink(path)
+
+
+def _keep_for_ever(env: lmdb.Environment | None) -> None:
+    """Keep a forked child from freeing its copy of the parent's database, at its exit too.
+
+    That would free the parent's places in the table of readers, which both share: the parent's
+    next read would fail, and pages that it is reading could be used again.
+    """
+    if env is not None:
+        import ctypes  # in few children only
+
+        with suppress(AttributeError):  # PyPy has no reference counts
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(env))
 
 
 def _after_fork_in_child() -> None:

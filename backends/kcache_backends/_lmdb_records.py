@@ -128,7 +128,7 @@ def cold_rows(
         (name[1:], name[9:], _TIME.unpack(name[1:9])[0], _SIZE.unpack(row)[0])
         for name, row in _rows(txn, b"r", after, most)
     ]
-    for _, raw, used, size in rows:
-        if info(txn, raw) != (used, size):
-            raise lmdb.CorruptedError("the index by recency differs from the entries")
+    wrong = any(info(txn, raw) != (used, size) for _, raw, used, size in rows)
+    if wrong or (not rows and not after and sums(txn)[1]):
+        raise lmdb.CorruptedError("the index by recency differs from the entries")
     return rows

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import zlib
@@ -455,3 +456,35 @@ def test_counting_is_exact_over_threads() -> None:
         sys.setswitchinterval(interval)
     assert counters.snapshot().errors == 6000
     assert counters.snapshot().compile_seconds == 3000
+
+
+@pytest.mark.parametrize("opened", ["by the parent", "by the child"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_of_multiprocessing_are_counted(method: str, opened: str, tmp_path: Path) -> None:
+    """They end without `atexit` where they are forked; a pool is what people warm caches with."""
+    (tmp_path / "work.py").write_text(
+        "import sys, multiprocessing\n"
+        "from kcache import Entry, open_engine\n"
+        "place, method, opened = sys.argv[1:]\n"
+        "engine = open_engine(place) if opened == 'by the parent' else None\n"
+        "def child():\n"
+        "    global engine\n"
+        "    engine = engine or open_engine(place)\n"
+        "    engine.get('0' * 64)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context(method)\n"
+        "    for _ in range(3):\n"
+        "        process = context.Process(target=child)\n"
+        "        process.start()\n"
+        "        process.join()\n"
+        "        assert process.exitcode == 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "work.py"), str(tmp_path / "cache"), method, opened],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with open_engine(tmp_path / "cache") as engine:
+        assert engine.total_stats().misses == 3
