@@ -43,6 +43,7 @@ _COMMANDS = {
     "trim": "kcache.cli.contents:trim",
     "clear": "kcache.cli.contents:clear",
     "verify": "kcache.cli.verify:verify",
+    "doctor": "kcache.cli.doctor:doctor",
     "config": "kcache.cli.report:config",
 }
 

@@ -1,0 +1,68 @@
+"""`kcache doctor`: what is wrong with this machine's set-up, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING
+
+import click
+
+from kcache.cli.cache import directory_option, json_option
+from kcache.cli.terminal import counted, plain, show, width
+
+if TYPE_CHECKING:
+    from kcache.doctor import Finding
+
+__all__ = ["doctor"]
+
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+#: Columns before a finding: its level and its topic.
+_INDENT = 26
+
+
+@click.command(short_help="Find what is wrong with this machine's set-up.")
+@json_option("array")
+@directory_option
+def doctor(*, as_json: bool, directory: str | None) -> None:
+    """Look at everything that the cache depends on, and say what to do where it is not right.
+
+    Looks at settings, directory, disk, backend, a sample of the entries, NVRTC and the driver.
+    Changes nothing. Exits with 1 if there is a problem; a warning is none, things work in spite of
+    it.
+    """
+    from kcache.doctor import PROBLEM, WARNING, diagnose
+    from kcache.facts import gather
+
+    findings = diagnose(gather(directory))
+    if as_json:
+        show(json.dumps([finding._asdict() for finding in findings], indent=2))
+    else:
+        show("\n".join(map(_text, findings)))
+        levels = [finding.level for finding in findings]
+        problems, warnings = levels.count(PROBLEM), levels.count(WARNING)
+        show(
+            f"\n{counted(problems, 'problem', 'problems')}, "
+            f"{counted(warnings, 'warning', 'warnings')}"
+        )
+    if any(finding.level == PROBLEM for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _text(finding: Finding) -> str:
+    level = click.style(f"{finding.level:<9}", fg=_COLOURS[finding.level])
+    lines = _wrapped(finding.what)
+    if finding.do:
+        first, *rest = _wrapped(finding.do, 3)
+        lines += [f"-> {first}", *(f"   {line}" for line in rest)]
+    margin = " " * _INDENT
+    return f"{level}{finding.topic:<{_INDENT - 9}}" + f"\n{margin}".join(lines)
+
+
+def _wrapped(text: str, more: int = 0) -> list[str]:
+    """Return the text in lines that fit on the terminal, in one line where there is none."""
+    columns = width()
+    if columns is None:
+        return [plain(text)]
+    room = max(20, columns - _INDENT - more)
+    return textwrap.wrap(plain(text), room, break_long_words=False, break_on_hyphens=False) or [""]

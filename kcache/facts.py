@@ -1,0 +1,388 @@
+"""Facts: what `kcache.doctor` judges of this machine, gathered without changing anything.
+
+Gathering does not fail: what can't be found out is None, or the reason as text. Nothing that may be
+broken is imported before it is asked for, so this works where a dependency is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from kcache.config import VARIABLES, Config, default_cache_directory, temporary_cache_directory
+from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError, KcacheError
+from kcache.filesystem import FileSystem, file_system
+
+if TYPE_CHECKING:
+    from kcache.stats import Stats
+
+__all__ = ["Compiler", "Contents", "Facts", "Place", "Version", "gather"]
+
+#: What kcache needs beside Python itself.
+_LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
+#: Entries that a diagnosis reads.
+_SAMPLE = 200
+
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The directory of the cache.
+
+    Attributes:
+        path: where the cache is, or would be made.
+        source: who says so: `argument`, a variable or `default`.
+        exists: whether it is there. If not, the rest is about what is nearest above it.
+        is_directory: whether it is one.
+        owner: its user's id.
+        mode: its permission bits.
+        obstacle: why nothing can be written to it, or empty.
+        system: its file system.
+        free: bytes that this user may still write there.
+        total: bytes of the whole file system.
+    """
+
+    path: str
+    source: str
+    exists: bool
+    is_directory: bool
+    owner: int
+    mode: int
+    obstacle: str
+    system: FileSystem
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is in the cache.
+
+    Attributes:
+        error: why the backend can't be used, or empty.
+        size: stored bytes.
+        sampled: entries that were read...
+        damaged: ... how many of them are damaged...
+        unreadable: ... and how many the backend does not give out.
+        stats: the counts of all processes, or None.
+        stats_error: why they can't be read, or empty.
+    """
+
+    error: str = ""
+    size: int = 0
+    sampled: int = 0
+    damaged: int = 0
+    unreadable: int = 0
+    stats: Stats | None = None
+    stats_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """NVRTC.
+
+    Attributes:
+        bindings: whether cuda-python's bindings of it are installed.
+        path: its file; empty if there is none.
+        builtins: whether its builtins library lies beside it.
+        version: major and minor, or None.
+        error: why it can't be loaded, or empty.
+    """
+
+    bindings: bool
+    path: str
+    builtins: bool
+    version: Version | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of this machine's set-up.
+
+    Attributes:
+        python: Python's version.
+        libraries: name -> version of each dependency...
+        broken: ... or why it can't be imported.
+        bad_settings: what is wrong with the environment, a sentence per variable.
+        config: the settings, with defaults for those that are wrong.
+        user: effective user id; None where there are no such users.
+        place: the directory; None where a wrong setting hides it.
+        homeless: whether the cache is in the temporary directory, since the user has no home.
+        backends: names of the backends that there are.
+        contents: what is in the cache; None where there is none.
+        compiler: NVRTC.
+        driver: the newest CUDA version that the driver supports; None where there is no driver.
+        trace_error: why compiles can't tell which headers they read, or empty.
+    """
+
+    python: tuple[int, ...]
+    libraries: dict[str, str]
+    broken: dict[str, str]
+    bad_settings: tuple[str, ...]
+    config: Config
+    user: int | None
+    place: Place | None
+    homeless: bool
+    backends: tuple[str, ...]
+    contents: Contents | None
+    compiler: Compiler
+    driver: Version | None
+    trace_error: str
+
+
+def gather(
+    directory: str | None = None,
+    *,
+    system: Callable[[str], FileSystem] = file_system,
+    driver: Callable[[], Version | None] | None = None,
+) -> Facts:
+    """Return what is known of this machine's set-up.
+
+    Args:
+        directory: of the cache; by default where the environment or the defaults say.
+        system: tells the file system of a path.
+        driver: tells the newest CUDA version that the driver supports, or None.
+
+    Raises:
+        ConfigError: `directory` is not allowed.
+    """
+    config, bad = _settings(directory)
+    libraries, broken = _libraries()
+    place = None if bad.keys() & {"directory"} else _place(config, system)
+    there = place is not None and place.exists and place.is_directory
+    return Facts(
+        python=tuple(sys.version_info[:3]),
+        libraries=libraries,
+        broken=broken,
+        bad_settings=tuple(bad.values()),
+        config=config,
+        user=os.geteuid() if sys.platform != "win32" else None,
+        place=place,
+        homeless=place is not None and _is_homeless(place),
+        backends=_backend_names(),
+        contents=_contents(config, place.path) if place is not None and there else None,
+        compiler=_compiler(),
+        driver=(driver or driver_version)(),
+        trace_error=_trace_error(),
+    )
+
+
+# -- settings and libraries ------------------------------------------------------------------------
+
+
+def _settings(directory: str | None) -> tuple[Config, dict[str, str]]:
+    """Return the settings, and setting -> what is wrong with the variable for it."""
+    harmless = {variable.setting: variable.default for variable in VARIABLES}
+    harmless |= {"directory": directory or os.curdir, "log": "error"}
+    Config.load(harmless)
+    given = {"directory": directory} if directory is not None else {}
+    bad: dict[str, str] = {}
+    for name in harmless:
+        try:
+            Config.load({n: value for n, value in harmless.items() if n != name} | given)
+        except ConfigError as error:
+            bad[name] = str(error)
+    return Config.load({name: harmless[name] for name in bad} | given), bad
+
+
+def _libraries() -> tuple[dict[str, str], dict[str, str]]:
+    """Return name -> version of what can be imported, and name -> reason of what can't."""
+    from importlib import metadata
+
+    found: dict[str, str] = {}
+    broken: dict[str, str] = {}
+    for name in _LIBRARIES:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever a broken installation raises
+            broken[name] = f"{type(error).__name__}: {error}"
+            continue
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "of unknown version"
+    return found, broken
+
+
+def _backend_names() -> tuple[str, ...]:
+    from kcache.registry import backend_names
+
+    return tuple(backend_names())
+
+
+# -- the directory ---------------------------------------------------------------------------------
+
+
+def _place(config: Config, system: Callable[[str], FileSystem]) -> Place:
+    named = config.directory.value
+    path = os.path.abspath(default_cache_directory() if named is None else named)
+    nearest = path
+    while not os.path.lexists(nearest) and os.path.dirname(nearest) != nearest:
+        nearest = os.path.dirname(nearest)
+    owner = mode = free = total = 0
+    is_directory = os.path.isdir(nearest)
+    obstacle = ""
+    try:
+        status = os.stat(nearest)
+        owner, mode = status.st_uid, status.st_mode & 0o7777
+        if is_directory:
+            obstacle = _obstacle(nearest, probe=nearest == path)
+            total, _, free = shutil.disk_usage(nearest)
+    except OSError as error:
+        obstacle = error.strerror or str(error)
+    return Place(
+        path=path,
+        source=config.directory.source,
+        exists=nearest == path,
+        is_directory=is_directory,
+        owner=owner,
+        mode=mode,
+        obstacle=obstacle,
+        system=system(nearest),
+        free=free,
+        total=total,
+    )
+
+
+def _is_homeless(place: Place) -> bool:
+    try:
+        return place.source == "default" and place.path == temporary_cache_directory()
+    except OSError:  # nor is there a temporary directory
+        return False
+
+
+def _obstacle(directory: str, *, probe: bool) -> str:
+    """Return why nothing can be written to a directory; tried with a nameless file, or asked."""
+    try:
+        if probe:
+            with tempfile.TemporaryFile(dir=directory):
+                return ""
+        effective = os.access in os.supports_effective_ids
+        if not os.access(directory, os.W_OK | os.X_OK, effective_ids=effective):
+            return f"Permission denied in {directory}"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _contents(config: Config, path: str) -> Contents:
+    """Look at what is in the cache, at a sample of the entries only."""
+    try:
+        stats, stats_error = _stats(path)
+        try:
+            size, sampled, damaged, unreadable = _sample(config, path)
+        except KcacheError as error:
+            return Contents(error=str(error), stats=stats, stats_error=stats_error)
+    except ImportError as error:  # of xxhash, say
+        return Contents(error=f"{error.name or 'a module'} can't be imported")
+    return Contents("", size, sampled, damaged, unreadable, stats, stats_error)
+
+
+def _stats(path: str) -> tuple[Stats | None, str]:
+    from kcache.stats import StatsFile
+
+    try:
+        return StatsFile(os.path.join(path, "stats")).total(), ""
+    except KcacheError as error:
+        return None, str(error)
+
+
+def _sample(config: Config, path: str) -> tuple[int, int, int, int]:
+    """Return stored bytes, and how many entries were read, were damaged, could not be read.
+
+    Raises:
+        KcacheError: the backend can't be used.
+    """
+    from kcache.entry import decode
+    from kcache.registry import open_backend
+
+    name, cap = config.backend.value, config.max_size.value
+    backend = open_backend(name, path, max_size=cap, read_only=True)
+    sampled = damaged = unreadable = 0
+    try:
+        size = backend.usage().bytes
+        for info in islice(backend.scan(), _SAMPLE):
+            sampled += 1
+            try:
+                blob = backend.get(info.key)
+                if blob is not None:
+                    decode(blob, info.key)
+            except IncompatibleEntryError:  # whoever made it: it is intact
+                pass
+            except CorruptEntryError:
+                damaged += 1
+            except KcacheError:
+                unreadable += 1
+    finally:
+        backend.close()
+    return size, sampled, damaged, unreadable
+
+
+# -- compiler and driver ---------------------------------------------------------------------------
+
+
+def _compiler() -> Compiler:
+    from kcache.nvrtc import library
+
+    bindings = False
+    with suppress(ImportError, ValueError):
+        bindings = importlib.util.find_spec("cuda.bindings.nvrtc") is not None
+    found = library.find()
+    version: Version | None = None
+    error = ""
+    if bindings:
+        from kcache.nvrtc import compiler
+
+        try:
+            version = compiler.version()
+        except KcacheError as failure:
+            error = str(failure)
+        found = library.loaded() or found
+    path = "" if found is None else found.path
+    builtins = False
+    with suppress(OSError):
+        names = os.listdir(os.path.dirname(path)) if path else ()
+        builtins = any(name.startswith(library._BUILTINS) for name in names)
+    return Compiler(bindings, path, builtins, version, error)
+
+
+def driver_version() -> Version | None:
+    """Return the newest CUDA version that the driver supports, not initialising it; None without.
+
+    `cuDriverGetVersion` returns 1000 * major + 10 * minor.
+    """
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    value = ctypes.c_int()
+    try:
+        if ctypes.CDLL(name).cuDriverGetVersion(ctypes.byref(value)) != 0:
+            return None  # the toolkit's stub of the driver, say
+    except (OSError, AttributeError):
+        return None
+    return value.value // 1000, value.value % 1000 // 10
+
+
+def _trace_error() -> str:
+    """Return why a compile can't be followed (see `kcache.nvrtc.trace`), or empty."""
+    if sys.platform != "linux":
+        return "only Linux has what it needs"
+    from kcache.nvrtc.trace import Tracer
+
+    following = Tracer().begin()
+    if following is not None:
+        following.end()
+        return ""
+    try:
+        return f"no link can be made in {tempfile.gettempdir()}, or there are too few descriptors"
+    except OSError as error:
+        return str(error.strerror)
