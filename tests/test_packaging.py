@@ -108,8 +108,9 @@ def test_sdist_holds_what_building_testing_and_reading_need(sdist_names: set[str
         "pyproject.toml",
         "tox.ini",
     }
-    assert files | {"kcache", "backends", "tests", "docs"} <= top
-    assert top <= files | {"kcache", "backends", "tests", "docs", "bench", ".ci", ".gitignore"}
+    assert files | {"kcache", "backends", "tests", "docs", "examples"} <= top
+    others = {"bench", ".ci", ".gitignore"}
+    assert top <= files | {"kcache", "backends", "tests", "docs", "examples"} | others
     assert not [name for name in sdist_names if name.endswith(".pyc")]
 
 
@@ -139,7 +140,7 @@ def test_every_declared_backend_loads() -> None:
 
 def test_extras_are_those_of_the_documentation() -> None:
     declared = set(distribution("kcache-cuda").metadata.get_all("Provides-Extra") or ())
-    assert declared == {"all", "bench", "cli", "cu12", "cu13", "demo", "docs", "test"}
+    assert declared == {"all", "bench", "cli", "cu12", "cu13", "demo", "docs", "test", "testing"}
     page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
     assert {extra for extra in declared if f"`{extra}`" not in page} == set()
 
