@@ -50,6 +50,7 @@ nitpick_ignore_regex = [
         "Path|Compiled|ExtraOptions|kcache.nvrtc.options.ExtraOptions",
     ),  # imported for types
     (r"py:.*", "kcache.key.SupportsFlags"),
+    (r"py:.*", r"hypothesis\..+|kcache\.testing\.machine\.Open"),
     (r"py:.*", "JSON"),  # a recursive alias, which autodoc shows by its name
     (r"py:.*", rf"({_STDLIB})(\..+)?"),
     (r"py:.*", "|".join(name for name in dir(builtins) if not name.startswith("_"))),
