@@ -10,13 +10,14 @@ Files of the directory::
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import threading
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import lmdb
 
@@ -94,6 +95,8 @@ class Environment:
         self._opened: tuple[int, int] | None = None
         self._users = 0
         self._lock_file: _LockFile | None = None
+        #: Whether the parent process had it open at the fork, and this one has not opened it since.
+        self._inherited = False
         self._state = threading.RLock()
         #: Held by the thread that writes, or changes what is open.
         self._changing = threading.RLock()
@@ -143,6 +146,8 @@ class Environment:
     def _open_now(self) -> lmdb.Environment:
         with self._state:
             if self.open is None:
+                if self._inherited:
+                    _forget_inherited(self._path("db"))
                 if self.read_only:
                     env = self._open_read_only()
                 else:
@@ -155,6 +160,7 @@ class Environment:
                             self._discard()
                             env = self._open_files()
                 self._opened = self._identity()
+                self._inherited = False
                 self.open = env
             return self.open
 
@@ -329,7 +335,9 @@ class Environment:
 
     def after_fork(self) -> None:
         """Let go, in a child, of what is the parent's, and leave it alone."""
-        _keep_for_ever(self.open)
+        if self.open is not None:
+            _keep_for_ever(self.open)
+            self._inherited = True
         self._state = threading.RLock()
         self._changing = threading.RLock()
         self.open = self._opened = self._lock_file = self.txn = None
@@ -422,17 +430,29 @@ def _remove(path: str) -> None:
             os.unlink(path)
 
 
-def _keep_for_ever(env: lmdb.Environment | None) -> None:
-    """Keep a forked child from freeing its copy of the parent's database, at its exit too.
+def _keep_for_ever(env: lmdb.Environment) -> None:
+    """Keep a forked child from closing its copy of the parent's database, at its exit too.
 
-    That would free the parent's places in the table of readers, which both share: the parent's
-    next read would fail, and pages that it is reading could be used again.
+    That would free the parent's places in the table of readers, which both share, so that the
+    parent's next read fails; or wait without end for a transaction of a thread that is not there.
     """
-    if env is not None:
-        import ctypes  # in few children only
+    import ctypes  # in few children only
 
-        with suppress(AttributeError):  # PyPy has no reference counts
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(env))
+    with suppress(AttributeError):  # PyPy has no reference counts
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(env))
+
+
+def _forget_inherited(place: str) -> None:
+    """Have py-lmdb forget that a database is open in this process, which its parent opened.
+
+    Its list of them, to refuse a second opening, is a set that nothing but the collector reaches.
+    """
+    from lmdb import _envid
+
+    keys = _envid.env_keys(place, True)  # type: ignore[no-untyped-call]
+    for found in gc.get_objects():
+        if type(found) is set:
+            cast("set[object]", found).difference_update(keys)
 
 
 def _after_fork_in_child() -> None:
