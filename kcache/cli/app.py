@@ -44,6 +44,7 @@ _COMMANDS = {
     "clear": "kcache.cli.contents:clear",
     "verify": "kcache.cli.verify:verify",
     "doctor": "kcache.cli.doctor:doctor",
+    "migrate": "kcache.cli.migrate:migrate",
     "config": "kcache.cli.report:config",
 }
 

@@ -1,0 +1,104 @@
+"""`kcache migrate`: every entry from one backend to another in the same directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from kcache.catalogue import DAMAGED, OTHER, UNREADABLE, coldest_first
+from kcache.cli.cache import directory_option, may_write, open_cache, open_existing
+from kcache.cli.terminal import counted, progress, say, show
+from kcache.config import Config
+from kcache.errors import UnknownBackendError
+from kcache.info import format_size
+from kcache.kernel_cache import PRODUCER
+from kcache.migration import Migration
+from kcache.registry import backend_names
+
+if TYPE_CHECKING:
+    from kcache.engine import CacheEngine
+
+__all__ = ["migrate"]
+
+
+@click.command(short_help="Move every entry to another backend.")
+@click.option("--to", "target", metavar="BACKEND", required=True, help="Such as lmdb or zstd.")
+@click.option(
+    "--from",
+    "origin",
+    metavar="BACKEND",
+    help="Where the entries are.  [default: $KCACHE_BACKEND, else file]",
+)
+@click.option("--keep", is_flag=True, help="Copy: leave the entries where they are, too.")
+@click.option("-n", "--dry-run", is_flag=True, help="Say what would be moved; change nothing.")
+@directory_option
+def migrate(
+    *, target: str, origin: str | None, keep: bool, dry_run: bool, directory: str | None
+) -> None:
+    """Move every entry to another backend in the same directory.
+
+    Each backend has a folder of its own there. The least recently used entry goes first, one at a
+    time, so that the order of use survives and both together need no more room than the cap. It may
+    be interrupted; run again, it goes on. Afterwards set KCACHE_BACKEND, as it then says.
+    """
+    origin = origin or Config.load().backend.value
+    _check_names(origin, target)
+    if not dry_run:
+        may_write("migrate")
+    source = open_existing(directory, backend=origin, read_only=dry_run)
+    if source is None:
+        show("nothing to move: nothing has been cached yet")
+        return
+    with source:
+        place = str(source.directory)
+        usage = source.engine.backend.usage()
+        if dry_run:
+            amount = f"{counted(usage.entries)}, {format_size(usage.bytes)}"
+            show(f"would {'copy' if keep else 'move'} {amount} from {origin} to {target}")
+            return
+        with open_cache(place, backend=target) as destination:
+            migration = Migration(source.engine, destination.engine, producer=PRODUCER, keep=keep)
+            _run(migration, source.engine, f"{origin} to {target}")
+        empty = source.engine.backend.usage().entries == 0
+    if empty and not keep:
+        with suppress(OSError):  # LMDB's file does not shrink
+            shutil.rmtree(os.path.join(place, origin))
+    _tell(migration, origin, target, keep=keep)
+
+
+def _check_names(origin: str, target: str) -> None:
+    known = backend_names()
+    for name in (origin, target):
+        if name not in known:
+            raise UnknownBackendError(f"backend={name!r} is not known; allowed: {', '.join(known)}")
+    if origin == target:
+        raise click.UsageError(f"The entries are in {origin} already. Name where they are: --from.")
+
+
+def _run(migration: Migration, origin: CacheEngine, title: str) -> None:
+    freed = migration.make_room()
+    if freed:
+        say(f"{format_size(freed)} evicted first: both backends together exceed the cap")
+    with progress(title, origin.backend.usage().entries) as advance:
+        for info in coldest_first(origin.backend):
+            migration.move(info)
+            advance()
+
+
+def _tell(migration: Migration, origin: str, target: str, *, keep: bool) -> None:
+    left = migration.left_out
+    if left[DAMAGED]:
+        say(f"{counted(left[DAMAGED])} damaged: left out")
+    if left[UNREADABLE]:
+        say(f"{counted(left[UNREADABLE])} unreadable: left in {origin}")
+    if left[OTHER]:
+        say(f"{counted(left[OTHER])} of another version of kcache: left in {origin}")
+    if migration.refused:
+        say(f"{counted(migration.refused)} larger than the cap: left in {origin}")
+    amount = f"{counted(migration.moved)}, {format_size(migration.bytes)}"
+    show(f"{'copied' if keep else 'moved'} {amount}, from {origin} to {target}")
+    show(f"To use them: export KCACHE_BACKEND={target}")

@@ -1,0 +1,101 @@
+"""Migration: entries on their way from one backend to another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcache.catalogue import DAMAGED, OTHER, UNREADABLE, look_into
+from kcache.entry import encode
+from kcache.errors import BackendError
+
+if TYPE_CHECKING:
+    from kcache.backend import EntryInfo
+    from kcache.engine import CacheEngine
+    from kcache.entry import Entry
+
+__all__ = ["Migration"]
+
+
+class Migration:
+    """Moves entries from one engine's backend to another's, and counts them.
+
+    Both together never hold more than the target's cap and one entry: where an entry takes more
+    room in the target than in the origin, the target evicts the coldest that it holds.
+
+    Threads: for one. Processes: others may use both backends meanwhile, and another migration may
+    run beside this one. Crash: an entry is in the target before it leaves the origin, so none is
+    lost, and the next migration goes on.
+
+    Args:
+        origin: where the entries are.
+        target: where they go; its `max_size` changes while they do.
+        producer: of the entries that are moved; others are left where they are.
+        keep: copy. Then each backend may be as large as the cap.
+    """
+
+    def __init__(
+        self, origin: CacheEngine, target: CacheEngine, *, producer: str, keep: bool = False
+    ) -> None:
+        self._producer = producer
+        self._from = origin
+        self._to = target
+        self._keep = keep
+        self._cap = target.max_size
+        self.moved = self.bytes = 0
+        #: Entries that are not moved, by kind.
+        self.left_out: dict[str, int] = {DAMAGED: 0, OTHER: 0, UNREADABLE: 0}
+        #: Entries for which there was no room.
+        self.refused = 0
+
+    def make_room(self) -> int:
+        """Evict what both hold above the cap, from the origin; return the bytes freed."""
+        both = self._from.size_bytes + self._to.size_bytes
+        if self._keep or both <= self._cap:
+            return 0
+        return self._from.trim(max(0, self._cap - self._to.size_bytes))
+
+    def move(self, info: EntryInfo) -> None:
+        """Move one entry, if it is sound and still there; a damaged one is deleted.
+
+        Raises:
+            BackendError: the target can't be written to.
+        """
+        opened = look_into(self._from.backend, info, self._producer)
+        if opened is None:
+            return
+        item, entry = opened
+        if entry is None:
+            self.left_out[item.kind] += 1
+            if item.kind == DAMAGED and not self._keep:
+                self._from.delete(info.key)
+            return
+        if not self._has(info) and not self._put(info, entry):
+            self.refused += 1
+            return
+        self.moved += 1
+        self.bytes += info.size
+        if not self._keep:
+            self._from.delete(info.key)
+
+    def _has(self, info: EntryInfo) -> bool:
+        """Tell whether the target has a sound entry under the key: of a killed move, or newer."""
+        there = look_into(self._to.backend, info, self._producer)
+        return there is not None and there.entry is not None
+
+    def _put(self, info: EntryInfo, entry: Entry) -> bool:
+        """Put an entry into the target; False if it is larger than the cap.
+
+        Raises:
+            BackendError: the target can't be written to.
+        """
+        if not self._keep:
+            others = self._from.backend.usage().bytes - info.size
+            cost = len(encode(info.key, entry, producer=self._producer.encode()))
+            room = max(self._cap - others, cost + self._to.backend.overhead)
+            self._to.max_size = max(1, min(self._cap, room))
+        errors = self._to.stats().errors
+        if self._to.put(info.key, entry):
+            return True
+        if self._to.stats().errors > errors:
+            raise BackendError("the other backend can't be written to: see the warning above")
+        return False

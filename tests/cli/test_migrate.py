@@ -1,0 +1,347 @@
+"""`kcache migrate`: every entry arrives, in order, within the cap, whatever interrupts it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli.helpers import BACKENDS, damage, fill, held, kernel, key, manifest, recency
+from cli.test_terminal import Terminal
+
+import kcache
+from kcache import Entry
+from kcache.catalogue import coldest_first, look_into
+from kcache.kernel_cache import PRODUCER
+from kcache.migration import Migration
+
+PAIRS = [pair for pair in itertools.product(BACKENDS, BACKENDS) if pair[0] != pair[1]]
+
+
+def contents(directory: Path, backend: str) -> dict[str, Entry]:
+    """Return every sound entry of a backend."""
+    with kcache.KernelCache(directory, backend=backend, read_only=True) as cache:
+        place = cache.engine.backend
+        found = {info.key: look_into(place, info, PRODUCER) for info in place.scan()}
+    return {name: o.entry for name, o in found.items() if o is not None and o.entry is not None}
+
+
+def mixed(count: int = 12) -> dict[str, Entry]:
+    entries = {key(n): kernel(100 * n, names=[f"k<{n}>"]) for n in range(count)}
+    return {**entries, key("m"): manifest()}
+
+
+@pytest.mark.parametrize(("origin", "target"), PAIRS)
+def test_every_entry_arrives_in_the_order_of_use(
+    origin: str, target: str, cache_directory: Path, here: Callable
+) -> None:
+    entries = mixed()
+    fill(cache_directory, entries, origin)
+    with kcache.KernelCache(cache_directory, backend=origin) as cache:
+        cache.engine.get(key(0))
+    order = held(cache_directory, origin)
+    assert order[-1] == key(0)
+    said = here("migrate", "--from", origin, "--to", target)
+    assert (said.code, said.err) == (0, "")
+    assert re.match(rf"moved 13 entries, .*, from {re.escape(origin)} to ", said.out)
+    assert said.out.endswith(f"To use them: export KCACHE_BACKEND={target}\n")
+    assert contents(cache_directory, target) == entries
+    assert held(cache_directory, target) == order
+    assert contents(cache_directory, origin) == {}
+    assert not (cache_directory / origin).exists()
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_what_was_compiled_is_a_hit_afterwards(
+    work: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("q.h").write_text("#define Q 3\n")
+    Path("q.cu").write_text('#include "q.h"\n__global__ void k(int* a) { *a = Q; }\n')
+    here("compile", "q.cu", "--arch", "sm_90")
+    assert here("migrate", "--to", "zstd+lmdb").code == 0
+    monkeypatch.setenv("KCACHE_BACKEND", "zstd+lmdb")
+    assert here("compile", "q.cu", "--arch", "sm_90").err.startswith("kcache: hit in")
+
+
+def test_the_default_origin_is_the_configured_one(
+    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache_directory, mixed(), "lmdb")
+    monkeypatch.setenv("KCACHE_BACKEND", "lmdb")
+    assert here("migrate", "--to", "file").code == 0
+    assert len(held(cache_directory)) == 13
+    said = here("migrate", "--to", "lmdb")
+    assert (said.code, said.out) == (2, "")
+    assert "--from" in said.err
+
+
+def test_a_copy_leaves_the_origin(cache_directory: Path, here: Callable) -> None:
+    entries = mixed()
+    fill(cache_directory, entries)
+    before = recency(cache_directory)
+    said = here("migrate", "--to", "lmdb", "--keep")
+    assert said.code == 0
+    assert said.out.startswith("copied 13 entries, ")
+    assert contents(cache_directory, "lmdb") == entries
+    assert recency(cache_directory) == before
+
+
+def test_a_rehearsal_changes_nothing(
+    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache_directory, mixed())
+    before = recency(cache_directory)
+    monkeypatch.setenv("KCACHE_READ_ONLY", "1")
+    said = here("migrate", "--to", "lmdb", "--dry-run")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("would move 13 entries, ")
+    assert recency(cache_directory) == before
+    assert not (cache_directory / "lmdb").exists()
+    assert here("migrate", "--to", "lmdb").code == 2
+    assert recency(cache_directory) == before
+
+
+def test_damaged_entries_are_left_out_and_counted(cache_directory: Path, here: Callable) -> None:
+    fill(cache_directory, mixed())
+    damage(cache_directory, key(2))
+    damage(cache_directory, key(3))
+    with kcache.open_engine(cache_directory) as engine:  # of another program
+        engine.put(key("x"), Entry({"x": b"1"}))
+    said = here("migrate", "--to", "lmdb")
+    assert said.code == 0
+    assert "kcache: 2 entries damaged: left out\n" in said.err
+    assert "kcache: 1 entry of another version of kcache: left in file\n" in said.err
+    assert len(contents(cache_directory, "lmdb")) == 11
+    assert held(cache_directory) == [key("x")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--to", "floppy"),
+        ("--to", "lmdb", "--from", "floppy"),
+        ("--to", "file"),
+        ("--to", "../x"),
+    ],
+)
+def test_backends_that_there_are_not_are_wrong_usage(
+    arguments: tuple[str, ...], cache_directory: Path, here: Callable
+) -> None:
+    fill(cache_directory, mixed())
+    said = here("migrate", *arguments)
+    assert (said.code, said.out) == (2, "")
+    assert len(held(cache_directory)) == 13
+
+
+def test_without_a_cache(cache_directory: Path, here: Callable) -> None:
+    said = here("migrate", "--to", "lmdb")
+    assert (said.code, said.out) == (0, "nothing to move: nothing has been cached yet\n")
+    assert not cache_directory.exists()
+
+
+def test_what_is_in_the_target_already_stays_and_is_not_written_again(
+    cache_directory: Path, here: Callable
+) -> None:
+    entries = mixed()
+    fill(cache_directory, entries)
+    newer = kernel(77, source="newer.cu")
+    fill(cache_directory, {key(3): newer}, "lmdb")
+    assert here("migrate", "--to", "lmdb").code == 0
+    assert contents(cache_directory, "lmdb") == {**entries, key(3): newer}
+
+
+def test_a_damaged_one_in_the_target_is_replaced(cache_directory: Path, here: Callable) -> None:
+    entries = mixed()
+    fill(cache_directory, entries)
+    damage(cache_directory, key(3), "lmdb")
+    assert here("migrate", "--to", "lmdb").code == 0
+    assert contents(cache_directory, "lmdb") == entries
+
+
+# -- the cap ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("origin", "target"), PAIRS)
+def test_both_together_never_exceed_the_cap_and_one_entry(
+    origin: str, target: str, tmp_path: Path
+) -> None:
+    cap = 400_000
+    # Compressible, so that zstd's entries grow on their way out; small, so that LMDB's pages tell.
+    entries = {key(n): kernel(cubin=bytes(1000) + os.urandom(200 + n)) for n in range(300)}
+    fill(tmp_path, entries, origin, "400KB")
+    order = held(tmp_path, origin)
+    assert len(order) > 50
+    largest = 4096  # a page, and more than any entry takes as a file
+    with (
+        kcache.KernelCache(tmp_path, backend=origin, max_size=cap, memory_size=0) as source,
+        kcache.KernelCache(tmp_path, backend=target, max_size=cap, memory_size=0) as destination,
+    ):
+        migration = Migration(source.engine, destination.engine, producer=PRODUCER)
+        migration.make_room()
+        put = destination.engine.backend.put
+        used: list[int] = []
+
+        def watched(name: str, value: bytes) -> int:
+            size = put(name, value)
+            used.append(source.size_bytes + destination.engine.backend.usage().bytes)
+            return size
+
+        destination.engine.backend.put = watched  # type: ignore[method-assign]
+        for info in coldest_first(source.engine.backend):
+            migration.move(info)
+        assert used
+        assert max(used) <= cap + largest
+        assert migration.refused == 0
+        assert source.entry_count == 0
+        assert destination.size_bytes <= cap
+    arrived = held(tmp_path, target)
+    assert arrived == order[len(order) - len(arrived) :]  # what had to go was the coldest
+    with kcache.KernelCache(tmp_path, backend=target, read_only=True) as cache:
+        full = len(arrived) == len(order) or cache.size_bytes > 0.8 * cap
+    assert full
+
+
+def test_two_full_backends_keep_the_cap(tmp_path: Path) -> None:
+    cap = 100_000
+    for backend, numbers in (("file", range(9)), ("zstd", range(10, 19))):
+        fill(tmp_path, {key(n): kernel(10_000) for n in numbers}, backend, "100KB")
+    with (
+        kcache.KernelCache(tmp_path, backend="file", max_size=cap) as source,
+        kcache.KernelCache(tmp_path, backend="zstd", max_size=cap) as destination,
+    ):
+        migration = Migration(source.engine, destination.engine, producer=PRODUCER)
+        assert migration.make_room() > 0
+        assert source.size_bytes + destination.size_bytes <= cap
+        for info in coldest_first(source.engine.backend):
+            migration.move(info)
+        assert destination.size_bytes <= cap
+    assert set(held(tmp_path, "zstd")) >= {key(n) for n in range(12, 19)}
+
+
+def test_an_entry_larger_than_the_cap_stays(
+    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache_directory, {key(1): kernel(50_000), key(2): kernel(100)})
+    monkeypatch.setenv("KCACHE_MAX_SIZE", "20000")
+    with kcache.KernelCache(cache_directory, backend="file", max_size="1MB") as source:
+        with kcache.KernelCache(cache_directory, backend="lmdb") as destination:
+            migration = Migration(source.engine, destination.engine, producer=PRODUCER)
+            for info in coldest_first(source.engine.backend):
+                migration.move(info)
+        assert (migration.refused, migration.moved) == (1, 1)
+        assert source.entry_count == 1
+
+
+def test_a_target_that_cannot_be_written_ends_it_and_loses_nothing(
+    cache_directory: Path, here: Callable
+) -> None:
+    entries = mixed()
+    fill(cache_directory, entries)
+    (cache_directory / "zstd").write_text("in the way")
+    said = here("migrate", "--to", "zstd")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.splitlines()[-1].startswith("kcache: error: ")
+    assert "Traceback" not in said.err
+    assert contents(cache_directory, "file") == entries
+
+
+# -- interruptions ---------------------------------------------------------------------------------
+
+#: Moves, and says so after each entry; waits for a byte before the next.
+STEPS = """
+import sys
+from kcache.cli.app import app
+from kcache.migration import Migration
+move = Migration.move
+def slow(self, info):
+    move(self, info)
+    sys.stderr.write("moved\\n"); sys.stderr.flush()
+    sys.stdin.read(1)
+Migration.move = slow
+sys.exit(app.run(["migrate", "--to", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("target", ["zstd", "lmdb"])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_it_goes_on_the_next_time(
+    end: signal.Signals, target: str, cache_directory: Path, here: Callable
+) -> None:
+    entries = mixed(30)
+    fill(cache_directory, entries)
+    order = held(cache_directory)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", STEPS, target],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    for _ in range(10):
+        assert process.stderr.readline() == b"moved\n"
+        process.stdin.write(b"x")
+        process.stdin.flush()
+    assert process.stderr.readline() == b"moved\n"
+    process.send_signal(end)
+    out, err = process.communicate(timeout=60)
+    assert b"Traceback" not in err
+    if end == signal.SIGINT:
+        assert process.returncode == 130
+    assert out == b""
+    here_now, there_now = contents(cache_directory, "file"), contents(cache_directory, target)
+    assert {**here_now, **there_now} == entries
+    assert len(there_now) >= 11
+    said = here("migrate", "--to", target)
+    assert (said.code, said.err) == (0, "")
+    assert contents(cache_directory, target) == entries
+    assert held(cache_directory, target) == order
+    assert not (cache_directory / "file").exists()
+
+
+def test_killed_between_put_and_delete_nothing_is_twice(tmp_path: Path) -> None:
+    entries = mixed()
+    fill(tmp_path, entries)
+    fill(tmp_path, {key(0): entries[key(0)]}, "lmdb")  # in both
+    with (
+        kcache.KernelCache(tmp_path, backend="file") as source,
+        kcache.KernelCache(tmp_path, backend="lmdb") as destination,
+    ):
+        migration = Migration(source.engine, destination.engine, producer=PRODUCER)
+        for info in coldest_first(source.engine.backend):
+            migration.move(info)
+        assert migration.moved == 13
+        assert destination.stats().puts == 12
+    assert contents(tmp_path, "lmdb") == entries
+
+
+def test_entries_that_go_meanwhile_are_left_out(tmp_path: Path) -> None:
+    fill(tmp_path, mixed())
+    with (
+        kcache.KernelCache(tmp_path, backend="file") as source,
+        kcache.KernelCache(tmp_path, backend="lmdb") as destination,
+    ):
+        migration = Migration(source.engine, destination.engine, producer=PRODUCER)
+        for n, info in enumerate(coldest_first(source.engine.backend)):
+            if n % 2:
+                source.engine.delete(info.key)
+            migration.move(info)
+        assert migration.moved == 7
+        assert destination.entry_count == 7
+
+
+def test_a_bar_on_a_terminal_only(cache_directory: Path) -> None:
+    fill(cache_directory, {key(n): kernel(10) for n in range(100)})
+    with Terminal("migrate", "--to", "lmdb") as terminal:
+        code, output, seen = terminal.end()
+    assert code == 0
+    assert output.startswith(b"moved 100 entries, ")
+    assert b"file to lmdb" in seen
+    assert b"/100" in seen
