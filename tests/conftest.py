@@ -23,6 +23,18 @@ def _missing(reason: str) -> None:
     pytest.skip(reason)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="the long versions of the tests of faults: an hour"
+    )
+
+
+@pytest.fixture(scope="session")
+def long(pytestconfig: pytest.Config) -> bool:
+    """Whether the long version of a test is asked for."""
+    return bool(pytestconfig.getoption("--long"))
+
+
 @pytest.fixture(autouse=True)
 def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):

@@ -449,7 +449,7 @@ def _forget_inherited(place: str) -> None:
     """
     from lmdb import _envid
 
-    keys = _envid.env_keys(place, True)  # type: ignore[no-untyped-call]
+    keys = cast("tuple[object, ...]", _envid.env_keys(place, True))  # type: ignore[no-untyped-call]
     for found in gc.get_objects():
         if type(found) is set:
             cast("set[object]", found).difference_update(keys)
