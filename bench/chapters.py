@@ -6,45 +6,24 @@ finds: ratios, facts, timings.
 
 import os
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
+import crowd
+import reading
+import scale
 import xxhash
 from bench_memory_tier import POPULATIONS
 from corpus import NAMES, load
 from findings import Comparison, Fact, Ratio, Timing
 from main_job import SELF_CONTAINED, Job
-from measure import Round, Rounds, Summary, interleave, per_call, per_item, run_python
+from measure import Round, Rounds, Summary, interleave, per_call, per_item, raw_read, run_python
 from miss_split import COMPILING, PARTS, REST, Stopwatch
+from peer import peer_module
+from plan import Found, Plan
 
 import kcache
-
-Found = Iterator[Ratio | Fact | Timing]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How often each thing is measured. Never less than five rounds of what is compared."""
-
-    processes: int = 41
-    calls: int = 41
-    compiles: int = 11
-    splits: int = 5
-
-
-QUICK = Plan(processes=11, calls=15, compiles=5, splits=2)
-
-
-def _peer(submodule: str = "") -> ModuleType:
-    try:
-        return import_module("cuda.core" + submodule)
-    except ModuleNotFoundError as error:
-        raise RuntimeError('cuda.core is not installed; install the extra "bench"') from error
-
 
 # -- start: a new process ------------------------------------------------------------------------
 
@@ -144,7 +123,7 @@ def _process(name: str, code: str, folder: Path) -> Round:
 
 def memory(plan: Plan, folder: Path) -> Found:
     """A hit in memory on 4 KB of source, against cuda.core's cache in memory."""
-    core, utils = _peer(), _peer(".utils")
+    core, utils = peer_module(), peer_module(".utils")
     case = SELF_CONTAINED
     source = case.source
     options = core.ProgramOptions(arch=case.arch)
@@ -222,12 +201,12 @@ def engine(plan: Plan, folder: Path) -> Found:
                 raise RuntimeError("an entry is gone")
 
         tasks = [
-            per_item("raw", _raw_read, raw_order),
+            per_item("raw", raw_read, raw_order),
             first_gets,
             per_item("get", opened.get, order),
             per_item("payload", get_payload, order),
             per_item("hashed", _raw_read_hashed, raw_order),
-            per_item("raw, same", _raw_read, raw_order[:1] * count),
+            per_item("raw, same", raw_read, raw_order[:1] * count),
             per_item("get, same", opened.get, order[:1] * count),
             per_item("hashed, same", _raw_read_hashed, raw_order[:1] * count),
         ]
@@ -247,16 +226,9 @@ def engine(plan: Plan, folder: Path) -> Found:
     yield ratio(f"{hashed}, one key", "hashed, same", raw, "raw, same")
 
 
-def _raw_read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
-    content = os.read(descriptor, os.fstat(descriptor).st_size)
-    os.close(descriptor)
-    return content
-
-
 def _raw_read_hashed(path: str) -> bytes:
     """What a checked read can't do without."""
-    return xxhash.xxh3_128_digest(_raw_read(path))
+    return xxhash.xxh3_128_digest(raw_read(path))
 
 
 # -- kernels: the main job -----------------------------------------------------------------------
@@ -347,6 +319,13 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "memory": memory,
     "engine": engine,
     "tier": tier,
+    "files": scale.files,
+    "lmdb": scale.lmdb,
+    "million": scale.million,
+    "peer": scale.peer,
+    "gets": reading.gets,
+    "zstd": reading.zstd,
+    "crowd": crowd.crowd,
 }
 TITLES = {
     "kernels": "The main job: compile once, hit ever after",
@@ -354,4 +333,11 @@ TITLES = {
     "memory": "A hit in memory",
     "engine": "A hit from the file backend",
     "tier": "Bytes held by the memory tier",
+    "files": "Files: few entries and many",
+    "lmdb": "LMDB: few entries and many",
+    "million": "LMDB: up to a million entries",
+    "peer": "Puts at the cap, beside cuda.core",
+    "gets": "A hit from each backend",
+    "zstd": "What zstd saves, and what it costs",
+    "crowd": "Several processes at once",
 }

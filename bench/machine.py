@@ -15,6 +15,8 @@ PACKAGES = (
     "nvidia-cuda-cccl",
     "nvidia-cutlass",
     "xxhash",
+    "lmdb",
+    "zstandard",
 )
 
 

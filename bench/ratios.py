@@ -1,4 +1,4 @@
-"""Every speed and memory target of the main job, as a ratio of two figures taken side by side.
+"""Every speed and memory target, of the main job and of the backends, as a ratio of two figures taken side by side.
 
     python bench/ratios.py --quick                  four minutes at most on two quiet cores
     python bench/ratios.py --only start             one chapter
@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from chapters import CHAPTERS, QUICK, TITLES, Plan
+from chapters import CHAPTERS, TITLES
 from findings import Findings, as_markdown
 from machine import describe_machine, load, today, versions
 from main_job import SELF_CONTAINED
+from plan import QUICK, Plan
 from raw_nvrtc import compile_case
 
 RESULTS = Path(__file__).parent / "results"
@@ -56,7 +57,7 @@ def write_docs(tables: str, page: Path = PAGE) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the ratios of the main job.")
+    parser = argparse.ArgumentParser(description="Measure every ratio with a target.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: four minutes at most")
     parser.add_argument("--only", action="append", choices=CHAPTERS, help="one chapter; repeatable")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
