@@ -16,20 +16,18 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
 from kcache.errors import BackendError, ConfigError
+from kcache_backends._coldest import SAMPLE, ColdSample
+from kcache_backends._file_check import check_shard
 from kcache_backends._files import failure, listing, make_private, size_of, sync_directory
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 
 __all__ = ["FileBackend"]
 
-#: `coldest` looks at the fullest shards until it has seen this many entries...
-SAMPLE = 2048
-#: ... and, where that is not all of them, offers this share of the sample before it takes another:
-#: the smaller, the closer to exact LRU; the larger, the fewer stats per eviction (4 here).
-SAMPLE_SHARE = 0.25
 #: A key that this process touched less than this long ago, in nanoseconds, is not touched again at
 #: once: the use is noted, and written before the next eviction, after this time, or at close.
 TOUCH_AGAIN = 1_000_000_000
@@ -100,9 +98,7 @@ class FileBackend(Backend):
         self._touch_due: dict[str, int] = {}
         self._noted: dict[str, int] = {}
         self._write_notes_at = 0
-        self._pool: list[tuple[int, str]] = []
-        self._pool_left = 0
-        self._offered: dict[str, int] = {}
+        self._cold = ColdSample(self._path, self._fullest, self._look)
         self._closed = False
         if not read_only:
             with suppress(OSError):  # full or read-only now, but perhaps not for ever
@@ -198,7 +194,7 @@ class FileBackend(Backend):
 
     def delete(self, key: str) -> int:
         """Remove `key`; return the bytes freed, 0 if it was absent."""
-        self._offered.pop(key, None)
+        self._cold.deleted(key)
         path = self._path(key)
         shard = int(key[:2], 16)
         with self._translated("delete"), self._changing(shard) as (counters, count):
@@ -247,52 +243,14 @@ class FileBackend(Backend):
             return Usage(size, entries)
 
     def coldest(self) -> Iterator[EntryInfo]:
-        """Yield entries, coldest first, from a sample of the fullest shards.
+        """Yield entries, coldest first, from a sample of the fullest shards; see `ColdSample`.
 
-        Exact where the directory holds at most `SAMPLE` entries. The sample outlives the
-        iterator, and each entry's mtime is looked at again before it is offered, so that a
-        use since then, by any process, puts it off until every other entry was offered.
+        Exact where the directory holds at most 2,048 entries, or is open for reading only.
         """
         if self._read_only:
-            yield from sorted(self.scan(), key=lambda info: info.used_ns)
-            return
+            return iter(sorted(self.scan(), key=lambda info: info.used_ns))
         self._write_notes()
-        offered: set[str] = set()
-        pool, left = self._take_sample()
-        patient = True
-        try:
-            while True:  # each round samples every shard
-                offered_before = len(offered)
-                visited: set[int] = set()
-                held_back = False
-                while True:
-                    while pool and left > 0:
-                        used, key = pool.pop()
-                        if key in offered:
-                            continue
-                        try:
-                            status = os.stat(self._path(key), follow_symlinks=False)
-                        except OSError:
-                            continue
-                        if status.st_mtime_ns != used and patient:
-                            held_back = True
-                            continue
-                        left -= 1
-                        offered.add(key)
-                        self._offered[key] = used
-                        yield EntryInfo(key, status.st_size, status.st_mtime_ns)
-                    held_back |= bool(pool)
-                    with self._translated("coldest"):
-                        pool, left = self._sample(visited)
-                    if not pool:
-                        break
-                if not held_back:
-                    self._offered = {}
-                    return
-                # Nothing but entries in constant use: they have to do.
-                patient = len(offered) > offered_before
-        finally:
-            self._pool, self._pool_left = pool, left
+        return self._cold.entries()
 
     def scan(self) -> Iterator[EntryInfo]:
         """Yield every entry, shard by shard."""
@@ -304,6 +262,32 @@ class FileBackend(Backend):
                     if is_key(key)
                 ]
             yield from found
+
+    def check(self, *, repair: bool = False) -> Iterator[str]:
+        """Compare the counters with the files; look for orphans and for files of others."""
+        if self._counters is None and not self._read_only and os.path.isdir(self._root):
+            with self._translated("check"):
+                self._open_counters()
+        for shard, name in enumerate(_names):
+            with self._translated("check"):
+                found = list(
+                    check_shard(
+                        f"{self._root}/{name}",
+                        partial(self._alone_with, shard),
+                        repair=repair and not self._read_only,
+                    )
+                )
+            yield from found
+
+    @contextmanager
+    def _alone_with(self, shard: int) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
+        counters = self._counters
+        if counters is None:  # open for reading only, so that nobody counts
+            infos = [info for info in self.scan() if info.key.startswith(_names[shard])]
+            yield ShardCount(sum(info.size for info in infos), len(infos), 0), list
+            return
+        with counters.changing(shard):
+            yield counters.read(shard), lambda: self._examine(counters, shard)
 
     def close(self) -> None:
         """Close the counters. Idempotent."""
@@ -394,36 +378,36 @@ class FileBackend(Backend):
         counters.write(shard, count)
         return count, found
 
-    # -- evicting ------------------------------------------------------------------------------
+    # -- for `coldest` -------------------------------------------------------------------------
 
-    def _take_sample(self) -> tuple[list[tuple[int, str]], int]:
-        """Take what the last iteration left over, so that two at a time don't share it."""
-        pool, left = self._pool, self._pool_left
-        # What that one offered, and nobody deleted, is still the coldest.
-        pool += sorted(((used, key) for key, used in self._offered.items()), reverse=True)
-        left += len(self._offered)
-        self._pool, self._pool_left, self._offered = [], 0, {}
-        return pool, left
+    def _fullest(self) -> list[tuple[int, int]]:
+        return [] if self._counters is None else self._counters.fullest()
 
-    def _sample(self, visited: set[int]) -> tuple[list[tuple[int, str]], int]:
-        """Sample the fullest shards that were not visited.
+    def _look(self, shard: int) -> list[tuple[int, str]]:
+        """Return (mtime, key) of the entries of a shard, and count it afresh on the way.
 
-        Returns (mtime, key) of each entry, coldest last, and how many of them to offer.
+        Of a shard with more than `SAMPLE` entries (half a million in all), as many are looked at.
         """
-        sample: list[tuple[int, str]] = []
-        share = 1.0  # all that there is: the order is exact, and all of it may go
         counters = self._counters
-        for entries, shard in [] if counters is None else counters.fullest():
-            if counters is None or shard in visited or not entries:
-                continue
-            if sample and len(sample) + min(entries, SAMPLE) > SAMPLE:
-                share = SAMPLE_SHARE
-                break
-            visited.add(shard)
+        if counters is None:
+            return []
+        with self._translated("coldest"):
+            count = counters.read(shard)
+            if count is not None and count.entries > SAMPLE:
+                return self._glance(shard)
             with counters.changing(shard):
-                sample += self._examine(counters, shard)[1]
-        sample.sort(reverse=True)
-        return sample, max(1, int(len(sample) * share))
+                return self._examine(counters, shard)[1]
+
+    def _glance(self, shard: int) -> list[tuple[int, str]]:
+        import random  # 3 ms of a fresh process, and seldom needed
+
+        names = [name for name in os.listdir(f"{self._root}/{_names[shard]}") if is_key(name)]
+        found: list[tuple[int, str]] = []
+        for name in random.sample(names, min(SAMPLE, len(names))):
+            with suppress(OSError):
+                status = os.stat(self._path(name), follow_symlinks=False)
+                found.append((status.st_mtime_ns, name))
+        return found
 
     # -- opening -------------------------------------------------------------------------------
 

@@ -1,0 +1,124 @@
+"""ColdSample: the least recently used of many files, found by looking at a few of them.
+
+The shards that hold most are listed until there are `SAMPLE` entries; sorted by mtime, the coldest
+quarter of them is offered, then the next sample is taken. What is left over serves the next time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+from kcache.backend import EntryInfo
+
+__all__ = ["SAMPLE", "ColdSample"]
+
+#: A sample is this many entries...
+SAMPLE = 2048
+#: ... of which, where they are not all that there are, this share is offered before the next one is
+#: taken: the smaller, the closer to exact LRU; the larger, the fewer stats per eviction (4 here).
+SHARE = 0.25
+
+#: (mtime in nanoseconds, key)
+Used = tuple[int, str]
+
+
+class ColdSample:
+    """Offers the entries of a directory of shards, coldest first.
+
+    Exact where there are at most `SAMPLE` entries. Threads: each iteration has what it has taken
+    for itself.
+
+    Args:
+        path: where the file of a key is.
+        fullest: (entries, shard) of every shard, most entries first.
+        look: the entries of a shard, all of them or a sample.
+    """
+
+    def __init__(
+        self,
+        path: Callable[[str], str],
+        fullest: Callable[[], list[tuple[int, int]]],
+        look: Callable[[int], list[Used]],
+    ) -> None:
+        self._path = path
+        self._fullest = fullest
+        self._look = look
+        #: What the last iteration has not offered, coldest last, and how many of it may be.
+        self._pool: list[Used] = []
+        self._left = 0
+        #: What it has offered, and nobody deleted: still the coldest.
+        self._offered: dict[str, int] = {}
+
+    def deleted(self, key: str) -> None:
+        """Do not offer `key` again."""
+        self._offered.pop(key, None)
+
+    def entries(self) -> Iterator[EntryInfo]:
+        """Yield every entry, each at most once.
+
+        Each one's mtime is looked at again before it is offered, so that a use since the sample was
+        taken, by any process, puts it off until every other entry was offered.
+        """
+        offered: set[str] = set()
+        pool, left = self._take()
+        patient = True
+        try:
+            while True:  # each round samples every shard
+                offered_before = len(offered)
+                visited: set[int] = set()
+                held_back = False
+                while True:
+                    while pool and left > 0:
+                        used, key = pool.pop()
+                        info = None if key in offered else self._info(key)
+                        if info is None:
+                            continue
+                        if info.used_ns != used and patient:
+                            held_back = True
+                            continue
+                        left -= 1
+                        offered.add(key)
+                        self._offered[key] = used
+                        yield info
+                    held_back |= bool(pool)
+                    pool, left = self._sample(visited)
+                    if not pool:
+                        break
+                if not held_back:
+                    self._offered = {}
+                    return
+                # Nothing but entries in constant use: they have to do.
+                patient = len(offered) > offered_before
+        finally:
+            self._pool, self._left = pool, left
+
+    def _info(self, key: str) -> EntryInfo | None:
+        try:
+            status = os.stat(self._path(key), follow_symlinks=False)
+        except OSError:
+            return None
+        return EntryInfo(key, status.st_size, status.st_mtime_ns)
+
+    def _take(self) -> tuple[list[Used], int]:
+        """Take what the last iteration left over, so that two at a time don't share it."""
+        pool, left = self._pool, self._left
+        pool += sorted(((used, key) for key, used in self._offered.items()), reverse=True)
+        left += len(self._offered)
+        self._pool, self._left, self._offered = [], 0, {}
+        return pool, left
+
+    def _sample(self, visited: set[int]) -> tuple[list[Used], int]:
+        """Sample the fullest shards that were not visited: coldest last, and how many to offer."""
+        sample: list[Used] = []
+        share = 1.0  # all that there is: the order is exact, and all of it may go
+        for entries, shard in self._fullest():
+            if shard in visited or not entries:
+                continue
+            if sample and len(sample) + min(entries, SAMPLE) > SAMPLE:
+                share = SHARE
+                break
+            visited.add(shard)
+            sample += self._look(shard)
+        sample.sort(reverse=True)
+        return sample, max(1, int(len(sample) * share))

@@ -1,0 +1,51 @@
+"""check: what is wrong with a directory of the file backend, and mended if asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+
+from kcache.backend import is_key
+from kcache_backends._files import listing
+from kcache_backends._shards import ShardCount
+
+__all__ = ["check_shard"]
+
+Changing = Callable[[], AbstractContextManager[tuple[ShardCount | None, Callable[[], object]]]]
+
+
+def check_shard(directory: str, changing: Changing, *, repair: bool) -> Iterator[str]:
+    """Yield what is wrong with the shard in `directory`.
+
+    `changing` locks it, and gives its record, None where that is damaged, and what counts the
+    shard afresh and removes orphans. A process that was killed leaves a record too high and an
+    orphan, which the shard's next writer mends: they are no fault, but told.
+    """
+    size = entries = strays = orphans = 0
+    with changing() as (count, recount):
+        for name, status in listing(directory):
+            if name.endswith(".tmp"):
+                orphans += 1
+            elif is_key(name) and name.startswith(os.path.basename(directory)):
+                size += status.st_size
+                entries += 1
+            else:
+                strays += 1
+                if repair and is_key(name):
+                    with suppress(OSError):
+                        os.unlink(os.path.join(directory, name))
+        if repair:
+            recount()
+    shard = os.path.basename(directory)
+    if count is None:
+        yield f"shard {shard}: its counter is damaged"
+    elif (count.bytes, count.entries) != (size, entries):
+        yield (
+            f"shard {shard}: its counter says {count.bytes} bytes in {count.entries} entries, "
+            f"there are {size} in {entries}"
+        )
+    if orphans:
+        yield f"shard {shard}: {orphans} temporary files of processes that were killed"
+    if strays:
+        yield f"shard {shard}: {strays} files that are no entries of it"
