@@ -22,7 +22,7 @@ __all__ = ["clear", "remove", "trim"]
 
 @click.command("rm", short_help="Delete single entries.")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True, type=key_prefix)
-@click.option("-y", "--yes", is_flag=True, help="For symmetry with `clear`: nothing is asked.")
+@click.option("-y", "--yes", is_flag=True, help="Accepted as by `clear`; nothing is asked.")
 @directory_option
 def remove(*, keys: tuple[str, ...], yes: bool, directory: str | None) -> None:
     """Delete the entries KEY, each the first digits of a key that `kcache ls` shows.
@@ -62,8 +62,8 @@ def trim(
 ) -> None:
     """Evict the entries that were used least recently.
 
-    Without options, until 90 % of the cap are left. With both, what is older than AGE goes first,
-    then what exceeds SIZE. The cache keeps its cap by itself; this is for when you want room now.
+    Without options, down to 90 % of the cap. With both, what is older than AGE goes first, then
+    what exceeds SIZE. The cache keeps its cap by itself; this is for when you want room now.
     """
     if not dry_run:
         may_write("trim")

@@ -54,7 +54,7 @@ def show_entry(*, key: str, as_json: bool, directory: str | None) -> None:
     """Show everything that is known of the entry KEY, the first digits of a key from `kcache ls`.
 
     Of a kernel: its source, target, names, compiler, options and log, and the sizes of what was
-    stored. Of a manifest: for each set of headers which were read and which must be absent.
+    stored. Of a manifest: which headers were read, and which must be absent.
     """
     item, entry = _open(directory, key)
     if as_json:
