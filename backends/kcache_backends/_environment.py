@@ -10,14 +10,13 @@ Files of the directory::
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import threading
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import lmdb
 
@@ -95,8 +94,10 @@ class Environment:
         self._opened: tuple[int, int] | None = None
         self._users = 0
         self._lock_file: _LockFile | None = None
-        #: Whether the parent process had it open at the fork, and this one has not opened it since.
+        #: Whether this process is a child that inherited it open, and so can't use it.
         self._inherited = False
+        #: Locks that are held during a fork.
+        self._held: list[threading.RLock] = []
         self._state = threading.RLock()
         #: Held by the thread that writes, or changes what is open.
         self._changing = threading.RLock()
@@ -147,7 +148,7 @@ class Environment:
         with self._state:
             if self.open is None:
                 if self._inherited:
-                    _forget_inherited(self._path("db"))
+                    raise BackendError(f"{self.root}: the process was forked while it wrote here")
                 if self.read_only:
                     env = self._open_read_only()
                 else:
@@ -160,7 +161,6 @@ class Environment:
                             self._discard()
                             env = self._open_files()
                 self._opened = self._identity()
-                self._inherited = False
                 self.open = env
             return self.open
 
@@ -333,11 +333,36 @@ class Environment:
     def _path(self, name: str) -> str:
         return os.path.join(self.root, name)
 
-    def after_fork(self) -> None:
-        """Let go, in a child, of what is the parent's, and leave it alone."""
+    # -- forks ---------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Close the database, and keep it closed until after the fork.
+
+        LMDB can't be used in a child that inherits it open, nor let go of there. The next use in
+        either process opens it again, in 0.2 ms. A fork within a transaction of its own thread, or
+        beside one that takes longer than `PATIENCE`, leaves it open; the child goes without then.
+        """
+        self._held = []
+        if self.writer == threading.get_ident():
+            return
+        for lock in (self._changing, self._state):
+            if not lock.acquire(timeout=PATIENCE):
+                return
+            self._held.append(lock)
+        self._close()
+
+    def after_fork_in_parent(self) -> None:
+        """Let the other threads go on."""
+        for lock in self._held:
+            lock.release()
+        self._held = []
+
+    def after_fork_in_child(self) -> None:
+        """Begin with nothing of the parent's."""
         if self.open is not None:
             _keep_for_ever(self.open)
             self._inherited = True
+        self._held = []
         self._state = threading.RLock()
         self._changing = threading.RLock()
         self.open = self._opened = self._lock_file = self.txn = None
@@ -431,10 +456,10 @@ def _remove(path: str) -> None:
 
 
 def _keep_for_ever(env: lmdb.Environment) -> None:
-    """Keep a forked child from closing its copy of the parent's database, at its exit too.
+    """Keep a forked child from closing its copy of a database of the parent, at its exit too.
 
-    That would free the parent's places in the table of readers, which both share, so that the
-    parent's next read fails; or wait without end for a transaction of a thread that is not there.
+    That would free the parent's places in the table of readers, which both share, or wait without
+    end for a transaction of a thread that is not there.
     """
     import ctypes  # in few children only
 
@@ -442,24 +467,25 @@ def _keep_for_ever(env: lmdb.Environment) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(env))
 
 
-def _forget_inherited(place: str) -> None:
-    """Have py-lmdb forget that a database is open in this process, which its parent opened.
+def _before_fork() -> None:
+    for environment in list(Environment._all.values()):
+        environment.before_fork()
 
-    Its list of them, to refuse a second opening, is a set that nothing but the collector reaches.
-    """
-    from lmdb import _envid
 
-    keys = cast("tuple[object, ...]", _envid.env_keys(place, True))  # type: ignore[no-untyped-call]
-    for found in gc.get_objects():
-        if type(found) is set:
-            cast("set[object]", found).difference_update(keys)
+def _after_fork_in_parent() -> None:
+    for environment in list(Environment._all.values()):
+        environment.after_fork_in_parent()
 
 
 def _after_fork_in_child() -> None:
     Environment._guard = threading.RLock()
     for environment in list(Environment._all.values()):
-        environment.after_fork()
+        environment.after_fork_in_child()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
