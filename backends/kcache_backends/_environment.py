@@ -11,7 +11,6 @@ Files of the directory::
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import weakref
 from collections.abc import Callable, Generator
@@ -21,8 +20,16 @@ from typing import ClassVar
 import lmdb
 
 from kcache.errors import BackendError, FullError
-from kcache.locks import RangeLocks
 from kcache_backends._files import failure, make_private
+from kcache_backends._lmdb_files import (
+    DATA,
+    TABLE,
+    LockFile,
+    allocate_readers,
+    open_checked,
+    remove,
+    sync,
+)
 
 __all__ = ["DAMAGE", "Environment", "MissingError", "translated"]
 
@@ -40,10 +47,6 @@ DAMAGE = (
 #: How long another process is waited for, in seconds. LMDB's own lock is waited for without end,
 #: so only who holds the one in `lock` asks for it.
 PATIENCE = 10.0
-#: Bytes of the table of readers, 64 each: 2,046 read transactions at once. Written out beforehand:
-#: LMDB would leave a hole, and the first access to it on a full disk would kill the process.
-_READERS_SIZE = 128 << 10
-_DATA, _TABLE = "data.mdb", "lock.mdb"
 _OPENING, _WRITING = 0, 1
 #: How often an operation is tried whose database another process or thread exchanges meanwhile.
 _TRIES = 4
@@ -93,7 +96,7 @@ class Environment:
         self.txn: lmdb.Transaction[bytes] | None = None
         self._opened: tuple[int, int] | None = None
         self._users = 0
-        self._lock_file: _LockFile | None = None
+        self._lock_file: LockFile | None = None
         #: Whether this process is a child that inherited it open, and so can't use it.
         self._inherited = False
         #: Locks that are held during a fork.
@@ -168,28 +171,28 @@ class Environment:
         place = self._path("db")
         with suppress(FileExistsError):
             os.mkdir(place, 0o700)
-        _allocate(os.path.join(place, _TABLE))
-        env = _open_checked(place, self.map_size, read_only=False)
+        allocate_readers(os.path.join(place, TABLE))
+        env = open_checked(place, self.map_size, read_only=False)
         env.reader_check()
         return env
 
     def _open_read_only(self) -> lmdb.Environment:
         place = self._path("db")
-        if not os.path.exists(os.path.join(place, _DATA)):
+        if not os.path.exists(os.path.join(place, DATA)):
             raise MissingError(f"{place}: there is no database, and none is made for reading")
         try:
-            return _open_checked(place, self.map_size, read_only=True)
+            return open_checked(place, self.map_size, read_only=True)
         except DAMAGE:
             raise
         except lmdb.Error:
             # No right to write the table of readers. A writer may then reuse a page that is being
             # read; what comes of it fails its checksum.
-            return _open_checked(place, self.map_size, read_only=True, lock=False)
+            return open_checked(place, self.map_size, read_only=True, lock=False)
 
     @contextmanager
     def _alone(self) -> Generator[None]:
         """Keep other processes from opening or exchanging the database while the block runs."""
-        file = _LockFile(self._path("lock"))
+        file = LockFile(self._path("lock"))
         with file.locks.held(_OPENING, 1, timeout=PATIENCE):
             yield
 
@@ -203,13 +206,13 @@ class Environment:
                     break
         for name in ("new", "old"):
             if os.path.lexists(self._path(name)):
-                _remove(self._path(name))
+                remove(self._path(name))
 
     def _discard(self) -> None:
         """Remove the database; the caller is alone. Who has it open goes on with what it has."""
         with suppress(FileNotFoundError):
             os.rename(self._path("db"), self._path("old"))
-        _remove(self._path("old"))
+        remove(self._path("old"))
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -243,7 +246,7 @@ class Environment:
                 env = self.get()
                 file = self._lock_file
                 if file is None or file.lost():
-                    file = self._lock_file = _LockFile(self._path("lock"))
+                    file = self._lock_file = LockFile(self._path("lock"))
                 locks.enter_context(file.locks.held(_WRITING, 1, timeout=PATIENCE))
                 try:
                     txn = env.begin(write=True)
@@ -265,7 +268,7 @@ class Environment:
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            status = os.stat(os.path.join(self._path("db"), _DATA), follow_symlinks=False)
+            status = os.stat(os.path.join(self._path("db"), DATA), follow_symlinks=False)
         except OSError:
             return None
         return status.st_dev, status.st_ino
@@ -311,8 +314,8 @@ class Environment:
             try:
                 os.mkdir(new, 0o700)
                 fill(new)
-                _sync(os.path.join(new, _DATA))
-                _allocate(os.path.join(new, _TABLE))
+                sync(os.path.join(new, DATA))
+                allocate_readers(os.path.join(new, TABLE))
                 os.rename(db, old)
                 os.rename(new, db)
             finally:
@@ -321,7 +324,7 @@ class Environment:
     def file_size(self) -> int:
         """Return the length of the data file, bytes; 0 if there is none."""
         try:
-            return os.stat(os.path.join(self._path("db"), _DATA)).st_size
+            return os.stat(os.path.join(self._path("db"), DATA)).st_size
         except OSError:
             return 0
 
@@ -367,92 +370,6 @@ class Environment:
         self._changing = threading.RLock()
         self.open = self._opened = self._lock_file = self.txn = None
         self.writer = 0
-
-
-class _LockFile:
-    """The file `lock`, open; closed with the object."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = _open_private(path)
-        self.locks = RangeLocks(self._fd)
-
-    def lost(self) -> bool:
-        """Tell whether the path leads elsewhere."""
-        try:
-            return not os.path.samestat(os.fstat(self._fd), os.stat(self._path))
-        except OSError:
-            return True
-
-    def __del__(self) -> None:
-        if (fd := getattr(self, "_fd", -1)) >= 0:
-            os.close(fd)
-
-
-def _open_checked(
-    place: str, map_size: int, *, read_only: bool, lock: bool = True
-) -> lmdb.Environment:
-    """Open a database, and refuse one whose file is shorter than it says.
-
-    Raises:
-        lmdb.Error: it can't be opened, or is damaged.
-    """
-    for name in (_DATA, _TABLE):
-        if os.path.islink(os.path.join(place, name)):
-            raise lmdb.InvalidError(f"{name} is a link")
-    env = lmdb.open(
-        place,
-        map_size=map_size,
-        mode=0o600,
-        readonly=read_only,
-        lock=lock,
-        metasync=False,  # a power cut may undo the last transactions, and damages none
-        readahead=False,
-        max_spare_txns=4,
-        lib_version=0,  # the format that every release of py-lmdb reads
-    )
-    pages = env.info()["last_pgno"] + 1
-    size = os.stat(os.path.join(place, _DATA)).st_size
-    if pages > 2 and size < pages * env.stat()["psize"]:
-        env.close()
-        raise lmdb.CorruptedError(f"{size} bytes of {pages} pages")  # reading on would kill us
-    return env
-
-
-def _allocate(path: str) -> None:
-    """Make the table of readers, all its blocks allocated.
-
-    Raises:
-        OSError: there is no room for it.
-    """
-    fd = _open_private(path)
-    try:
-        if os.fstat(fd).st_size < _READERS_SIZE and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, _READERS_SIZE)
-    finally:
-        os.close(fd)
-
-
-def _open_private(path: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-    return os.open(path, flags, 0o600)
-
-
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _remove(path: str) -> None:
-    """Remove a directory and what is in it, or whatever else is there; as far as possible."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            os.unlink(path)
 
 
 def _keep_for_ever(env: lmdb.Environment) -> None:

@@ -381,7 +381,8 @@ class FileBackend(Backend):
     # -- for `coldest` -------------------------------------------------------------------------
 
     def _fullest(self) -> list[tuple[int, int]]:
-        return [] if self._counters is None else self._counters.fullest()
+        with self._translated("coldest"):
+            return [] if self._counters is None else self._counters.fullest()
 
     def _look(self, shard: int) -> list[tuple[int, str]]:
         """Return (mtime, key) of the entries of a shard, and count it afresh on the way.

@@ -1,0 +1,104 @@
+"""The files of an LMDB database: opened privately, checked before LMDB maps them, removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+
+import lmdb
+
+from kcache.locks import RangeLocks
+
+__all__ = ["DATA", "TABLE", "LockFile", "allocate_readers", "open_checked", "remove", "sync"]
+
+DATA, TABLE = "data.mdb", "lock.mdb"
+#: Bytes of the table of readers, 64 each: 2,046 read transactions at once. Written out beforehand:
+#: LMDB would leave a hole, and the first access to it on a full disk would kill the process.
+_READERS_SIZE = 128 << 10
+
+
+class LockFile:
+    """The file `lock`, open; closed with the object."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = open_private(path)
+        self.locks = RangeLocks(self._fd)
+
+    def lost(self) -> bool:
+        """Tell whether the path leads elsewhere."""
+        try:
+            return not os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except OSError:
+            return True
+
+    def __del__(self) -> None:
+        if (fd := getattr(self, "_fd", -1)) >= 0:
+            os.close(fd)
+
+
+def open_checked(
+    place: str, map_size: int, *, read_only: bool, lock: bool = True
+) -> lmdb.Environment:
+    """Open a database, and refuse one whose file is shorter than it says.
+
+    Raises:
+        lmdb.Error: it can't be opened, or is damaged.
+    """
+    for name in (DATA, TABLE):
+        if os.path.islink(os.path.join(place, name)):
+            raise lmdb.InvalidError(f"{name} is a link")
+    env = lmdb.open(
+        place,
+        map_size=map_size,
+        mode=0o600,
+        readonly=read_only,
+        lock=lock,
+        metasync=False,  # a power cut may undo the last transactions, and damages none
+        readahead=False,
+        max_spare_txns=4,
+        lib_version=0,  # the format that every release of py-lmdb reads
+    )
+    pages = env.info()["last_pgno"] + 1
+    size = os.stat(os.path.join(place, DATA)).st_size
+    if pages > 2 and size < pages * env.stat()["psize"]:
+        env.close()
+        raise lmdb.CorruptedError(f"{size} bytes of {pages} pages")  # reading on would kill us
+    return env
+
+
+def allocate_readers(path: str) -> None:
+    """Make the table of readers, all its blocks allocated.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    fd = open_private(path)
+    try:
+        if os.fstat(fd).st_size < _READERS_SIZE and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, _READERS_SIZE)
+    finally:
+        os.close(fd)
+
+
+def open_private(path: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    return os.open(path, flags, 0o600)
+
+
+def sync(path: str) -> None:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove(path: str) -> None:
+    """Remove a directory and what is in it, or whatever else is there; as far as possible."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            os.unlink(path)
