@@ -1,0 +1,208 @@
+"""Full disks: every compile returns its kernel, and the cache works again once there is room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from core.helpers import fork, key, wait
+from faults.conftest import OPTIONS, Kernels
+from faults.places import NAMES, fill, is_lmdb, is_whole, leftovers, sealed, truth
+
+from kcache import BackendError, CacheEngine, CompiledKernel, KernelCache, open_engine
+from kcache.registry import open_backend
+from kcache.testing import Fault, FaultyBackend
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+CAP = 64 << 20
+
+
+def in_child(work: Callable[[], object]) -> None:
+    assert wait(fork(work)) == 0
+
+
+# -- the real compiler -----------------------------------------------------------------------------
+
+
+def compiled(cache: KernelCache, source: str, kernels: Kernels) -> CompiledKernel:
+    """Returns the kernel that the cache gives for a source; it is what a plain compile makes."""
+    kernel = cache.get_or_compile(source, (), OPTIONS)
+    assert (kernel.ptx, kernel.cubin) == kernels[source]
+    return kernel
+
+
+@pytest.mark.timeout(900)
+def test_every_compile_returns_its_kernel_while_the_disk_fills(
+    name: str, disk: Path, kernels: Kernels, long: bool
+) -> None:
+    *first, last = kernels
+    with KernelCache(disk / "cache", backend=name, max_size=CAP, memory_size=0) as cache:
+        ballast = fill(disk, leave=(250 if "zstd" in name else 500) << 10)
+        if long:
+            ballast.unlink()
+        assert not any(compiled(cache, source, kernels).cached for source in first)
+        assert cache.stats().errors > 0, "the disk was not full"
+        fill(disk)
+        assert not compiled(cache, last, kernels).cached
+        held = sum(compiled(cache, source, kernels).cached for source in first)
+        assert held >= len(truth(disk / "cache", name)) > 0
+        ballast.unlink()
+        for source in kernels if not long else (last, *first[:3]):
+            compiled(cache, source, kernels)
+            assert compiled(cache, source, kernels).cached
+        assert cache.stats().corrupt == 0
+        assert leftovers(disk / "cache", name) == []
+
+
+def test_a_cache_opened_on_a_full_disk_compiles_and_then_caches(
+    name: str, disk: Path, kernels: Kernels
+) -> None:
+    source = next(iter(kernels))
+    ballast = fill(disk)
+    with KernelCache(disk / "cache", backend=name, max_size=CAP, memory_size=0) as cache:
+        assert not compiled(cache, source, kernels).cached
+        assert not compiled(cache, source, kernels).cached
+        ballast.unlink()
+        assert not compiled(cache, source, kernels).cached
+        assert compiled(cache, source, kernels).cached
+        assert cache.stats().hits == 1
+
+
+# -- entries, in many places of fullness -------------------------------------------------------------
+
+
+def test_a_disk_full_at_any_moment_of_opening_kills_nobody(
+    name: str, disk: Path, long: bool
+) -> None:
+    for pages in range(0, 64, 1 if long else 5):
+        place = disk / str(pages)
+        ballast = fill(disk, leave=4096 * pages)
+
+        def work(place: Path = place) -> None:
+            with open_engine(place, backend=name, max_size=CAP) as engine:
+                for number in range(3):
+                    stored = engine.put(key(number), sealed(number, 1, 20_000))
+                    found = engine.get(key(number))
+                    assert (found is not None) is stored
+                    assert found is None or is_whole(number, found)
+
+        def use(place: Path = place) -> None:
+            with open_engine(place, backend=name, max_size=CAP) as engine:
+                for number in range(3):
+                    assert engine.put(key(number), sealed(number, 1, 20_000))
+                    assert engine.get(key(number))
+                assert engine.backend.usage().bytes >= sum(truth(place, name).values())
+
+        in_child(work)
+        ballast.unlink()
+        in_child(use)
+
+
+def test_a_disk_that_its_own_entries_fill_can_be_cleared(name: str, disk: Path) -> None:
+    spare = disk / "spare"
+    spare.write_bytes(bytes(128 << 10))
+    with open_engine(disk / "cache", backend=name, max_size=CAP) as engine:
+        for number in range(100):
+            engine.put(key(number), sealed(number, 1, 400_000))
+        assert engine.stats().errors > 0, "the disk was not full"
+        assert sum(engine.get(key(number)) is not None for number in range(100)) > 10
+        engine.clear()
+        if is_lmdb(name) and engine.entry_count:
+            # LMDB copies what it changes; on a disk without a single page that can't be done.
+            spare.unlink()
+            engine.clear()
+        assert engine.entry_count == len(truth(disk / "cache", name)) == 0
+        for number in range(20):
+            engine.put(key(number), sealed(number, 2, 400_000))
+        held = [engine.get(key(number)) for number in range(20)]
+        # The pages of a transaction's deletes are free for the one after the next.
+        assert sum(found is not None for found in held) >= (18 if is_lmdb(name) else 20)
+        for number, found in enumerate(held):
+            assert found is None or is_whole(number, found)
+
+
+def test_a_disk_that_is_full_now_and_then_loses_nothing(name: str, disk: Path) -> None:
+    with open_engine(disk / "cache", backend=name, max_size=CAP) as engine:
+        held: dict[int, int] = {}
+        for version in range(12):
+            ballast = fill(disk, leave=version % 3 * 30_000) if version % 2 else None
+            for number in range(12):
+                if engine.put(key(number), sealed(number, version, 60_000)):
+                    held[number] = version
+            for number, put_last in held.items():
+                found = engine.get(key(number))
+                assert found is not None
+                assert is_whole(number, found)
+                # A failed put leaves the old entry, or none; what is there is never older.
+                assert found.metadata["version"] == put_last
+            if ballast is not None:
+                ballast.unlink()
+        assert engine.stats().corrupt == 0
+        sizes = truth(disk / "cache", name)
+        assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
+
+
+# -- where nothing can be mounted --------------------------------------------------------------------
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("error", [FULL, BackendError("write: no space left on device")])
+def test_a_backend_that_finds_no_room_is_survived(
+    name: str, error: BaseException, tmp_path: Path
+) -> None:
+    backend = FaultyBackend(open_backend(name, str(tmp_path), max_size=300_000))
+    with CacheEngine(backend, max_size=300_000) as engine:
+        backend.faults["put"] = Fault(error, every=2)
+        stored = [engine.put(key(n), sealed(n, 1, 20_000)) for n in range(60)]
+        assert stored == [n % 2 == 0 for n in range(60)]
+        for n in range(60):
+            found = engine.get(key(n))
+            assert found is None or (stored[n] and is_whole(n, found))
+        backend.faults["delete"] = Fault(error, every=3)
+        for n in range(60):
+            engine.put(key(n), sealed(n, 2, 20_000))
+            assert backend.inner.usage().bytes <= 300_000
+        backend.faults.clear()
+        assert engine.put(key(99), sealed(99, 1, 20_000))
+        assert engine.get(key(99))
+        sizes = truth(tmp_path, name)
+        assert backend.inner.usage() == (sum(sizes.values()), len(sizes))
+
+
+def test_a_file_that_may_not_grow_is_a_failed_put(name: str, tmp_path: Path) -> None:
+    def child() -> None:
+        with open_engine(tmp_path, backend=name, max_size=CAP) as engine:
+            assert engine.put(key(1), sealed(1, 1, 10_000))
+            before = os.listdir("/proc/self/fd")
+            for limit in (0, 4096, 8192, 20_000, 140_000):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+                for number in range(2, 5):
+                    assert not engine.put(key(number), sealed(number, 1, 400_000))
+                    assert engine.get(key(number)) is None
+                assert os.listdir("/proc/self/fd") == before
+                assert engine.get(key(1))
+                assert leftovers(tmp_path, name) == []
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            assert engine.put(key(2), sealed(2, 1, 400_000))
+            assert engine.get(key(2))
+
+    in_child(child)
+
+
+def test_opening_where_no_file_may_grow_is_survived(name: str, tmp_path: Path) -> None:
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        with open_engine(tmp_path, backend=name, max_size=CAP) as engine:
+            assert not engine.put(key(1), sealed(1, 1, 10_000))
+            assert engine.get(key(1)) is None
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            assert engine.put(key(1), sealed(1, 1, 10_000))
+            assert engine.get(key(1))
+
+    in_child(child)
