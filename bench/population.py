@@ -63,7 +63,6 @@ class Population:
             _write_files(directory / "file", count, payload)
         else:
             _write_lmdb(directory, backend, count, payload, roomy)
-        os.sync()  # what is written later is not what is measured
         with kcache.open_engine(directory, backend=backend, max_size=roomy) as engine:
             if engine.entry_count != count:
                 raise RuntimeError(f"{engine.entry_count} entries instead of {count}")

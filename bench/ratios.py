@@ -1,4 +1,4 @@
-"""Every speed and memory target, of the main job and of the backends, as a ratio of two figures taken side by side.
+"""Every speed and memory target, as a ratio of two figures taken side by side.
 
     python bench/ratios.py --quick                  four minutes at most on two quiet cores
     python bench/ratios.py --only start             one chapter

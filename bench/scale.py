@@ -23,7 +23,7 @@ from kcache.engine import EVICT_BATCH
 
 #: A round of puts at the cap has this many, so that it holds as many trims as any other: a put
 #: that finds no room evicts what the next `EVICT_BATCH` need.
-PUTS = 2 * (EVICT_BATCH + 1)
+PUTS = 4 * (EVICT_BATCH + 1)
 #: Of the peer, which scans everything in each: a tenth of a second.
 PEER_PUTS = 4
 PEER_ENTRIES = 10_000
@@ -70,9 +70,9 @@ class PuttingEngine:
         return task
 
     def looks(self) -> list[int]:
-        """Returns how many files each of `PUTS` puts looks at."""
+        """Returns how many files each of many puts looks at."""
         counts = []
-        for new in self.new(PUTS):
+        for new in self.new(2 * PUTS):
             with Looks() as looks:
                 self.put(new)
             counts.append(looks.count)
@@ -106,6 +106,7 @@ def _scale(chapter: str, plan: Plan, folder: Path, backend: str, payload: int) -
         Population.fill(folder / str(count), backend, count, payload)
         for count in (0, plan.few, plan.many)
     )
+    os.sync()  # what is written later is not what is measured
     yield from _opening(chapter, plan, empty, many)
     wrapper = "zstd" if backend == "file" else "zstd+lmdb"
     wrapped = [population.under(wrapper) for population in (empty, many)]

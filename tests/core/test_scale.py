@@ -1,0 +1,144 @@
+"""Scale: what grows with the number of entries, and what must not; counts, never times."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import shutil
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from core.helpers import entry, key, output_of
+from looks import Looks
+from population import Population
+
+from kcache.engine import EVICT_BATCH
+from kcache_backends.lmdb import MAX_TOUCHED
+
+#: What a put at the cap may look at: files on average, and files in the worst case.
+MEAN, MOST = 10, 4096
+#: Eight trims (a put that finds no room evicts what the next `EVICT_BATCH` need), some of which
+#: take a new sample of the coldest.
+PUTS = 8 * (EVICT_BATCH + 1)
+FEW = 1_000
+
+BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
+SIZES = (20_000, pytest.param(120_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)]))
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def crowded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Population]:
+    """A file cache that is full, of 20,000 entries or more of 64 bytes."""
+    place = tmp_path_factory.mktemp("crowded")
+    yield Population.fill(place, "file", request.param, 64)
+    shutil.rmtree(place)  # pytest would keep those of the last three runs
+
+
+def test_a_put_at_the_cap_looks_at_few_files(crowded: Population) -> None:
+    new = (key(f"new {number}") for number in itertools.count())
+    counts = []
+    with crowded.open() as engine:
+        for name in itertools.islice(new, PUTS):
+            with Looks() as looks:
+                assert engine.put(name, entry(64))
+            counts.append(looks.count)
+        assert engine.stats().evictions >= PUTS - 2 * EVICT_BATCH  # it stayed full
+        assert engine.size_bytes <= crowded.cap
+    assert 0 < sum(counts) / len(counts) <= MEAN
+    assert max(counts) <= MOST
+
+
+def test_opening_looks_at_no_entry(crowded: Population) -> None:
+    with Looks() as looks, crowded.open() as engine:
+        assert 0 < engine.size_bytes <= crowded.cap
+        assert engine.entry_count >= crowded.count - EVICT_BATCH - PUTS
+    assert looks.count < 20  # the directories and files of the engine itself
+
+
+# -- LMDB: transactions ----------------------------------------------------------------------------
+
+LAST_TRANSACTION = """
+import sys, lmdb
+with lmdb.open(sys.argv[1], readonly=True) as env:
+    print(env.info()["last_txnid"])
+"""
+
+
+def last_transaction(place: Path) -> int:
+    """Asks another process, since LMDB must not open a database twice in one."""
+    return int(output_of(LAST_TRANSACTION, place / "lmdb" / "db"))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Population:
+    """An LMDB cache that is full, of 2,000 entries of 64 bytes."""
+    return Population.fill(tmp_path_factory.mktemp("full"), "lmdb", 2_000, 64)
+
+
+def test_a_put_at_the_cap_is_one_transaction(full: Population) -> None:
+    with full.open() as engine:
+        before = last_transaction(full.directory)
+        for number in range(EVICT_BATCH + 10):  # two of them evict
+            assert engine.put(key(f"put {number}"), entry(64))
+        assert engine.stats().evictions > EVICT_BATCH
+        assert last_transaction(full.directory) == before + EVICT_BATCH + 10
+
+
+def test_gets_write_nothing_until_many_keys_were_used(full: Population) -> None:
+    with full.open() as engine:
+        names = [info.key for info in itertools.islice(engine.backend.scan(), MAX_TOUCHED)]
+        assert len(names) == MAX_TOUCHED
+        before = last_transaction(full.directory)
+        for name in names[1:] * 3:
+            assert engine.get(name) is not None
+        assert last_transaction(full.directory) == before
+        assert engine.get(names[0]) is not None
+        assert last_transaction(full.directory) == before + 1
+
+
+def test_a_put_writes_the_uses_in_its_own_transaction(full: Population) -> None:
+    with full.open() as engine:
+        infos = list(itertools.islice(engine.backend.scan(), 100))
+        before = last_transaction(full.directory)
+        for info in infos:
+            assert engine.get(info.key) is not None
+        assert engine.put(key("with uses"), entry(64))
+        assert last_transaction(full.directory) == before + 1
+        used = {info.key: info.used_ns for info in engine.backend.scan()}
+        assert all(used[info.key] > info.used_ns for info in infos)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def _held(population: Population) -> int:
+    """Returns the bytes that Python holds more, at most, from before opening until usage is known.
+
+    Opened twice before, so that what a process allocates once is there already.
+    """
+    for _ in range(2):
+        with population.open() as engine:
+            assert engine.entry_count > 0
+    gc.collect()
+    tracemalloc.start()
+    try:
+        with population.open() as engine:
+            assert engine.entry_count > 0
+            return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_open_engine_takes_no_memory_per_entry(backend: str, tmp_path: Path) -> None:
+    below = backend.removeprefix("zstd+") if "lmdb" in backend else "file"
+    held = []
+    for count in (10, FEW):
+        population = Population.fill(tmp_path / str(count), below, count, 64)
+        held.append(_held(population if backend == below else population.under(backend)))
+    # A key alone takes more than a hundred bytes.
+    assert held[1] - held[0] < 10 * FEW
