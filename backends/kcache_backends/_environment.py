@@ -126,11 +126,18 @@ class Environment:
         with Environment._guard:
             self._users -= 1
             last = self._users == 0
-        if last:
-            self._close()
-            self._lock_file = None
+        if last and self._changing.acquire(timeout=PATIENCE):
+            try:
+                self._close()
+                self._lock_file = None
+            finally:
+                self._changing.release()
 
     def _close(self) -> None:
+        """Close the database; the caller holds `_changing`.
+
+        Closed beside another thread's write transaction, py-lmdb would wait until that is garbage.
+        """
         with self._state:
             env, self.open, self._opened = self.open, None, None
         if env is not None:
