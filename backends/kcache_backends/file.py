@@ -283,8 +283,9 @@ class FileBackend(Backend):
     def _alone_with(self, shard: int) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
         counters = self._counters
         if counters is None:  # open for reading only, so that nobody counts
-            infos = [info for info in self.scan() if info.key.startswith(_names[shard])]
-            yield ShardCount(sum(info.size for info in infos), len(infos), 0), list
+            there = listing(f"{self._root}/{_names[shard]}")
+            sizes = [status.st_size for key, status in there if is_key(key)]
+            yield ShardCount(sum(sizes), len(sizes), 0), list
             return
         with counters.changing(shard):
             yield counters.read(shard), lambda: self._examine(counters, shard)
