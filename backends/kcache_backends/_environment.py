@@ -328,6 +328,18 @@ class Environment:
             finally:
                 self._settle()
 
+    def remove(self) -> None:
+        """Remove the database, of which nothing is wanted; the next use makes an empty one.
+
+        Takes no room, unlike `exchange`. The caller is writing, so that nobody else is.
+
+        Raises:
+            OSError: it can't be done; nothing has changed.
+        """
+        with self._alone():
+            self._settle()
+            self._discard()
+
     def file_size(self) -> int:
         """Return the length of the data file, bytes; 0 if there is none."""
         try:

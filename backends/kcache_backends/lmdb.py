@@ -381,14 +381,18 @@ class LmdbBackend(Backend):
 
         def wanted() -> bool:
             size, used = environment.file_size(), self.usage().bytes
-            fits = size + used + SMALL_FILE <= allowed or size > allowed
+            fits = not used or size + used + SMALL_FILE <= allowed or size > allowed
             return size > SMALL_FILE and fits and (size > SLACK * used or size > allowed > used)
 
         if not wanted():
             return
         with environment.writing() as txn:
             env = environment.open
-            if env is not None and wanted():
+            if env is None or not wanted():
+                pass
+            elif not self.usage().entries:
+                environment.remove()  # also on a disk that has no room for a copy
+            else:
                 environment.exchange(lambda place: env.copy(place, compact=True))
                 # Who has the old file open finds nothing there, looks, and opens the new one.
                 with suppress(lmdb.MapFullError):
