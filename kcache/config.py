@@ -152,7 +152,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "KCACHE_BACKEND",
         "backend",
-        "a registered name, such as file",
+        "file, zstd, lmdb, zstd+lmdb, or a name that another package registers",
         "Which backend keeps the entries.",
         _parse_name,
         "file",
