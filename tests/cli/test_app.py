@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli.helpers import NOBODY, can_become_nobody, fill, kernel, key, nobodys_directory
 
 import kcache
 from kcache.cli.app import app
@@ -104,12 +105,31 @@ def test_looking_at_the_cache_needs_no_rich(cache_directory: Path) -> None:
     assert done.returncode == 0
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(cache_directory: Path) -> None:
+#: Commands that print something of a cache with one entry, `KEY`.
+KEY = key("one")
+PRINTING = [
+    ("config",),
+    ("doctor",),
+    ("extract", KEY, "-o", "-"),
+    ("info",),
+    ("ls", "--json"),
+    ("show", KEY),
+    ("stats", "--prometheus"),
+    ("trim", "--dry-run"),
+    ("verify",),
+]
+
+
+@pytest.mark.parametrize("command", PRINTING, ids=lambda command: command[0])
+def test_a_reader_that_goes_away_ends_it_quietly(
+    command: tuple[str, ...], cache_directory: Path
+) -> None:
+    fill(cache_directory, {KEY: kernel()})
     reader, writer = os.pipe()
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "kcache", "config"],
+            [sys.executable, "-P", "-m", "kcache", *command],
             stdout=writer,
             stderr=subprocess.PIPE,
             timeout=60,
@@ -121,10 +141,14 @@ def test_a_reader_that_goes_away_ends_it_quietly(cache_directory: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_behind_standard_output_is_one_line(cache_directory: Path) -> None:
+@pytest.mark.parametrize("command", PRINTING, ids=lambda command: command[0])
+def test_a_full_disk_behind_standard_output_is_one_line(
+    command: tuple[str, ...], cache_directory: Path
+) -> None:
+    fill(cache_directory, {KEY: kernel()})
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "kcache", "config"],
+            [sys.executable, "-P", "-m", "kcache", *command],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -133,6 +157,32 @@ def test_a_full_disk_behind_standard_output_is_one_line(cache_directory: Path) -
         )
     assert done.returncode == 1
     assert done.stderr == "kcache: error: standard output: No space left on device\n"
+
+
+@pytest.mark.skipif(not can_become_nobody(), reason="another user is needed")
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(command for command in PRINTING if command[0] not in ("config", "doctor")),
+        ("rm", KEY),
+        ("trim",),
+        ("clear", "--yes"),
+        ("verify", "--repair"),
+        ("migrate", "--to", "lmdb"),
+    ],
+    ids=" ".join,
+)
+def test_a_directory_of_somebody_else_is_refused_in_one_line(
+    command: tuple[str, ...], here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nobodys_directory() as directory:
+        monkeypatch.setenv("KCACHE_DIR", str(directory))
+        said = here(*command)
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith("kcache: error: directory=")
+        assert f"belongs to user {NOBODY}" in said.err
+        assert said.err.count("\n") == 1
+        assert list(directory.iterdir()) == []
 
 
 def test_unprintable_paths_are_printed_somehow(here: Callable, tmp_path: Path) -> None:
