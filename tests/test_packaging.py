@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import kcache
+from kcache.registry import open_backend
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kcache", "kcache_backends"}
@@ -133,9 +134,17 @@ def test_installation_declares_the_command_and_the_backends() -> None:
     assert entry_points(group="kcache.backends")["file"].value == "kcache_backends.file:FileBackend"
 
 
-def test_every_declared_backend_loads() -> None:
-    for entry_point in distribution("kcache-cuda").entry_points.select(group="kcache.backends"):
-        assert isinstance(entry_point.load(), type)
+def test_every_declared_backend_opens_by_its_name(tmp_path: Path) -> None:
+    names = distribution("kcache-cuda").entry_points.select(group="kcache.backends").names
+    assert names == {"file", "lmdb", "zstd", "zstd+lmdb"}
+    for name in names:
+        factory = entry_points(group="kcache.backends")[name].load()
+        for opened in (
+            factory(tmp_path / name, max_size=10**6, read_only=False),
+            open_backend(name, str(tmp_path), max_size=10**6, read_only=True),
+        ):
+            assert isinstance(opened, kcache.Backend)
+            opened.close()
 
 
 def test_extras_are_those_of_the_documentation() -> None:
