@@ -30,7 +30,7 @@ __all__ = ["Compiler", "Contents", "Facts", "Place", "Version", "gather"]
 #: What kcache needs beside Python itself.
 _LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
 #: Entries that a diagnosis reads.
-_SAMPLE = 200
+_SAMPLE = 1000
 
 Version = tuple[int, int]
 

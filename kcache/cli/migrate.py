@@ -26,7 +26,9 @@ __all__ = ["migrate"]
 
 
 @click.command(short_help="Move every entry to another backend.")
-@click.option("--to", "target", metavar="BACKEND", required=True, help="Where they go, such as zstd.")
+@click.option(
+    "--to", "target", metavar="BACKEND", required=True, help="Where they go, such as zstd."
+)
 @click.option(
     "--from",
     "origin",

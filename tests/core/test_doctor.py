@@ -355,13 +355,13 @@ def test_lmdb_on_a_simulated_network_file_system(
 
 def test_damaged_entries_are_found_in_a_bounded_sample(place: Path) -> None:
     with kcache.open_engine(place) as engine:
-        for n in range(300):
+        for n in range(1100):
             engine.put(key(n), kcache.Entry({"a": b"x"}))
     for name in look(place / "file").entries:
         path_of(place / "file", name).write_bytes(b"damaged")
     facts = gather()
     assert facts.contents is not None
-    assert facts.contents.sampled == facts.contents.damaged == 200
+    assert facts.contents.sampled == facts.contents.damaged == 1000
     (finding,) = [f for f in bad(facts) if f.topic == "entries"]
     assert finding.level == PROBLEM
 
