@@ -26,6 +26,7 @@ from kcache_backends._lmdb_files import (
     TABLE,
     LockFile,
     allocate_readers,
+    check_kinds,
     open_checked,
     remove,
     sync,
@@ -178,6 +179,7 @@ class Environment:
         place = self._path("db")
         with suppress(FileExistsError):
             os.mkdir(place, 0o700)
+        check_kinds(place)
         allocate_readers(os.path.join(place, TABLE))
         env = open_checked(place, self.map_size, read_only=False)
         env.reader_check()

@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from stat import S_ISDIR, S_ISREG
 
 import lmdb
 
 from kcache.locks import RangeLocks
 
-__all__ = ["DATA", "TABLE", "LockFile", "allocate_readers", "open_checked", "remove", "sync"]
+__all__ = [
+    "DATA",
+    "TABLE",
+    "LockFile",
+    "allocate_readers",
+    "check_kinds",
+    "open_checked",
+    "remove",
+    "sync",
+]
 
 DATA, TABLE = "data.mdb", "lock.mdb"
 #: Bytes of the table of readers, 64 each: 2,046 read transactions at once. Written out beforehand:
@@ -46,9 +56,7 @@ def open_checked(
     Raises:
         lmdb.Error: it can't be opened, or is damaged.
     """
-    for name in (DATA, TABLE):
-        if os.path.islink(os.path.join(place, name)):
-            raise lmdb.InvalidError(f"{name} is a link")
+    check_kinds(place)
     env = lmdb.open(
         place,
         map_size=map_size,
@@ -66,6 +74,22 @@ def open_checked(
         env.close()
         raise lmdb.CorruptedError(f"{size} bytes of {pages} pages")  # reading on would kill us
     return env
+
+
+def check_kinds(place: str) -> None:
+    """Refuse what is no directory of plain files: a link may lead to somebody else's.
+
+    Raises:
+        lmdb.InvalidError: something else is there.
+    """
+    for path, right in (
+        (place, S_ISDIR),
+        (os.path.join(place, DATA), S_ISREG),
+        (os.path.join(place, TABLE), S_ISREG),
+    ):
+        with suppress(FileNotFoundError):
+            if not right(os.lstat(path).st_mode):
+                raise lmdb.InvalidError(f"{path} is a link, or of another kind")
 
 
 def allocate_readers(path: str) -> None:
