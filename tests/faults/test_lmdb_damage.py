@@ -1,0 +1,362 @@
+"""A damaged LMDB file: no crash, no wrong entry, and after a few operations the cache works again.
+
+Not tried, because nothing helps: whole pages in each other's place. An assertion of LMDB's ends the
+process then, in one of ten cases; py-lmdb can't replace it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from core.helpers import fork, key, wait
+from faults.places import is_whole, sealed
+
+from kcache import CacheEngine, open_engine
+
+CAP = 1_200_000
+ENTRIES = 150
+PAGE = 4096
+BRANCH, LEAF, META = 1, 2, 8
+#: Of 60 puts, so many may be lost by finding out: each discards the database at most once.
+LOST = 10
+
+
+def opened(place: Path) -> CacheEngine:
+    return open_engine(place, backend="lmdb", max_size=CAP)
+
+
+def data_of(place: Path) -> Path:
+    return place / "lmdb" / "db" / "data.mdb"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that has evicted, so that there are free pages too. Written in another process."""
+    place = tmp_path_factory.mktemp("damage") / "base"
+
+    def work() -> None:
+        with opened(place) as engine:
+            for number in range(ENTRIES):
+                assert engine.put(key(number), sealed(number, 1, number * 977 % 20_000 + 10))
+
+    assert wait(fork(work)) == 0
+    return place
+
+
+@pytest.fixture
+def place(base: Path, tmp_path: Path) -> Path:
+    shutil.copytree(base, tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def use(engine: CacheEngine) -> None:
+    """Uses a cache that may be damaged: only what is right is served, and in the end it works."""
+    for number in range(ENTRIES):
+        found = engine.get(key(number))
+        assert found is None or is_whole(number, found), f"entry {number} is wrong"
+    stored = sum(
+        engine.put(key(number), sealed(number, 2, number * 977 % 20_000 + 10))
+        for number in range(ENTRIES - 30, ENTRIES + 30)
+    )
+    assert stored >= 60 - LOST, f"{60 - stored} puts were lost: {engine.stats()}"
+    for number in range(ENTRIES + 30):
+        found = engine.get(key(number))
+        assert found is None or is_whole(number, found), f"entry {number} is wrong"
+    assert engine.size_bytes <= CAP
+    engine.trim(CAP // 4)
+    engine.clear()
+    for number in range(3):
+        assert engine.put(key(number), sealed(number, 3, 5000))
+        found = engine.get(key(number))
+        assert found is not None
+        assert is_whole(number, found)
+    # Damage that was never met is still there to be found.
+    list(engine.backend.check(repair=True))
+    assert list(engine.backend.check()) == []
+
+
+def use_in_child(place: Path, *, before: Callable[[], object] | None = None) -> int:
+    """Opens and uses the cache in a child; `before` runs after it was opened. Returns its end."""
+
+    def work() -> None:
+        with opened(place) as engine:
+            if before is not None:
+                assert engine.get(key(ENTRIES - 1))
+                before()
+            use(engine)
+
+    return wait(fork(work))
+
+
+# -- at random -------------------------------------------------------------------------------------
+
+
+def tree_pages(image: bytes, kinds: int = BRANCH | LEAF | META) -> list[int]:
+    """Returns the pages that hold the tree, and not values: number and flags are in their heads."""
+
+    def number(offset: int, length: int) -> int:
+        return int.from_bytes(image[offset : offset + length], "little")
+
+    return [
+        page
+        for page in range(len(image) // PAGE)
+        if number(page * PAGE + 10, 2) & kinds and number(page * PAGE, 8) == page
+    ]
+
+
+def flip_bits(image: bytearray, random: Random) -> None:
+    pages = tree_pages(image)
+    for _ in range(random.choice((1, 3, 32))):
+        image[random.choice(pages) * PAGE + random.randrange(PAGE)] ^= 1 << random.randrange(8)
+
+
+def fill_page(image: bytearray, random: Random) -> None:
+    start = random.choice(tree_pages(image)) * PAGE
+    image[start : start + PAGE] = random.randbytes(PAGE)
+
+
+def fill_head(image: bytearray, random: Random) -> None:
+    start = random.choice(tree_pages(image)) * PAGE
+    image[start : start + 64] = random.randbytes(64)
+
+
+def flip_anywhere(image: bytearray, random: Random) -> None:
+    for _ in range(32):
+        image[random.randrange(len(image))] ^= 1 << random.randrange(8)
+
+
+def truncate(image: bytearray, random: Random) -> None:
+    del image[random.randrange(len(image)) :]
+
+
+def extend(image: bytearray, random: Random) -> None:
+    image += random.randbytes(random.randrange(10 * PAGE))
+
+
+DAMAGES = (flip_bits, fill_page, fill_head, flip_anywhere, truncate, extend)
+#: What may be done to a file that is open. A shorter one kills whoever has it mapped, and so does
+#: another meta page, since LMDB checks those once: as for every file that is mapped.
+WHILE_OPEN = (flip_bits, fill_page, fill_head)
+
+
+def write_in_place(path: Path, image: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(image)
+        file.truncate()
+
+
+def fuzz(base: Path, tmp_path: Path, seeds: range, damages: tuple[object, ...]) -> None:
+    original = data_of(base).read_bytes()
+    ends = {}
+    for seed in seeds:
+        random = Random(seed)
+        damage = damages[seed % len(damages)]
+        place = tmp_path / "cache"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(base, place)
+        image = bytearray(original)
+        damage(image, random)
+        if damages is WHILE_OPEN:
+            image[: 2 * PAGE] = original[: 2 * PAGE]
+
+        def harm(place: Path = place, image: bytes = bytes(image)) -> None:
+            write_in_place(data_of(place), image)
+
+        if damages is DAMAGES:
+            harm()
+            end = use_in_child(place)
+        else:
+            end = use_in_child(place, before=harm)
+        if end:
+            ends[seed] = (damage.__name__, end)
+    assert ends == {}, "seed: (damage, exit status or minus signal)"
+
+
+@pytest.mark.timeout(3600)
+def test_a_file_damaged_at_random_costs_its_entries_at_most(
+    base: Path, tmp_path: Path, long: bool
+) -> None:
+    fuzz(base, tmp_path, range(1000 if long else 48), DAMAGES)
+
+
+@pytest.mark.timeout(3600)
+def test_a_file_damaged_at_random_while_open_costs_its_entries_at_most(
+    base: Path, tmp_path: Path, long: bool
+) -> None:
+    fuzz(base, tmp_path, range(500 if long else 15), WHILE_OPEN)
+
+
+# -- one after the other -----------------------------------------------------------------------------
+
+Harm = Callable[[Path], object]
+
+
+def overwrite(offset: int, content: bytes) -> Harm:
+    def harm(place: Path) -> None:
+        with data_of(place).open("r+b") as file:
+            file.seek(offset)
+            file.write(content)
+
+    return harm
+
+
+def table(content: bytes | None) -> Harm:
+    """Returns a harm to the table of readers: other content, or None."""
+
+    def harm(place: Path) -> None:
+        path = place / "lmdb" / "db" / "lock.mdb"
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+
+    return harm
+
+
+def link(name: str) -> Harm:
+    """Returns a harm that puts a link to somebody's file in a file's place."""
+
+    def harm(place: Path) -> None:
+        path = place / "lmdb" / name
+        (place / "somebodys").write_bytes(path.read_bytes())
+        path.unlink()
+        path.symlink_to(place / "somebodys")
+
+    return harm
+
+
+def replaced_by_directory(name: str) -> Harm:
+    def harm(place: Path) -> None:
+        path = place / "lmdb" / name
+        path.unlink()
+        path.mkdir()
+
+    return harm
+
+
+def record(prefix: bytes, content: bytes | None, *, most: int = 1) -> Harm:
+    """Returns a harm to the first records whose keys begin so, through LMDB itself."""
+
+    def work(place: Path) -> None:
+        import lmdb
+
+        with (
+            lmdb.open(str(data_of(place).parent), map_size=4 << 20, lib_version=0) as env,
+            env.begin(write=True) as txn,
+        ):
+            names = [bytes(name) for name, _ in txn.cursor() if name.startswith(prefix)]
+            assert names
+            for name in names[:most]:
+                if content is None:
+                    txn.delete(name)
+                else:
+                    txn.put(name, content)
+
+    def harm(place: Path) -> None:
+        assert wait(fork(lambda: work(place))) == 0
+
+    return harm
+
+
+def swapped(place: Path) -> None:
+    """Exchanges the values of neighbours, through LMDB itself."""
+
+    def work() -> None:
+        import lmdb
+
+        with (
+            lmdb.open(str(data_of(place).parent), map_size=4 << 20, lib_version=0) as env,
+            env.begin(write=True) as txn,
+        ):
+            rows = [(bytes(k), bytes(v)) for k, v in txn.cursor() if k.startswith(b"v")]
+            for (one, value_one), (other, value_other) in zip(rows[::2], rows[1::2], strict=False):
+                txn.put(one, value_other)
+                txn.put(other, value_one)
+
+    assert wait(fork(work)) == 0
+
+
+HARMS: dict[str, Harm] = {
+    "nothing": lambda place: None,
+    "both meta pages": overwrite(0, bytes(2 * PAGE)),
+    "both meta pages, noise": overwrite(0, Random(1).randbytes(2 * PAGE)),
+    "first meta page": overwrite(0, Random(2).randbytes(PAGE)),
+    "second meta page": overwrite(PAGE, Random(3).randbytes(PAGE)),
+    "a text": lambda place: data_of(place).write_text("not a database\n" * 1000),
+    "empty": lambda place: data_of(place).write_bytes(b""),
+    "one byte": lambda place: data_of(place).write_bytes(b"x"),
+    "meta pages alone": lambda place: os.truncate(data_of(place), 2 * PAGE),
+    "half a page short": lambda place: os.truncate(
+        data_of(place), data_of(place).stat().st_size - PAGE // 2
+    ),
+    "removed": lambda place: data_of(place).unlink(),
+    "table of noise": table(Random(4).randbytes(128 << 10)),
+    "table of zeros": table(bytes(128 << 10)),
+    "table of ones": table(b"\xff" * (128 << 10)),
+    "short table": table(b"x" * 10),
+    "empty table": table(b""),
+    "no table": table(None),
+    "lock of noise": lambda place: (place / "lmdb" / "lock").write_bytes(b"noise"),
+    "link for the data": link("db/data.mdb"),
+    "link for the table": link("db/lock.mdb"),
+    "directory for the data": replaced_by_directory("db/data.mdb"),
+    "file for the directory": lambda place: (
+        shutil.rmtree(place / "lmdb" / "db"),
+        (place / "lmdb" / "db").write_text("x"),
+    ),
+    "a copy left half-way": lambda place: (place / "lmdb" / "new").mkdir(),
+    "a file for the copy": lambda place: (place / "lmdb" / "new").write_text("x"),
+    "a file for the old one": lambda place: (place / "lmdb" / "old").write_text("x"),
+    "moved away": lambda place: (place / "lmdb" / "db").rename(place / "lmdb" / "old"),
+    "sums too low": record(b"c", bytes(20)),
+    "sums gone": record(b"c", None),
+    "sums of another length": record(b"c", b"x"),
+    "an entry's record": record(b"e", bytes(20)),
+    "an entry's record gone": record(b"e", None),
+    "many records gone": record(b"e", None, most=60),
+    "a place in the index": record(b"r", bytes(8)),
+    "a place in the index gone": record(b"r", None),
+    "the index gone": record(b"r", None, most=10_000),
+    "a value": record(b"v", b"x" * 3000),
+    "a value gone": record(b"v", None),
+    "values swapped": swapped,
+}
+#: What need not be damage, so that (most of) the entries are still there.
+HARMLESS = ("nothing", "a copy left half-way", "lock of noise", "moved away", "a value")
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_harmed_database_is_used_or_replaced(harm: str, place: Path) -> None:
+    HARMS[harm](place)
+    assert use_in_child(place) == 0
+    if harm.startswith("link"):
+        assert (place / "somebodys").stat().st_size > PAGE, "somebody's file was changed"
+
+
+@pytest.mark.parametrize("harm", HARMLESS)
+def test_what_is_no_damage_costs_nothing(harm: str, place: Path) -> None:
+    HARMS[harm](place)
+
+    def work() -> None:
+        with opened(place) as engine:
+            hits = sum(engine.get(key(number)) is not None for number in range(ENTRIES))
+            assert hits >= engine.entry_count - 1 > ENTRIES / 2
+
+    assert wait(fork(work)) == 0
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_harmed_database_is_named_and_repaired_by_check(harm: str, place: Path) -> None:
+    HARMS[harm](place)
+
+    def work() -> None:
+        with opened(place) as engine:
+            list(engine.backend.check(repair=True))
+            assert list(engine.backend.check()) == []
+            use(engine)
+
+    assert wait(fork(work)) == 0
