@@ -76,6 +76,9 @@ def _gets(
         for each, made in entries.items():
             engine.put(each, made)
         tasks.append(per_item(name, engine.get, order))
+        # Notes no use, and writes none: what the rest of a get takes.
+        unused = kcache.CacheEngine(engine.backend, read_only=True)
+        tasks.append(per_item(f"{name} unused", unused.get, order))
         tasks.append(per_item(f"{name} first", engine.get, order[:1] * COUNT))
     os.sync()
     interleave(2, tasks)
