@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -226,6 +228,62 @@ def test_a_damaged_medium_is_told_and_mended(
     assert data.read_bytes() == damaged
     assert here("verify", "--repair").code == 0
     assert here("verify").code == 0
+
+
+def test_a_writer_at_work_is_no_problem_of_the_medium() -> None:
+    from kcache.cli.verify import _check
+    from kcache.testing import MemoryBackend
+
+    class Busy(MemoryBackend):
+        looks = 0
+
+        def check(self, *, repair: bool = False) -> Iterator[str]:
+            self.looks += 1
+            yield f"half-written file {self.looks}"
+            yield "damaged for good"
+
+    assert _check(Busy(), repair=False) == ["damaged for good"]
+    assert _check(Busy(), repair=True) == ["half-written file 1", "damaged for good"]
+
+
+@pytest.mark.slow
+def test_a_cache_in_use_is_sound(cache_directory: Path, run: Callable, backend: str) -> None:
+    """Other processes put, evict and delete meanwhile: no command trips over it."""
+    code = (
+        "import random, sys, threading\n"
+        "from pathlib import Path\n"
+        "from cli.helpers import kernel, key\n"
+        "from kcache import KernelCache\n"
+        "stop = threading.Event()\n"
+        "threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()\n"
+        "with KernelCache(max_size='1MB', memory_size=0) as cache:\n"
+        "    print('on', flush=True)\n"
+        "    while not stop.is_set():\n"
+        "        cache.engine.put(key(random.randrange(200)), kernel(random.randrange(20000)))\n"
+        "        cache.engine.delete(key(random.randrange(200)))\n"
+    )
+    tests = str(Path(__file__).parents[1])
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": tests},
+        )
+        for _ in range(2)
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"on\n"
+        for _ in range(5):
+            for command in (["ls", "--all"], ["verify"], ["trim", "--dry-run"], ["doctor"]):
+                done = run(*command)
+                assert (done.returncode, done.stderr) == (0, b""), (command, done)
+    finally:
+        for writer in writers:
+            writer.communicate(timeout=60)
+    assert [writer.returncode for writer in writers] == [0, 0]
 
 
 def test_a_damaged_entry_that_was_replaced_meanwhile_is_not_deleted(
