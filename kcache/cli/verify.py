@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["verify"]
 
-#: Two writers in a loop and a file backend: one look in two sees something, two looks see the
-#: same in one case of 250.
+#: Of 256 shards of a file backend, a busy writer is in the same one at two looks once in 256 times.
 _MORE_LOOKS = 2
 
 
