@@ -257,26 +257,27 @@ class Tracker:
         For traces that lack headers which the source itself includes.
         """
         found = self._scan(None)
-        pending: list[tuple[Include, Place | None]] = [
-            (include, None) for include in found.includes
-        ]
-        pending += [(include, _COMMAND_LINE) for include in self._pre_includes]
-        before = -1
-        while before < len(self._texts):  # what was read may define the macros of the next
-            before = len(self._texts)
-            for include, includer in pending:
+        new: set[tuple[Include, Place | None]] = {(include, None) for include in found.includes}
+        new |= {(include, _COMMAND_LINE) for include in self._pre_includes}
+        followed: set[tuple[Include, Place | None]] = set()
+        while True:
+            for include, includer in new:
                 for place in self._resolve(include, includer):
                     self._read(place)
+            followed |= new
+            # What was read may define the macros of the next, so until there is no next.
             defined = self._macros() if found.computed else {}
-            for operand in found.computed:
-                expanded = expand(operand, defined)
-                if expanded is None:
-                    raise UncacheableError(
-                        f"#include {operand} can't be followed: an earlier compile in this process "
-                        "failed inside a header, which leaves NVRTC's trace incomplete",
-                        covered_by_extra_key=True,
-                    )
-                pending += [(include, None) for include in expanded]
+            named = {operand: expand(operand, defined) for operand in found.computed}
+            new = {(include, None) for each in named.values() for include in each or ()} - followed
+            if not new:
+                break
+        for operand, expanded in named.items():
+            if expanded is None:
+                raise UncacheableError(
+                    f"#include {operand} can't be followed: an earlier compile in this process "
+                    "failed inside a header, which leaves NVRTC's trace incomplete",
+                    covered_by_extra_key=True,
+                )
 
     def _check_inside(self, operand: str, name: Place | str | None) -> None:
         """Raise unless what a computed include names lies below the include directories."""

@@ -361,6 +361,27 @@ assert not agreed(cache, source, options, headers=headers).cached
     survives(tmp_path, _SPOIL + code)
 
 
+@pytest.mark.parametrize("second", ["PICK(b.h)", "NEXT"])
+def test_only_computed_includes_in_a_spoiled_process(tmp_path, second):
+    """No literal include finds anything; with NEXT, a header that was computed names the next."""
+    code = f"""
+write(tree / "inc/a.h", "#define V 1\\n#define NEXT <b.h>\\n")
+write(tree / "inc/b.h", "#define W 1\\n")
+write(tree / "inc/last.h", "")
+source = "#define PICK(x) <x>\\n#include PICK(a.h)\\n#include {second}\\n#include PICK(last.h)\\n"
+source += KERNEL.replace("V", "V + W")
+for name in ("a.h", "b.h", "last.h"):
+    header = tree / "inc" / name
+    before = header.read_text()
+    agreed(cache, source, options)
+    header.write_text(before.replace(" 1", " 5") + "#define X\\n")
+    assert not agreed(cache, source, options).cached
+    header.write_text(before)
+    assert agreed(cache, source, options).cached
+"""
+    survives(tmp_path, _SPOIL + code)
+
+
 def test_an_aborting_trace_is_really_what_is_avoided(tmp_path, nvrtc):
     """The trap itself, so that this file shows when NVRTC no longer has it."""
     if nvrtc < (13, 0):
