@@ -268,7 +268,9 @@ class Tracker:
             # What was read may define the macros of the next, so until there is no next.
             defined = self._macros() if found.computed else {}
             named = {operand: expand(operand, defined) for operand in found.computed}
-            new = {(include, None) for each in named.values() for include in each or ()} - followed
+            new = set()
+            new.update((include, None) for each in named.values() for include in each or ())
+            new -= followed
             if not new:
                 break
         for operand, expanded in named.items():
