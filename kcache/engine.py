@@ -225,11 +225,20 @@ class CacheEngine:
         with self._room, self._surviving("trim"):
             if older_than is not None:
                 freed = self._evict_unused(time.time_ns() - older_than * 1e9)
-            step = int(older_than is None or max_size is not None)
-            while step:
-                with self.backend.batch():
-                    step = self._evict_to(goal, goal, most=DELETE_BATCH)
-                freed += step
+            if older_than is None or max_size is not None:
+                freed += self._trim_to(goal)
+        return freed
+
+    def _trim_to(self, goal: int) -> int:
+        """Evict what is above `goal` now; what others put meanwhile is not chased."""
+        excess = self.backend.usage().bytes - goal
+        freed = 0
+        while freed < excess:
+            with self.backend.batch():
+                step = self._evict_to(goal, goal, most=DELETE_BATCH)
+            if not step:
+                break
+            freed += step
         return freed
 
     def clear(self) -> int:

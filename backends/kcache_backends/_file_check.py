@@ -19,8 +19,8 @@ def check_shard(directory: str, changing: Changing, *, repair: bool) -> Iterator
     """Yield what is wrong with the shard in `directory`.
 
     `changing` locks it, and gives its record, None where that is damaged, and what counts the
-    shard afresh and removes orphans. A process that was killed leaves a record too high and an
-    orphan, which the shard's next writer mends: they are no fault, but told.
+    shard afresh and removes orphans. What a killed process leaves is no fault: a record that says
+    so and is too high, and a temporary file; the shard's next writer mends it.
     """
     size = entries = strays = orphans = 0
     with changing() as (count, recount):
@@ -40,12 +40,14 @@ def check_shard(directory: str, changing: Changing, *, repair: bool) -> Iterator
     shard = os.path.basename(directory)
     if count is None:
         yield f"shard {shard}: its counter is damaged"
+    elif count.under_way and count.bytes >= size and count.entries >= entries:
+        orphans = 0
     elif (count.bytes, count.entries) != (size, entries):
         yield (
             f"shard {shard}: its counter says {count.bytes} bytes in {count.entries} entries, "
             f"there are {size} in {entries}"
         )
     if orphans:
-        yield f"shard {shard}: {orphans} temporary files of processes that were killed"
+        yield f"shard {shard}: {orphans} temporary files that nobody is writing"
     if strays:
         yield f"shard {shard}: {strays} files that are no entries of it"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from kcache.locks import RangeLocks
 from kcache.positioned import pread, pwrite
 
-__all__ = ["SHARDS", "ShardCounters", "ShardCount"]
+__all__ = ["SHARDS", "ShardCount", "ShardCounters", "read_counts"]
 
 SHARDS = 256
 
@@ -58,6 +58,25 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 def _check(size: int, entries: int, generation: int) -> int:
     return (size * _ODD[0] + entries * _ODD[1] + generation * _ODD[2] + _SALT) & _MASK
+
+
+def _unpack(raw: bytes) -> ShardCount | None:
+    if len(raw) < _RECORD.size:
+        return None
+    *values, check = _RECORD.unpack(raw)
+    count = ShardCount(*values)
+    return count if count.check() == check else None
+
+
+def read_counts(path: str) -> list[ShardCount | None]:
+    """Return every shard's record, None where it is damaged, without opening them for writing.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    with open(path, "rb") as file:
+        raw = file.read(_ALL.size)
+    return [_unpack(raw[n * _RECORD.size :][: _RECORD.size]) for n in range(SHARDS)]
 
 
 class ShardCounters:
@@ -118,12 +137,7 @@ class ShardCounters:
 
     def read(self, shard: int) -> ShardCount | None:
         """Return one shard's record, or None where it is damaged."""
-        raw = pread(self._fd, _RECORD.size, shard * _RECORD.size)
-        if len(raw) < _RECORD.size:
-            return None
-        *values, check = _RECORD.unpack(raw)
-        count = ShardCount(*values)
-        return count if count.check() == check else None
+        return _unpack(pread(self._fd, _RECORD.size, shard * _RECORD.size))
 
     def write(self, shard: int, count: ShardCount) -> None:
         """Write one shard's record; the caller holds its lock."""

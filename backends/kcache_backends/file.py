@@ -24,7 +24,7 @@ from kcache.errors import BackendError, ConfigError
 from kcache_backends._coldest import SAMPLE, ColdSample
 from kcache_backends._file_check import check_shard
 from kcache_backends._files import failure, listing, make_private, size_of, sync_directory
-from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
+from kcache_backends._shards import SHARDS, ShardCount, ShardCounters, read_counts
 
 __all__ = ["FileBackend"]
 
@@ -45,6 +45,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC | _NOFOLLOW | _BINARY
 _CAN_TOUCH_OPEN = os.utime in os.supports_fd
 _COUNTERS = "counters"
 _TEMPORARY = ".tmp"
+
+_ANY = 1 << 62
 
 _names = [f"{shard:02x}" for shard in range(SHARDS)]
 _serial = itertools.count()
@@ -264,31 +266,41 @@ class FileBackend(Backend):
             yield from found
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
-        """Compare the counters with the files; look for orphans and for files of others."""
-        if self._counters is None and not self._read_only and os.path.isdir(self._root):
-            with self._translated("check"):
-                self._open_counters()
+        """Compare the counters with the files; look for orphans and for files of others.
+
+        Open for reading only, it takes no locks: a shard that is being written may look wrong.
+        """
+        recorded: list[ShardCount | None] = []
+        with self._translated("check"):
+            if not os.path.isdir(self._root):
+                return
+            if not self._read_only:
+                self._counters = self._open_counters()
+            elif os.path.exists(f"{self._root}/{_COUNTERS}"):
+                recorded = read_counts(f"{self._root}/{_COUNTERS}")
         for shard, name in enumerate(_names):
             with self._translated("check"):
                 found = list(
                     check_shard(
                         f"{self._root}/{name}",
-                        partial(self._alone_with, shard),
+                        partial(self._alone_with, shard, recorded),
                         repair=repair and not self._read_only,
                     )
                 )
             yield from found
 
     @contextmanager
-    def _alone_with(self, shard: int) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
+    def _alone_with(
+        self, shard: int, recorded: list[ShardCount | None]
+    ) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
         counters = self._counters
-        if counters is None:  # open for reading only, so that nobody counts
-            there = listing(f"{self._root}/{_names[shard]}")
-            sizes = [status.st_size for key, status in there if is_key(key)]
-            yield ShardCount(sum(sizes), len(sizes), 0), list
-            return
-        with counters.changing(shard):
-            yield counters.read(shard), lambda: self._examine(counters, shard)
+        if counters is not None:
+            with counters.changing(shard):
+                yield counters.read(shard), lambda: self._examine(counters, shard)
+        elif recorded:
+            yield recorded[shard], list
+        else:  # a copy without counters: whoever writes to it will make them
+            yield ShardCount(_ANY, _ANY, 1), list
 
     def close(self) -> None:
         """Close the counters. Idempotent."""

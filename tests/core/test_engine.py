@@ -867,3 +867,23 @@ def test_a_forked_child_takes_no_lock_of_the_engine_with_it(tmp_path: Path) -> N
         finally:
             release.set()
             thread.join()
+
+
+def test_a_trim_does_not_chase_what_others_put_meanwhile() -> None:
+    class Busy(MemoryBackend):
+        """Another process puts as much as is deleted."""
+
+        puts = 0
+
+        def delete(self, key_: str) -> int:
+            freed = super().delete(key_)
+            self.puts += 1
+            self.put(key(f"another {self.puts}"), bytes(freed))
+            return freed
+
+    backend = Busy()
+    engine = CacheEngine(backend)
+    for number in range(10):
+        engine.put(key(number), entry())
+    engine.trim(5 * SIZE)
+    assert backend.puts <= 10

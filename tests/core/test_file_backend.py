@@ -561,3 +561,45 @@ def test_a_child_goes_on_where_a_thread_of_its_parent_held_every_lock(
         thread.join()
     assert backend.usage() == (2, 2)
     assert set(look(place).entries) == {key(1, shard=1), key(2, shard=2)}
+
+
+# -- check ---------------------------------------------------------------------------------------
+
+
+def test_check_opened_for_reading_only_sees_wrong_counters(
+    backend: FileBackend, place: Path
+) -> None:
+    backend.put(key(1, shard=7), b"12345")
+    reader = FileBackend(place, read_only=True)
+    assert list(reader.check(repair=True)) == []
+    with (place / "counters").open("r+b") as file:
+        file.seek(32 * 7)
+        file.write(b"\xff")
+    for _ in range(2):
+        (found,) = reader.check(repair=True)
+        assert found == "shard 07: its counter is damaged"
+    (place / "counters").unlink()
+    assert list(reader.check()) == []  # a copy without them, for whoever writes next to make
+    reader.close()
+
+
+def test_what_a_killed_writer_leaves_is_no_fault(place: Path) -> None:
+    def die() -> None:
+        backend = FileBackend(place)
+        backend.put(key(1, shard=7), b"12345")
+        backend._fill = lambda fd, value: os._exit(9)  # type: ignore[method-assign]
+        backend.put(key(2, shard=7), b"1234567890")
+
+    assert wait(fork(die)) == 9
+    assert len(look(place).temporary) == 1
+    backend = FileBackend(place)
+    assert list(backend.check()) == []
+    backend.put(key(3, shard=7), b"123")
+    assert look(place).temporary == []
+    assert backend.usage() == (8, 2)
+    (place / "07" / ".planted.tmp").write_bytes(b"x")
+    assert list(backend.check(repair=True)) == [
+        "shard 07: 1 temporary files that nobody is writing"
+    ]
+    assert look(place).temporary == []
+    backend.close()
