@@ -1,6 +1,6 @@
 """Every speed and memory target, as a ratio of two figures taken side by side.
 
-    python bench/ratios.py --quick                  four minutes at most on two quiet cores
+    python bench/ratios.py --quick                  ten minutes on two quiet cores
     python bench/ratios.py --only start             one chapter
     python bench/ratios.py --write-docs             the full run, and its tables into the docs
     python bench/ratios.py --from FILE --write-docs the tables of an earlier run into the docs
@@ -58,7 +58,7 @@ def write_docs(tables: str, page: Path = PAGE) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure every ratio with a target.")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: four minutes at most")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer entries")
     parser.add_argument("--only", action="append", choices=CHAPTERS, help="one chapter; repeatable")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
     parser.add_argument("--from", dest="earlier", type=Path, help="JSON file of an earlier run")

@@ -92,6 +92,8 @@ def _gets(
     for name, target in backends.items():
         yield ratio(f"`{name}`, get of each of {of}", name, other="raw", target=target)
     for name in backends:
+        yield ratio(f"`{name}`, the same, the use not recorded", f"{name} unused", other="raw")
+    for name in backends:
         yield ratio(f"`{name}`, get of one key again and again", f"{name} first", other="raw, same")
     yield ratio(f"LMDB by itself, each of {of}", "raw lmdb", other="raw")
 

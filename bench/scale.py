@@ -198,12 +198,16 @@ def resident() -> tuple[int, int]:
     return all_, anonymous
 
 
-def _memory(chapter: str, few: Population, many: Population) -> Found:
-    """Resident bytes of fresh processes; LMDB's mapped pages belong to the page cache."""
+def _memory(chapter: str, few: Population, many: Population, firsts: tuple[int, ...] = ()) -> Found:
+    """Resident bytes of fresh processes; LMDB's mapped pages belong to the page cache.
+
+    `firsts` are the numbers of the next new entries, where some were put already.
+    """
+    few_first, many_first = firsts or (few.count, many.count)
     which = 1 if few.backend == "lmdb" else 0
     tasks = [
-        partial(_resident, name, population, which, itertools.count(population.count, 1_000))
-        for name, population in (("few", few), ("many", many))
+        partial(_resident, "few", few, which, itertools.count(few_first, 1_000)),
+        partial(_resident, "many", many, which, itertools.count(many_first, 1_000)),
     ]
     interleave(1, tasks)
     rounds = interleave(MEMORY_ROUNDS, tasks)
@@ -247,16 +251,17 @@ def million(plan: Plan, folder: Path) -> Found:
     populations = [Population.fill(folder / str(count), "lmdb", count, KIB) for count in plan.sizes]
     os.sync()
     yield from _opening("million", plan, empty, populations[-1])
-    # LMDB copies the pages that a transaction changes: more of them among 10,000 entries than
-    # among 1,000, but no more among more.
-    yield from _memory("million", *populations[-2:])
-    engines = [PuttingEngine(population, UNUSED) for population in populations]
+    engines = [PuttingEngine(population) for population in populations]
     for each in engines:
         each.settle()
     os.sync()
     rounds = interleave(plan.fills, [task for each in engines for task in _operations(each)])
     for each in engines:
         each.engine.close()
+    # LMDB copies the pages that a transaction changes: more of them among 10,000 entries than
+    # among 1,000, but no more among more.
+    few, many = engines[-2:]
+    yield from _memory("million", few.population, many.population, (few.next, many.next))
     for population in populations:
         row = f"{population.count:,} entries"
         for operation in ("put", "get", "coldest"):
