@@ -58,11 +58,17 @@ class PuttingEngine:
             raise RuntimeError("not stored")
 
     def task(self, name: str, count: int) -> Callable[[], Round]:
-        """Returns a task that reports the seconds of one put, as the mean of `count`."""
+        """Returns a task that reports the seconds of one put, as the mean of `count`.
+
+        What it evicts is on disk, as what was put long ago is: to remove a file that never got
+        there is cheaper, and a small population would consist of those.
+        """
 
         def task() -> Round:
             evicted = self.engine.stats().evictions
-            found = per_item(name, self.put, self.new(count))()
+            new = self.new(count)
+            os.sync()
+            found = per_item(name, self.put, new)()
             if self.engine.stats().evictions == evicted:
                 raise RuntimeError("nothing was evicted")
             return found
