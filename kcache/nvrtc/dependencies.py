@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kcache.errors import KcacheError
-from kcache.nvrtc.files import FileDigests, Stamp, stamp_of
+from kcache.nvrtc.changes import changed_since, stamps
+from kcache.nvrtc.files import FileDigests, Stamp
 from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
-from kcache.nvrtc.scan import FileScan, Macro, expand, macros, names_file, probes, scan, spliced
+from kcache.nvrtc.scan import (
+    FileScan,
+    Macro,
+    expand,
+    leads_out,
+    macros,
+    names_file,
+    probes,
+    scan,
+    spliced,
+)
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Include, Place
 from kcache.nvrtc.trace import Trace
 
@@ -107,19 +117,21 @@ class Tracker:
         self._scanned = True
         pending: list[Place | str | None] = [None, *self._in_memory]
         done: set[Place | str | None] = set(pending)
-        whole_tree = False
 
         def follow(includes: Iterable[Include], includer: Place | str | None) -> None:
             for include in includes:
-                for place in self._resolve(include, includer):
-                    if place not in done:
-                        done.add(place)
-                        pending.append(place)
-                        self._read(place)
+                add(self._resolve(include, includer))
+
+        def add(places: Iterable[Place]) -> None:
+            for place in places:
+                if place not in done:
+                    done.add(place)
+                    pending.append(place)
+                    self._read(place)
 
         follow(self._pre_includes, _COMMAND_LINE)
         computed: set[tuple[str, Place | str | None]] = set()
-        resolved: set[tuple[str, Place | str | None, Include]] = set()
+        trees: frozenset[int] = frozenset()
         while pending:
             while pending:
                 name = pending.pop()
@@ -127,15 +139,19 @@ class Tracker:
                 follow(found.includes, name)
                 computed |= {(operand, name) for operand in found.computed}
             defined = self._macros()
+            unknown: list[tuple[str, Place | str | None]] = []
             for operand, name in computed:
                 expanded = expand(operand, defined)
                 if expanded is None:
-                    self._check_inside(operand, name)
-                    whole_tree = True
-                new = {(operand, name, include) for include in expanded or ()} - resolved
-                resolved |= new
-                follow((include for _, _, include in new), name)
-        return self._finish(self._read_tree() if whole_tree else frozenset())
+                    unknown.append((operand, name))
+                follow(expanded or (), name)
+            if unknown and not pending:  # what any file may define was looked at
+                for operand, name in unknown:
+                    self._check_inside(operand, name, defined)
+                trees = self._trees()
+                for root in trees:
+                    add(self._below(root))
+        return self._finish(trees)
 
     def known(self) -> HeaderSet:
         """Return the files found so far, where `extra_key` answers for the others."""
@@ -149,39 +165,17 @@ class Tracker:
         after the start, or a link or directory on the way to it has; or if a file that was looked
         for and not found may have gone since.
         """
-        paths = [self._search.path(place) for place in {*self._places(), *self._bystanders}]
-        missing = {os.path.dirname(self._search.path(place)) for place in self._unfound}
-        try:
-            for path in paths:
-                if any(_changed_ns(look(path)) >= start_ns for look in (os.stat, os.lstat)):
-                    return True
-            folders = _upwards(map(os.path.dirname, paths))
-            if any(_moved_since(folder, start_ns) for folder in folders):
-                return True
-            for folder in missing:
-                above = _upwards([folder])
-                there = next((n for n, name in enumerate(above) if os.path.isdir(name)), len(above))
-                if above[there:] and _changed_ns(os.stat(above[there])) >= start_ns:
-                    return True
-                if any(_moved_since(name, start_ns) for name in above[there:]):
-                    return True
-        except OSError:  # gone a moment ago
-            return True
-        return False
+        return changed_since(*self._looked_at(), start_ns)
 
     def stamps(self) -> list[tuple[str, Stamp | None]]:
         """Return the status of all that `changed_since` looks at, to compare two of them."""
-        found: list[tuple[str, Stamp | None]] = []
-        places = {*self._places(), *self._bystanders}
-        paths = {self._search.path(place) for place in places}
-        folders = {os.path.dirname(self._search.path(place)) for place in {*places, *self._unfound}}
-        for path in sorted(paths.union(_upwards(folders))):
-            for look in (os.stat, os.lstat):
-                try:
-                    found.append((path, stamp_of(look(path))))
-                except OSError:
-                    found.append((path, None))
-        return found
+        return stamps(*self._looked_at())
+
+    def _looked_at(self) -> tuple[set[str], set[str]]:
+        """Return the paths of files that exist, and folders of files that do not."""
+        path = self._search.path
+        there = {path(place) for place in {*self._places(), *self._bystanders}}
+        return there, {os.path.dirname(path(place)) for place in self._unfound}
 
     def names_paths(self, *, opaque: bool) -> bool:
         """Tell whether a header's text makes the outcome depend on where the header lies.
@@ -281,30 +275,35 @@ class Tracker:
                     covered_by_extra_key=True,
                 )
 
-    def _check_inside(self, operand: str, name: Place | str | None) -> None:
+    def _check_inside(
+        self, operand: str, name: Place | str | None, defined: Mapping[str, list[Macro]]
+    ) -> None:
         """Raise unless what a computed include names lies below the include directories."""
         outside = isinstance(name, str) or (isinstance(name, Place) and name.root == ABSOLUTE)
-        if outside or ".." in operand or "(/" in operand:
+        if outside or leads_out(operand, defined):
             raise UncacheableError(
                 f"#include {operand} of {self._title(name)} can't be followed",
                 covered_by_extra_key=True,
             )
 
-    def _read_tree(self) -> frozenset[int]:
-        """Read every file below the roots, and return the roots."""
-        roots = range(0 if self._search.source_include else 1, len(self._search.prefixes))
-        for root in roots:
-            top = os.path.join(self._search.directory, self._search.prefixes[root])
-            found = tree_files(top, MAX_TREE)
-            if found is None:
-                raise UncacheableError(
-                    f"a computed #include can't be followed, and {top} holds more than {MAX_TREE} "
-                    "files",
-                    covered_by_extra_key=True,
-                )
-            for path in found:
-                self._read(self._search.place(self._search.prefixes[root] + path))
-        return frozenset(roots)
+    def _trees(self) -> frozenset[int]:
+        """Return the roots that a header can be found below."""
+        first = 0 if self._search.source_include else 1
+        return frozenset(range(first, len(self._search.prefixes)))
+
+    def _below(self, root: int) -> Iterator[Place]:
+        """Yield the place of every file below a root."""
+        prefix = self._search.prefixes[root]
+        top = os.path.join(self._search.directory, prefix)
+        found = tree_files(top, MAX_TREE)
+        if found is None:
+            raise UncacheableError(
+                f"a computed #include can't be followed, and {top} holds more than {MAX_TREE} "
+                "files",
+                covered_by_extra_key=True,
+            )
+        for path in found:
+            yield self._search.place(prefix + path)
 
     # -- deciding ------------------------------------------------------------------------------
 
@@ -464,30 +463,3 @@ def _inode(path: str) -> tuple[int, int] | None:
 
 def _asserts(text: bytes) -> bool:
     return b"assert" in text or scan(text).file
-
-
-def _upwards(folders: Iterable[str]) -> list[str]:
-    """Return the folders and everything above them, each once, deepest first for one folder."""
-    found: dict[str, None] = {}
-    for start in folders:
-        folder = start
-        while folder not in found and folder not in ("", "/"):
-            found[folder] = None
-            folder = os.path.dirname(folder)
-    return list(found)
-
-
-def _moved_since(folder: str, start_ns: int) -> bool:
-    """Tell whether a link or directory was made, renamed or exchanged at or after `start_ns`.
-
-    What changes a directory's entries sets both of its times; a rename sets one. Raises OSError
-    if it is not there.
-    """
-    status = os.lstat(folder)
-    changed = _changed_ns(status)
-    return changed >= start_ns and (stat.S_ISLNK(status.st_mode) or changed != status.st_mtime_ns)
-
-
-def _changed_ns(status: os.stat_result) -> int:
-    """Return when a file was last changed; Windows keeps no such time but mtime."""
-    return status.st_mtime_ns if os.name == "nt" else status.st_ctime_ns

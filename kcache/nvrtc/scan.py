@@ -16,6 +16,7 @@ __all__ = [
     "FileScan",
     "Macro",
     "expand",
+    "leads_out",
     "macros",
     "names_file",
     "probes",
@@ -55,6 +56,11 @@ _SKIPPED = re.compile(
 _LINE_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _CONDITION = re.compile(_GAP + rb"(?:#|%:)" + _GAP + rb"(?:el)?if\b", re.DOTALL)
 _WORD_FOLLOWS = re.compile(_GAP + rb"\w", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+#: Macros that no text defines, or not the way the compiler does: `__CUDA_ARCH__` and its like.
+_BUILT_IN = re.compile(r"__(?:\w+__|cplusplus|(?:cpp_|CUDA_ARCH|CUDACC|NV|EDG)\w*)")
+#: A path that starts at the root, or goes up.
+_OUTWARD = re.compile(r"\.\.|(?:^|[<\"(,])\s*/(?![/*])")
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
 
 
@@ -307,11 +313,29 @@ def expand(
     return frozenset(found)
 
 
+def leads_out(operand: str, defined: Mapping[str, Iterable[Macro]]) -> bool:
+    """Tell whether a computed operand may name a file by `..` or by an absolute path.
+
+    `defined` are all macros that it can use, directly or through others.
+    """
+    pending, seen = [operand], {operand}
+    while pending:
+        text = pending.pop()
+        if _OUTWARD.search(text):
+            return True
+        bodies = {macro.body for word in _NAME.findall(text) for macro in defined.get(word, ())}
+        pending += bodies - seen
+        seen |= bodies
+    return False
+
+
 def _names(name: str, defined: Mapping[str, Iterable[Macro]], depth: int) -> set[str] | None:
     """Return every name that one between angle brackets becomes, or None if that can't be told."""
     found = {""}
     for part in re.split(r"([A-Za-z_]\w*)", name):
         values = {part}
+        if _BUILT_IN.fullmatch(part):
+            return None
         for macro in defined.get(part, ()):
             inner = None
             if macro.parameters is None and "#" not in macro.body and depth < _MAX_DEPTH:
