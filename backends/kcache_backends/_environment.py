@@ -14,12 +14,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import ClassVar
 
 import lmdb
 
 from kcache.errors import BackendError, FullError
+from kcache.locks import RangeLocks
 from kcache_backends._files import failure, make_private
 from kcache_backends._lmdb_files import (
     DATA,
@@ -233,41 +234,50 @@ class Environment:
             TimeoutError: another process neither finishes its own nor dies.
             lmdb.Error, OSError: the database can't be opened or written.
         """
-        with ExitStack() as stack:
-            txn = self._begin(stack)
-            self.txn, self.writer = txn, threading.get_ident()
-            try:
-                yield txn
-            except BaseException:
-                self.txn, self.writer = None, 0
-                txn.abort()
-                raise
-            self.txn, self.writer = None, 0
-            txn.commit()
-
-    def _begin(self, stack: ExitStack) -> lmdb.Transaction[bytes]:
-        """Return a write transaction on the file that is at its place; `stack` gets the locks."""
-        for _ in range(_TRIES):
-            with ExitStack() as locks:
-                locks.enter_context(self._changing)
+        with self._changing:
+            for _ in range(_TRIES):
                 if self.lost():
                     self._close()
                 env = self.get()
-                file = self._lock_file
-                if file is None or file.lost():
-                    file = self._lock_file = LockFile(self._path("lock"))
-                locks.enter_context(file.locks.held(_WRITING, 1, timeout=PATIENCE))
-                try:
-                    txn = env.begin(write=True)
-                except lmdb.MapResizedError:
-                    env.set_mapsize(0)
-                    continue
-                if not self.lost():
-                    stack.push(locks.pop_all())
-                    return txn
+                with self._write_lock().held(_WRITING, 1, timeout=PATIENCE):
+                    txn = self._begin(env)
+                    if txn is not None:
+                        with self._carried_out(txn):
+                            yield txn
+                        return
+            raise lmdb.Error("the database is exchanged all the time")
+
+    def _write_lock(self) -> RangeLocks:
+        file = self._lock_file
+        if file is None or file.lost():
+            file = self._lock_file = LockFile(self._path("lock"))
+        return file.locks
+
+    def _begin(self, env: lmdb.Environment) -> lmdb.Transaction[bytes] | None:
+        """Return a write transaction, or None if another process exchanged or enlarged the file."""
+        try:
+            txn = env.begin(write=True)
+        except lmdb.MapResizedError:
+            env.set_mapsize(0)
+            return None
+        if not self.lost():
+            return txn
+        txn.abort()
+        return None
+
+    @contextmanager
+    def _carried_out(self, txn: lmdb.Transaction[bytes]) -> Generator[None]:
+        """Make a transaction this thread's for the block, and end it, interrupts included."""
+        try:
+            self.txn, self.writer = txn, threading.get_ident()
+            yield
+            self.txn, self.writer = None, 0
+            txn.commit()
+        except BaseException:
+            self.txn, self.writer = None, 0
+            with suppress(lmdb.Error):  # it has ended already
                 txn.abort()
-            self.reopen()
-        raise lmdb.Error("the database is exchanged all the time")
+            raise
 
     # -- what may happen to the files ------------------------------------------------------------
 
