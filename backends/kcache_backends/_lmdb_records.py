@@ -32,6 +32,7 @@ __all__ = [
     "remove_info",
     "stored_size",
     "sums",
+    "use",
     "write_sums",
 ]
 
@@ -90,10 +91,25 @@ def info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
     return None if record is None else _unpack(record)
 
 
-def put_info(txn: lmdb.Transaction[bytes], raw: bytes, used: int, size: int) -> None:
-    """Write last use and stored size of an entry that has none."""
+def put_info(
+    txn: lmdb.Transaction[bytes], raw: bytes, used: int, size: int
+) -> tuple[int, int] | None:
+    """Write last use and stored size of an entry; return those before, or None."""
+    before = info(txn, raw)
+    if before is not None:
+        txn.delete(b"r" + _TIME.pack(before[0]) + raw)
     txn.put(b"e" + raw, _pack(used, size))
     txn.put(b"r" + _TIME.pack(used) + raw, _SIZE.pack(size))
+    return before
+
+
+def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int) -> None:
+    """Write a use of an entry, if there is one, and no later use is known."""
+    before = info(txn, raw)
+    if before is not None and before[0] < used:
+        txn.delete(b"r" + _TIME.pack(before[0]) + raw)
+        txn.put(b"e" + raw, _pack(used, before[1]))
+        txn.put(b"r" + _TIME.pack(used) + raw, _SIZE.pack(before[1]))
 
 
 def remove_info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from itertools import islice
 from threading import get_ident
 from typing import TypeAlias, TypeVar
 
@@ -29,10 +30,13 @@ Infos: TypeAlias = Iterator[EntryInfo]
 MAP_FACTOR = 2
 #: ... but is never smaller than this, in bytes.
 SMALLEST_MAP = 1 << 20
-#: Uses are written once this many keys have been used, or the first of them this long ago (in
-#: nanoseconds), or with the next put, or at close; so a read costs no write transaction.
-MAX_TOUCHED = 256
+#: Uses are noted for this many keys at most, and the first of them written after this time (in
+#: nanoseconds) at the latest, so that a read costs no write transaction; all of them at close and
+#: before anything is evicted.
+MAX_TOUCHED = 4096
 TOUCH_AFTER = 30_000_000_000
+#: A put, or a read that can note no more, writes this many: each takes some 10 us.
+WRITE_TOUCHED = 256
 #: Rows that one read transaction of `coldest` or `scan` looks at. A transaction kept longer would
 #: keep pages from being used again.
 ROWS = 256
@@ -154,11 +158,18 @@ class LmdbBackend(Backend):
                 self._touches_due(now)
 
     def _touches_due(self, now: int) -> None:
-        """Write the noted uses; the first of them only starts the time that they may wait."""
-        first = self._touch_by == 0
-        self._touch_by = now + TOUCH_AFTER  # if it fails, not at once again
-        if not first or len(self._touched) >= MAX_TOUCHED:
-            self._write_touched()
+        """Write noted uses; the first of them only starts the time that they may wait.
+
+        What can't be written (a full disk) is forgotten: the value counts more than its recency.
+        """
+        first, self._touch_by = self._touch_by == 0, now + TOUCH_AFTER
+        many = len(self._touched) >= MAX_TOUCHED
+        if many or not first:
+            with suppress(BackendError):
+                self._write_touched(WRITE_TOUCHED if many else MAX_TOUCHED)
+            if len(self._touched) >= MAX_TOUCHED:
+                for key in list(islice(self._touched, WRITE_TOUCHED)):
+                    self._touched.pop(key, None)
 
     def put(self, key: str, value: bytes) -> int:
         """Store `value` under `key` atomically; return its stored size, whole pages."""
@@ -166,10 +177,9 @@ class LmdbBackend(Backend):
         raw = bytes.fromhex(key)
         size = records.stored_size(len(value))
         with self._writing("write") as txn, self._noting_failure("write"):
-            self._apply_touched(txn)
-            old = records.remove_info(txn, raw)
+            self._apply_touched(txn, WRITE_TOUCHED)
+            old = records.put_info(txn, raw, self._now(), size)
             txn.put(b"v" + raw, value)
-            records.put_info(txn, raw, self._now(), size)
             records.add_to_sums(txn, size - (old[1] if old else 0), old is None)
         return size
 
@@ -349,26 +359,21 @@ class LmdbBackend(Backend):
             elif isinstance(cause, lmdb.MapFullError) and env is not None:
                 env.reader_check()  # a killed reader keeps pages from being used again
 
-    def _write_touched(self) -> None:
-        """Write the noted uses, if there are any."""
+    def _write_touched(self, most: int = MAX_TOUCHED) -> None:
+        """Write the noted uses, if there are any, the oldest first."""
         if self._touched and not self._read_only:
             with self._writing("touch") as txn, self._noting_failure("touch"):
-                self._apply_touched(txn)
+                self._apply_touched(txn, most)
 
-    def _apply_touched(self, txn: lmdb.Transaction[bytes]) -> None:
+    def _apply_touched(self, txn: lmdb.Transaction[bytes], most: int) -> None:
         touched = self._touched
-        self._touch_by = 0
-        while touched:
-            try:
-                key, used = touched.popitem()
-            except KeyError:  # another thread has deleted the last one
-                return
-            self._written[key] = used
-            raw = bytes.fromhex(key)
-            old = records.info(txn, raw)
-            if old is not None and old[0] < used:  # not if another process has noted a later one
-                records.remove_info(txn, raw)
-                records.put_info(txn, raw, used, old[1])
+        for key in list(islice(touched, most)):
+            used = touched.pop(key, None)  # another thread may have deleted it
+            if used is not None:
+                self._written[key] = used
+                records.use(txn, bytes.fromhex(key), used)
+        if not touched:
+            self._touch_by = 0
 
     def _compact(self) -> None:
         """Give back the space of deleted entries, where that is most of the file.

@@ -75,8 +75,8 @@ def last_transaction(place: Path) -> int:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Population:
-    """An LMDB cache that is full, of 2,000 entries of 64 bytes."""
-    return Population.fill(tmp_path_factory.mktemp("full"), "lmdb", 2_000, 64)
+    """An LMDB cache that is full, of 5,000 entries of 64 bytes."""
+    return Population.fill(tmp_path_factory.mktemp("full"), "lmdb", 5_000, 64)
 
 
 def test_a_put_at_the_cap_is_one_transaction(full: Population) -> None:
