@@ -1,0 +1,348 @@
+"""Many processes and threads: one cap, stopped holders, readers of what is evicted, other caps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+from core.helpers import fork, key, wait
+from faults.places import NAMES, disk_bound, disk_usage, is_lmdb, is_whole, sealed, truth
+
+from kcache import BackendError, CacheEngine, open_engine
+from kcache.filesystem import FileSystem
+from kcache_backends import _environment, _shards
+from kcache_backends.lmdb import LmdbBackend
+
+ALL = pytest.mark.parametrize("name", NAMES)
+
+
+def in_children(*works: Callable[[], object]) -> None:
+    assert [wait(pid) for pid in [fork(work) for work in works]] == [0] * len(works)
+
+
+@contextmanager
+def running(*works: Callable[[], object]) -> Iterator[list[int]]:
+    """Runs each in a child, which is killed at the end if it still runs."""
+    children = [fork(work) for work in works]
+    try:
+        yield children
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                wait(child)
+
+
+# -- one cap ---------------------------------------------------------------------------------------
+
+ONE_CAP = 20_000_000
+WRITERS = 8
+LARGEST = 300_000
+
+
+@ALL
+@pytest.mark.timeout(600)
+def test_eight_processes_stay_below_one_cap(name: str, long: bool, tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    rounds = 2_000 if long else 60
+    numbers = 500  # some 40 MB: sizes are mixed, and small ones more frequent
+    largest = LARGEST + 1024
+    reading, writing = os.pipe()
+
+    def work(seed: int) -> None:
+        signal.alarm(500)
+        random = Random(seed)
+        with open_engine(place, backend=name, max_size=ONE_CAP) as engine:
+            for _ in range(rounds):
+                number = min(int(random.expovariate(4 / numbers)), numbers - 1)
+                found = engine.get(key(number))
+                if found is None:
+                    size = int(1000 * LARGEST ** (random.random()) / 1000 ** random.random())
+                    size = min(LARGEST, max(1000, size * 8))
+                    engine.put(key(number), sealed(number, seed, size))
+                else:
+                    assert is_whole(number, found)
+                engine.put(key(f"{seed} {_}"), sealed(_, seed, random.randrange(50_000, LARGEST)))
+            stats = engine.stats()
+            assert stats.corrupt == 0
+            os.write(writing, f"{stats.hits} {stats.evictions} {stats.errors}\n".encode())
+
+    with open_engine(place, backend=name, max_size=ONE_CAP):
+        pass
+    highest = samples = 0
+    children = {fork(lambda seed=seed: work(seed)) for seed in range(WRITERS)}
+    while children:
+        entries = 0 if is_lmdb(name) else sum(len(files) for _, _, files in os.walk(place))
+        used = disk_usage(place)
+        bound = disk_bound(name, ONE_CAP, writers=WRITERS, largest=largest, entries=entries)
+        assert used <= bound
+        highest = max(highest, used)
+        samples += 1
+        for child in list(children):
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                assert status == 0
+                children.remove(child)
+    os.close(writing)
+    with open(reading, encoding="ascii") as lines:
+        hits, evictions, errors = (
+            sum(map(int, row)) for row in zip(*(line.split() for line in lines), strict=True)
+        )
+    print(f"{name}: highest du {highest} in {samples} samples; {hits} hits, {evictions} evictions")
+    assert samples > 20
+    assert hits > 0
+    assert evictions > 0
+    assert errors <= WRITERS
+    held = sum(truth(place, name).values())
+    writers = 0 if is_lmdb(name) else WRITERS
+    assert ONE_CAP / 2 < held <= (ONE_CAP + writers * largest) * 1.02
+
+
+# -- stopped processes -----------------------------------------------------------------------------
+
+
+@ALL
+def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_environment, "PATIENCE", 0.3)
+    monkeypatch.setattr(_shards, "PATIENCE", 0.3)
+    reading, writing = os.pipe()
+
+    def hold() -> None:
+        """Stops itself while it holds what a put of key(1) needs."""
+        engine = open_engine(tmp_path, backend=name)
+        backend = getattr(engine.backend, "inner", engine.backend)
+        if is_lmdb(name):
+            holding = backend.batch()
+        else:
+            holding = backend._counters.changing(int(key(1)[:2], 16))
+        with holding:
+            os.write(writing, b".")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with open_engine(tmp_path, backend=name) as engine:
+        assert engine.put(key(1), sealed(1, 1, 1000))
+        with running(hold) as (child,):
+            assert os.read(reading, 1)
+            os.waitid(os.P_PID, child, os.WSTOPPED)
+            assert engine.put(key(1), sealed(1, 2, 1000)) is False
+            found = engine.get(key(1))
+            assert found is not None
+            assert found.metadata["version"] == 1
+            assert engine.stats().errors == 1
+            os.kill(child, signal.SIGCONT)
+            assert wait(child) == 0
+            assert engine.put(key(1), sealed(1, 3, 1000))
+            assert engine.get(key(1)) == sealed(1, 3, 1000)
+        with running(hold) as (child,):
+            assert os.read(reading, 1)
+            os.waitid(os.P_PID, child, os.WSTOPPED)
+            os.kill(child, signal.SIGKILL)
+            assert wait(child) == -signal.SIGKILL
+            assert engine.put(key(1), sealed(1, 4, 1000))
+
+
+# -- readers ---------------------------------------------------------------------------------------
+
+
+@ALL
+def test_readers_of_what_is_overwritten_and_evicted_get_it_whole_or_not_at_all(
+    name: str, tmp_path: Path
+) -> None:
+    cap = 500_000 if "zstd" in name else 1_000_000
+    done, write_done = os.pipe()
+
+    def read_all(engine: CacheEngine, ended: Callable[[], bool]) -> int:
+        hits = 0
+        while not ended():
+            for number in range(12):
+                found = engine.get(key(number))
+                if found is not None:
+                    assert is_whole(number, found)
+                    hits += 1
+        assert engine.stats().corrupt == engine.stats().errors == 0
+        return hits
+
+    def read() -> None:
+        os.set_blocking(done, False)
+
+        def ended() -> bool:
+            try:
+                return os.read(done, 1) is not None
+            except BlockingIOError:
+                return False
+
+        os.close(write_done)
+        with open_engine(tmp_path, backend=name, max_size=cap) as engine:
+            assert read_all(engine, ended) > 0
+
+    with open_engine(tmp_path, backend=name, max_size=cap) as engine:
+        for number in range(12):
+            engine.put(key(number), sealed(number, 0, 60_000))
+        children = [fork(read) for _ in range(3)]
+        over = threading.Event()
+        hits: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: hits.append(read_all(engine, over.is_set)))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for version in range(1, 7):
+            for number in range(12):
+                engine.put(key(number), sealed(number, version, 60_000 + 10 * version))
+                engine.put(key(f"other {number}"), sealed(number, version, 30_000))
+        over.set()
+        for thread in threads:
+            thread.join()
+        os.close(write_done)
+        assert [wait(child) for child in children] == [0, 0, 0]
+        assert len(hits) == 3
+        assert sum(hits) > 0
+        assert engine.stats().evictions > 0
+    os.close(done)
+
+
+def test_more_readers_than_lmdb_knows_of_by_itself(long: bool, tmp_path: Path) -> None:
+    """LMDB's own table has 126 places; a read of each of 64 threads in 16 processes takes one."""
+    processes, threads = (16, 64) if long else (8, 32)
+    with open_engine(tmp_path, backend="lmdb") as engine:
+        for number in range(20):
+            engine.put(key(number), sealed(number, 1, 10_000))
+
+    def work() -> None:
+        failed: list[object] = []
+        together = threading.Barrier(threads)
+        with open_engine(tmp_path, backend="lmdb") as engine:
+
+            def read() -> None:
+                together.wait()
+                iterators = [engine.backend.scan(), engine.backend.coldest()]
+                for number in range(20):
+                    found = engine.get(key(number))
+                    if found is None or not is_whole(number, found):
+                        failed.append(number)
+                    for iterator in iterators:
+                        next(iterator)
+
+            readers = [threading.Thread(target=read) for _ in range(threads)]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+            assert failed == []
+            assert engine.stats().errors == 0
+
+    in_children(*[work] * processes)
+
+
+def test_killed_readers_do_not_pin_pages_for_ever(tmp_path: Path) -> None:
+    """Each leaves a read transaction behind, which would keep all later pages from being reused."""
+    cap = 600_000
+    reading, writing = os.pipe()
+
+    def read() -> None:
+        engine = open_engine(tmp_path, backend="lmdb", max_size=cap)
+        env = engine.backend._environment.get()  # type: ignore[attr-defined]
+        with env.begin():
+            os.write(writing, b".")
+            signal.pause()
+
+    with open_engine(tmp_path, backend="lmdb", max_size=cap) as engine:
+        stored = 0
+        for number in range(300):
+            if number % 20 == 0:
+                with running(read):
+                    assert os.read(reading, 1)
+            stored += engine.put(key(number), sealed(number, 1, 20_000))
+        assert stored == 300
+        assert disk_usage(tmp_path) <= disk_bound("lmdb", cap, writers=1, largest=20_000, entries=0)
+
+
+def test_a_living_reader_that_pins_pages_costs_puts_and_nothing_else(tmp_path: Path) -> None:
+    cap = 600_000
+    reading, writing = os.pipe()
+
+    def read() -> None:
+        engine = open_engine(tmp_path, backend="lmdb", max_size=cap)
+        env = engine.backend._environment.get()  # type: ignore[attr-defined]
+        with env.begin():
+            os.write(writing, b".")
+            signal.pause()
+
+    with open_engine(tmp_path, backend="lmdb", max_size=cap) as engine:
+        for number in range(30):
+            engine.put(key(number), sealed(number, 1, 20_000))
+        with running(read):
+            assert os.read(reading, 1)
+            stored = [engine.put(key(n), sealed(n, 2, 20_000)) for n in range(100, 250)]
+            assert not all(stored), "nothing was pinned"
+            for number in range(30):
+                found = engine.get(key(number))
+                assert found is None or is_whole(number, found)
+        assert sum(engine.put(key(n), sealed(n, 3, 20_000)) for n in range(300, 330)) >= 28
+        assert engine.size_bytes <= cap
+
+
+# -- two caps --------------------------------------------------------------------------------------
+
+
+@ALL
+def test_two_processes_with_different_caps_share_a_cache(name: str, tmp_path: Path) -> None:
+    small, large = 300_000, 6_000_000
+
+    def fill_it() -> None:
+        with open_engine(tmp_path, backend=name, max_size=large) as engine:
+            for number in range(100):
+                assert engine.put(key(number), sealed(number, 1, 40_000))
+                assert engine.get(key(number))
+
+    with open_engine(tmp_path, backend=name, max_size=small) as engine:
+        assert engine.put(key("before"), sealed(0, 1, 1000))
+        in_children(fill_it)
+        held = 4_000_000 if "zstd" not in name else 2_000_000
+        assert engine.size_bytes > held
+        for number in range(90, 100):
+            assert engine.get(key(number)) == sealed(number, 1, 40_000)
+        # The next puts bring it below the small cap, a batch of evictions at a time.
+        for number in range(20):
+            engine.put(key(f"after {number}"), sealed(number, 1, 1000))
+        assert engine.put(key("last"), sealed(0, 1, 1000))
+        assert engine.size_bytes <= small
+        assert engine.get(key("last"))
+        assert engine.stats().errors == 0
+
+
+@ALL
+def test_a_lowered_cap_is_reached_with_the_first_put(name: str, tmp_path: Path) -> None:
+    with open_engine(tmp_path, backend=name, max_size=6_000_000) as engine:
+        for number in range(400):
+            assert engine.put(key(number), sealed(number, 1, 20_000))
+    with open_engine(tmp_path, backend=name, max_size=300_000) as engine:
+        assert engine.put(key("new"), sealed(1, 1, 1000))
+        assert engine.size_bytes <= 300_000
+        assert engine.get(key("new"))
+        assert engine.stats().errors == 0
+
+
+# -- network file systems --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs"])
+def test_lmdb_refuses_a_network_file_system(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=rf"network file system \({kind} .*use the backend file"):
+        LmdbBackend(tmp_path / "lmdb", file_system=lambda path: FileSystem(kind, "/mnt"))
+    assert not (tmp_path / "lmdb").exists()
+
+
+def test_lmdb_takes_a_local_file_system(tmp_path: Path) -> None:
+    backend = LmdbBackend(tmp_path / "lmdb", file_system=lambda path: FileSystem("ext4", "/"))
+    backend.put(key(1), b"1")
+    backend.close()
