@@ -398,11 +398,10 @@ def open_engine(
     )
     place = os.fspath(directory)
     prepare(place, read_only=read_only)
+    max_size = config.max_size.value
     return CacheEngine(
-        open_backend(
-            config.backend.value, place, max_size=config.max_size.value, read_only=read_only
-        ),
-        max_size=config.max_size.value,
+        open_backend(config.backend.value, place, max_size=max_size, read_only=read_only),
+        max_size=max_size,
         memory_size=config.memory_size.value,
         read_only=read_only,
         stats_file=None if read_only else StatsFile(os.path.join(place, "stats")),
@@ -466,14 +465,18 @@ def _open_place(config: Config, *, read_only: bool) -> tuple[str | None, Backend
         except BackendError as error:
             reason = str(error)
         else:
-            return directory, open_backend(
-                config.backend.value,
-                directory,
-                max_size=config.max_size.value,
-                read_only=read_only,
-            )
+            return directory, _open_backend(config, directory, read_only=read_only)
         log.info("not usable: %s", reason)
     return None, UnavailableBackend(reason)
+
+
+def _open_backend(config: Config, directory: str, *, read_only: bool) -> Backend:
+    """Return the backend, or, where it refuses the place (LMDB on NFS), one that says why."""
+    name, max_size = config.backend.value, config.max_size.value
+    try:
+        return open_backend(name, directory, max_size=max_size, read_only=read_only)
+    except BackendError as error:
+        return UnavailableBackend(str(error))
 
 
 def _default_places() -> Iterator[str]:

@@ -1,0 +1,182 @@
+"""LmdbBackend: what is its own beyond the contract: sizes, uses, space given back, refusals."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from core.helpers import fork, key, output_of, wait
+
+from kcache import BackendError, KernelCache, open_engine
+from kcache.filesystem import FileSystem, file_system
+from kcache_backends import lmdb as module
+from kcache_backends._environment import Environment
+from kcache_backends.lmdb import LmdbBackend
+
+PAGE = 4096
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "lmdb"
+
+
+@pytest.fixture
+def backend(place: Path) -> Iterator[LmdbBackend]:
+    made = LmdbBackend(place, max_size=10_000_000)
+    yield made
+    made.close()
+
+
+PAGES_IN_USE = """
+import sys, lmdb
+with lmdb.open(sys.argv[1], readonly=True) as env:
+    with env.begin() as txn:
+        print(txn.stat(env.open_db(None, txn))["overflow_pages"])
+"""
+
+
+@pytest.mark.parametrize("length", [0, 1, 2000, 3000, 4079, 4080, 4081, 8176, 8177, 100_000])
+def test_the_stored_size_is_the_pages_that_lmdb_uses(
+    length: int, backend: LmdbBackend, place: Path
+) -> None:
+    size = backend.put(key(1), bytes(length))
+    pages = int(output_of(PAGES_IN_USE, place / "db"))
+    assert size == max(1, pages) * PAGE == backend.usage().bytes
+    assert size <= length + backend.overhead
+
+
+def test_uses_that_cannot_be_written_are_forgotten_and_the_value_is_not(
+    backend: LmdbBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [key(number) for number in range(20)]
+    for name in names:
+        backend.put(name, name.encode())
+
+    def full(_: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "MAX_TOUCHED", 8)
+    monkeypatch.setattr(module, "WRITE_TOUCHED", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "writing", full)
+        for name in names * 3:
+            assert backend.use(name) == name.encode()
+            assert len(backend._touched) <= 8
+    assert backend.use(names[0]) == names[0].encode()
+    assert [info.key for info in backend.coldest()][-1] == names[0]
+
+
+def test_deleting_most_entries_gives_their_space_back(backend: LmdbBackend, place: Path) -> None:
+    for number in range(50):
+        backend.put(key(number), os.urandom(60_000))
+    data = place / "db" / "data.mdb"
+    assert data.stat().st_size > 3_000_000
+    for number in range(48):
+        backend.delete(key(number))
+    assert data.stat().st_size < 1_100_000
+    assert {info.key for info in backend.scan()} == {key(48), key(49)}
+    assert sorted(os.listdir(place)) == ["db", "lock"]
+
+
+def test_a_process_that_has_the_old_file_open_sees_the_new_one(
+    backend: LmdbBackend, place: Path
+) -> None:
+    for number in range(50):
+        backend.put(key(number), os.urandom(60_000))
+
+    def other() -> None:
+        second = LmdbBackend(place, max_size=10_000_000)
+        assert second.get(key(49))
+        for number in range(49):
+            second.delete(key(number))
+        second.put(key("new"), b"new")
+        second.close()
+
+    assert backend.get(key(1))  # open, with the old file
+    assert wait(fork(other)) == 0
+    assert backend.get(key(1)) is None
+    assert backend.get(key("new")) == b"new"
+    assert backend.usage().entries == 2
+    backend.put(key(1), b"again")
+    assert backend.usage().entries == 3
+
+
+def test_a_lower_cap_makes_the_file_smaller(tmp_path: Path) -> None:
+    from core.helpers import entry
+
+    with open_engine(tmp_path, backend="lmdb", max_size=8_000_000) as engine:
+        for number in range(100):
+            engine.put(key(number), entry(70_000, number))
+        assert engine.entry_count == 100
+    with open_engine(tmp_path, backend="lmdb", max_size=1_000_000) as engine:
+        for number in range(100, 140):
+            assert engine.put(key(number), entry(70_000, number))
+        assert engine.size_bytes <= 1_000_000
+    assert (tmp_path / "lmdb" / "db" / "data.mdb").stat().st_size <= 2_000_000 + PAGE
+
+
+NETWORK = """\
+20 1 8:1 / / rw - ext4 /dev/sda1 rw
+30 20 0:40 / /home/shared\\040files rw,relatime shared:7 - {kind} server:/export rw
+40 30 0:41 / /home/shared\\040files/scratch rw - xfs /dev/sdb1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared"),
+    [
+        ("nfs4", True),
+        ("cifs", True),
+        ("fuse.sshfs", True),
+        ("fuse.mergerfs", False),
+        ("xfs", False),
+    ],
+)
+def test_a_network_file_system_is_refused_with_the_reason(
+    kind: str, shared: bool, tmp_path: Path
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(NETWORK.format(kind=kind))
+
+    def found(path: str) -> FileSystem:
+        return file_system("/home/shared files/cache", mounts=str(table))
+
+    assert found("") == FileSystem(kind, "/home/shared files")
+    if shared:
+        with pytest.raises(BackendError, match=rf"network file system \({kind} at /home/shared"):
+            LmdbBackend(tmp_path / "cache", file_system=found)
+        assert not (tmp_path / "cache").exists()
+    else:
+        LmdbBackend(tmp_path / "cache", file_system=found).close()
+
+
+def test_the_deepest_mount_counts_and_no_table_is_no_answer(tmp_path: Path) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(NETWORK.format(kind="nfs"))
+    assert file_system("/home/shared files/scratch/x", mounts=str(table)).kind == "xfs"
+    assert file_system("/home/shared", mounts=str(table)).kind == "ext4"
+    assert file_system("/", mounts=str(tmp_path / "none")) == FileSystem("", "")
+    assert file_system(tmp_path).kind
+
+
+def test_a_cache_whose_backend_is_refused_still_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvrtc: object
+) -> None:
+    from kcache import CompileOptions
+
+    monkeypatch.setattr(
+        LmdbBackend.__init__,
+        "__kwdefaults__",
+        {**LmdbBackend.__init__.__kwdefaults__, "file_system": lambda _: FileSystem("nfs4", "/x")},
+    )
+    with KernelCache(tmp_path, backend="lmdb") as cache:
+        for _ in range(2):
+            kernel = cache.get_or_compile(
+                'extern "C" __global__ void a() {}', (), CompileOptions(arch="sm_90")
+            )
+            assert kernel.cubin
+        assert cache.stats().errors

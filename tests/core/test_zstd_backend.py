@@ -1,0 +1,145 @@
+"""ZstdBackend: what is stored, and that no stored byte makes it allocate what it should not."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from typing import Any
+
+import pytest
+import zstandard
+from core.helpers import QUICK, entry, key
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcache import CacheEngine, ConfigError, CorruptEntryError
+from kcache.testing import MemoryBackend
+from kcache_backends.zstd import MAX_SIZE, ZstdBackend
+
+PTX = b"ld.param.u64 %rd1, [axpy_param_0];\n" * 3000
+
+
+def stored(inner: MemoryBackend, name: str) -> bytes:
+    found = inner.get(name)
+    assert found is not None
+    return found
+
+
+@given(st.binary(max_size=2000), st.integers(1, 50), st.sampled_from([-7, 1, 3, 22]))
+@QUICK
+def test_values_come_back_and_are_never_stored_larger(value: bytes, times: int, level: int) -> None:
+    inner = MemoryBackend()
+    backend = ZstdBackend(inner, level=level)
+    size = backend.put(key(1), value * times)
+    assert backend.get(key(1)) == backend.use(key(1)) == value * times
+    assert size == len(stored(inner, key(1))) <= len(value) * times + 4
+    assert size <= len(value) * times + backend.overhead
+
+
+def test_what_compresses_is_a_plain_zstandard_frame() -> None:
+    inner = MemoryBackend()
+    ZstdBackend(inner).put(key(1), PTX)
+    raw = stored(inner, key(1))
+    assert raw[:4] == b"KCZz"
+    assert zstandard.ZstdDecompressor().decompress(raw[4:]) == PTX
+    assert len(raw) < len(PTX) / 50
+    noise = os.urandom(1000)
+    ZstdBackend(inner).put(key(2), noise)
+    assert stored(inner, key(2)) == b"KCZr" + noise
+
+
+def test_every_level_reads_what_every_other_wrote() -> None:
+    inner = MemoryBackend()
+    for level in (-7, 3, 19):
+        ZstdBackend(inner, level=level).put(key(level), PTX)
+    for level in (-7, 3, 19):
+        assert ZstdBackend(inner, level=22).get(key(level)) == PTX
+
+
+@pytest.mark.parametrize("level", [-8, 23, 3.0, "3", True, None])
+def test_another_level_is_refused_by_name(level: Any) -> None:
+    with pytest.raises(ConfigError, match=r"level=.*-7 to 22"):
+        ZstdBackend(MemoryBackend(), level=level)
+
+
+def frame_that_claims(size: int) -> bytes:
+    """Returns the header of a frame whose content has `size` bytes (RFC 8878, 3.1.1.1)."""
+    return struct.pack("<IBQ", 0xFD2FB528, 0b11100000, size) + b"\x01\x00\x00"
+
+
+FRAME = zstandard.ZstdCompressor().compress(PTX)
+UNSIZED = zstandard.ZstdCompressor(write_content_size=False).compress(PTX)
+NO_VALUES = {
+    "nothing": b"",
+    "too short": b"KCZ",
+    "another prefix": b"KCZx" + FRAME,
+    "no prefix": FRAME,
+    "no frame": b"KCZz",
+    "truncated": b"KCZz" + FRAME[:-1],
+    "extended": b"KCZz" + FRAME + b"x",
+    "two frames": b"KCZz" + FRAME + FRAME,
+    "no content size": b"KCZz" + UNSIZED,
+    "a bomb": b"KCZz" + frame_that_claims(MAX_SIZE + 1),
+    "a larger bomb": b"KCZz" + frame_that_claims((1 << 64) - 3),
+    "the largest allowed, with nothing in it": b"KCZz" + frame_that_claims(1 << 20),
+    "a skippable frame": b"KCZz" + struct.pack("<II", 0x184D2A50, 4) + b"1234",
+}
+
+
+@pytest.mark.parametrize("what", NO_VALUES)
+def test_what_no_put_wrote_is_damage(what: str) -> None:
+    inner = MemoryBackend()
+    backend = ZstdBackend(inner)
+    inner.put(key(1), NO_VALUES[what])
+    for read in (backend.get, backend.use):
+        with pytest.raises(CorruptEntryError):
+            read(key(1))
+    engine = CacheEngine(backend)
+    assert engine.get(key(1)) is None
+    assert (engine.stats().corrupt, engine.stats().errors) == (1, 0)
+    assert engine.put(key(1), entry())
+    assert engine.get(key(1)) == entry()
+
+
+@given(st.data())
+@QUICK
+def test_flipped_bits_are_damage_or_the_value(data: st.DataObject) -> None:
+    inner = MemoryBackend()
+    backend = ZstdBackend(inner)
+    engine = CacheEngine(backend)
+    made = entry(5000, 7)
+    engine.put(key(1), made)
+    raw = bytearray(stored(inner, key(1)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    inner.put(key(1), bytes(raw))
+    assert engine.get(key(1)) in (None, made)
+    assert engine.stats().errors == 0
+
+
+def test_threads_do_not_share_a_context() -> None:
+    backend = ZstdBackend(MemoryBackend())
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        value = bytes((number,)) * 50_000 + os.urandom(5_000)
+        for _ in range(100):
+            backend.put(key(number), value)
+            if backend.get(key(number)) != value:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_the_cap_counts_compressed_bytes() -> None:
+    engine = CacheEngine(ZstdBackend(MemoryBackend()), max_size=100_000)
+    for number in range(50):
+        assert engine.put(key(number), entry(20_000, number))
+    assert engine.stats().evictions == 0
+    assert engine.size_bytes < 50 * 1000
