@@ -10,6 +10,7 @@ Files of the directory::
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
@@ -99,6 +100,8 @@ class Environment:
         self.writer = 0
         self.txn: lmdb.Transaction[bytes] | None = None
         self._opened: tuple[int, int] | None = None
+        #: Whether it is open for reading only because there was no right to more.
+        self._unwritable = False
         self._users = 0
         self._lock_file: LockFile | None = None
         #: Whether this process is a child that inherited it open, and so can't use it.
@@ -163,20 +166,31 @@ class Environment:
             if self.open is None:
                 if self._inherited:
                     raise BackendError(f"{self.root}: the process was forked while it wrote here")
-                if self.read_only:
-                    env = self._open_read_only()
-                else:
-                    make_private(self.root)
-                    with self._alone():
-                        self._settle()
-                        try:
-                            env = self._open_files()
-                        except DAMAGE:
-                            self._discard()
-                            env = self._open_files()
+                env = self._open_read_only() if self.read_only else self._open_to_write()
                 self._opened = self._identity()
                 self.open = env
             return self.open
+
+    def _open_to_write(self) -> lmdb.Environment:
+        """Open the database; for reading where the medium, or our rights, allow no more at present."""
+        self._unwritable = False
+        try:
+            make_private(self.root)
+            with self._alone():
+                self._settle()
+                try:
+                    return self._open_files()
+                except DAMAGE:
+                    self._discard()
+                    return self._open_files()
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            with suppress(MissingError):
+                env = self._open_read_only()
+                self._unwritable = True
+                return env
+            raise
 
     def _open_files(self) -> lmdb.Environment:
         place = self._path("db")
@@ -248,7 +262,7 @@ class Environment:
         """
         with self._changing:
             for _ in range(_TRIES):
-                if self.lost():
+                if self._unwritable or self.lost():
                     self._close()
                 env = self.get()
                 with self._write_lock().held(_WRITING, 1, timeout=PATIENCE):

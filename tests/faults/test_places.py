@@ -1,0 +1,480 @@
+"""What happens to a cache's place: rights, limits, mounts, removal, another clock, damage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+from core.helpers import fork, key, look, path_of, wait
+from core.test_faults import become_nobody
+from faults.places import (
+    NAMES,
+    SHARDS,
+    is_lmdb,
+    is_whole,
+    leftovers,
+    mount,
+    sealed,
+    truth,
+)
+
+from kcache import CacheEngine, KcacheError, open_engine
+from kcache.registry import open_backend
+from kcache.testing import FakeClock, Fault, FaultyBackend
+from kcache.testing._base import as_threads
+from kcache_backends.file import FileBackend
+from kcache_backends.lmdb import LmdbBackend
+
+ALL = pytest.mark.parametrize("name", NAMES)
+FILES = pytest.mark.parametrize("name", ["file", "zstd"])
+
+
+def in_child(work: Callable[[], object]) -> None:
+    assert wait(fork(work)) == 0
+
+
+def put_some(engine: CacheEngine, version: int = 1, count: int = 10) -> None:
+    for number in range(count):
+        assert engine.put(key(number), sealed(number, version, 3000))
+
+
+def has_all(engine: CacheEngine, count: int = 10) -> None:
+    for number in range(count):
+        found = engine.get(key(number))
+        assert found is not None
+        assert is_whole(number, found)
+
+
+def agrees(engine: CacheEngine, place: Path, name: str) -> None:
+    sizes = truth(place, name)
+    assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
+
+
+# -- errors of the system ----------------------------------------------------------------------------
+
+ERRORS = ("EIO", "EACCES", "EMFILE", "ENFILE", "EROFS", "ESTALE", "EDQUOT", "ENOMEM")
+METHODS = ("use", "put", "delete", "usage", "coldest", "scan", "batch")
+
+
+@ALL
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_of_the_system_now_and_then_harms_nothing(
+    name: str, error: str, tmp_path: Path
+) -> None:
+    backend = FaultyBackend(open_backend(name, str(tmp_path), max_size=100_000))
+    number = getattr(errno, error)
+    random = Random(number)
+    with CacheEngine(backend, max_size=100_000) as engine:
+        for method in METHODS:
+            backend.faults = {method: Fault(OSError(number, os.strerror(number)), every=3)}
+            for _ in range(40):
+                chosen = random.randrange(30)
+                engine.put(key(chosen), sealed(chosen, random.randrange(99), 6000))
+                chosen = random.randrange(30)
+                found = engine.get(key(chosen))
+                assert found is None or is_whole(chosen, found)
+                assert backend.inner.usage().bytes <= 100_000
+            engine.delete(key(chosen))
+            engine.trim(50_000)
+        backend.faults = {}
+        assert engine.stats().errors > 0
+        engine.clear()
+        put_some(engine)
+        has_all(engine)
+        agrees(engine, tmp_path, name)
+
+
+@ALL
+def test_no_descriptors_left_is_survived(name: str, tmp_path: Path) -> None:
+    def child() -> None:
+        with open_engine(tmp_path, backend=name) as engine:
+            put_some(engine)
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            taken = max(map(int, os.listdir("/proc/self/fd")))
+            spare = [os.open("/", os.O_RDONLY) for _ in range(taken)]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(spare), limits[1]))
+            for number in range(10):
+                found = engine.get(key(number))
+                assert found is None or is_whole(number, found)
+                engine.put(key(number), sealed(number, 2, 3000))
+            with open_engine(tmp_path / "other", backend=name) as other:
+                other.put(key(1), sealed(1, 1, 100))
+                other.get(key(1))
+            engine.trim(0)
+            engine.flush()
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            put_some(engine, 3)
+            has_all(engine)
+            agrees(engine, tmp_path, name)
+
+    in_child(child)
+
+
+# -- rights ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nobodys() -> Iterator[Path]:
+    """A directory that a process without rights owns and can reach."""
+    with tempfile.TemporaryDirectory(prefix="kcache-nobody-") as folder:
+        os.chmod(folder, 0o755)
+        place = Path(folder) / "cache"
+        place.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            os.chown(place, 65534, 65534)
+        yield place
+
+
+@ALL
+@pytest.mark.parametrize("mode", [0o600, 0o500, 0o400, 0], ids=oct)
+def test_a_directory_without_rights_is_survived_and_works_with_them(
+    name: str, mode: int, nobodys: Path
+) -> None:
+    def child() -> None:
+        become_nobody()
+        with open_engine(nobodys, backend=name) as engine:
+            put_some(engine)
+            folders = [Path(folder) for folder, _, _ in os.walk(nobodys)]
+            for folder in reversed(folders):
+                folder.chmod(mode)
+            for number in range(10):
+                found = engine.get(key(number))
+                assert found is None or is_whole(number, found)
+                engine.put(key(number), sealed(number, 2, 3000))
+            with suppress(KcacheError), open_engine(nobodys, backend=name) as other:
+                other.put(key(1), sealed(1, 3, 100))
+                other.get(key(1))
+            for folder in folders:
+                folder.chmod(0o700)
+            put_some(engine, 4)
+            has_all(engine)
+
+    in_child(child)
+    with closing(open_backend(name, str(nobodys), max_size=1 << 30)) as backend:
+        sizes = truth(nobodys, name)
+        assert backend.usage() == (sum(sizes.values()), len(sizes))
+
+
+@ALL
+def test_a_read_only_mount_still_serves(name: str, disk: Path) -> None:
+    place = disk / "cache"
+    with open_engine(place, backend=name) as engine:
+        put_some(engine)
+    mount(disk, "--bind", str(disk))
+    try:
+        mount(disk, "-o", "remount,bind,ro")
+
+        def read(read_only: bool) -> None:
+            with open_engine(place, backend=name, read_only=read_only) as engine:
+                has_all(engine)
+                assert engine.put(key(1), sealed(1, 2, 100)) is False
+                engine.delete(key(2))
+                engine.clear()
+                has_all(engine)
+                assert engine.stats().corrupt == 0
+
+        in_child(lambda: read(True))
+        in_child(lambda: read(False))
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    with open_engine(place, backend=name) as engine:
+        put_some(engine, 2)
+        has_all(engine)
+        agrees(engine, place, name)
+
+
+# -- removed and replaced --------------------------------------------------------------------------
+
+
+@ALL
+def test_a_cache_removed_while_it_is_open_is_made_anew(name: str, tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    with open_engine(place, backend=name) as engine:
+        for what in (place, place / name):
+            put_some(engine)
+            shutil.rmtree(what)
+            assert engine.get(key(99)) is None
+            put_some(engine, 2, count=5)
+            has_all(engine, count=5)
+            assert engine.entry_count == 5
+            agrees(engine, place, name)
+            engine.clear()
+        assert engine.stats().corrupt == engine.stats().errors == 0
+
+
+@ALL
+def test_a_cache_replaced_by_another_while_it_is_open_serves_the_other(
+    name: str, tmp_path: Path
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    with open_engine(one, backend=name) as engine:
+        put_some(engine)
+
+        def make_other() -> None:
+            with open_engine(other, backend=name) as made:
+                for number in range(100, 105):
+                    assert made.put(key(number), sealed(number, 1, 3000))
+
+        in_child(make_other)
+        one.rename(tmp_path / "away")
+        other.rename(one)
+        assert engine.put(key(1), sealed(1, 2, 3000))
+        for number in (1, *range(100, 105)):
+            found = engine.get(key(number))
+            assert found is not None
+            assert is_whole(number, found)
+        assert engine.entry_count == 6
+        agrees(engine, one, name)
+        assert engine.stats().errors == 0
+
+
+@ALL
+def test_a_cache_replaced_by_a_file_is_survived(name: str, tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    with open_engine(place, backend=name) as engine:
+        put_some(engine)
+        shutil.rmtree(place / name)
+        (place / name).write_text("a file")
+        for number in range(5):
+            assert engine.get(key(number)) is None or is_lmdb(name)
+            assert engine.put(key(number), sealed(number, 2, 3000)) is False
+        assert engine.stats().errors >= 5
+        assert (place / name).read_text() == "a file"
+        (place / name).unlink()
+        put_some(engine, 3)
+        has_all(engine)
+        agrees(engine, place, name)
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FileBackend, LmdbBackend])
+def test_a_clock_set_back_keeps_the_order_of_one_process(
+    kind: type[FileBackend | LmdbBackend], tmp_path: Path
+) -> None:
+    clock = FakeClock()
+    with closing(kind(tmp_path / "cache", clock=clock)) as backend:
+        for number in range(10):
+            backend.put(key(number), b"x" * 100)
+            clock.advance(2)
+        clock.set_back(30 * 86400)
+        for number in range(5):
+            assert backend.use(key(number))
+            clock.advance(2)
+        order = [info.key for info in backend.coldest()]
+        assert order == [key(number) for number in (*range(5, 10), *range(5))]
+    clock.set_back(365 * 86400)
+    with closing(kind(tmp_path / "cache", clock=clock)) as backend, CacheEngine(backend) as engine:
+        # Another process believes the new clock: what is from the future counts as used last.
+        backend.put(key("new"), b"x" * 100)
+        assert next(info.key for info in backend.coldest()) == key("new")
+        engine.trim(5 * 4096 if kind is LmdbBackend else 500)
+        assert backend.usage().entries > 0
+        put_some(engine)
+        has_all(engine)
+
+
+@ALL
+def test_entries_from_the_future_are_evicted_like_others(name: str, tmp_path: Path) -> None:
+    cap = 200_000
+    future = time.time_ns() + 10 * 365 * 86400 * 10**9
+    inner = (LmdbBackend if is_lmdb(name) else FileBackend)(
+        tmp_path / name, max_size=cap, clock=lambda: future
+    )
+    inner.close()
+    with open_engine(tmp_path, backend=name, max_size=cap) as engine:
+        backend = getattr(engine.backend, "inner", engine.backend)
+        backend._clock = lambda: future
+        for number in range(30):
+            engine.put(key(number), sealed(number, 1, 10_000))
+        backend._clock, backend._last_use = time.time_ns, 0
+        for number in range(100, 160):
+            assert engine.put(key(number), sealed(number, 1, 10_000))
+            assert engine.get(key(number))
+            assert engine.size_bytes <= cap
+        assert engine.stats().errors == 0
+
+
+# -- damage to files -------------------------------------------------------------------------------
+
+COUNTERS: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "short": lambda path: os.truncate(path, 5000),
+    "long": lambda path: path.write_bytes(path.read_bytes() + b"x" * 9000),
+    "noise": lambda path: path.write_bytes(Random(1).randbytes(32 * SHARDS)),
+    "zeros": lambda path: path.write_bytes(bytes(32 * SHARDS)),
+    "a few bits": lambda path: path.write_bytes(
+        bytes(b ^ (n % 97 == 0) for n, b in enumerate(path.read_bytes()))
+    ),
+    "removed": lambda path: path.unlink(),
+    "a link to nowhere": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    "a directory": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@FILES
+@pytest.mark.parametrize("while_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize("harm", COUNTERS)
+def test_damaged_counters_are_counted_afresh(
+    harm: str, while_open: bool, name: str, tmp_path: Path
+) -> None:
+    counters = tmp_path / name / "counters"
+
+    def use(engine: CacheEngine) -> None:
+        has_all(engine)
+        usage = engine.backend.usage()
+        tree = look(tmp_path / name)
+        assert usage.bytes >= tree.bytes
+        assert usage.entries >= len(tree.entries)
+        put_some(engine, 2, count=20)
+        has_all(engine, count=20)
+        agrees(engine, tmp_path, name)
+
+    with open_engine(tmp_path, backend=name) as engine:
+        put_some(engine)
+        if while_open:
+            COUNTERS[harm](counters)
+            if harm.startswith("a link") or harm == "a directory":
+                has_all(engine)  # there is no counting; what is there is served
+                assert engine.put(key(50), sealed(50, 1, 100)) is False
+                shutil.rmtree(counters) if harm == "a directory" else counters.unlink()
+            use(engine)
+    if not while_open:
+        COUNTERS[harm](counters)
+        with open_engine(tmp_path, backend=name) as engine:
+            if harm.startswith("a link") or harm == "a directory":
+                has_all(engine)
+                assert engine.put(key(50), sealed(50, 1, 100)) is False
+                shutil.rmtree(counters) if harm == "a directory" else counters.unlink()
+            use(engine)
+
+
+@FILES
+def test_entries_swapped_between_keys_are_never_served(name: str, tmp_path: Path) -> None:
+    with open_engine(tmp_path, backend=name) as engine:
+        put_some(engine)
+        for number in range(0, 10, 2):
+            one, other = (path_of(tmp_path / name, key(n)) for n in (number, number + 1))
+            one_value, other_value = one.read_bytes(), other.read_bytes()
+            one.write_bytes(other_value)
+            other.write_bytes(one_value)
+        assert [engine.get(key(number)) for number in range(10)] == [None] * 10
+        assert engine.stats().corrupt == 10
+        put_some(engine, 2)
+        has_all(engine)
+
+
+@FILES
+def test_planted_files_are_swept_or_left_alone(name: str, tmp_path: Path) -> None:
+    with open_engine(tmp_path, backend=name, max_size=100_000) as engine:
+        put_some(engine)
+        shard = path_of(tmp_path / name, key(1)).parent
+        (shard / f".{key(1)[:16]}-1-2-3.tmp").write_bytes(bytes(5000))
+        (shard / ".tmp").write_bytes(b"x")
+        (shard / "notes.txt").write_text("somebody's")
+        (shard / f".{key(2)[:16]}-dir.tmp").mkdir()
+        (tmp_path / name / "zz").mkdir()
+        for number in range(60):
+            engine.put(key(number), sealed(number, 2, 5000))
+        for _ in engine.backend.coldest():
+            pass
+        assert (shard / "notes.txt").read_text() == "somebody's"
+        assert [path for path in leftovers(tmp_path, name) if path.is_file()] == []
+        has_last = engine.get(key(59))
+        assert has_last is not None
+        agrees(engine, tmp_path, name)
+
+
+# -- forks and threads -----------------------------------------------------------------------------
+
+
+@ALL
+def test_forks_during_another_threads_puts(name: str, tmp_path: Path) -> None:
+    over = threading.Event()
+    with open_engine(tmp_path, backend=name, max_size=300_000) as engine:
+
+        def write() -> None:
+            number = 0
+            while not over.is_set():
+                number += 1
+                engine.put(key(number % 50), sealed(number % 50, number, 10_000))
+
+        def use(child: int) -> None:
+            put = sum(
+                engine.put(key(f"{child} {n}"), sealed(n, child, 2000))
+                and engine.get(key(f"{child} {n}")) is not None
+                for n in range(5)
+            )
+            assert put == 5
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for child in range(15):
+                assert wait(fork(lambda child=child: use(child))) == 0
+        finally:
+            over.set()
+            writer.join()
+        assert engine.stats().errors == 0
+        agrees(engine, tmp_path, name)
+
+
+@ALL
+def test_a_fork_with_a_batch_open_changes_what_the_parent_wrote_only(
+    name: str, tmp_path: Path
+) -> None:
+    with open_engine(tmp_path, backend=name) as engine:
+        put_some(engine)
+
+        def use() -> None:
+            for number in range(10):
+                found = engine.get(key(number))
+                assert found is None or is_whole(number, found)
+
+        with engine.backend.batch():
+            engine.backend.delete(key(1))
+            assert wait(fork(use)) == 0
+            engine.backend.put(key("raw"), b"raw")
+        assert engine.backend.get(key("raw")) == b"raw"
+        assert engine.get(key(1)) is None
+        agrees(engine, tmp_path, name)
+        assert engine.put(key(1), sealed(1, 2, 100))
+
+
+@ALL
+def test_closing_while_threads_use_it_ends_all(name: str, tmp_path: Path) -> None:
+    for _ in range(5):
+        engine = open_engine(tmp_path, backend=name, max_size=300_000)
+        together = threading.Barrier(5)
+
+        def use(
+            number: int, engine: CacheEngine = engine, together: threading.Barrier = together
+        ) -> None:
+            together.wait()
+            for n in range(60):
+                found = engine.get(key(n % 20))
+                assert found is None or is_whole(n % 20, found)
+                engine.put(key(n % 20), sealed(n % 20, number, 5000))
+
+        def close(engine: CacheEngine = engine, together: threading.Barrier = together) -> None:
+            together.wait()
+            engine.close()
+
+        as_threads(close, *(partial(use, number) for number in range(4)))
+    with open_engine(tmp_path, backend=name, max_size=300_000) as engine:
+        put_some(engine)
+        has_all(engine)
+        agrees(engine, tmp_path, name)
