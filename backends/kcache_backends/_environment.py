@@ -172,7 +172,7 @@ class Environment:
             return self.open
 
     def _open_to_write(self) -> lmdb.Environment:
-        """Open the database; for reading where the medium, or our rights, allow no more at present."""
+        """Open the database; for reading where medium or rights allow no more at present."""
         self._unwritable = False
         try:
             make_private(self.root)
