@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from kcache.errors import KcacheError
 from kcache.nvrtc.changes import changed_since, stamps
@@ -28,6 +29,9 @@ __all__ = ["Tracker", "UncacheableError"]
 #: Roots with more files than this are not taken whole for a dependency.
 MAX_TREE = 20_000
 
+
+#: Includes, each with the file that it stands in.
+_Asked: TypeAlias = "list[tuple[Include, Place | str | None]]"
 
 #: What includes the files of `--pre-include`: its name starts from the working directory.
 _COMMAND_LINE = Place(ABSOLUTE, "")
@@ -340,7 +344,7 @@ class Tracker:
             return "the source"
         return name if isinstance(name, str) else self._search.opened(name)
 
-    def _shadows(self, absent: set[Place]) -> None:  # noqa: PLR0912  one pass over all includes
+    def _shadows(self, absent: set[Place]) -> None:
         """Add the places that come before each header on the include path, and hold none.
 
         A file that was passed over although it would be found may be one that was read, under
@@ -349,20 +353,8 @@ class Tracker:
         """
         read = set(self._places())
         inodes = {_inode(self._search.path(place)) for place in read}
-        unknown: list[Place | str | None] = []
-        defined: dict[str, list[Macro]] | None = None
-        asked: list[tuple[Include, Place | str | None]] = [
-            (include, _COMMAND_LINE) for include in self._pre_includes
-        ]
-        for name in (None, *self._in_memory, *read):
-            found = self._scan(name)
-            asked += ((include, name) for include in found.includes)
-            if found.computed:
-                defined = self._macros() if defined is None else defined
-                expanded = [expand(operand, defined) for operand in found.computed]
-                asked += ((include, name) for each in expanded for include in each or ())
-                if None in expanded:
-                    unknown.append(name)
+        asked, unknown = self._asked(read)
+        read |= self._aliases(unknown, inodes)
         seen: set[object] = set()
         for include, name in asked:
             if isinstance(name, Place):
@@ -389,8 +381,46 @@ class Tracker:
             else:
                 if self._scanned:
                     self._unfound.update(before)
-        for name in unknown:
+        for _, name in unknown:
             self._unknown_shadows(read, name, absent)
+
+    def _asked(self, read: Iterable[Place]) -> tuple[_Asked, list[tuple[str, Place | str | None]]]:
+        """Return what is included, and by which file; and the operands that can't be told."""
+        asked: _Asked = [(include, _COMMAND_LINE) for include in self._pre_includes]
+        unknown: list[tuple[str, Place | str | None]] = []
+        defined: dict[str, list[Macro]] | None = None
+        for name in (None, *self._in_memory, *read):
+            found = self._scan(name)
+            asked += ((include, name) for include in found.includes)
+            for operand in found.computed:
+                defined = self._macros() if defined is None else defined
+                expanded = expand(operand, defined)
+                if expanded is None:
+                    unknown.append((operand, name))
+                asked += ((include, name) for include in expanded or ())
+        return asked, unknown
+
+    def _aliases(
+        self, unknown: Sequence[tuple[str, Place | str | None]], inodes: Container[object]
+    ) -> set[Place]:
+        """Read the other names of files that were read: includes that can't be told may be of them.
+
+        Where a header is skipped that was read under another name, the trace does not tell.
+        """
+        if self._scanned or not unknown:
+            return set()
+        defined = self._macros()
+        for operand, name in unknown:
+            self._check_inside(operand, name, defined)
+        found = {
+            place
+            for root in self._trees()
+            for place in self._below(root)
+            if place not in self._texts and _inode(self._search.path(place)) in inodes
+        }
+        for place in found:
+            self._read(place)
+        return found
 
     def _unknown_shadows(
         self, read: Iterable[Place], includer: Place | str | None, absent: set[Place]

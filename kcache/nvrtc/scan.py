@@ -6,6 +6,8 @@ can't read off the text (a macro as the operand of `#include`) it names, for oth
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -61,6 +63,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _BUILT_IN = re.compile(r"__(?:\w+__|cplusplus|(?:cpp_|CUDA_ARCH|CUDACC|NV|EDG)\w*)")
 #: A path that starts at the root, or goes up.
 _OUTWARD = re.compile(r"\.\.|(?:^|[<\"(,])\s*/(?![/*])")
+#: What may be replaced in a macro's body; strings are left alone.
+_REPLACED = re.compile(r'"[^"]*"|\s*##\s*|#\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)')
+#: An argument that holds any of this is another text once it is quoted or joined.
+_UNTOLD = re.compile(r"[\s\"'\\()#]")
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
 
 
@@ -284,8 +290,8 @@ def expand(
 ) -> frozenset[Include] | None:
     """Return every header that a computed operand can name, or None where that can't be told.
 
-    Knows object-like macros, between angle brackets too, and function-like ones whose parameters
-    stand for themselves; gives up on `#`, `##` and on anything that is not a single call.
+    Knows object-like macros, between angle brackets too, and function-like ones, with `#` and `##`;
+    gives up on variable arguments and on anything that is not a single call.
     """
     literal: set[Include] = set()
     computed: set[str] = set()
@@ -305,7 +311,7 @@ def expand(
         return None
     found: set[Include] = set()
     for definition in definitions:
-        for body in _substituted(definition, arguments):
+        for body in _substituted(definition, arguments, defined):
             inner = None if body is None else expand(body, defined, depth=depth + 1)
             if inner is None:
                 return None
@@ -349,17 +355,46 @@ def _names(name: str, defined: Mapping[str, Iterable[Macro]], depth: int) -> set
     return found
 
 
-def _substituted(macro: Macro, arguments: str | None) -> Iterator[str | None]:
-    if "#" in macro.body:
+def _substituted(
+    macro: Macro, arguments: str | None, defined: Mapping[str, Iterable[Macro]]
+) -> Iterator[str | None]:
+    """Yield what the use of a macro may become, None where that can't be told.
+
+    An argument becomes what was written or what that expands to: `#` and `##` decide which, here
+    or further on.
+    """
+    if macro.parameters is None:
+        yield macro.body if arguments is None and "#" not in macro.body else None
+        return
+    values = [value.strip() for value in (arguments or "").split(",")]
+    variadic = macro.parameters[-1].endswith("...")
+    if arguments is None or variadic or len(values) != len(macro.parameters):
         yield None
-    elif macro.parameters is None:
-        yield macro.body if arguments is None else None
-    elif arguments is None or "..." in macro.parameters:
-        yield None
-    else:
-        values = [value.strip() for value in arguments.split(",")]
-        if len(values) != len(macro.parameters):
+        return
+    choices: list[set[str]] = []
+    for value in values:
+        names = _names(value, defined, 0)
+        if "#" in macro.body and (names is None or any(map(_UNTOLD.search, names))):
             yield None
             return
-        table = dict(zip(macro.parameters, values, strict=True))
-        yield re.sub(r"[A-Za-z_]\w*", lambda word: table.get(word[0], word[0]), macro.body)
+        choices.append({value, *(names or ())})
+    if math.prod(map(len, choices)) > _MAX_NAMES:
+        yield None
+        return
+    for chosen in itertools.product(*choices):
+        yield _put_in(macro.body, dict(zip(macro.parameters, chosen, strict=True)))
+
+
+def _put_in(body: str, table: Mapping[str, str]) -> str | None:
+    """Return a macro's replacement with its arguments put in; None if it holds a stray `#`."""
+
+    def put(match: re.Match[str]) -> str:
+        quoted, name = match[1], match[2]
+        if quoted in table:
+            return f'"{table[quoted]}"'
+        if name is not None:
+            return table.get(name, name)
+        return "" if match[0].strip() == "##" else match[0]
+
+    text = _REPLACED.sub(put, body)
+    return None if "#" in text else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,3 +89,48 @@ def test_a_tree_taken_whole_still_hits(cache, tree):
     options = ARCH.replace(include_paths=["inc"])
     assert not agreed(cache, source, options).cached
     assert agreed(cache, source, options).cached
+
+
+@pytest.mark.parametrize(
+    "text", ["#define TEXT(x) #x\n", "#define TEXT(...) #__VA_ARGS__\n"], ids=["told", "not told"]
+)
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("first", ["#pragma once\n", "#ifndef G\n#define G\n"])
+def test_a_link_that_was_skipped_becomes_a_file_of_its_own(cache, tree, text, link, first):
+    """The compiler does not say that it looked at a header again under another name."""
+    end = "#endif\n" if "G" in first else ""
+    write(tree / "inc/a.h", f"{first}#define A 1\n{end}")
+    link(tree / "inc/a.h", tree / "inc/b.h")
+    source = (
+        text
+        + "#include <a.h>\n#include TEXT(b.h)\n#ifdef B\n#define V 2\n#else\n#define V 1\n#endif\n"
+        + KERNEL
+    )
+    options = ARCH.replace(include_paths=["inc"])
+    agreed(cache, source, options)
+    assert agreed(cache, source, options).cached
+    (tree / "inc/b.h").unlink()
+    write(tree / "inc/b.h", "#define B 1\n")
+    agreed(cache, source, options)
+
+
+@pytest.mark.parametrize(
+    ("macros", "operand"),
+    [
+        ("#define TEXT(x) #x\n", "TEXT(x.h)"),
+        ("#define TEXT_(x) #x\n#define TEXT(x) TEXT_(x)\n#define NAME x.h\n", "TEXT(NAME)"),
+        ("#define GLUE(x, y) <x ## y>\n", "GLUE(x, .h)"),
+        ("#define HDR_1 <x.h>\n#define HDR(n) HDR_ ## n\n", "HDR(1)"),
+    ],
+)
+def test_quoted_and_glued(cache, tree, macros, operand):
+    """Told exactly: what is not included does not matter."""
+    header = write(tree / "x.h", "#define V 1\n")
+    other = write(tree / "y.h", "")
+    source = f"{macros}#include {operand}\n{KERNEL}"
+    options = ARCH.replace(include_paths=[tree])
+    agreed(cache, source, options)
+    other.write_text("// another\n")
+    assert agreed(cache, source, options).cached
+    header.write_text("#define V 2\n")
+    assert not agreed(cache, source, options).cached
