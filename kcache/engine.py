@@ -36,9 +36,8 @@ DEFAULT_MAX_SIZE = 1 << 30
 
 #: A trim goes down to this share of the cap, so that the next puts find room without one.
 LOW_WATER = 0.9
-#: ... but evicts at most this many entries beyond what the put itself needs, so that one put in a
-#: large cache stays short (evicting 10 % of 100,000 entries at once would take a second), and so
-#: does what LMDB keeps of it in memory: 2 pages each (256 at a time: 1.7 MB more; `bench`).
+#: ... but at most this many entries beyond what the put itself needs: so a put stays short (10 % of
+#: 100,000 would take a second), and LMDB, which keeps 2 pages in memory for each, small.
 EVICT_BATCH = 64
 #: A trim or clear gives way to other writers after this many entries.
 DELETE_BATCH = 1024
@@ -251,7 +250,8 @@ class CacheEngine:
                 entries = self.backend.scan()
                 while batch := list(islice(entries, DELETE_BATCH)):
                     with self.backend.batch():
-                        removed += sum(self._delete(info.key) > 0 for info in batch)
+                        deleted = sum(self._delete(info.key) > 0 for info in batch)
+                    removed += deleted
             self.memory.clear()
         return removed
 
@@ -309,7 +309,7 @@ class CacheEngine:
             self._flush_now()
         if self._no_memory:
             return self._load(key, again=again), False
-        entry = self.memory.get(key)
+        entry = self.memory.get(key) if isinstance(key, str) else None
         if entry is not None:
             self._touch_memory_hit(key)
             return entry, True

@@ -27,7 +27,7 @@ _NETWORK = frozenset(
             "gpfs",
         ),
         *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3"),
-        *("smbfs", "vboxsf", "wekafs"),
+        *("prl_fs", "smbfs", "vboxsf", "virtiofs", "wekafs"),
     )
 )
 #: FUSE file systems over a local disk; any other may lead to a network.
@@ -53,9 +53,8 @@ class FileSystem(NamedTuple):
     @property
     def shared(self) -> bool:
         """Whether other machines may use it at the same time (NFS, SMB, an unknown FUSE, ...)."""
-        return self.kind in _NETWORK or (
-            self.kind.startswith("fuse.") and self.kind not in _LOCAL_FUSE
-        )
+        fuse = self.kind == "fuse" or self.kind.startswith("fuse.")
+        return self.kind in _NETWORK or (fuse and self.kind not in _LOCAL_FUSE)
 
 
 def file_system(path: str | os.PathLike[str], *, mounts: str = _MOUNTS) -> FileSystem:

@@ -9,24 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from kcache import log
-from kcache.backend import Backend, UnavailableBackend
-from kcache.config import (
-    Config,
-    default_cache_directory,
-    parse_size,
-    temporary_cache_directory,
-)
+from kcache.backend import Backend
+from kcache.config import Config, parse_size
 from kcache.directory import prepare
 from kcache.engine import DEFAULT_MAX_SIZE, CacheEngine
-from kcache.errors import ArgumentTypeError, BackendError, CompilerNotFoundError, ConfigError
+from kcache.errors import ArgumentTypeError, CompilerNotFoundError
 from kcache.memory import MemoryTier
 from kcache.nvrtc.options import CompileOptions
+from kcache.place import open_place, prepared
 from kcache.registry import open_backend
 from kcache.resolver import Resolver
 from kcache.stats import Stats, StatsFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from typing import Self
 
@@ -109,12 +104,11 @@ class KernelCache:
         self._requests: MemoryTier[_Call, Request] = MemoryTier(share)
         read_only = config.read_only.value or disabled
         if given is None:
-            self._directory, place = _open_place(config, read_only=read_only)
+            self._directory, place = open_place(config, read_only=read_only)
         else:
-            self._directory, place = config.directory.value, given
-        stats = (
-            None if self._directory is None else StatsFile(os.path.join(self._directory, "stats"))
-        )
+            self._directory, place = prepared(config.directory.value, read_only), given
+        where = self._directory
+        stats = None if where is None else StatsFile(os.path.join(where, "stats"))
         self.engine = CacheEngine(
             place,
             max_size=config.max_size.value,
@@ -445,43 +439,6 @@ def _with_target(options: CompileOptions | None) -> CompileOptions:
 
         options = options.replace(arch=current_arch())
     return options
-
-
-def _open_place(config: Config, *, read_only: bool) -> tuple[str | None, Backend]:
-    """Return a directory that is safe to use, and the backend in it.
-
-    A directory that the user named must be safe, or ConfigError says why not; where it can't be
-    used for another reason, the cache does without. Of the defaults the first usable is taken.
-    """
-    named = config.directory.value
-    reason = "no directory"
-    for directory in (named,) if named is not None else _default_places():
-        try:
-            prepare(directory, read_only=read_only)
-        except ConfigError as error:
-            if named is not None:
-                raise
-            reason = str(error)
-        except BackendError as error:
-            reason = str(error)
-        else:
-            return directory, _open_backend(config, directory, read_only=read_only)
-        log.info("not usable: %s", reason)
-    return None, UnavailableBackend(reason)
-
-
-def _open_backend(config: Config, directory: str, *, read_only: bool) -> Backend:
-    """Return the backend, or, where it refuses the place (LMDB on NFS), one that says why."""
-    name, max_size = config.backend.value, config.max_size.value
-    try:
-        return open_backend(name, directory, max_size=max_size, read_only=read_only)
-    except BackendError as error:
-        return UnavailableBackend(str(error))
-
-
-def _default_places() -> Iterator[str]:
-    yield str(default_cache_directory())
-    yield temporary_cache_directory()
 
 
 def _identify_compiler() -> str:

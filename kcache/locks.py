@@ -17,6 +17,8 @@ __all__ = ["RangeLocks"]
 #: keep one for 0.1 ms (a rename) to some 10 ms (a commit that the disk confirms).
 _FIRST_PAUSE = 50e-6
 _LONGEST_PAUSE = 5e-3
+#: Who waited in vain for a lock does not wait for it again for so long, in seconds.
+_GIVEN_UP = 60.0
 #: Errors that say "locks don't exist here" (NFS without lockd, some FUSE file systems).
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -74,10 +76,6 @@ else:
             fcntl.lockf(fd, fcntl.LOCK_UN, length, start, os.SEEK_SET)
 
 
-def _timed_out(timeout: float | None) -> TimeoutError:
-    return TimeoutError(errno.ETIMEDOUT, f"somebody else has held the lock for {timeout} s")
-
-
 class RangeLocks:
     """Exclusive locks on byte ranges of an open file, between threads and between processes.
 
@@ -91,41 +89,50 @@ class RangeLocks:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.supported = True
-        self._mutexes: dict[int, threading.Lock] = {}
+        self._mutexes: dict[int, threading.RLock] = {}
+        #: Ranges that were waited for in vain, and until when no wait is worth it.
+        self._given_up: dict[int, float] = {}
         self._guard = threading.Lock()
 
-    def _mutex(self, start: int) -> threading.Lock:
+    def _mutex(self, start: int) -> threading.RLock:
         mutex = self._mutexes.get(start)
         if mutex is None:
             with self._guard:
-                mutex = self._mutexes.setdefault(start, threading.Lock())
+                mutex = self._mutexes.setdefault(start, threading.RLock())
         return mutex
 
     @contextmanager
     def held(self, start: int, length: int, *, timeout: float | None = None) -> Generator[None]:
         """Hold the range while the block runs; wait for it, at most `timeout` seconds if given.
 
+        After a wait in vain, further ones end at once for a minute. A thread must not ask for a
+        range that it holds.
+
         Raises:
             TimeoutError: somebody else held it all the time (a process that was stopped, say).
         """
+        if timeout is not None and time.monotonic() < self._given_up.get(start, 0.0):
+            timeout = 0.0
         mutex = self._mutex(start)
-        ours = False
         try:
-            ours = mutex.acquire(timeout=-1 if timeout is None else timeout)
-            if not ours:
-                raise _timed_out(timeout)
-            try:
-                if timeout is None:
-                    self._acquire(start, length, wait=True)
-                else:
-                    self._acquire_within(start, length, timeout)
-                yield
-            finally:
-                # Also after an interrupt (Ctrl-C) that came between the lock and the block.
-                self._unlock(start, length)
+            if not mutex.acquire(timeout=-1 if timeout is None else timeout):
+                raise self._timed_out(start, timeout)
+            if timeout is None:
+                self._acquire(start, length, wait=True)
+            else:
+                self._acquire_within(start, length, timeout)
+            yield
         finally:
-            if ours:
+            # Asked, not remembered: an interrupt (Ctrl-C) can come before anything could be.
+            while mutex._is_owned():  # type: ignore[attr-defined]  # pyright: ignore
+                self._unlock(start, length)
                 mutex.release()
+
+    def _timed_out(self, start: int, timeout: float | None) -> TimeoutError:
+        """Return the error, and give up at once for a while: waits would add up."""
+        if timeout:
+            self._given_up[start] = time.monotonic() + _GIVEN_UP
+        return TimeoutError(errno.ETIMEDOUT, "somebody else does not let go of the lock")
 
     def _acquire_within(self, start: int, length: int, timeout: float) -> None:
         """Take the range, asking again and again: the kernel's own wait knows no end."""
@@ -135,7 +142,7 @@ class RangeLocks:
             now = time.monotonic()
             deadline = now + timeout if deadline is None else deadline
             if now >= deadline:
-                raise _timed_out(timeout)
+                raise self._timed_out(start, timeout)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from kcache.backend import Backend
-from kcache.errors import UnknownBackendError
+from kcache.errors import BackendError, UnknownBackendError
 
 __all__ = ["GROUP", "backend_names", "open_backend"]
 
@@ -37,9 +37,12 @@ def open_backend(name: str, directory: str, *, max_size: int, read_only: bool = 
 
     Raises:
         UnknownBackendError: no backend of that name is installed.
-        BackendError: it can't be opened there.
+        BackendError: it can't be opened there, or imported.
     """
-    factory = cast("Callable[..., Backend]", _load(name))
+    try:
+        factory = cast("Callable[..., Backend]", _load(name))
+    except ImportError as error:
+        raise BackendError(f"backend {name} can't be imported: {error}") from error
     return factory(os.path.join(directory, name), max_size=max_size, read_only=read_only)
 
 

@@ -7,6 +7,7 @@ quarter of them is offered, then the next sample is taken. What is left over ser
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 
 from kcache.backend import EntryInfo
@@ -18,6 +19,9 @@ SAMPLE = 2048
 #: ... of which, where they are not all that there are, this share is offered before the next one is
 #: taken: the smaller, the closer to exact LRU; the larger, the fewer stats per eviction (4 here).
 SHARE = 0.25
+
+#: A use later than this in the future, in nanoseconds, is a clock's error, and no use.
+FUTURE = 86_400_000_000_000
 
 #: (mtime in nanoseconds, key)
 Used = tuple[int, str]
@@ -120,5 +124,7 @@ class ColdSample:
                 break
             visited.add(shard)
             sample += self._look(shard)
-        sample.sort(reverse=True)
+        # What a wrong clock has put into the future would stay for ever; it goes first.
+        future = time.time_ns() + FUTURE
+        sample.sort(key=lambda used: (used[0] < future, *used), reverse=True)
         return sample, max(1, int(len(sample) * share))

@@ -57,6 +57,12 @@ _SPARE = 1 << 20
 _TRIES = 4
 
 
+_SAME_PID = (
+    "; another process with the same process id has it open: containers that share a cache in LMDB "
+    "must share their process ids too, or use the backend file or zstd"
+)
+
+
 class MissingError(BackendError):
     """There is no database, and none may be made."""
 
@@ -69,7 +75,8 @@ def translated(operation: str, place: str) -> Generator[None]:
     except lmdb.MapFullError as error:
         raise FullError(f"{operation} {place}: {error}") from error
     except lmdb.Error as error:
-        raise BackendError(f"{operation} {place}: {error}") from error
+        hint = _SAME_PID if getattr(error, "code", 0) == errno.EAGAIN else ""
+        raise BackendError(f"{operation} {place}: {error}{hint}") from error
     except OSError as error:
         raise failure(operation, error) from error
 
@@ -122,9 +129,9 @@ class Environment:
             if found._users == 0:
                 found.map_size, found.read_only = map_size, read_only
             found._users += 1
-            found.map_size = max(found.map_size, map_size)
-            if found.read_only and not read_only:
-                found.read_only = False
+            if map_size > found.map_size or (found.read_only and not read_only):
+                found.map_size = max(found.map_size, map_size)
+                found.read_only &= read_only
                 found.reopen()
             return found
 
@@ -145,10 +152,10 @@ class Environment:
 
         Closed beside another thread's write transaction, py-lmdb would wait until that is garbage.
         """
-        with self._state:
+        with self._state:  # nobody opens it anew before it is closed
             env, self.open, self._opened = self.open, None, None
-        if env is not None:
-            env.close()
+            if env is not None:
+                env.close()
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -216,14 +223,15 @@ class Environment:
         place = self._path("db")
         if not os.path.exists(os.path.join(place, DATA)):
             raise MissingError(f"{place}: there is no database, and none is made for reading")
-        try:
-            return open_checked(place, self.map_size, read_only=True)
-        except DAMAGE:
-            raise
-        except lmdb.Error:
-            # No right to write the table of readers. A writer may then reuse a page that is being
-            # read; what comes of it fails its checksum.
-            return open_checked(place, self.map_size, read_only=True, lock=False)
+        if os.path.exists(os.path.join(place, TABLE)):
+            try:
+                return open_checked(place, self.map_size, read_only=True)
+            except DAMAGE:
+                raise
+            except lmdb.Error:
+                pass  # no right to write to the table of readers
+        # A writer may reuse a page that is being read; what comes of it fails its checksum.
+        return open_checked(place, self.map_size, read_only=True, lock=False)
 
     @contextmanager
     def _alone(self) -> Generator[None]:
@@ -402,7 +410,6 @@ class Environment:
         either process opens it again, in 0.2 ms. A fork within a transaction of its own thread, or
         beside one that takes longer than `PATIENCE`, leaves it open; the child goes without then.
         """
-        self._held = []
         if self.writer == threading.get_ident():
             return
         for lock in (self._changing, self._state):
@@ -441,7 +448,12 @@ def _keep_for_ever(env: lmdb.Environment) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(env))
 
 
+#: Held during a fork: two threads that fork at once take turns.
+_forking = threading.RLock()
+
+
 def _before_fork() -> None:
+    _forking.acquire()
     for environment in list(Environment._all.values()):
         environment.before_fork()
 
@@ -449,9 +461,12 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     for environment in list(Environment._all.values()):
         environment.after_fork_in_parent()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
+    global _forking  # noqa: PLW0603  a lock of a thread that is not there
+    _forking = threading.RLock()
     Environment._guard = threading.RLock()
     for environment in list(Environment._all.values()):
         environment.after_fork_in_child()

@@ -8,15 +8,52 @@ from collections.abc import Iterator
 from contextlib import suppress
 from stat import S_ISREG
 
-from kcache.errors import BackendError
+from kcache.errors import BackendError, CorruptEntryError
 
-__all__ = ["failure", "listing", "make_private", "size_of", "sync_directory"]
+__all__ = [
+    "failure",
+    "is_ours",
+    "listing",
+    "make_private",
+    "require_ours",
+    "size_of",
+    "somebody",
+    "sync_directory",
+]
+
+_user = getattr(os, "geteuid", lambda: 0)  # Windows says 0 of every file
+_OTHERS_WRITE = 0o022
 
 
 def failure(operation: str, error: OSError) -> BackendError:
     """Return what a backend raises for an error of the operating system."""
     where = f" {error.filename}" if error.filename else ""
     return BackendError(f"{operation}{where}: {error.strerror or error}")
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Tell whether the present user owns a file, and nobody else can write to it.
+
+    What is cached is code: whoever can write it can have it run.
+    """
+    return status.st_uid == _user() and not status.st_mode & _OTHERS_WRITE
+
+
+def require_ours(status: os.stat_result, name: str) -> None:
+    """Refuse a file that is not ours.
+
+    Raises:
+        CorruptEntryError: it is not.
+    """
+    if not is_ours(status):
+        raise CorruptEntryError(f"{name} can't be trusted: {somebody(status)}")
+
+
+def somebody(status: os.stat_result) -> str:
+    """Return why a file is not ours."""
+    if status.st_uid != _user():
+        return f"it belongs to user {status.st_uid}, and you are user {_user()}"
+    return f"others can write to it (mode {status.st_mode & 0o7777:04o})"
 
 
 def size_of(path: str) -> int | None:

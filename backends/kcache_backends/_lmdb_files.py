@@ -9,7 +9,9 @@ from stat import S_ISDIR, S_ISREG
 
 import lmdb
 
+from kcache.errors import BackendError
 from kcache.locks import RangeLocks
+from kcache_backends._files import is_ours, somebody
 
 __all__ = [
     "DATA",
@@ -58,7 +60,7 @@ def open_checked(
     """
     check_kinds(place)
     env = lmdb.open(
-        place,
+        os.fsencode(place),  # paths may hold anything
         map_size=map_size,
         mode=0o600,
         readonly=read_only,
@@ -77,19 +79,24 @@ def open_checked(
 
 
 def check_kinds(place: str) -> None:
-    """Refuse what is no directory of plain files: a link may lead to somebody else's.
+    """Refuse what is no directory of plain files, or not ours alone.
 
     Raises:
-        lmdb.InvalidError: something else is there.
+        lmdb.InvalidError: a link is there (it may lead to somebody else's), or something else.
+        BackendError: somebody else owns one of them, or can write to it.
     """
     for path, right in (
+        (os.path.dirname(place), S_ISDIR),
         (place, S_ISDIR),
         (os.path.join(place, DATA), S_ISREG),
         (os.path.join(place, TABLE), S_ISREG),
     ):
         with suppress(FileNotFoundError):
-            if not right(os.lstat(path).st_mode):
+            status = os.lstat(path)
+            if not right(status.st_mode):
                 raise lmdb.InvalidError(f"{path} is a link, or of another kind")
+            if not is_ours(status):
+                raise BackendError(f"{path} can't be trusted: {somebody(status)}")
 
 
 def allocate_readers(path: str) -> None:

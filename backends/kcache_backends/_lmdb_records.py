@@ -32,6 +32,7 @@ __all__ = [
     "remove_info",
     "stored_size",
     "sums",
+    "time_key",
     "use",
     "write_sums",
 ]
@@ -46,6 +47,7 @@ _PAIR = struct.Struct("<QQ")
 _CHECK = struct.Struct("<I")
 _SIZE = struct.Struct("<Q")
 _TIME = struct.Struct(">Q")
+_LATEST = (1 << 64) - 1
 
 
 def stored_size(length: int) -> int:
@@ -85,6 +87,11 @@ def add_to_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
     write_sums(txn, before[0] + size, before[1] + entries)
 
 
+def time_key(used: int) -> bytes:
+    """Return the place of a time in the index by recency."""
+    return _TIME.pack(min(used, _LATEST))
+
+
 def info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
     """Return (last use, stored size) of an entry, or None if there is none."""
     record = txn.get(b"e" + raw)
@@ -103,10 +110,13 @@ def put_info(
     return before
 
 
-def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int) -> None:
-    """Write a use of an entry, if there is one, and no later use is known."""
+def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int, future: int) -> None:
+    """Write a use of an entry, if there is one, and no later use is known.
+
+    A use that is later by `future` or more is no use, but the error of a clock.
+    """
     before = info(txn, raw)
-    if before is not None and before[0] < used:
+    if before is not None and not used <= before[0] < used + future:
         txn.delete(b"r" + _TIME.pack(before[0]) + raw)
         txn.put(b"e" + raw, _pack(used, before[1]))
         txn.put(b"r" + _TIME.pack(used) + raw, _SIZE.pack(before[1]))

@@ -23,7 +23,8 @@ from kcache.backend import Backend, EntryInfo, Usage, is_key
 from kcache.errors import BackendError, ConfigError
 from kcache_backends._coldest import SAMPLE, ColdSample
 from kcache_backends._file_check import check_shard
-from kcache_backends._files import failure, listing, make_private, size_of, sync_directory
+from kcache_backends._files import failure, listing, make_private, require_ours, size_of
+from kcache_backends._files import sync_directory as sync
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters, read_counts
 
 __all__ = ["FileBackend"]
@@ -114,7 +115,9 @@ class FileBackend(Backend):
         fd = -1
         try:
             fd = os.open(f"{self._root}/{key[:2]}/{key}", _READ)
-            size = os.fstat(fd).st_size
+            status = os.fstat(fd)
+            require_ours(status, key)
+            size = status.st_size
             value = os.read(fd, size)
             return value if len(value) == size else self._rest(key, fd, value, size)
         except FileNotFoundError:
@@ -133,7 +136,9 @@ class FileBackend(Backend):
         fd = -1
         try:
             fd = os.open(f"{self._root}/{key[:2]}/{key}", _READ)
-            size = os.fstat(fd).st_size
+            status = os.fstat(fd)
+            require_ours(status, key)
+            size = status.st_size
             value = os.read(fd, size)
             if len(value) != size:
                 value = self._rest(key, fd, value, size)
@@ -339,7 +344,7 @@ class FileBackend(Backend):
             else:
                 counters.finish(shard, count, size=len(value) - replaced)
             if self._sync:
-                sync_directory(f"{self._root}/{key[:2]}")
+                sync(f"{self._root}/{key[:2]}")
 
     def _fill(self, fd: int, value: bytes) -> None:
         rest = memoryview(value)

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from itertools import islice
+from itertools import chain, islice
 from threading import get_ident
 from typing import TypeAlias, TypeVar
 
@@ -21,6 +21,8 @@ from kcache_backends import _lmdb_records as records
 from kcache_backends._environment import DAMAGE, Environment, MissingError, translated
 
 __all__ = ["LmdbBackend"]
+
+_now = time.monotonic
 
 T = TypeVar("T")
 Rows: TypeAlias = list[tuple[bytes, bytes, int, int]]
@@ -37,6 +39,11 @@ MAX_TOUCHED = 4096
 TOUCH_AFTER = 30_000_000_000
 #: A put, or a read that can note no more, writes this many: each takes some 10 us.
 WRITE_TOUCHED = 256
+#: Whether somebody has exchanged the database is looked at with every change, at every miss, and
+#: this long after the last time, in seconds.
+LOOK_AGAIN = 0.1
+#: A use later than this in the future, in nanoseconds, is a clock's error, and no use.
+FUTURE = 86_400_000_000_000
 #: Rows that one read transaction of `coldest` or `scan` looks at. A transaction kept longer would
 #: keep pages from being used again.
 ROWS = 256
@@ -96,6 +103,8 @@ class LmdbBackend(Backend):
         self._touched: dict[str, int] = {}
         #: When they must be written; 0 while there are none, so that the first is noticed.
         self._touch_by = 0
+        #: When to look whether the database is still the one at its place.
+        self._look_at = _now() + LOOK_AGAIN
         #: Uses that the present transaction has written and not yet committed.
         self._written: dict[str, int] = {}
         #: Whether it has deleted something, and the first error within it.
@@ -116,6 +125,9 @@ class LmdbBackend(Backend):
         """Return a copy of the value under `key`, or None; never partial bytes."""
         name = b"v" + bytes.fromhex(key)
         environment = self._environment
+        if _now() >= self._look_at:
+            self._look_at = _now() + LOOK_AGAIN
+            self._renewed()
         env = environment.open
         if env is not None and not environment.writer:
             # The usual case, without a detour: a third of the time of the other.
@@ -215,7 +227,9 @@ class LmdbBackend(Backend):
         with suppress(BackendError):
             self._write_touched()
         offered: set[bytes] = set()
-        for info in self._rows(records.cold_rows):
+        # What a wrong clock has put into the future would stay for ever.
+        future = records.time_key(self._now() + FUTURE)
+        for info in chain(self._rows(records.cold_rows, future), self._rows(records.cold_rows)):
             raw = bytes.fromhex(info.key)
             if raw not in offered:  # else it was used since, and is met again further on
                 offered.add(raw)
@@ -223,6 +237,8 @@ class LmdbBackend(Backend):
 
     def scan(self) -> Iterator[EntryInfo]:
         """Yield every entry, in the order of the keys."""
+        with suppress(BackendError):
+            self._write_touched()
         return self._rows(records.entry_rows)
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
@@ -265,6 +281,7 @@ class LmdbBackend(Backend):
 
     def _look(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         environment = self._environment
+        failure = lmdb.Error("the database is exchanged all the time")
         for _ in range(_TRIES):
             env = environment.get()
             try:
@@ -281,11 +298,10 @@ class LmdbBackend(Backend):
             except DAMAGE as error:
                 environment.discard(env)
                 raise CorruptEntryError(f"{self._root} is damaged: {error}") from error
-            except lmdb.Error:
-                if env is environment.open:
-                    raise
-                # Another thread has closed it: once more with the one that is open now.
-        raise lmdb.Error("the database is exchanged all the time")
+            except lmdb.Error as error:
+                # Perhaps another thread has closed or remapped it: once more with what is open.
+                failure = error
+        raise failure
 
     def _renewed(self) -> bool:
         """Tell whether the database was exchanged since it was opened; if so, let go of it."""
@@ -295,10 +311,11 @@ class LmdbBackend(Backend):
         environment.reopen()
         return True
 
-    def _rows(self, look: Callable[[lmdb.Transaction[bytes], bytes, int], Rows]) -> Infos:
+    def _rows(
+        self, look: Callable[[lmdb.Transaction[bytes], bytes, int], Rows], after: bytes = b""
+    ) -> Infos:
         """Yield what `look` returns of the tree, `ROWS` at a time, each in a transaction."""
         self._renewed()
-        after = b""
 
         def more(txn: lmdb.Transaction[bytes]) -> Rows:
             return look(txn, after, ROWS)
@@ -319,13 +336,13 @@ class LmdbBackend(Backend):
             return
         if self._closed or self._read_only:
             raise BackendError(f"{self._root} is {'closed' if self._closed else 'read-only'}")
-        self._shrunk, self._failure = False, None
         env: lmdb.Environment | None = None
         try:
             with ExitStack() as stack:
                 with self._translated(operation):
                     txn = stack.enter_context(environment.writing())
                     env = environment.open
+                    self._shrunk, self._failure = False, None
                 yield txn
                 with self._translated(operation):
                     stack.close()  # commits
@@ -371,7 +388,7 @@ class LmdbBackend(Backend):
             used = touched.pop(key, None)  # another thread may have deleted it
             if used is not None:
                 self._written[key] = used
-                records.use(txn, bytes.fromhex(key), used)
+                records.use(txn, bytes.fromhex(key), used, FUTURE)
         if not touched:
             self._touch_by = 0
 

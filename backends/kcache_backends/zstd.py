@@ -138,8 +138,8 @@ class ZstdBackend(Backend):
         try:
             frame = memoryview(stored)[_PREFIX:]
             size = zstandard.frame_content_size(frame)
-            if not 0 <= size <= MAX_SIZE:
-                raise CorruptEntryError(f"a frame of {size} bytes; allowed: 0 to {MAX_SIZE}")
+            if not 0 < size <= MAX_SIZE:
+                raise CorruptEntryError(f"a frame of {size} bytes; allowed: 1 to {MAX_SIZE}")
             value: bytes = decompressor.decompress(frame, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise CorruptEntryError(f"damaged frame: {error}") from error

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, key, output_of, wait
+from core.helpers import entry, fork, key, output_of, stored_size, wait
 
 from kcache import BackendError, KernelCache, open_engine
+from kcache.entry import encode
 from kcache.filesystem import FileSystem, file_system
 from kcache_backends import lmdb as module
 from kcache_backends._environment import Environment
+from kcache_backends.file import FileBackend
 from kcache_backends.lmdb import LmdbBackend
 
 PAGE = 4096
+DAY = 86_400 * 10**9
 
 
 @pytest.fixture
@@ -106,8 +111,6 @@ def test_a_process_that_has_the_old_file_open_sees_the_new_one(
 
 
 def test_a_lower_cap_makes_the_file_smaller(tmp_path: Path) -> None:
-    from core.helpers import entry
-
     with open_engine(tmp_path, backend="lmdb", max_size=8_000_000) as engine:
         for number in range(100):
             engine.put(key(number), entry(70_000, number))
@@ -180,3 +183,92 @@ def test_a_cache_whose_backend_is_refused_still_compiles(
             )
             assert kernel.cubin
         assert cache.stats().errors
+
+
+def test_a_use_that_is_only_noted_saves_an_entry_from_a_trim_by_age(tmp_path: Path) -> None:
+    old = LmdbBackend(tmp_path / "lmdb", clock=lambda: time.time_ns() - 40 * DAY)
+    for number in range(2):
+        old.put(key(number), encode(key(number), entry()))
+    old.close()
+    with open_engine(tmp_path, backend="lmdb") as engine:
+        assert engine.get(key(0)) == entry()
+        assert engine.trim(older_than=30 * 86_400) == PAGE
+        assert engine.get(key(0)) == entry()
+        assert engine.get(key(1)) is None
+
+
+@pytest.mark.parametrize("name", ["file", "lmdb"])
+def test_what_a_wrong_clock_put_into_the_future_goes_first(name: str, tmp_path: Path) -> None:
+    factory = {"file": FileBackend, "lmdb": LmdbBackend}[name]
+    wrong = factory(tmp_path / name, clock=lambda: time.time_ns() + 3650 * DAY)
+    for number in range(8):
+        wrong.put(key(number), encode(key(number), entry()))
+    wrong.close()
+    size = PAGE if name == "lmdb" else stored_size()
+    with open_engine(tmp_path, backend=name, max_size=10 * size + 5000) as engine:
+        for number in range(100, 108):
+            assert engine.put(key(number), entry())
+        for number in range(100, 108):
+            assert engine.get(key(number)) == entry()
+
+
+def test_two_caps_in_one_process_make_the_larger_file(tmp_path: Path) -> None:
+    with open_engine(tmp_path, backend="lmdb", max_size=1_000_000) as small:
+        small.put(key(0), entry())
+        with open_engine(tmp_path, backend="lmdb", max_size=20_000_000) as large:
+            for number in range(100):
+                assert large.put(key(number), entry(60_000, number))
+            assert large.entry_count == 100
+            assert large.stats().errors == 0
+
+
+def test_a_path_may_hold_any_bytes(tmp_path: Path) -> None:
+    place = os.fsencode(tmp_path) + b"/\xff\xfe \xe4"
+    with open_engine(os.fsdecode(place), backend="lmdb") as engine:
+        assert engine.put(key(1), entry())
+        assert engine.get(key(1)) == entry()
+
+
+def test_an_exchanged_database_is_noticed_by_who_only_hits(
+    backend: LmdbBackend, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.put(key(1), b"old")
+    (place / "db").rename(place / "away")
+
+    def other() -> None:
+        second = LmdbBackend(place)
+        second.put(key(1), b"new")
+        second.close()
+
+    assert wait(fork(other)) == 0
+    monkeypatch.setattr(module, "_now", lambda: time.monotonic() + module.LOOK_AGAIN)
+    assert backend.get(key(1)) == b"new"
+
+
+def test_reading_only_makes_no_table_of_readers(tmp_path: Path) -> None:
+    with open_engine(tmp_path, backend="lmdb") as engine:
+        engine.put(key(1), entry())
+    (tmp_path / "lmdb/db/lock.mdb").unlink()
+    with open_engine(tmp_path, backend="lmdb", read_only=True) as engine:
+        assert engine.get(key(1)) == entry()
+    assert os.listdir(tmp_path / "lmdb/db") == ["data.mdb"]
+
+
+def test_threads_that_fork_at_once_leave_no_lock(backend: LmdbBackend) -> None:
+    backend.put(key(1), b"1")
+
+    def forks() -> None:
+        for _ in range(30):
+            assert wait(fork(lambda: backend.get(key(1)))) == 0
+
+    threads = [threading.Thread(target=forks) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(100):
+        backend.put(key(number % 5), b"x")
+    for thread in threads:
+        thread.join()
+    done = threading.Thread(target=lambda: backend.put(key(9), b"9"), daemon=True)
+    done.start()
+    done.join(60)
+    assert not done.is_alive()

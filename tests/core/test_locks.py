@@ -9,10 +9,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from core.helpers import fork, wait
 
+from kcache import locks as locks_module
 from kcache.locks import RangeLocks
 
 
@@ -156,3 +158,65 @@ def test_where_locks_are_refused_threads_still_exclude_each_other(
             thread.join()
         assert not locks.claim(0, 32)
     assert counter.read_text() == "100"
+
+
+def test_waits_in_vain_do_not_add_up(file: Path) -> None:
+    """Three hundred compiles beside a process that was stopped wait once."""
+    with opened(file) as holder, opened(file) as waiter:
+        with holder.held(0, 1):
+            with pytest.raises(TimeoutError), waiter.held(0, 1, timeout=0.01):
+                pytest.fail("two hold it")
+            for _ in range(300):
+                with pytest.raises(TimeoutError), waiter.held(0, 1, timeout=3600):
+                    pytest.fail("two hold it")
+            with waiter.held(1, 1, timeout=3600):
+                pass
+        with waiter.held(0, 1, timeout=3600):  # free again, so that no wait is needed
+            pass
+
+
+def test_an_interrupt_at_any_line_leaves_the_range_to_the_others(file: Path) -> None:
+    """Ctrl-C in a put must not cost every later put of the process ten seconds."""
+    with opened(file) as locks:
+        for line in range(100):
+            left = [line]
+
+            def tracer(frame: Any, event: str, _: object, left: list[int] = left) -> Any:
+                if not frame.f_code.co_filename.endswith("kcache/locks.py"):
+                    return None
+                if event == "line" and "_unlock" not in frame.f_code.co_name:
+                    left[0] -= 1
+                    if left[0] == 0 and not releases(frame):
+                        raise KeyboardInterrupt
+                return tracer
+
+            sys.settrace(tracer)
+            try:
+                with locks.held(0, 1, timeout=60):
+                    pass
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            others = threading.Thread(target=count_up_once, args=(locks,))
+            others.start()
+            others.join()
+            assert not locks._given_up
+
+
+def releases(frame: Any) -> bool:
+    """Tells whether the release itself is under way: nothing helps against interrupts of that."""
+    callers = (frame.f_code.co_name, frame.f_back.f_code.co_name)
+    return frame.f_lineno in RELEASING or any("_unlock" in name for name in callers)
+
+
+def count_up_once(locks: RangeLocks) -> None:
+    with locks.held(0, 1, timeout=0.05):
+        pass
+
+
+RELEASING = {
+    number
+    for number, line in enumerate(Path(locks_module.__file__).read_text().splitlines(), 1)
+    if "release()" in line or "_is_owned()" in line or "self._unlock(" in line
+}
