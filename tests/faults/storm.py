@@ -307,6 +307,7 @@ class Storm:
     def _look(self, engine: CacheEngine) -> None:
         report = self.report
         report.looks += 1
+        engine.backend.usage()  # opens what is closed around forks, while nobody is stopped
         with self._stopped() as waited:
             usage = engine.backend.usage()
             sizes = truth(self._place, self._name)
