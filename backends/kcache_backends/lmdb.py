@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 import lmdb
 
 from kcache.backend import Backend, EntryInfo, Usage
-from kcache.errors import BackendError, CorruptEntryError
+from kcache.errors import BackendError, CorruptEntryError, FullError
 from kcache.filesystem import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
 from kcache_backends._environment import DAMAGE, Environment, MissingError, translated
@@ -344,7 +344,7 @@ class LmdbBackend(Backend):
                     env = environment.open
                     self._shrunk, self._failure = False, None
                 yield txn
-                with self._translated(operation):
+                with self._noting_failure(operation):
                     stack.close()  # commits
         except BaseException as error:
             self._touched = {**self._written, **self._touched}
@@ -364,6 +364,8 @@ class LmdbBackend(Backend):
                 yield
         except BackendError as error:
             self._failure = self._failure or error.__cause__
+            if isinstance(self._failure, lmdb.MapFullError) and not isinstance(error, FullError):
+                raise FullError(f"{error}, after {self._failure}") from self._failure
             raise
 
     def _recover(self, env: lmdb.Environment | None, cause: BaseException | None) -> None:

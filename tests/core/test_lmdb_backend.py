@@ -14,6 +14,7 @@ from core.helpers import entry, fork, key, output_of, stored_size, wait
 
 from kcache import BackendError, KernelCache, open_engine
 from kcache.entry import encode
+from kcache.errors import FullError
 from kcache.filesystem import FileSystem, file_system
 from kcache_backends import lmdb as module
 from kcache_backends._environment import Environment
@@ -272,3 +273,22 @@ def test_threads_that_fork_at_once_leave_no_lock(backend: LmdbBackend) -> None:
     done.start()
     done.join(60)
     assert not done.is_alive()
+
+
+def test_after_the_room_is_gone_everything_in_the_batch_says_so(place: Path) -> None:
+    """So that the engine, which survives a failed delete, evicts and tries once more."""
+    backend = LmdbBackend(place, max_size=200_000)
+    backend.put(key(1), b"1")
+
+    def overfill() -> None:
+        with backend.batch():
+            with pytest.raises(FullError):
+                backend.put(key(2), bytes(2_000_000))
+            with pytest.raises(FullError, match="after .*MDB_MAP_FULL"):
+                backend.delete(key(1))
+
+    with pytest.raises(FullError, match="MDB_MAP_FULL"):
+        overfill()
+    assert backend.get(key(1)) == b"1"
+    assert backend.put(key(2), b"2")
+    backend.close()
