@@ -36,7 +36,20 @@ def test_an_age_is_read(text: str | float, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "30", "d", "-1d", "1y", "1 d 2 h", "1,5h", "\u0661d", "1" * 5000 + "d", -1, float("nan"), True],
+    [
+        "",
+        "30",
+        "d",
+        "-1d",
+        "1y",
+        "1 d 2 h",
+        "1,5h",
+        "\u0661d",
+        "1" * 5000 + "d",
+        -1,
+        float("nan"),
+        True,
+    ],
 )
 def test_what_is_no_age_is_refused_by_name(text: str | float) -> None:
     with pytest.raises(ConfigError, match=r"^older_than=.*allowed: a number with a unit"):
