@@ -1,0 +1,238 @@
+"""Random include trees under random edits, compared after each step with a fresh compile.
+
+A program of its own, since what a compile that fails does to NVRTC lasts as long as the process:
+each run is a forked child. `python -m nvrtc.machine MODE SEED RUNS STEPS FOLDER` prints one line
+of JSON with what was counted, or ends with the steps that led to a failure. Modes:
+
+*trace*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
+seconds. *spoiled*: a compile failed inside a header before. *scan*: without the compiler's trace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nvrtc.reference import ARCH, compile_fresh, write
+from nvrtc.trees import World
+
+import kcache
+
+MODES = ("trace", "trust", "spoiled", "scan")
+#: A manifest keeps 16 header sets; a run must not store more, or older ones are rightly forgotten.
+MOST_STORED = 14
+
+_EVENT = re.compile(
+    rb'"detail":("(?:[^"\\]|\\.)*")\},"dur":\d+,"name":"Processing Header File"', re.DOTALL
+)
+
+
+def traced_headers(source: str, flags: Sequence[str], **arguments: Any) -> list[str]:
+    """Return the headers that NVRTC 13 says it opened; only for sources that compile."""
+    fd = os.memfd_create("trace")
+    with tempfile.TemporaryDirectory() as folder:
+        os.symlink(f"/proc/self/fd/{fd}", f"{folder}/t.json")
+        fresh = compile_fresh(source, [f"--fdevice-time-trace={folder}/t", *flags], **arguments)
+        assert not fresh.failed, fresh.log
+        raw = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
+    names = {str(json.loads(match)) for match in _EVENT.findall(raw)}
+    return sorted(names - {"__nv_nvrtc_builtin_header.h"})
+
+
+class Run:
+    """One random tree with one cache."""
+
+    def __init__(self, mode: str, seed: str, folder: Path) -> None:
+        self.mode = mode
+        self.chance = random.Random(seed)
+        self.folder = folder
+        self.log: list[str] = []
+        self.counts: Counter[str] = Counter()
+        top = folder / "tree"
+        top.mkdir(parents=True)
+        os.chdir(top)
+        self.world = World(top, self.chance)
+        self.cache = kcache.KernelCache(folder / "cache")
+        #: States that were compiled, and what the compiler read then.
+        self.states: set[str] = set()
+        self.reads: set[str] = set()
+        self.stored = 0
+        self.clean = mode == "trace" and _can_trace()
+        self.refusal = ""
+
+    def prepare(self) -> None:
+        if self.mode == "spoiled":
+            write(self.folder / "bad/bad.h", "#error no\n")
+            options = ARCH.replace(include_paths=[self.folder / "bad"])
+            try:
+                self.cache.get_or_compile("#include <bad.h>\n", (), options)
+            except kcache.CompileError:
+                return
+            raise AssertionError("it compiled")
+        if self.mode == "scan":
+            from kcache.nvrtc import frontend
+
+            frontend.TRACING = (99, 0)
+        if self.mode == "trust":
+            from kcache.nvrtc import files, manifest
+
+            for module in (files, manifest):
+                module.FRESH_NS = -(10**12)
+
+    def go(self, steps: int) -> Counter[str]:
+        self.prepare()
+        self.check()
+        for _ in range(steps - 1):
+            if self.stored >= MOST_STORED:
+                self.world.source += "// another\n"
+                self.stored = 0
+                self.states.clear()
+                self.reads.clear()
+            if self.mode == "trust":
+                _next_tick()  # as two changes within one would not show
+            if self.refusal and self.chance.random() < 0.8:
+                self.log.append(f"heal {self.world.heal(self.refusal)}")
+            else:
+                self.log.append(self.world.step())
+            self.reopen()
+            self.check()
+        return self.counts
+
+    def reopen(self) -> None:
+        roll = self.chance.random()
+        if roll < 0.2:
+            self.cache.close()
+            self.cache = kcache.KernelCache(self.folder / "cache")
+        elif roll < 0.3:
+            self.cache.clear_memory()
+
+    def check(self) -> None:
+        """Assert that cache and compiler agree, and that what is known is a hit."""
+        world = self.world
+        flags = world.options().flags()
+        arguments: dict[str, Any] = {"headers": world.headers, "source_name": world.source_name}
+        expected = compile_fresh(world.source, flags, **arguments)
+        self.counts["steps"] += 1
+        uncacheable = self.cache.stats().uncacheable
+        kernel: kcache.CompiledKernel | None = None
+        try:
+            kernel = self.cache.get_or_compile(world.source, (), world.options(), **arguments)
+        except kcache.CompileError as error:
+            self.refusal = error.log
+        if kernel is None:
+            assert expected.failed, f"only the cache refuses: {self.refusal}"
+            self.counts["refused"] += 1
+            if ".h(" in self.refusal:
+                self.clean = False  # from here on this process's traces are not complete
+            return
+        self.refusal = ""
+        assert not expected.failed, f"STALE: a fresh compile refuses: {expected.log}"
+        assert kernel.ptx == expected.ptx, f"STALE PTX, cached={kernel.cached}"
+        assert kernel.cubin == expected.cubin, f"STALE CUBIN, cached={kernel.cached}"
+        self.counts["hits"] += kernel.cached
+        if self.cache.stats().uncacheable > uncacheable:
+            self.counts["uncacheable"] += 1
+            self.log.append("  (not cached)")
+            return
+        self.stored += not kernel.cached
+        state = world.state()
+        if state in self.states:
+            self.counts["seen before"] += 1
+            assert kernel.cached, "a miss where the whole tree was compiled before"
+        self.states.add(state)
+        if self.clean:
+            self.count_possible(kernel, traced_headers(world.source, flags, **arguments))
+
+    def count_possible(self, kernel: kcache.CompiledKernel, headers: list[str]) -> None:
+        """Count whether a hit was possible: the compiler read the same, and made the same of it."""
+        read = []
+        for name in headers:
+            path = Path(name)
+            where = str(path.relative_to(self.world.top)) if path.is_absolute() else name
+            read.append((where, path.read_text() if path.is_file() else ""))
+        what = repr((sorted(read), kernel.ptx))
+        if what in self.reads:
+            self.counts["could hit"] += 1
+            self.counts["did hit"] += kernel.cached
+            if not kernel.cached:
+                self.log.append("  (could have hit)")
+        self.reads.add(what)
+
+
+def _can_trace() -> bool:
+    from kcache.nvrtc import compiler, frontend
+
+    return compiler.version() >= frontend.TRACING
+
+
+def _next_tick() -> None:
+    before = time.clock_gettime_ns(5)
+    while time.clock_gettime_ns(5) == before:
+        pass
+
+
+def _child(mode: str, seed: str, steps: int, folder: Path, pipe: int) -> None:
+    run = Run(mode, f"{mode}/{seed}", folder)
+    result: dict[str, Any] = {}
+    try:
+        result["counts"] = run.go(steps)
+    except BaseException:  # told to the parent
+        world = run.world
+        result["failure"] = traceback.format_exc()
+        result["log"] = run.log
+        result["source"] = world.source
+        result["name, paths, absolute, options, headers"] = [
+            world.source_name,
+            world.paths,
+            world.absolute,
+            world.extra,
+            world.headers,
+        ]
+        result["folder"] = str(folder)
+    with os.fdopen(pipe, "w") as out:
+        json.dump(result, out)
+
+
+def main(mode: str, seed: str, runs: int, steps: int, folder: Path) -> None:
+    from kcache.nvrtc import compiler  # what is loaded here need not be loaded by each child
+
+    compiler.version()
+    total: Counter[str] = Counter()
+    for number in range(runs):
+        place = folder / f"{mode}-{seed}-{number}"
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _child(mode, f"{seed}/{number}", steps, place, writing)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            text = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        result = json.loads(text) if text else {"failure": f"the process ended with {status}"}
+        if "failure" in result:
+            print(f"mode {mode}, seed {seed}, run {number}", file=sys.stderr)
+            for name, value in result.items():
+                lines = value if name == "log" else [value]
+                print(f"-- {name}:", *lines, sep="\n", file=sys.stderr)
+            sys.exit(1)
+        total.update(result["counts"])
+        shutil.rmtree(place)
+    print(json.dumps(total))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))

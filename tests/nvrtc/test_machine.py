@@ -1,0 +1,52 @@
+"""Random include trees under random edits: the cache never disagrees with the compiler.
+
+The seeds are fixed, so that a failure is repeated by `python -m nvrtc.machine MODE SEED ...`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nvrtc.machine import MODES
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+RUNS = 2
+STEPS = 25
+LONG_SEEDS = 25
+
+
+def run(mode: str, seed: object, runs: int, steps: int, folder: Path) -> dict[str, int]:
+    """Return what the machine counted; it ends with the steps to a failure if there was one."""
+    arguments = map(str, (mode, seed, runs, steps, folder))
+    done = subprocess.run(
+        [sys.executable, "-m", "nvrtc.machine", *arguments],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_never_stale(mode: str, tmp_path: Path) -> None:
+    counts = run(mode, "tiny", RUNS, STEPS, tmp_path)
+    assert counts["steps"] == RUNS * STEPS
+    # Else little was tried: a seed whose trees do not compile, or are never seen again.
+    assert counts["hits"] > 10
+    assert counts["seen before"] > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", MODES)
+def test_never_stale_at_length(mode: str, tmp_path: Path, long: bool) -> None:
+    for seed in range(LONG_SEEDS if long else 1):
+        run(mode, seed, 3, 40, tmp_path)
