@@ -39,6 +39,7 @@ OPERATIONS: dict[str, Callable[[FileBackend], object]] = {
 STRIDES = {"put in a new shard": 3, "coldest": 127, "reopen": 3}
 ALL_LINES_DONE = 7
 UNLOCKING = ("_unlock", "_range_unlock", "_flock")
+RELEASING = ("self._unlock(", "mutex._is_owned()", "mutex.release()")
 
 
 class At:
@@ -63,7 +64,7 @@ class At:
     def releases_a_lock(frame: FrameType) -> bool:
         """Tells whether the release of a lock is next; nothing helps against interrupts of that."""
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        return frame.f_code.co_name in UNLOCKING or "self._unlock(" in line
+        return frame.f_code.co_name in UNLOCKING or any(text in line for text in RELEASING)
 
     def run(self, work: Callable[[], object]) -> bool:
         """Runs `work`; tells whether the line was reached."""

@@ -36,7 +36,7 @@ EXCHANGES = ("compact", "empty")
 class AtLine(At):
     """As `At`, but where the interpreter looks for signals only: not between two lines of a lock.
 
-    It looks after calls and at the head of loops; `try:`, `if ours:` and finalisers are neither.
+    It looks after calls and at the head of loops; `try:` and finalisers are neither.
     """
 
     @staticmethod
@@ -44,7 +44,7 @@ class AtLine(At):
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         return (
             At.releases_a_lock(frame)
-            or line in ("try:", "if ours:", "mutex.release()")
+            or line == "try:"
             or frame.f_code.co_name == "__del__"
         )
 
