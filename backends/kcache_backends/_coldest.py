@@ -7,7 +7,6 @@ quarter of them is offered, then the next sample is taken. What is left over ser
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 
 from kcache.backend import EntryInfo
@@ -37,6 +36,7 @@ class ColdSample:
         path: where the file of a key is.
         fullest: (entries, shard) of every shard, most entries first.
         look: the entries of a shard, all of them or a sample.
+        now: the time, in nanoseconds.
     """
 
     def __init__(
@@ -44,10 +44,12 @@ class ColdSample:
         path: Callable[[str], str],
         fullest: Callable[[], list[tuple[int, int]]],
         look: Callable[[int], list[Used]],
+        now: Callable[[], int],
     ) -> None:
         self._path = path
         self._fullest = fullest
         self._look = look
+        self._now = now
         #: What the last iteration has not offered, coldest last, and how many of it may be.
         self._pool: list[Used] = []
         self._left = 0
@@ -125,6 +127,6 @@ class ColdSample:
             visited.add(shard)
             sample += self._look(shard)
         # What a wrong clock has put into the future would stay for ever; it goes first.
-        future = time.time_ns() + FUTURE
+        future = self._now() + FUTURE
         sample.sort(key=lambda used: (used[0] < future, *used), reverse=True)
         return sample, max(1, int(len(sample) * share))

@@ -101,7 +101,7 @@ class FileBackend(Backend):
         self._touch_due: dict[str, int] = {}
         self._noted: dict[str, int] = {}
         self._write_notes_at = 0
-        self._cold = ColdSample(self._path, self._fullest, self._look)
+        self._cold = ColdSample(self._path, self._fullest, self._look, clock)
         self._closed = False
         if not read_only:
             with suppress(OSError):  # full or read-only now, but perhaps not for ever

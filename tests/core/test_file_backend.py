@@ -177,7 +177,7 @@ def test_a_use_in_another_process_counts(backend: FileBackend, place: Path) -> N
 
 
 def test_times_come_from_the_clock_and_never_run_backwards(place: Path) -> None:
-    ticks = iter([5_000, 4_000, 4_000, 9_000])
+    ticks = itertools.chain([5_000, 4_000, 4_000], itertools.repeat(9_000))
     backend = FileBackend(place, clock=lambda: next(ticks))
     for number in range(4):
         backend.put(key(number), b"x")
