@@ -60,9 +60,9 @@ class LmdbBackend(Backend):
 
     Threads: safe to share. Processes: any number on one machine; writers take turns, readers never
     wait. Crash: a process killed at any instant leaves the last committed state and no lock. Power
-    cut: the last puts may be missing. Fork: the child opens the database anew. A damaged database
-    is noticed and replaced by an empty one; a process that has it open when another program
-    truncates it dies, as with every mapped file.
+    cut: the last puts may be missing. Fork: the child opens the database anew. A database that is
+    found to be damaged is replaced by an empty one; most damage is found, but some to the pages of
+    the tree can kill the process, and so can a program that truncates the file while it is open.
 
     Stored sizes are whole pages (4 KiB on most machines): `ceil((length + 16) / page)` of them. The
     file never grows beyond twice the cap, or 1 MiB; the table of readers and the lock add 132 KiB.
