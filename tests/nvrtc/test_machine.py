@@ -6,6 +6,7 @@ The seeds are fixed, so that a failure is repeated by `python -m nvrtc.machine M
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def run(mode: str, seed: object, runs: int, steps: int, folder: Path) -> dict[st
     arguments = map(str, (mode, seed, runs, steps, folder))
     done = subprocess.run(
         [sys.executable, "-m", "nvrtc.machine", *arguments],
-        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         timeout=600,
