@@ -3,7 +3,8 @@
     python bench/ratios.py --quick                  ten minutes on two quiet cores
     python bench/ratios.py --only start             one chapter
     python bench/ratios.py --write-docs             the full run, and its tables into the docs
-    python bench/ratios.py --from FILE --write-docs the tables of an earlier run into the docs
+    python bench/ratios.py --from FILE --write-docs the tables of an earlier run into the docs;
+                                                    --from is repeatable, newest first
 
 Prints Markdown, and writes the figures to a JSON file, `bench/results/<date>.json`.
 """
@@ -61,14 +62,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer entries")
     parser.add_argument("--only", action="append", choices=CHAPTERS, help="one chapter; repeatable")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
-    parser.add_argument("--from", dest="earlier", type=Path, help="JSON file of an earlier run")
+    parser.add_argument(
+        "--from",
+        dest="earlier",
+        action="append",
+        type=Path,
+        help="JSON file of an earlier run; repeatable, each keeps its date, command and machine",
+    )
     parser.add_argument("--write-docs", action="store_true", help="write the tables to the docs")
     arguments = parser.parse_args()
     if arguments.write_docs and (arguments.quick or arguments.only):
         parser.error("--write-docs wants the full run: neither --quick nor --only")
     try:
-        found = _found(arguments)
-        tables = as_markdown(found, TITLES)
+        tables = "\n".join(as_markdown(found, TITLES) for found in _found(arguments))
         print(tables)
         if arguments.write_docs:
             write_docs(tables)
@@ -76,10 +82,11 @@ def main() -> None:
         parser.exit(1, f"{parser.prog}: {error}\n")
 
 
-def _found(arguments: argparse.Namespace) -> Findings:
+def _found(arguments: argparse.Namespace) -> list[Findings]:
     """Reads or measures what the arguments ask for."""
     if arguments.earlier is not None:
-        return Findings.from_json(json.loads(arguments.earlier.read_text(encoding="utf-8")))
+        texts = (path.read_text(encoding="utf-8") for path in arguments.earlier)
+        return [Findings.from_json(json.loads(text)) for text in texts]
     only = [name for name in CHAPTERS if name in (arguments.only or ())]
     options = [f"--only {name}" for name in only]
     options += ["--quick"] if arguments.quick else []
@@ -89,7 +96,7 @@ def _found(arguments: argparse.Namespace) -> Findings:
     suffix = "".join(f"-{word}" for word in (*only, *(["quick"] if arguments.quick else [])))
     path = write_results(found, arguments.results, suffix)
     print(f"wrote {path.name}", file=sys.stderr)
-    return found
+    return [found]
 
 
 if __name__ == "__main__":

@@ -7,9 +7,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple, NoReturn
 
-from kcache.errors import BackendError
+from kcache.errors import BackendError, ConfigError
 
-__all__ = ["KEY_LENGTH", "Backend", "EntryInfo", "UnavailableBackend", "Usage", "is_key"]
+__all__ = [
+    "KEY_LENGTH",
+    "Backend",
+    "EntryInfo",
+    "UnavailableBackend",
+    "Usage",
+    "check_key",
+    "is_key",
+    "key_error",
+]
 
 #: Keys are this many lower-case hexadecimal digits (a SHA-256 digest).
 KEY_LENGTH = 64
@@ -20,6 +29,21 @@ _HEX = "0123456789abcdef"
 def is_key(key: object) -> bool:
     """Tell whether `key` is a valid key: 64 lower-case hexadecimal digits."""
     return isinstance(key, str) and len(key) == KEY_LENGTH and not key.strip(_HEX)
+
+
+def check_key(key: object) -> None:
+    """Refuse what is no key.
+
+    Raises:
+        ConfigError: `key` is not 64 lower-case hexadecimal digits.
+    """
+    if not is_key(key):
+        raise key_error(key)
+
+
+def key_error(key: object) -> ConfigError:
+    """Return what is raised for something that is no key."""
+    return ConfigError(f"key {key!r} is not allowed; allowed: 64 lower-case hexadecimal digits")
 
 
 class EntryInfo(NamedTuple):

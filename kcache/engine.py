@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kcache import log
-from kcache.backend import KEY_LENGTH, Backend, is_key
+from kcache.backend import KEY_LENGTH, Backend, check_key, key_error
 from kcache.entry import Entry, encode, open_envelope
 from kcache.errors import (
     BackendError,
@@ -23,7 +23,7 @@ from kcache.errors import (
     IncompatibleEntryError,
 )
 from kcache.memory import MemoryTier
-from kcache.stats import Counters, Flusher, Stats, StatsFile
+from kcache.stats import NOTES, Counters, Flusher, Stats, StatsFile
 
 if TYPE_CHECKING:
     from typing import Self
@@ -90,7 +90,7 @@ class CacheEngine:
         self.max_size = max_size
         self.read_only = read_only
         self.counters = Counters()
-        self._hit = self.counters.hit
+        self._noted = self.counters.noted
         self.memory: MemoryTier[str, Entry] = MemoryTier(memory_size)
         self._producer = producer.encode()
         self._read = backend.get if read_only else backend.use
@@ -119,15 +119,17 @@ class CacheEngine:
         started = _now()
         if started >= self._next_flush:
             self._flush_now()
-        from_memory = False
         if self._no_memory:
-            entry = self._load(key)
+            entry, from_memory = self._load(key), False
         else:
             entry, from_memory = self.fetch(key)
         if entry is None:
             self.counters.add("misses")
         else:
-            self._hit(entry.cost, _now() - started, from_memory)
+            noted = self._noted  # as `Counters.hit`, without the call
+            noted.append((entry.cost, _now() - started, from_memory))
+            if len(noted) >= NOTES:
+                self.counters.values()
         return entry
 
     def put(self, key: str, entry: Entry) -> bool:
@@ -140,7 +142,7 @@ class CacheEngine:
             ConfigError: `key` is not 64 hexadecimal digits.
             ArgumentTypeError: the entry holds something that can't be stored.
         """
-        _check_key(key)
+        check_key(key)
         blob = encode(key, entry, producer=self._producer)
         if self.read_only:
             return False
@@ -200,7 +202,7 @@ class CacheEngine:
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
         """
-        _check_key(key)
+        check_key(key)
         return self._forget(key) > 0
 
     # -- the whole cache -----------------------------------------------------------------------
@@ -326,27 +328,31 @@ class CacheEngine:
         # Keeps a path inside the backend. Whether it is a key at all is looked at where nothing is
         # found: of what is found, the envelope says the key.
         if not isinstance(key, str) or len(key) != KEY_LENGTH or not key.isalnum():
-            raise _key_error(key)
+            raise key_error(key)
         try:
-            changes = self.memory.changes
-            blob = self._read(key)
-            if blob is not None:
-                entry = open_envelope(blob, key, self._producer)
-                if not self._no_memory:
+            if self._no_memory:
+                blob = self._read(key)
+                if blob is not None:
+                    return open_envelope(blob, key, self._producer)
+            else:
+                changes = self.memory.changes
+                blob = self._read(key)
+                if blob is not None:
+                    entry = open_envelope(blob, key, self._producer)
                     entry.payload  # noqa: B018  lets go of the envelope
                     self.memory.put(key, entry, len(blob), unless_since=changes)
-                return entry
+                    return entry
         except CorruptEntryError as error:
-            _check_key(key)
+            check_key(key)
             if not again:
                 self.refuse(key, error)
         except SURVIVED as error:
-            _check_key(key)
+            check_key(key)
             self.report("get", error)
         except ValueError:
-            _check_key(key)
+            check_key(key)
             raise
-        _check_key(key)
+        check_key(key)
         return None
 
     def refuse(self, key: str, error: CorruptEntryError) -> None:
@@ -472,15 +478,6 @@ def _end(backend: Backend, flusher: Flusher) -> None:
             close()
         except SURVIVED as error:
             log.debug("closing failed: %s", error)
-
-
-def _check_key(key: str) -> None:
-    if not is_key(key):
-        raise _key_error(key)
-
-
-def _key_error(key: object) -> ConfigError:
-    return ConfigError(f"key {key!r} is not allowed; allowed: 64 lower-case hexadecimal digits")
 
 
 def _check_size(name: str, value: int, *, least: int) -> None:

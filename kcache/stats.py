@@ -106,14 +106,16 @@ def _stats(values: Iterable[float]) -> Stats:
     )
 
 
+#: So many hits are noted at most before they are added up.
+NOTES = 256
+
+
 class Counters:
     """The counts of one engine, added to from any thread.
 
     Hits are noted first, which is one atomic append, and added up when somebody looks or when
-    `_NOTES` have come together: taking the lock for each would be 3 % of a get from disk.
+    `NOTES` have come together: taking the lock for each would be 3 % of a get from disk.
     """
-
-    _NOTES = 256
 
     __slots__ = (
         "bytes_evicted",
@@ -153,7 +155,7 @@ class Counters:
     def hit(self, saved: float, elapsed: float, from_memory: bool) -> None:
         """Count a hit that took `elapsed` seconds and saved `saved`."""
         self.noted.append((saved, elapsed, from_memory))
-        if len(self.noted) >= self._NOTES:
+        if len(self.noted) >= NOTES:
             self.values()
 
     def values(self) -> tuple[float, ...]:
