@@ -93,7 +93,7 @@ def _wrong(txn: lmdb.Transaction[bytes]) -> Iterator[str]:
     values = len(_keys(txn, b"v"))
     index = len(_keys(txn, b"r"))
     try:
-        counted = records.sums(txn)
+        counted = records.sums(txn) or (0, 0)
     except lmdb.CorruptedError:
         yield "the record of the sums is damaged"
     else:

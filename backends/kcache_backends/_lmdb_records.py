@@ -68,10 +68,10 @@ def _unpack(record: bytes) -> tuple[int, int]:
     return first, second
 
 
-def sums(txn: lmdb.Transaction[bytes]) -> tuple[int, int]:
-    """Return (bytes, entries) of all entries."""
+def sums(txn: lmdb.Transaction[bytes]) -> tuple[int, int] | None:
+    """Return (bytes, entries) of all entries; None in a tree in which nothing ever was, or is."""
     record = txn.get(_SUMS)
-    return (0, 0) if record is None else _unpack(record)
+    return None if record is None else _unpack(record)
 
 
 def write_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
@@ -81,7 +81,7 @@ def write_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
 
 def add_to_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
     """Add to the sums what a change adds, or a negative number of what it takes."""
-    before = sums(txn)
+    before = sums(txn) or (0, 0)
     if before[0] + size < 0 or before[1] + entries < 0:
         raise lmdb.CorruptedError(f"sums of {before}, less than there is")
     write_sums(txn, before[0] + size, before[1] + entries)
@@ -155,6 +155,6 @@ def cold_rows(
         for name, row in _rows(txn, b"r", after, most)
     ]
     wrong = any(info(txn, raw) != (used, size) for _, raw, used, size in rows)
-    if wrong or (not rows and not after and sums(txn)[1]):
+    if wrong or (not rows and not after and (sums(txn) or (0, 0))[1]):
         raise lmdb.CorruptedError("the index by recency differs from the entries")
     return rows

@@ -142,13 +142,7 @@ class LmdbBackend(Backend):
                 value = None
             if value is not None:
                 return value
-        return self._get(name)
-
-    def _get(self, name: bytes) -> bytes | None:
-        value = self._read(lambda txn: txn.get(name))
-        if value is None and self._renewed():
-            value = self._read(lambda txn: txn.get(name))
-        return value
+        return self._find(lambda txn: txn.get(name))
 
     def use(self, key: str) -> bytes | None:
         """Return what `get` returns, and note the use.
@@ -238,7 +232,7 @@ class LmdbBackend(Backend):
     def usage(self) -> Usage:
         """Return the sums, which every transaction keeps exact."""
         self._renewed()
-        return Usage(*(self._read(records.sums) or (0, 0)))
+        return Usage(*(self._find(records.sums) or (0, 0)))
 
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries in the order of the index, `ROWS` per transaction."""
@@ -279,6 +273,16 @@ class LmdbBackend(Backend):
                 self._environment.let_go()
 
     # -- reading -------------------------------------------------------------------------------
+
+    def _find(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T | None:
+        """Return what `look` finds; where that is nothing, perhaps in what replaced the database.
+
+        Whoever exchanges it empties the old one last.
+        """
+        found = self._read(look)
+        if not found and self._renewed():
+            found = self._read(look)
+        return found
 
     def _read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T | None:
         """Return what `look` finds in a read transaction, or in this thread's own transaction.
@@ -338,7 +342,7 @@ class LmdbBackend(Backend):
         def more(txn: lmdb.Transaction[bytes]) -> Rows:
             return look(txn, after, ROWS)
 
-        while rows := self._read(more):
+        while rows := self._find(more):
             for _, raw, used, size in rows:
                 yield EntryInfo(raw.hex(), size, used)
             after = rows[-1][0] + b"\0"

@@ -292,3 +292,48 @@ def test_after_the_room_is_gone_everything_in_the_batch_says_so(place: Path) -> 
     assert backend.get(key(1)) == b"1"
     assert backend.put(key(2), b"2")
     backend.close()
+
+
+@pytest.mark.parametrize("ask", ["usage", "scan", "coldest"])
+def test_an_exchange_between_the_look_and_the_read_hides_nothing(
+    ask: str, backend: LmdbBackend, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is at its place; a moment later it is replaced, and the old one emptied."""
+    for number in range(50):
+        backend.put(key(number), os.urandom(60_000))
+
+    def other() -> None:
+        second = LmdbBackend(place, max_size=10_000_000)
+        for number in range(45):
+            second.delete(key(number))
+        second.close()
+
+    assert backend.usage().entries == 50
+    assert wait(fork(other)) == 0
+    backend.usage()  # open again after the fork
+    monkeypatch.undo()
+    exchanged: list[bool] = []
+    real = backend._renewed
+
+    def late() -> bool:
+        if exchanged:
+            return real()
+        exchanged.append(True)
+        return False
+
+    held = backend._environment.open
+    assert held is not None
+    with held.begin(write=True) as txn:  # what the other process does last
+        copy = place / "copy"
+        copy.mkdir()
+        held.copy(str(copy), compact=True)
+        (place / "db").rename(place / "gone")
+        copy.rename(place / "db")
+        txn.drop(held.open_db(None, txn), delete=False)
+    monkeypatch.setattr(backend, "_renewed", late)
+    found = {
+        "usage": lambda: backend.usage().entries,
+        "scan": lambda: len(list(backend.scan())),
+        "coldest": lambda: len(list(backend.coldest())),
+    }[ask]()
+    assert found == 5
