@@ -37,8 +37,8 @@ SMALLEST_MAP = 1 << 20
 #: before anything is evicted.
 MAX_TOUCHED = 4096
 TOUCH_AFTER = 30_000_000_000
-#: A put, or a read that can note no more, writes this many: each takes some 10 us.
-WRITE_TOUCHED = 256
+#: A put, or a read that can note no more, writes this many: 10 us and 2 pages of memory each.
+WRITE_TOUCHED = 64
 #: Whether somebody has exchanged the database is looked at with every change, at every miss, and
 #: this long after the last time, in seconds.
 LOOK_AGAIN = 0.1
