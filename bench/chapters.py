@@ -13,6 +13,7 @@ from pathlib import Path
 import crowd
 import reading
 import scale
+import together
 import xxhash
 from bench_memory_tier import POPULATIONS
 from corpus import NAMES, load
@@ -326,6 +327,8 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "gets": reading.gets,
     "zstd": reading.zstd,
     "crowd": crowd.crowd,
+    "stampede": together.stampede,
+    "many": together.many,
 }
 TITLES = {
     "kernels": "The main job: compile once, hit ever after",
@@ -340,4 +343,6 @@ TITLES = {
     "gets": "A hit from each backend",
     "zstd": "What zstd saves, and what it costs",
     "crowd": "Several processes at once",
+    "stampede": "One kernel for many processes",
+    "many": "Many kernels for one process",
 }

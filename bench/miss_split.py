@@ -17,7 +17,7 @@ from typing import Any, Self
 PARTS = {
     "compiling": ("kcache.nvrtc.compiler:compile_program",),
     "reading the trace": ("kcache.nvrtc.trace:Following.read",),
-    "awaiting a clock tick": ("kcache.nvrtc.frontend:_next_tick",),
+    "awaiting a clock tick": ("kcache.nvrtc.frontend:next_tick",),
     "reading and hashing headers": ("kcache.nvrtc.files:FileDigests.read",),
     "scanning headers": ("kcache.nvrtc.files:FileDigests.scanned",),
     "looking for shadowing headers": ("kcache.nvrtc.dependencies:Tracker._shadows",),

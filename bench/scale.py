@@ -19,7 +19,7 @@ from plan import KIB, Found, Plan
 from population import Population, entry, key, new_entries
 
 import kcache
-from kcache.engine import EVICT_BATCH
+from kcache.eviction import EVICT_BATCH
 
 #: A round of puts at the cap has this many, so that it holds as many trims as any other: a put
 #: that finds no room evicts what the next `EVICT_BATCH` need.

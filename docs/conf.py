@@ -47,7 +47,7 @@ _STDLIB = "|".join(sorted(map(re.escape, sys.stdlib_module_names)))
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        "Path|Compiled|ExtraOptions|kcache.nvrtc.options.ExtraOptions",
+        "Path|Compiled|ExtraOptions|kcache.nvrtc.options.ExtraOptions|Module|Function",
     ),  # imported for types
     (r"py:.*", "kcache.key.SupportsFlags"),
     (r"py:.*", r"hypothesis\..+|kcache\.testing\.machine\.Open"),
@@ -65,7 +65,8 @@ def resolve_public(
         return None
     name = node["reftarget"].rpartition(".")[2]
     python = env.domains["py"]
-    for place in ("kcache", "kcache.errors", "kcache.backend", "kcache.stats"):
+    modules = ("errors", "backend", "launch", "stats", "journal")
+    for place in ("kcache", *(f"kcache.{module}" for module in modules)):
         found = python.resolve_xref(
             env, node["refdoc"], app.builder, "obj", f"{place}.{name}", node, contnode
         )

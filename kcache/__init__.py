@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kcache.kernel_cache import KernelCache, compile_to_ptx, open_engine
     from kcache.key import CacheKey, hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
+    from kcache.requests import CompileRequest
     from kcache.stats import Stats
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "CompileError",
     "CompileOptionError",
     "CompileOptions",
+    "CompileRequest",
     "CompiledKernel",
     "CompilerNotFoundError",
     "ConfigError",
@@ -71,6 +73,7 @@ _MODULES = {
     "kernel_cache": ("KernelCache", "compile_to_ptx", "open_engine"),
     "key": ("CacheKey", "hash_options", "hash_source"),
     "nvrtc.options": ("CompileOptions",),
+    "requests": ("CompileRequest",),
     "stats": ("Stats",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -30,6 +30,9 @@ T = TypeVar("T")
 
 DEFAULT_MAX_SIZE = 1 << 30
 DEFAULT_MEMORY_SIZE = 64 << 20
+#: Seconds to wait for another's compile before compiling alone. CUTLASS and FlashAttention kernels
+#: take up to some minutes; a process that was stopped would hold the others for ever.
+DEFAULT_WAIT = 300.0
 
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -39,6 +42,8 @@ _UNITS = {"": 1, "B": 1} | {
 _SIZE = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
 #: Far more than any size has; Python refuses to convert thousands.
 _MAX_DIGITS = 100
+#: A longer wait overflows the operating system's.
+_MOST_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off", ""))
 HEADER_CHECKS = ("always", "once")
@@ -94,6 +99,16 @@ def _parse_cap(value: str | int, *, name: str) -> int:
 
 def _parse_header_check(value: str, *, name: str) -> str:
     return _parse_choice(value, name=name, allowed=HEADER_CHECKS)
+
+
+def _parse_wait(value: str | float, *, name: str) -> float:
+    try:
+        seconds = float(value) if not isinstance(value, bool) else -1.0
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < _MOST_SECONDS:
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds, 0 to 1,000,000")
+    return seconds
 
 
 def _parse_level(value: str, *, name: str) -> str:
@@ -214,6 +229,22 @@ VARIABLES: tuple[Variable, ...] = (
         "always",
     ),
     Variable(
+        "KCACHE_WAIT",
+        "wait",
+        "seconds; 0 waits for nobody",
+        "How long to wait while another thread or process compiles the same kernel.",
+        _parse_wait,
+        DEFAULT_WAIT,
+    ),
+    Variable(
+        "KCACHE_RECORD",
+        "record",
+        "a path",
+        "Write down every kernel that is asked for, for kcache warm.",
+        _parse_directory,
+        None,
+    ),
+    Variable(
         "KCACHE_LOG",
         "log",
         "debug, info, warning or error",
@@ -238,6 +269,8 @@ class Config(Record):
     disable: Setting[bool]
     recache: Setting[bool]
     header_check: Setting[str]
+    wait: Setting[float]
+    record: Setting[str | None]
     log: Setting[str | None]
 
     @classmethod

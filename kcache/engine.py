@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,15 @@ from kcache.errors import (
     FullError,
     IncompatibleEntryError,
 )
-from kcache.memory import MemoryTier
+from kcache.eviction import DELETE_BATCH, LOW_WATER, Eviction, check_size
+from kcache.journal import CLEARED, DELETED, EVICTED, REFUSED, REJECTED, TRIMMED, Journal
+from kcache.memory import MemoryTier, Touches
 from kcache.stats import NOTES, Counters, Flusher, Stats, StatsFile
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from kcache.flight import Flight
 
 __all__ = ["DEFAULT_MAX_SIZE", "CacheEngine"]
 
@@ -34,17 +39,12 @@ _now = time.perf_counter
 
 DEFAULT_MAX_SIZE = 1 << 30
 
-#: A trim goes down to this share of the cap, so that the next puts find room without one.
-LOW_WATER = 0.9
-#: ... but at most this many entries beyond what the put itself needs: so a put stays short (10 % of
-#: 100,000 would take a second), and LMDB, which keeps 2 pages in memory for each, small.
-EVICT_BATCH = 64
-#: A trim or clear gives way to other writers after this many entries.
-DELETE_BATCH = 1024
 #: A memory hit records its use with the backend at most this often, in seconds.
 TOUCH_INTERVAL = 60.0
 #: What a backend may raise without anybody but the log and the counts noticing.
 SURVIVED = (BackendError, OSError, MemoryError)
+#: Seconds to wait for whoever makes an entry before making it alone.
+DEFAULT_WAIT = 300.0
 #: Counts go to the statistics file at most this often, in seconds, and at exit.
 FLUSH_INTERVAL = 5.0
 
@@ -67,6 +67,10 @@ class CacheEngine:
         producer: what made the payloads. Entries of another producer are counted misses.
         read_only: never write, delete or record a use.
         stats_file: where counts are added up over processes; None keeps them in this process.
+        lock_file: by which processes have `get_or_create` make each entry once; with None only
+            threads do.
+        wait: seconds that `get_or_create` waits at most for somebody else who makes the entry.
+        journal: where it is noted what became of entries; None notes nothing.
         clock: monotonic seconds, for tests.
 
     Raises:
@@ -82,28 +86,47 @@ class CacheEngine:
         producer: str = "",
         read_only: bool = False,
         stats_file: StatsFile | None = None,
+        lock_file: str | None = None,
+        wait: float = DEFAULT_WAIT,
+        journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_size("max_size", max_size, least=1)
-        _check_size("memory_size", memory_size, least=0)
+        check_size("max_size", max_size, least=1)
+        check_size("memory_size", memory_size, least=0)
+        if not (isinstance(wait, (int, float)) and wait >= 0):
+            raise ConfigError(f"wait={wait!r} is not allowed; allowed: seconds, at least 0")
         self.backend = backend
-        self.max_size = max_size
         self.read_only = read_only
         self.counters = Counters()
         self._noted = self.counters.noted
         self.memory: MemoryTier[str, Entry] = MemoryTier(memory_size)
+        self.journal = Journal() if journal is None else journal
+        self.producer = producer
         self._producer = producer.encode()
         self._read = backend.get if read_only else backend.use
         self._no_memory = memory_size == 0
         self._clock = clock
         self._room = threading.Lock()
-        self._touched: dict[str, float] = {}
+        self._eviction = Eviction(backend, max_size)
+        self._touches: Touches[str] = Touches(TOUCH_INTERVAL)
+        self._lock_file = None if read_only else lock_file
+        self._wait = wait
+        self._flight: Flight[Entry] | None = None
         self._flusher = Flusher(self.counters, stats_file)
         self._next_flush = _now() + FLUSH_INTERVAL
         self._reported: set[str] = set()
         self._at_end = weakref.finalize(self, _end, backend, self._flusher)
         self._end_with_child()
         _engines.add(self)
+
+    @property
+    def max_size(self) -> int:
+        """The cap, in stored bytes; a migration lowers it for a while."""
+        return self._eviction.max_size
+
+    @max_size.setter
+    def max_size(self, size: int) -> None:
+        self._eviction.max_size = size
 
     # -- the four operations -------------------------------------------------------------------
 
@@ -152,15 +175,19 @@ class CacheEngine:
         if cost > self.max_size:
             self.counters.add("rejected")
             log.debug("entry %s of %d bytes exceeds the cap of %d", key, cost, self.max_size)
+            self.journal.note(REJECTED, key, f"{cost} bytes, and the cap is {self.max_size}")
             self._forget(key)
             return False
         with self._room, self._surviving("put"):
-            if self._place(key, blob, cost):
+            stored = self._place(key, blob, cost)
+            self.journal.flush()
+            if stored:
                 self.counters.add("puts")
                 if not self._no_memory:
                     self.memory.put(key, entry, len(blob))
                 return True
             self.counters.add("rejected")
+            self.journal.note(REJECTED, key, "nothing could be evicted for it")
         self.memory.delete(key)
         return False
 
@@ -170,14 +197,12 @@ class CacheEngine:
             return self._place_once(key, blob, cost)
         except FullError as error:
             log.debug("no room for %s below the cap (%s): evicting", key, error)
-            with self.backend.batch():
-                goal = int(self.backend.usage().bytes * LOW_WATER)
-                self._evict_to(goal, goal)
+            self._eviction.free_some(self._evict)
             return self._place_once(key, blob, cost)
 
     def _place_once(self, key: str, blob: bytes, cost: int) -> bool:
         with self.backend.batch():
-            if not self._make_room(cost):
+            if not self._eviction.make_room(cost, self._evict):
                 return False
             self.backend.put(key, blob)
             return True
@@ -185,25 +210,61 @@ class CacheEngine:
     def get_or_create(self, key: str, create: Callable[[], Entry]) -> Entry:
         """Return the entry under `key`; on a miss return what `create` makes, and store it.
 
-        What `create` raises reaches the caller, and nothing is stored.
+        Of all threads and processes that miss `key` at the same time one calls `create`, and the
+        others wait for its entry; see `Flight`. What `create` raises reaches the caller and the
+        threads that wait for it, and nothing is stored.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
         """
-        entry = self.get(key)
-        if entry is None:
-            entry = create()
-            self.put(key, entry)
+        entry = self._find(key)
+        return self._create(key, create) if entry is None else entry
+
+    def _find(self, key: str, *, again: bool = False) -> Entry | None:
+        """Return the entry under `key`, counted as a hit, or None, not counted."""
+        started = _now()
+        entry, from_memory = self.fetch(key, again=again)
+        if entry is not None:
+            self.count_hit(entry, started, from_memory=from_memory)
         return entry
 
-    def delete(self, key: str) -> bool:
-        """Remove `key` from every tier; tell whether the backend held it.
+    def _create(self, key: str, create: Callable[[], Entry]) -> Entry:
+        from kcache.flight import Flight, Made, Work  # not needed for a hit
+
+        made: list[bool] = []
+
+        def make() -> Made[Entry]:
+            made.append(True)
+            self.counters.add("misses")
+            entry = create()
+            return Made(entry, reusable=True, stored=self.put(key, entry))
+
+        def share(entry: Entry) -> Entry:
+            self.count_hit(entry, _now(), from_memory=True)
+            return entry
+
+        if self._flight is None:
+            with self._room:
+                if self._flight is None:
+                    self._flight = Flight(self._lock_file, wait=self._wait, counters=self.counters)
+        try:
+            return self._flight.run(key, Work(lambda: self._find(key, again=True), make, share))
+        except Exception:
+            if not made:  # somebody else's error
+                self.counters.add("misses")
+            raise
+
+    def delete(self, key: str, *, noted: bool = True) -> bool:
+        """Remove `key` from every tier, `noted` in the journal; tell whether the backend held it.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
         """
         check_key(key)
-        return self._forget(key) > 0
+        removed = self._forget(key) > 0
+        if removed and noted:
+            self.journal.note(DELETED, key)
+        return removed
 
     # -- the whole cache -----------------------------------------------------------------------
 
@@ -217,35 +278,25 @@ class CacheEngine:
             ConfigError: `max_size` or `older_than` is negative.
         """
         goal = int(self.max_size * LOW_WATER) if max_size is None else max_size
-        _check_size("max_size", goal, least=0)
+        check_size("max_size", goal, least=0)
         if older_than is not None and not older_than >= 0:
             raise ConfigError(f"older_than={older_than!r} is not allowed; allowed: seconds, >= 0")
         if self.read_only:
             return 0
         freed = 0
+        evict = partial(self._evict, event=TRIMMED)
         with self._room, self._surviving("trim"):
             if older_than is not None:
-                freed = self._evict_unused(time.time_ns() - older_than * 1e9)
+                freed = self._eviction.unused(time.time_ns() - older_than * 1e9, evict)
             if older_than is None or max_size is not None:
-                freed += self._trim_to(goal)
-        return freed
-
-    def _trim_to(self, goal: int) -> int:
-        """Evict what is above `goal` now; what others put meanwhile is not chased."""
-        excess = self.backend.usage().bytes - goal
-        freed = 0
-        while freed < excess:
-            with self.backend.batch():
-                step = self._evict_to(goal, goal, most=DELETE_BATCH)
-            if not step:
-                break
-            freed += step
+                freed += self._eviction.trim_to(goal, evict)
+            self.journal.flush()
         return freed
 
     def clear(self) -> int:
         """Delete every entry; return how many there were. The statistics stay."""
         self.memory.clear()
-        self._touched.clear()
+        self._touches.clear()
         removed = 0
         if not self.read_only:
             with self._surviving("clear"):
@@ -255,6 +306,7 @@ class CacheEngine:
                         deleted = sum(self._delete(info.key) > 0 for info in batch)
                     removed += deleted
             self.memory.clear()
+            self.journal.note(CLEARED)
         return removed
 
     def stats(self) -> Stats:
@@ -290,14 +342,14 @@ class CacheEngine:
 
     def close(self) -> None:
         """Flush the statistics and close the backend. Idempotent."""
+        if self._flight is not None:
+            self._flight.close()
         self._at_end()
 
     def __enter__(self) -> Self:
-        """Return the engine itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     # -- for frontends, which count requests rather than gets ------------------------------------
@@ -356,7 +408,8 @@ class CacheEngine:
         return None
 
     def refuse(self, key: str, error: CorruptEntryError) -> None:
-        """Count and log why an entry is not served."""
+        """Count, note and log why an entry is not served."""
+        self.journal.note(REFUSED, key, str(error))
         if isinstance(error, IncompatibleEntryError):
             self.counters.add("stale")
             log.info("entry %s is ignored: %s", key, error)
@@ -375,63 +428,19 @@ class CacheEngine:
         return 0
 
     def _touch_memory_hit(self, key: str) -> None:
-        now = self._clock()
-        if now < self._touched.get(key, 0.0):
-            return
-        if len(self._touched) > 2 * len(self.memory):
-            self._touched = {k: due for k, due in self._touched.copy().items() if due > now}
-        first = key not in self._touched
-        self._touched[key] = now + TOUCH_INTERVAL
-        if not first and not self.read_only:
+        if self._touches.due(key, self._clock(), len(self.memory)) and not self.read_only:
             with self._surviving("touch"):
                 self.backend.touch(key)
 
-    def _make_room(self, incoming: int) -> bool:
-        """Evict what must go for `incoming` more bytes; tell whether there is room now."""
-        allowed = self.max_size - incoming
-        low = int(self.max_size * LOW_WATER) - incoming
-        if self.backend.usage().bytes > allowed:
-            self._evict_to(allowed, low if low >= 0 else allowed)
-            return self.backend.usage().bytes <= allowed
-        return True
-
-    def _evict_to(self, needed: int, wanted: int, *, most: int | None = None) -> int:
-        """Evict until `needed` bytes at most are stored, then on towards `wanted`.
-
-        At most `most` entries in all, if given. Returns the bytes freed.
-        """
-        freed = 0
-        extra = 0
-        used = self.backend.usage().bytes
-        candidates = islice(self.backend.coldest(), most)
-        while used > wanted and (used > needed or extra < EVICT_BATCH):
-            extra += used <= needed
-            info = next(candidates, None)
-            if info is None:
-                break
-            size = self._evict(info.key)
-            freed, used = freed + size, used - size
-            if size == 0 or (used <= needed and extra == 0):
-                used = self.backend.usage().bytes  # another process evicts or writes: look again
-        return freed
-
-    def _evict_unused(self, since: float) -> int:
-        """Evict what was not used since then, nanoseconds since the epoch; return bytes freed."""
-        freed = 0
-        unused = (info.key for info in self.backend.scan() if info.used_ns < since)
-        while batch := list(islice(unused, DELETE_BATCH)):
-            with self.backend.batch():
-                freed += sum(map(self._evict, batch))
-        return freed
-
-    def _evict(self, key: str) -> int:
-        """Delete one entry to make room, counted; return the bytes freed."""
+    def _evict(self, key: str, event: str = EVICTED) -> int:
+        """Delete one entry to make room, counted and noted; return the bytes freed."""
         size = self._delete(key)
         self.memory.delete(key)
         if size:
             self.counters.add("evictions")
             self.counters.add("bytes_evicted", size)
             log.debug("evicted %s, %d bytes", key, size)
+            self.journal.later(event, key)
         return size
 
     @contextmanager
@@ -458,7 +467,6 @@ class CacheEngine:
         """Make the engine usable in a child process: new locks, and no counts of the parent."""
         self._room = threading.Lock()
         self.counters.lock = threading.Lock()
-        self.memory.reset_lock()
         self._flusher.after_fork()
         util = sys.modules.get("multiprocessing.util")
         if util is not None:  # it forgets what is to be done at the end before it calls this
@@ -478,11 +486,6 @@ def _end(backend: Backend, flusher: Flusher) -> None:
             close()
         except SURVIVED as error:
             log.debug("closing failed: %s", error)
-
-
-def _check_size(name: str, value: int, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: an integer >= {least}, bytes")
 
 
 _engines: weakref.WeakSet[CacheEngine] = weakref.WeakSet()

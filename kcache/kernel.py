@@ -11,6 +11,7 @@ from kcache.record import Record
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
+    from kcache.launch import LoadedKernel
     from kcache.nvrtc.compiler import Compiled
 
 __all__ = ["CompiledKernel"]
@@ -44,6 +45,25 @@ class CompiledKernel(Record):
     dependencies: tuple[str, ...] = ()
 
     _quiet: ClassVar[frozenset[str]] = frozenset((*_OUTPUTS, "log", "dependencies"))
+
+    def load(self, device: int | None = None, name: str | None = None) -> LoadedKernel:
+        """Return the kernel on a GPU, ready to launch; needs the extra `launch` and a driver.
+
+        It is loaded once for each context of the process: asking again costs microseconds.
+
+        Args:
+            device: the device's number; None is the current context's device, or else device 0.
+            name: a name expression that it was compiled with, or a kernel's name in the module
+                (mangled, or `extern "C"`); None where there is only one.
+
+        Raises:
+            ConfigError: there is no such device or kernel; the message lists what there is.
+            DeviceError: there is no driver or no GPU, cuda-core is missing, the kernel is for
+                another architecture, or the driver refuses it. The message says which.
+        """
+        from kcache.launch import load
+
+        return load(self, device, name)
 
     @classmethod
     def of(cls, compiled: Compiled, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:

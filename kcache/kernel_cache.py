@@ -5,52 +5,62 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kcache import log
 from kcache.backend import Backend
 from kcache.config import Config, parse_size
 from kcache.directory import prepare
 from kcache.engine import DEFAULT_MAX_SIZE, CacheEngine
-from kcache.errors import ArgumentTypeError, CompilerNotFoundError
-from kcache.memory import MemoryTier
+from kcache.errors import ConfigError
+from kcache.journal import Journal
 from kcache.nvrtc.options import CompileOptions
 from kcache.place import open_place, prepared
 from kcache.registry import open_backend
-from kcache.resolver import Resolver
+from kcache.requests import CompileRequest, Requests, compile_request, with_target
+from kcache.resolver import Answer, Resolver, Ways
 from kcache.stats import Stats, StatsFile
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+    from kcache.asynchronous import AsyncFront
+    from kcache.errors import CompileError
+    from kcache.flight import Flight
     from kcache.kernel import CompiledKernel
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.request import Request
+    from kcache.recorder import Recorder
 
 __all__ = ["KernelCache", "compile_to_ptx", "open_engine"]
 
 #: Layout of what the NVRTC frontend stores. Raise it when that changes: older entries then miss.
 PRODUCER = "kcache-nvrtc/1"
+#: By which processes exclude each other while one compiles, in the cache's directory.
+LOCK_FILE = "flight"
+#: The journal's two files together hold 1/200 of the cap at most, and 16 KiB beside a small one.
+_JOURNAL_SHARE = 400
+_JOURNAL_LEAST = 8 << 10
 #: Share of the memory tier that remembers requests, so that asking again needs no hashing.
 _REQUEST_SHARE = 0.25
-#: Bytes charged for a remembered request beside its source text.
-_REQUEST_OVERHEAD = 2048
-
-_Call = tuple[str, "str | tuple[str, ...]", CompileOptions | None, str]
 
 
 class KernelCache:
     """Compiled CUDA kernels, compiled once and shared by every process of a user.
 
-    A request is answered from memory, else from the backend, else by one compile through NVRTC.
-    A cached kernel is returned only if source, options, compiler and every header that was read
-    are what they were. Neither a failing backend nor a failing tracker makes a compile fail.
+    A request is answered from memory, else from the backend, else by one compile through NVRTC, for
+    which everybody who asks for the same kernel waits, in this process and in others. A cached
+    kernel is returned only if source, options, compiler and every header that was read are what
+    they were. Neither a failing backend nor a failing tracker makes a compile fail.
 
-    Threads: safe to share. Processes: any number share a directory. Crash: a process killed at
-    any instant leaves nothing behind that another would trip over. Fork: the child may go on.
+    Threads: safe to share; not to be used in a signal handler. Processes: any number share a
+    directory. Crash: a process killed at any instant leaves nothing behind that another would trip
+    over. Fork: the child may go on; one that was forked while another thread compiled has its own
+    compiles done by new processes.
 
     Args:
         directory: where the cache lives; by default `KCACHE_DIR`, else the user's cache directory.
@@ -61,6 +71,8 @@ class KernelCache:
         disable: compile every time; neither read nor write.
         recache: compile every time, and replace what is there.
         header_check: `"always"`, or `"once"` to check the headers of a request once per process.
+        wait: seconds to wait at most while another thread or process compiles the same kernel, then
+            compile alone; 300 by default, 0 to wait for nobody.
 
     Raises:
         ConfigError: a setting has a value that is not allowed, or the directory is unsafe.
@@ -78,6 +90,7 @@ class KernelCache:
         disable: bool | None = None,
         recache: bool | None = None,
         header_check: str | None = None,
+        wait: float | None = None,
     ) -> None:
         given = backend if isinstance(backend, Backend) else None
         self.config = config = Config.load(
@@ -90,18 +103,20 @@ class KernelCache:
                 "disable": disable,
                 "recache": recache,
                 "header_check": header_check,
+                "wait": wait,
             }
         )
         if config.log.value is not None:
             log.log_to_stderr(config.log.value)
         disabled = config.disable.value
-        self._look = not (disabled or config.recache.value)
-        self._disabled = disabled
-        self._compiler: str | None = None
         memory = config.memory_size.value
         share = int(memory * _REQUEST_SHARE)
         #: Requests by how they were asked for, so that asking again is one look-up.
-        self._requests: MemoryTier[_Call, Request] = MemoryTier(share)
+        self._requests = Requests(share)
+        if config.record.value is not None:
+            self._requests.recorders = (_recorder(config.record.value),)
+        self._disabled = disabled
+        self._async: AsyncFront | None = None
         read_only = config.read_only.value or disabled
         if given is None:
             self._directory, place = open_place(config, read_only=read_only)
@@ -116,9 +131,21 @@ class KernelCache:
             producer=PRODUCER,
             read_only=read_only,
             stats_file=None if read_only else stats,
+            lock_file=self._lock_file(),
+            wait=config.wait.value,
+            journal=Journal(
+                where if given is None else None,
+                config.backend.value,
+                read_only=read_only,
+                limit=max(_JOURNAL_LEAST, config.max_size.value // _JOURNAL_SHARE),
+            ),
         )
         self._resolver = Resolver(
-            self.engine, self._make_frontend, check_once=config.header_check.value == "once"
+            self.engine,
+            Ways(self._make_frontend, self._make_flight, self._requests.with_loaded_compiler),
+            check_once=config.header_check.value == "once",
+            reads=not (disabled or config.recache.value),
+            writes=not disabled,
         )
 
     # -- compiling -----------------------------------------------------------------------------
@@ -153,16 +180,69 @@ class KernelCache:
             CompilerNotFoundError: NVRTC is not installed.
         """
         started = time.perf_counter()
-        request = self._request(
+        request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
-        if self._look:
-            kernel = self._resolver.find(request, started)
-            if kernel is not None:
-                return kernel
-        if not self._disabled:
-            self.engine.counters.add("misses")
-        return self._compile(request, started)
+        return self._resolver.get(request, started)
+
+    async def aget_or_compile(
+        self,
+        source: str,
+        names: str | Sequence[str] = (),
+        options: CompileOptions | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        extra_key: bytes = b"",
+        source_name: str = "kernel.cu",
+    ) -> CompiledKernel:
+        """Return what `get_or_compile` does, without blocking the event loop.
+
+        Tasks that ask for the same kernel at the same time share one compile. A task that is
+        cancelled stops waiting; the compile goes on, for the others and for the cache.
+
+        Arguments and errors as for `get_or_compile`.
+        """
+        if self._async is None:
+            from kcache.asynchronous import AsyncFront
+
+            self._async = AsyncFront(self._resolver, self._requests)
+        return await self._async.get(
+            CompileRequest(source, names, options, headers, extra_key, source_name)
+        )
+
+    def compile_many(
+        self,
+        requests: Iterable[CompileRequest | str | Sequence[Any] | Mapping[str, Any]],
+        *,
+        jobs: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> list[CompiledKernel | CompileError]:
+        """Return one kernel, or the error of its compile, for each request, in order.
+
+        What is not cached is compiled by `jobs` threads, NVRTC running outside Python's lock. Equal
+        requests are compiled once. Processes that are given the same requests share the work: each
+        compiles what none of the others has begun.
+
+        Args:
+            requests: `CompileRequest` objects; source text, a tuple of the fields in their order
+                or a mapping of them will do, too.
+            jobs: compiles at the same time, at least 1; by default one for each usable core.
+            progress: called in this thread with (requests done, requests in all).
+
+        Raises:
+            ConfigError: a request has an argument that is not allowed; the message says which
+                request, and nothing was compiled.
+            CompilerNotFoundError: NVRTC is not installed.
+        """
+        from kcache.many import compile_all
+
+        made: list[Request] = []
+        for number, given in enumerate(requests):
+            try:
+                made.append(self._requests.of(compile_request(given)))
+            except ConfigError as error:
+                raise type(error)(f"requests[{number}]: {error}") from error
+        return compile_all(self._resolver, made, jobs=jobs, progress=progress)
 
     def lookup(
         self,
@@ -179,13 +259,34 @@ class KernelCache:
         Arguments and errors as for `get_or_compile`; counted as a hit or a miss.
         """
         started = time.perf_counter()
-        request = self._request(
+        request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
         kernel = None if self._disabled else self._resolver.find(request, started)
         if kernel is None:
             self.engine.counters.add("misses")
         return kernel
+
+    def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+        """Write down every request from now on, for `kcache warm`; used by `with`, to its end.
+
+        Appends to the file at `path`, one line for each kernel, hits included; several processes
+        may record into one file. A failure to write is logged once and disturbs nothing. What
+        `KCACHE_RECORD` names is written from the beginning.
+        """
+        recorder = _recorder(os.fspath(path))
+        requests = self._requests
+        requests.recorders = (*requests.recorders, recorder)
+
+        @contextmanager
+        def recording() -> Generator[None]:
+            try:
+                yield
+            finally:
+                requests.recorders = tuple(r for r in requests.recorders if r is not recorder)
+                recorder.close()
+
+        return recording()
 
     # -- the cache as a whole --------------------------------------------------------------------
 
@@ -239,7 +340,7 @@ class KernelCache:
 
     def clear_memory(self) -> None:
         """Forget what this process holds in memory; the backend keeps its entries."""
-        self._requests.clear()
+        self._requests.forget()
         self._resolver.forget()
         self.engine.memory.clear()
 
@@ -264,6 +365,10 @@ class KernelCache:
 
     def close(self) -> None:
         """Write the statistics and release the backend. Idempotent."""
+        if self._async is not None:
+            self._async.close()
+            self._async = None
+        self._resolver.close()
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -276,84 +381,16 @@ class KernelCache:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _request(
-        self,
-        source: str,
-        names: str | Sequence[str],
-        options: CompileOptions | None,
-        headers: Mapping[str, str] | None,
-        *,
-        extra_key: bytes,
-        source_name: str,
-    ) -> Request:
-        """Return the request that the arguments make, remembered where that is cheap."""
-        if headers or extra_key:
-            return self._make_request(
-                source, names, options, headers, extra_key=extra_key, source_name=source_name
-            )
-        try:
-            expressions = names if isinstance(names, str) else tuple(names)
-            call = (source, expressions, options, source_name)
-            request = self._requests.get(call)
-        except TypeError:  # wrong types, which `_make_request` names
-            return self._make_request(
-                source, names, options, headers, extra_key=extra_key, source_name=source_name
-            )
-        # A request with includes depends on the working directory, which may have changed.
-        if request is None or not (request.anywhere or request.is_here()):
-            request = self._make_request(
-                source, names, options, headers, extra_key=extra_key, source_name=source_name
-            )
-            self._requests.put(call, request, 2 * len(source) + _REQUEST_OVERHEAD)
-        return request
+    def _lock_file(self) -> str | None:
+        """Return the path of the lock file, or None where processes can't exclude each other."""
+        return None if self._directory is None else os.path.join(self._directory, LOCK_FILE)
 
-    def _make_request(
-        self,
-        source: str,
-        names: str | Sequence[str],
-        options: CompileOptions | None,
-        headers: Mapping[str, str] | None,
-        *,
-        extra_key: bytes,
-        source_name: str,
-    ) -> Request:
-        from kcache.nvrtc.request import Request
+    def _make_flight(self) -> Flight[Answer]:
+        from kcache.flight import Flight  # not needed for a hit
 
-        options = _with_target(options)
-        if self._compiler is None:
-            self._compiler = _identify_compiler()
-        return Request.make(
-            source,
-            names,
-            options,
-            headers,
-            extra_key,
-            source_name=source_name,
-            compiler=self._compiler,
-        )
-
-    def _compile(self, request: Request, started: float) -> CompiledKernel:
-        from kcache.nvrtc import compiler, library
-
-        compiler.version()  # loads it, or says that it is not installed
-        loaded = library.loaded()
-        if loaded is not None and loaded.identity != self._compiler:
-            # Not the file that was expected, or it was replaced: what it compiles has another key.
-            log.debug("the compiler that was loaded is %s", loaded.path)
-            self._compiler = loaded.identity
-            self._requests.clear()
-            request = self._make_request(
-                request.source,
-                request.names,
-                request.options,
-                request.headers,
-                extra_key=request.extra_key,
-                source_name=request.source_name,
-            )
-            kernel = self._resolver.find(request, started) if self._look else None
-            if kernel is not None:
-                return kernel
-        return self._resolver.compile(request, store=not self._disabled)
+        engine = self.engine
+        path = None if engine.read_only else self._lock_file()
+        return Flight(path, wait=self.config.wait.value, counters=engine.counters)
 
     def _make_frontend(self, digests: FileDigests) -> Frontend:
         from kcache.nvrtc.frontend import Frontend
@@ -361,6 +398,12 @@ class KernelCache:
         writable = self._directory is not None and not self.engine.read_only
         links = os.path.join(self._directory, "trace") if self._directory and writable else None
         return Frontend(links, digests)
+
+
+def _recorder(path: str) -> Recorder:
+    from kcache.recorder import Recorder  # few runs are recorded
+
+    return Recorder(path)
 
 
 def open_engine(
@@ -399,6 +442,7 @@ def open_engine(
         memory_size=config.memory_size.value,
         read_only=read_only,
         stats_file=None if read_only else StatsFile(os.path.join(place, "stats")),
+        lock_file=os.path.join(place, LOCK_FILE),
     )
 
 
@@ -418,39 +462,9 @@ def compile_to_ptx(
     from kcache.nvrtc.request import DEFAULT_NAME, Request
 
     request = Request.make(
-        source, (), _with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
+        source, (), with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
     )
     compiled = compiler.compile_program(
         request.source, request.options.flags(), source_name=request.source_name
     )
     return compiled.ptx, compiled.cubin
-
-
-def _with_target(options: CompileOptions | None) -> CompileOptions:
-    """Return options that name an architecture, the current GPU's if the caller names none."""
-    if options is None:
-        options = CompileOptions()
-    elif not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentTypeError(
-            f"options is {type(options).__name__}; allowed: kcache.CompileOptions"
-        )
-    if options.target is None:
-        from kcache.nvrtc.device import current_arch
-
-        options = options.replace(arch=current_arch())
-    return options
-
-
-def _identify_compiler() -> str:
-    """Return the identity of the compiler, without loading it where that is possible."""
-    from kcache.nvrtc import library
-
-    found = library.find()
-    if found is None:
-        from kcache.nvrtc import compiler
-
-        compiler.version()  # loads it, or says that it is not installed
-        found = library.loaded()
-    if found is None:
-        raise CompilerNotFoundError("NVRTC is loaded, but its file can't be found to identify it")
-    return found.identity

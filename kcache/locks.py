@@ -151,11 +151,16 @@ class RangeLocks:
             _range_unlock(self.fd, start, length)
 
     def claim(self, start: int, length: int) -> bool:
-        """Take the range until the file is closed, without waiting; tell whether it was free.
+        """Take the range until it is released or the file closed; tell whether it was free.
 
-        Always False where the file system has no locks.
+        Does not wait, and does not exclude threads that use the same object. Always False where the
+        file system has no locks.
         """
         return self._acquire(start, length, wait=False)
+
+    def release(self, start: int, length: int) -> None:
+        """Give a claimed range back; nothing happens if it is not held."""
+        self._unlock(start, length)
 
     def _acquire(self, start: int, length: int, *, wait: bool) -> bool:
         if not self.supported:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = ["debug", "info", "log_to_stderr", "warning"]
+__all__ = ["debug", "debugging", "info", "log_to_stderr", "warning"]
 
 
 def _logger() -> Logger:
@@ -21,21 +21,39 @@ def _logger() -> Logger:
     return logging.getLogger("kcache")
 
 
+def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the arguments so that any handler can write them, and none keeps a traceback alive.
+
+    A path may hold bytes that are no text, which Python shows as lone surrogates.
+    """
+    return tuple(
+        str(arg).encode("utf-8", "backslashreplace").decode()
+        if isinstance(arg, (str, BaseException))
+        else arg
+        for arg in args
+    )
+
+
+def debugging() -> bool:
+    """Tell whether anybody wants messages at debug level, which may take work to make."""
+    return "logging" in sys.modules and _logger().isEnabledFor(sys.modules["logging"].DEBUG)
+
+
 def debug(message: str, *args: object) -> None:
     """Log at debug level, `message % args`."""
     if "logging" in sys.modules:
-        _logger().debug(message, *args)
+        _logger().debug(message, *_texts(args))
 
 
 def info(message: str, *args: object) -> None:
     """Log at info level."""
     if "logging" in sys.modules:
-        _logger().info(message, *args)
+        _logger().info(message, *_texts(args))
 
 
 def warning(message: str, *args: object) -> None:
     """Log a warning."""
-    _logger().warning(message, *args)
+    _logger().warning(message, *_texts(args))
 
 
 def log_to_stderr(level: str) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Hashable
 from threading import Lock
 from typing import Generic, TypeVar
 
-__all__ = ["ITEM_OVERHEAD", "MemoryTier"]
+from kcache.forks import after_fork
+
+__all__ = ["ITEM_OVERHEAD", "MemoryTier", "Touches"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -15,6 +17,37 @@ V = TypeVar("V")
 #: Bytes charged per item beside its payload, for the objects around it: key, entry, mappings,
 #: metadata of the usual size and the map's slot (measured by bench/bench_memory_tier.py).
 ITEM_OVERHEAD = 4096
+
+
+class Touches(Generic[K]):
+    """Says when the use of an item that is hit in memory is to be recorded where it is kept.
+
+    Not for the first hit, which comes right after the item was read or put, and then once per
+    interval. Threads: safe to share; two at once may both be told to record.
+
+    Args:
+        interval: seconds.
+    """
+
+    __slots__ = ("_due", "_interval")
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._due: dict[K, float] = {}
+
+    def due(self, key: K, now: float, kept: int) -> bool:
+        """Tell whether to record this use of `key` at `now`; `kept` items are in memory."""
+        if now < self._due.get(key, 0.0):
+            return False
+        if len(self._due) > 2 * kept:
+            self._due = {k: due for k, due in self._due.copy().items() if due > now}
+        first = key not in self._due
+        self._due[key] = now + self._interval
+        return not first
+
+    def clear(self) -> None:
+        """Forget every item."""
+        self._due.clear()
 
 
 class MemoryTier(Generic[K, V]):
@@ -35,6 +68,7 @@ class MemoryTier(Generic[K, V]):
         self._lock = Lock()
         #: How often something was put (not: read) or removed; see `put`.
         self.changes = 0
+        after_fork(self)
 
     def get(self, key: K) -> V | None:
         """Return the value under `key` and mark it as used, or None."""
@@ -83,7 +117,7 @@ class MemoryTier(Generic[K, V]):
             self._items.clear()
             self._used = 0
 
-    def reset_lock(self) -> None:
+    def after_fork(self) -> None:
         """Replace the lock, in a child process whose parent may have held it at the fork."""
         self._lock = Lock()
 

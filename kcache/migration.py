@@ -67,7 +67,7 @@ class Migration:
         if entry is None:
             self.left_out[item.kind] += 1
             if item.kind == DAMAGED and not self._keep:
-                self._from.delete(info.key)
+                self._from.delete(info.key, noted=False)
             return
         if not self._has(info) and not self._put(info, entry):
             self.refused += 1
@@ -75,7 +75,7 @@ class Migration:
         self.moved += 1
         self.bytes += info.size
         if not self._keep:
-            self._from.delete(info.key)
+            self._from.delete(info.key, noted=False)
 
     def _has(self, info: EntryInfo) -> bool:
         """Tell whether the target has a sound entry under the key: of a killed move, or newer."""

@@ -32,6 +32,9 @@ _COUNTERS = {
     "compile_seconds": ("compile_seconds", "Time spent in compiles that succeeded."),
     "saved_seconds": ("saved_seconds", "Compile time that hits made unnecessary."),
     "hit_seconds": ("hit_seconds", "Time spent in hits."),
+    "coalesced": ("coalesced", "Requests that waited for another's compile and got its outcome."),
+    "wait_timeouts": ("wait_timeouts", "Requests that waited for another's compile in vain."),
+    "unlocked": ("unlocked", "Requests that could not lock their key between processes."),
 }
 
 

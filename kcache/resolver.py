@@ -1,4 +1,4 @@
-"""Resolver: from a request to a kernel, found in the cache, or compiled and stored."""
+"""Resolver: from a request to a kernel, found in the cache, or compiled once and stored."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache import log
 from kcache.entry import Entry
-from kcache.errors import ConfigError, CorruptEntryError
+from kcache.errors import CompileError, ConfigError, CorruptEntryError
+from kcache.journal import REJECTED, UNCACHEABLE
 from kcache.kernel import CompiledKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
 
     from kcache.engine import CacheEngine
-    from kcache.entry import JSON
+    from kcache.flight import Busy, Flight, Made, Work
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend, Outcome
     from kcache.nvrtc.manifest import Manifest, Variant
     from kcache.nvrtc.request import Request
 
-__all__ = ["Resolver"]
+__all__ = ["Answer", "Resolver", "Ways"]
 
 #: A manifest that was decoded takes this many times its size in memory (measured by
 #: bench/memory_tier.py), which the memory tier charges for it.
@@ -36,6 +38,28 @@ class _Checked(NamedTuple):
     dependencies: tuple[str, ...]
 
 
+class Answer(NamedTuple):
+    """A kernel, and the header set that it was compiled with if it was compiled just now."""
+
+    kernel: CompiledKernel
+    variant: Variant | None = None
+
+
+class Ways(NamedTuple):
+    """How a resolver gets at what it needs; each is called when it is first needed.
+
+    Attributes:
+        frontend: makes the compiler's frontend.
+        flight: makes the single flight.
+        settle: returns the request for the compiler that will run, which may be another than the
+            one that was expected.
+    """
+
+    frontend: Callable[[FileDigests], Frontend]
+    flight: Callable[[], Flight[Answer]]
+    settle: Callable[[Request], Request]
+
+
 class Resolver:
     """Answers requests from an engine, and fills it through a frontend.
 
@@ -43,64 +67,172 @@ class Resolver:
 
     Args:
         engine: where kernels and manifests live.
-        frontend: makes the compiler's frontend when it is first needed.
+        ways: to the compiler.
         check_once: check the headers of a request once per process, not on every request.
+        reads: whether `get` and `attempt` look into the cache before they compile, and wait for
+            others who compile the same.
+        writes: whether what was compiled is stored, and misses are counted.
     """
 
     def __init__(
-        self, engine: CacheEngine, frontend: Callable[[FileDigests], Frontend], *, check_once: bool
+        self, engine: CacheEngine, ways: Ways, *, check_once: bool, reads: bool, writes: bool
     ) -> None:
         self._engine = engine
-        self._make_frontend = frontend
+        self._ways = ways
         self._check_once = check_once
+        self.reads = reads
+        self._writes = writes
+        self._flight: Flight[Answer] | None = None
         self._checked: dict[tuple[str, str], _Checked] = {}
         self._digests: FileDigests | None = None
         self._frontend: Frontend | None = None
 
-    def find(self, request: Request, started: float) -> CompiledKernel | None:
-        """Return the cached kernel, counted as a hit, or None, not counted.
-
-        `started` is the `time.perf_counter` value at which the request came.
-        """
-        if request.self_contained:
-            return self._load(request.key, (), started)
-        if self._check_once:
-            checked = self._checked.get((request.key, request.location))
-            if checked is not None:
-                return self._load(checked.key, checked.dependencies, started)
-        return self._find_checked(request, started)
-
-    def compile(self, request: Request, *, store: bool) -> CompiledKernel:
-        """Compile a request, and store the outcome if that is asked for and right.
+    def get(self, request: Request, started: float) -> CompiledKernel:
+        """Return the kernel, cached or compiled; wait if somebody else compiles it.
 
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
         """
-        outcome = self._front().compile(request, track=store)
-        compiled = outcome.compiled
+        kernel = self.look(request, started)
+        if kernel is not None:
+            return kernel
+        if not self.reads or request.uncacheable() is not None:
+            return self.make(request).value.kernel
+        with _Compile(self, request) as compile_:
+            return self._flights().run(request.key, compile_.work()).kernel
+
+    def attempt(self, request: Request, busy: Busy | None = None) -> Answer | Busy:
+        """Return the answer, or `Busy` if somebody else compiles it; see `Flight.attempt`.
+
+        Raises:
+            CompileError: the compiler refused it; CompilerNotFoundError: there is none.
+        """
+        if not self.reads or request.uncacheable() is not None:
+            return self.make(request).value
+        with _Compile(self, request) as compile_:
+            return self._flights().attempt(request.key, compile_.work(), busy)
+
+    def look(self, request: Request, started: float) -> CompiledKernel | None:
+        """Return the cached kernel, counted as a hit, or None, not counted, if it may be read."""
+        return self.find(request, started) if self.reads else None
+
+    def find(
+        self, request: Request, started: float, *, again: bool = False
+    ) -> CompiledKernel | None:
+        """Return the cached kernel, counted as a hit, or None, not counted.
+
+        `started` is the `time.perf_counter` value at which the request came. With `again`, what is
+        stale or damaged is not counted: it was, a moment ago.
+        """
+        if request.self_contained:
+            return self._load(request.key, (), started, again=again)
+        if self._check_once:
+            checked = self._checked.get((request.key, request.location))
+            if checked is not None:
+                return self._load(checked.key, checked.dependencies, started, again=again)
+        return self._find_checked(request, started, again=again)
+
+    def count_miss(self) -> None:
+        """Count a request that the cache could not answer."""
+        if self._writes:
+            self._engine.counters.add("misses")
+
+    def count_joined(self, kernel: CompiledKernel | None, count: int, *, waited: bool) -> None:
+        """Count requests that one answer was for; one of them was counted already.
+
+        `kernel` is None if it was an error; `waited` tells whether somebody compiled meanwhile.
+        """
         counters = self._engine.counters
-        with counters.lock:
-            counters.compiles += 1
-            counters.compile_seconds += compiled.seconds
-            counters.uncacheable += store and outcome.uncacheable is not None
-        if outcome.uncacheable is not None:
-            if store:
-                log.debug("%s is not cached: %s", request.source_name, outcome.uncacheable)
-            return CompiledKernel.of(compiled, request.key, ())
-        return self._store(request, outcome)
+        if waited and kernel is not None:
+            counters.add("coalesced", count)
+        for _ in range(count - 1):
+            if kernel is not None and kernel.cached:
+                counters.hit(kernel.compile_seconds, 0.0, True)
+            else:
+                self.count_miss()
 
     def forget(self) -> None:
         """Forget which headers were checked."""
         self._checked.clear()
 
+    def close(self) -> None:
+        """Let go of the lock file. Idempotent."""
+        if self._flight is not None:
+            self._flight.close()
+
+    # -- compiling -----------------------------------------------------------------------------
+
+    def make(self, request: Request) -> Made[Answer]:
+        """Compile a request, counted as a miss, and store the outcome if that is right.
+
+        Raises:
+            CompileError: the compiler refused it; CompilerNotFoundError: there is none.
+        """
+        from kcache.flight import Made
+
+        expected, request = request, self._ways.settle(request)
+        if request is not expected:  # another compiler than was expected: another key
+            kernel = self.look(request, time.perf_counter())
+            if kernel is not None:
+                return Made(Answer(kernel), reusable=True, stored=True)
+        counters = self._engine.counters
+        self.count_miss()
+        if self._writes and log.debugging():
+            self._say_why(request)
+        outcome = self._front().compile(request, track=self._writes)
+        compiled = outcome.compiled
+        with counters.lock:
+            counters.compiles += 1
+            counters.compile_seconds += compiled.seconds
+            counters.uncacheable += self._writes and outcome.uncacheable is not None
+        if outcome.uncacheable is not None:
+            if self._writes:
+                log.debug("%s is not cached: %s", request.source_name, outcome.uncacheable)
+                self._engine.journal.note(UNCACHEABLE, request.key, outcome.uncacheable)
+            kernel = CompiledKernel.of(compiled, request.key, ())
+            return Made(Answer(kernel), reusable=False, stored=False)
+        answer, stored = self._store(request, outcome)
+        return Made(answer, reusable=True, stored=stored)
+
+    def _say_why(self, request: Request) -> None:
+        """Log why a request is compiled, as far as that is found out quickly."""
+        from kcache.why import explain
+
+        aside = () if self.reads else (("recache", "the cache is not looked into"),)
+        digests = self._known_digests()
+        try:
+            told = explain(self._engine, request, set_aside=aside, compare=False, digests=digests)
+        except Exception as error:  # a line in a log must not cost a kernel
+            log.debug("why %s is compiled can't be told: %s", request.source_name, error)
+        else:
+            log.debug("%s is compiled: %s", request.source_name, told.clauses)
+
+    def share(self, request: Request, answer: Answer) -> Answer | None:
+        """Return what another thread has compiled meanwhile, if it is good for this request, too.
+
+        It is no good if a header was edited after that compile had read it.
+        """
+        kernel, variant = answer
+        if variant is not None:
+            if not variant.holds(request.search, self._known_digests(), request.location):
+                return None
+            if variant.result_key(request.key, request.search) != kernel.key:
+                return None
+            paths = variant.dependencies(request.search, request.location)
+            kernel = kernel.replace(dependencies=paths)
+        elif not request.self_contained:
+            return None
+        self._engine.counters.hit(kernel.compile_seconds, 0.0, True)
+        return Answer(kernel.replace(cached=True))
+
     # -- finding ---------------------------------------------------------------------------------
 
     def _load(
-        self, key: str, dependencies: tuple[str, ...], started: float
+        self, key: str, dependencies: tuple[str, ...], started: float, *, again: bool
     ) -> CompiledKernel | None:
         """Return the kernel under `key`, counted as a hit, or None."""
         engine = self._engine
-        entry, from_memory = engine.fetch(key)
+        entry, from_memory = engine.fetch(key, again=again)
         if entry is None:
             return None
         kernel = getattr(entry, "view", None)
@@ -108,32 +240,35 @@ class Resolver:
             try:
                 kernel = CompiledKernel.from_entry(entry, key, dependencies)
             except CorruptEntryError as error:
-                engine.refuse(key, error)
+                if not again:
+                    engine.refuse(key, error)
                 return None
             entry.view = kernel
         engine.count_hit(entry, started, from_memory=from_memory)
         return kernel
 
-    def _find_checked(self, request: Request, started: float) -> CompiledKernel | None:
+    def _find_checked(
+        self, request: Request, started: float, *, again: bool
+    ) -> CompiledKernel | None:
         digests = self._known_digests()
         reads = digests.reads
-        manifest, from_memory = self._fetch_manifest(request)
+        manifest, from_memory = self._fetch_manifest(request, again=again)
         if manifest is None:
             return None
         variant = manifest.matching(request.search, digests, request.location)
         if variant is None and from_memory:
             # Another process may have compiled what the headers say now.
             self._engine.memory.delete(request.key)
-            manifest, _ = self._fetch_manifest(request)
+            manifest, _ = self._fetch_manifest(request, again=again)
             if manifest is not None:
                 variant = manifest.matching(request.search, digests, request.location)
         if variant is None or manifest is None:
-            self._engine.counters.add("stale")
-            log.debug("headers of %s have changed since they were cached", request.source_name)
+            if not again:
+                self._engine.counters.add("stale")
             return None
         dependencies = variant.dependencies(request.search, request.location)
         key = variant.result_key(request.key, request.search)
-        kernel = self._load(key, dependencies, started)
+        kernel = self._load(key, dependencies, started, again=again)
         if kernel is not None:
             if self._check_once:
                 self._note_checked(request, _Checked(key, dependencies))
@@ -148,9 +283,10 @@ class Resolver:
     ) -> tuple[Manifest | None, bool]:
         """Return (manifest or None, whether it came from memory)."""
         entry, from_memory = self._engine.fetch(request.key, again=again)
-        return (None if entry is None else self._manifest(request.key, entry)), from_memory
+        manifest = None if entry is None else self._manifest(request.key, entry, again=again)
+        return manifest, from_memory
 
-    def _manifest(self, key: str, entry: Entry) -> Manifest | None:
+    def _manifest(self, key: str, entry: Entry, *, again: bool) -> Manifest | None:
         from kcache.nvrtc.manifest import Manifest
 
         manifest = getattr(entry, "view", None)
@@ -158,7 +294,8 @@ class Resolver:
             try:
                 manifest = Manifest.from_entry(entry)
             except CorruptEntryError as error:
-                self._engine.refuse(key, error)
+                if not again:
+                    self._engine.refuse(key, error)
                 return None
             entry.view = manifest
             if self._engine.memory.max_size:
@@ -172,7 +309,10 @@ class Resolver:
 
     # -- storing ---------------------------------------------------------------------------------
 
-    def _store(self, request: Request, outcome: Outcome) -> CompiledKernel:
+    def _store(self, request: Request, outcome: Outcome) -> tuple[Answer, bool]:
+        """Store what was compiled; return it, and whether it will be found."""
+        from kcache.about import metadata_of
+
         key = request.key
         dependencies: tuple[str, ...] = ()
         variant: Variant | None = None
@@ -183,32 +323,39 @@ class Resolver:
             key = variant.result_key(request.key, request.search)
             dependencies = variant.dependencies(request.search, request.location)
         kernel = CompiledKernel.of(outcome.compiled, key, dependencies)
+        stored = False
+        rejected = self._engine.counters.rejected
         try:
-            entry = kernel.to_entry(_about(request))
+            entry = kernel.to_entry(metadata_of(request, key))
             # The kernel first: a manifest must not promise what is not there.
-            if self._engine.put(key, entry) and variant is not None:
-                self._store_manifest(request, variant)
+            stored = self._engine.put(key, entry)
+            if stored and variant is not None:
+                stored = self._store_manifest(request, variant)
         except (ConfigError, OSError) as error:
             self._engine.report("store", error)
-        return kernel
+        if not stored and key != request.key and self._engine.counters.rejected > rejected:
+            self._engine.journal.note(REJECTED, request.key)  # by which it is asked for again
+        return Answer(kernel, variant), stored
 
-    def _store_manifest(self, request: Request, variant: Variant) -> None:
+    def _store_manifest(self, request: Request, variant: Variant) -> bool:
+        """Put a header set first in the request's manifest; tell whether it will be found."""
         from kcache.nvrtc.manifest import Manifest
 
         digests = self._known_digests()
         if not variant.holds(request.search, digests, request.location):
-            return  # changed again already; the next request finds out more
+            return False  # changed again already; the next request finds out more
         variant.remember(request.search, digests, request.location)
         # From the backend, to take along what another process has added.
         self._engine.memory.delete(request.key)
         manifest, _ = self._fetch_manifest(request, again=True)
         merged = Manifest(list(manifest.variants) if manifest is not None else [])
         merged.add(variant)
-        self._engine.put(request.key, _with_view(merged))
+        stored = self._engine.put(request.key, _with_view(merged))
         if self._check_once:
             key = variant.result_key(request.key, request.search)
             paths = variant.dependencies(request.search, request.location)
             self._note_checked(request, _Checked(key, paths))
+        return stored
 
     # -- made when needed --------------------------------------------------------------------------
 
@@ -221,23 +368,58 @@ class Resolver:
 
     def _front(self) -> Frontend:
         if self._frontend is None:
-            self._frontend = self._make_frontend(self._known_digests())
+            self._frontend = self._ways.frontend(self._known_digests())
         return self._frontend
+
+    def _flights(self) -> Flight[Answer]:
+        if self._flight is None:
+            with self._engine.counters.lock:
+                if self._flight is None:
+                    self._flight = self._ways.flight()
+        return self._flight
+
+
+class _Compile:
+    """One request on its way through the flight; counts the miss if it leads nowhere."""
+
+    def __init__(self, resolver: Resolver, request: Request) -> None:
+        self._resolver = resolver
+        self._request = request
+        self._made = False
+
+    def work(self) -> Work[Answer]:
+        from kcache.flight import Work
+
+        request = self._request
+        return Work(
+            self._look,
+            self._make,
+            self._share,
+            timeless=request.self_contained,
+            place=request.location,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # The leader's miss is counted where it compiles; here that of a thread which waited for it.
+        if kind is not None and issubclass(kind, CompileError) and not self._made:
+            self._resolver.count_miss()
+
+    def _look(self) -> Answer | None:
+        kernel = self._resolver.find(self._request, time.perf_counter(), again=True)
+        return None if kernel is None else Answer(kernel)
+
+    def _make(self) -> Made[Answer]:
+        self._made = True
+        return self._resolver.make(self._request)
+
+    def _share(self, answer: Answer) -> Answer | None:
+        return self._resolver.share(self._request, answer)
 
 
 def _with_view(manifest: Manifest) -> Entry:
     entry = manifest.to_entry()
     entry.view = manifest
     return entry
-
-
-def _about(request: Request) -> dict[str, JSON]:
-    """Return what tools that list entries want to know of a kernel."""
-    return {
-        "source_name": request.source_name,
-        "names": [*request.names],
-        "arch": request.options.target,
-        "flags": [*request.options.flags()],
-        "compiler": request.compiler,
-        "created": time.time(),
-    }

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from kcache.errors import BackendError
+from kcache.history import COUNTED, History
 from kcache.locks import RangeLocks
 from kcache.positioned import pread, pwrite
 from kcache.record import Record
@@ -45,6 +46,10 @@ class Stats(Record):
         compile_seconds: time spent in compiles that succeeded.
         saved_seconds: compile time that hits made unnecessary.
         hit_seconds: time spent in hits.
+        coalesced: requests that waited for another thread or process that was making the same
+            entry, and got what that made; most are `hits`, too.
+        wait_timeouts: requests that waited so in vain, and went on alone.
+        unlocked: requests that could not lock their key between processes, and went on without.
     """
 
     hits: int = 0
@@ -62,6 +67,9 @@ class Stats(Record):
     compile_seconds: float = 0.0
     saved_seconds: float = 0.0
     hit_seconds: float = 0.0
+    coalesced: int = 0
+    wait_timeouts: int = 0
+    unlocked: int = 0
 
     @property
     def requests(self) -> int:
@@ -119,6 +127,7 @@ class Counters:
 
     __slots__ = (
         "bytes_evicted",
+        "coalesced",
         "compile_seconds",
         "compiles",
         "corrupt",
@@ -135,6 +144,8 @@ class Counters:
         "saved_seconds",
         "stale",
         "uncacheable",
+        "unlocked",
+        "wait_timeouts",
     )
 
     def __init__(self) -> None:
@@ -146,6 +157,7 @@ class Counters:
         self.evictions = self.bytes_evicted = 0
         self.stale = self.corrupt = self.rejected = self.errors = 0
         self.compile_seconds = self.saved_seconds = self.hit_seconds = 0.0
+        self.coalesced = self.wait_timeouts = self.unlocked = 0
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add `amount` to the field called `name`."""
@@ -310,13 +322,22 @@ class StatsFile:
         return [sum(column) for column in zip((0.0,) * len(FIELDS), *records, strict=True)]
 
 
+#: Where the fields of the history are in `FIELDS`.
+_BY_THE_HOUR = tuple(map(FIELDS.index, COUNTED))
+
+
 class Flusher:
-    """Adds what an engine counted since the last time to the statistics file."""
+    """Adds what an engine counted since the last time to the statistics file.
+
+    And to the history beside it; what could not be added there is added with the next flush.
+    """
 
     def __init__(self, counters: Counters, file: StatsFile | None) -> None:
         self._counters = counters
         self.file = file
-        self._done = counters.values()
+        place = None if file is None else os.path.dirname(file.path)
+        self._history = None if place is None else History(os.path.join(place, "history"))
+        self._done = self._told = counters.values()
         self._mutex = threading.Lock()
 
     def flush(self) -> None:
@@ -332,11 +353,14 @@ class Flusher:
             if now != self._done:
                 self.file.add([a - b for a, b in zip(now, self._done, strict=True)])
                 self._done = now
+            counts = [now[n] - self._told[n] for n in _BY_THE_HOUR]
+            if self._history is not None and self._history.add(counts):
+                self._told = now
 
     def after_fork(self) -> None:
         """Leave to the parent, in a child, what the parent has counted."""
         self._mutex = threading.Lock()
-        self._done = self._counters.values()
+        self._done = self._told = self._counters.values()
 
     def close(self) -> None:
         """Write the last counts and give up the record; counts made later are written anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import signal
 import site
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,11 @@ import pytest
 import kcache
 
 _CCCL = ("nvidia/cu13/include/cccl", "nvidia/cuda_cccl/include", "nvidia/cu12/include/cccl")
+
+
+# A run in the background of a shell may ignore Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _missing(reason: str) -> None:

@@ -34,8 +34,11 @@ PIPE_CLOSED = 141
 _COMMANDS = {
     "demo": "kcache.cli.demo:demo",
     "compile": "kcache.cli.compile:compile_file",
+    "why": "kcache.cli.why:why",
+    "warm": "kcache.cli.warm:warm",
     "info": "kcache.cli.report:info",
     "stats": "kcache.cli.report:stats",
+    "report": "kcache.cli.page.command:report",
     "ls": "kcache.cli.listing:list_entries",
     "show": "kcache.cli.entry:show_entry",
     "extract": "kcache.cli.entry:extract",

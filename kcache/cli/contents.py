@@ -13,9 +13,10 @@ from kcache.cli.cache import directory_option, may_write, open_existing
 from kcache.cli.keys import SHORT, key_prefix, resolve
 from kcache.cli.terminal import can_ask, counted, say, show
 from kcache.config import parse_size
-from kcache.engine import LOW_WATER
 from kcache.errors import BackendError
+from kcache.eviction import LOW_WATER
 from kcache.info import format_size
+from kcache.journal import DELETED
 
 __all__ = ["clear", "remove", "trim"]
 
@@ -43,7 +44,9 @@ def remove(*, keys: tuple[str, ...], yes: bool, directory: str | None) -> None:
             size = backend.delete(info.key)
             count += size > 0
             freed += size
-            if not size:
+            if size:
+                cache.engine.journal.note(DELETED, info.key)
+            else:
                 say(f"{info.key[:SHORT]} was deleted meanwhile")
     show(f"deleted {counted(count)}, {format_size(freed)}")
 

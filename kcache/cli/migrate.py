@@ -15,6 +15,7 @@ from kcache.cli.terminal import counted, progress, say, show
 from kcache.config import Config
 from kcache.errors import UnknownBackendError
 from kcache.info import format_size
+from kcache.journal import MOVED
 from kcache.kernel_cache import PRODUCER
 from kcache.migration import Migration
 from kcache.registry import backend_names
@@ -65,6 +66,8 @@ def migrate(
         with open_cache(place, backend=target) as destination:
             migration = Migration(source.engine, destination.engine, producer=PRODUCER, keep=keep)
             _run(migration, source.engine, f"{origin} to {target}")
+        if not keep:
+            source.engine.journal.note(MOVED, detail=f"to {target}")
         empty = source.engine.backend.usage().entries == 0
     if empty and not keep:
         with suppress(OSError):  # LMDB's file does not shrink

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import click
@@ -180,8 +180,10 @@ def progress(title: str, total: int) -> Generator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def working(title: str, work: Callable[[], T]) -> T:
-    """Return what `work` returns, with a spinner if it takes a while.
+def working(
+    title: str, work: Callable[[], T], display: AbstractContextManager[object] | None = None
+) -> T:
+    """Return what `work` returns, with a spinner, or `display`, if it takes a while.
 
     An interrupt ends the process at once: NVRTC can't be stopped, and can take a minute.
     """
@@ -190,7 +192,7 @@ def working(title: str, work: Callable[[], T]) -> T:
         try:
             job.wait(_PATIENCE)
             if not job.done:
-                with spinner(title):
+                with spinner(title) if display is None else display:
                     while not job.done:
                         job.wait(1 / _FRAMES)
                         if interrupted():

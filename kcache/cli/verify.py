@@ -12,6 +12,7 @@ from kcache.cli.keys import SHORT
 from kcache.cli.terminal import counted, plain, progress, say, show
 from kcache.errors import BackendError
 from kcache.info import format_size
+from kcache.journal import REFUSED
 from kcache.kernel_cache import PRODUCER
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
     report = _Report()
     with cache:
         _look(cache.engine.backend, report, repair=repair)
+        for item in report.bad if repair else ():
+            if item.kind == DAMAGED:
+                cache.engine.journal.note(REFUSED, item.key, item.problem)
     if as_json:
         _show_json(report)
     else:

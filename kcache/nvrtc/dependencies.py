@@ -6,10 +6,9 @@ import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from kcache.errors import KcacheError
 from kcache.nvrtc.changes import changed_since, stamps
 from kcache.nvrtc.files import FileDigests, Stamp
-from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
+from kcache.nvrtc.headers import HeaderSet, UncacheableError, is_header, tree_files
 from kcache.nvrtc.scan import (
     FileScan,
     Macro,
@@ -24,7 +23,7 @@ from kcache.nvrtc.scan import (
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Include, Place
 from kcache.nvrtc.trace import Trace
 
-__all__ = ["Tracker", "UncacheableError"]
+__all__ = ["Tracker"]
 
 #: Roots with more files than this are not taken whole for a dependency.
 MAX_TREE = 20_000
@@ -37,18 +36,6 @@ _Asked: TypeAlias = "list[tuple[Include, Place | str | None]]"
 _COMMAND_LINE = Place(ABSOLUTE, "")
 
 
-class UncacheableError(KcacheError):
-    """A compile's outcome must not be cached; the message says why. Never reaches a caller.
-
-    Attributes:
-        covered_by_extra_key: whether a caller's `extra_key` takes responsibility for the reason.
-    """
-
-    def __init__(self, reason: str, *, covered_by_extra_key: bool = False) -> None:
-        super().__init__(reason)
-        self.covered_by_extra_key = covered_by_extra_key
-
-
 class Tracker:
     """Finds out the header set of one compile.
 
@@ -58,6 +45,7 @@ class Tracker:
         pre_includes: files of `--pre-include`.
         defines: `NAME` and `NAME=VALUE` of the options.
         in_memory: in-memory headers, include name -> text.
+        trigraphs: those that the compiler replaces; a header with one is not followed.
         digests: the process's memory of file contents.
     """
 
@@ -69,11 +57,13 @@ class Tracker:
         pre_includes: Iterable[str] = (),
         defines: Iterable[str] = (),
         in_memory: Mapping[str, str] | None = None,
+        trigraphs: Iterable[str] = (),
         digests: FileDigests,
     ) -> None:
         self._search = search
         self._digests = digests
         self._pre_includes = [Include(name, quoted=True) for name in pre_includes]
+        self._trigraphs = [each.encode() for each in trigraphs]
         self._source = source.encode()
         self._in_memory = {name: text.encode() for name, text in (in_memory or {}).items()}
         self._option_macros = "".join(
@@ -89,6 +79,8 @@ class Tracker:
         self._bystanders: set[Place] = set()
         #: Places where the compiler looked and found none, and did not say so.
         self._unfound: set[Place] = set()
+        #: Places where it looked, found none, and a trace would have said otherwise.
+        self._lacking: set[Place] = set()
         #: Whether a header's path was written out, and leads into an include directory.
         self._located = False
         #: Whether nobody told which headers were read.
@@ -162,24 +154,26 @@ class Tracker:
         files = {place: self._digests.of(self._texts[place]) for place in self._places()}
         return HeaderSet(files, frozenset(), frozenset())
 
-    def changed_since(self, start_ns: int) -> bool:
+    def changed_since(self, start_ns: int, *, silent: bool = False) -> bool:
         """Tell whether what was found may differ from what a compile begun at `start_ns` saw.
 
         True if a file that was read, or that exists and was passed over, has a status change at or
         after the start, or a link or directory on the way to it has; or if a file that was looked
-        for and not found may have gone since.
+        for and not found may have gone since. `silent` says that the compile told nothing: then
+        all the places count where it may have found a file that is gone again.
         """
-        return changed_since(*self._looked_at(), start_ns)
+        return changed_since(*self._looked_at(silent=silent), start_ns)
 
     def stamps(self) -> list[tuple[str, Stamp | None]]:
         """Return the status of all that `changed_since` looks at, to compare two of them."""
-        return stamps(*self._looked_at())
+        return stamps(*self._looked_at(silent=False))
 
-    def _looked_at(self) -> tuple[set[str], set[str]]:
+    def _looked_at(self, *, silent: bool) -> tuple[set[str], set[str]]:
         """Return the paths of files that exist, and folders of files that do not."""
         path = self._search.path
         there = {path(place) for place in {*self._places(), *self._bystanders}}
-        return there, {os.path.dirname(path(place)) for place in self._unfound}
+        missing = self._unfound.union(self._lacking if silent or self._scanned else ())
+        return there, {os.path.dirname(path(place)) for place in missing}
 
     def names_paths(self, *, opaque: bool) -> bool:
         """Tell whether a header's text makes the outcome depend on where the header lies.
@@ -318,6 +312,8 @@ class Tracker:
                 raise UncacheableError(f"{self._title(name)} uses the time of the compile")
             if found.embed:
                 raise UncacheableError(f"{self._title(name)} has an #embed, which is not followed")
+            if any(mark in self._texts[name] for mark in self._trigraphs):
+                raise UncacheableError(f"{self._title(name)} has trigraphs, which are not followed")
             if found.alias:
                 raise UncacheableError(
                     f"{self._title(name)} gives headers other names by a pragma",
@@ -327,8 +323,7 @@ class Tracker:
         present: set[Place] = set()
         self._shadows(absent)
         self._probes(absent, present)
-        if self._scanned:
-            self._unfound |= absent
+        self._lacking |= absent
         for place in absent:
             if self._exists(place):
                 raise UncacheableError(f"{self._search.opened(place)} appeared during the compile")
@@ -379,8 +374,7 @@ class Tracker:
                 if not include.next:
                     break
             else:
-                if self._scanned:
-                    self._unfound.update(before)
+                self._lacking.update(before)
         for _, name in unknown:
             self._unknown_shadows(read, name, absent)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 
-from kcache.errors import ConfigError
+from kcache.driver import open_library
+from kcache.errors import ConfigError, DeviceError
 
 __all__ = ["current_arch"]
 
@@ -45,9 +45,7 @@ def _arch_of(device: int) -> str:
 @functools.cache
 def _driver() -> ctypes.CDLL | None:
     """Return the driver library, initialised, or None."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        driver = ctypes.CDLL(name)
-    except OSError:
+        return open_library()
+    except DeviceError:
         return None
-    return driver if driver.cuInit(0) == 0 else None

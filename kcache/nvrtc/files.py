@@ -19,7 +19,9 @@ from typing import TypeAlias, TypeVar
 
 import xxhash
 
-__all__ = ["FRESH_NS", "FileDigests", "Stamp", "file_clock_ns", "stamp_of"]
+from kcache.forks import after_fork
+
+__all__ = ["FRESH_NS", "FileDigests", "Stamp", "file_clock_ns", "next_tick", "stamp_of"]
 
 T = TypeVar("T")
 
@@ -42,6 +44,20 @@ def file_clock_ns() -> int:
     if sys.platform == "linux":
         return time.clock_gettime_ns(_COARSE)
     return time.time_ns()
+
+
+def next_tick() -> int:
+    """Wait until the file system's clock has moved on, a few milliseconds; return its time.
+
+    Whatever was changed before the call then carries an earlier time than what the call returns.
+    """
+    if sys.platform != "linux":
+        time.sleep(0.02)
+        return file_clock_ns()
+    start = file_clock_ns()
+    while (now := file_clock_ns()) == start:
+        time.sleep(0.0005)
+    return now
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -68,6 +84,11 @@ class FileDigests:
         self._lock = threading.Lock()
         #: How often something had to be read because its status proved nothing.
         self.reads = 0
+        after_fork(self)
+
+    def after_fork(self) -> None:
+        """Replace the lock, in a child process whose parent may have held it at the fork."""
+        self._lock = threading.Lock()
 
     def of(self, content: bytes) -> bytes:
         """Return the digest of `content`."""

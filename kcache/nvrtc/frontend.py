@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from kcache import log
 from kcache.errors import CompileError
 from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled
-from kcache.nvrtc.dependencies import Tracker, UncacheableError
-from kcache.nvrtc.files import FileDigests, file_clock_ns
-from kcache.nvrtc.headers import HeaderSet
-from kcache.nvrtc.request import Request
-from kcache.nvrtc.scan import uses_time
+from kcache.nvrtc.dependencies import Tracker
+from kcache.nvrtc.files import FileDigests, next_tick
+from kcache.nvrtc.headers import HeaderSet, UncacheableError
+from kcache.nvrtc.precompiled import PrecompiledHeaders
+from kcache.nvrtc.request import TRIGRAPHS, Request
 from kcache.nvrtc.trace import Trace, Tracer
 
 __all__ = ["Frontend", "Outcome"]
@@ -55,7 +54,9 @@ class Frontend:
 
     def __init__(self, directory: str | None, digests: FileDigests) -> None:
         self._tracer = Tracer(directory)
-        self._digests = digests
+        # No method: in a circle of references, files would stay until it is found.
+        self._tracker = partial(_tracker, digests)
+        self._precompiled = PrecompiledHeaders(digests, self._tracker)
 
     def compile(self, request: Request, *, track: bool = True) -> Outcome:
         """Compile a request; with `track`, find out what the outcome depends on.
@@ -65,11 +66,9 @@ class Frontend:
         """
         if not track:
             return Outcome(self._run(request), None, "the cache is switched off")
-        if request.extra.untracked is not None:
-            untracked = f"option {request.extra.untracked} involves files that can't be followed"
-            return Outcome(self._run(request), None, untracked)
-        if any(uses_time(text.encode()) for text in (request.source, *request.defines)):
-            return Outcome(self._run(request), None, "the source uses the time of the compile")
+        uncacheable = request.uncacheable()
+        if uncacheable is not None:
+            return Outcome(self._run(request), None, uncacheable)
         if request.self_contained:
             return Outcome(self._run(request), None, None)
         return self._compile_tracked(request)
@@ -79,9 +78,10 @@ class Frontend:
         compiled: Compiled | None = None
         before: object = None
         for _ in range(1 + MAX_REPEATS):
-            started = _next_tick()
+            started = next_tick()
             try:
-                compiled, trace = self._run_traced(request)
+                told = self._precompiled.compile(request)
+                compiled, trace = told or self._run_traced(request)
             except CompileError:
                 if compiled is None:
                     raise
@@ -96,6 +96,8 @@ class Frontend:
                 headers = tracker.known()
             headers = self._with_paths(request, headers, compiled, tracker)
             if not tracker.changed_since(started):
+                if trace is not None:
+                    self._precompiled.make(request, trace, started)
                 return Outcome(compiled, headers, None)
             # Times may lie in the future; but what did not change from one compile to the next...
             seen = (headers, tracker.stamps())
@@ -135,16 +137,6 @@ class Frontend:
         finally:
             following.end()
 
-    def _tracker(self, request: Request) -> Tracker:
-        return Tracker(
-            request.source,
-            request.search,
-            pre_includes=request.extra.pre_includes,
-            defines=request.defines,
-            in_memory=request.headers,
-            digests=self._digests,
-        )
-
     def _with_paths(
         self, request: Request, headers: HeaderSet, compiled: Compiled, tracker: Tracker
     ) -> HeaderSet:
@@ -154,6 +146,18 @@ class Frontend:
         if tracker.names_paths(opaque=compiled.ltoir is not None) or _holds(compiled, prefixes):
             return headers._replace(paths=True)
         return headers
+
+
+def _tracker(digests: FileDigests, request: Request) -> Tracker:
+    return Tracker(
+        request.source,
+        request.search,
+        pre_includes=request.extra.pre_includes,
+        defines=request.defines,
+        in_memory=request.headers,
+        trigraphs=TRIGRAPHS if request.reads_trigraphs() else (),
+        digests=digests,
+    )
 
 
 def _holds(compiled: Compiled, prefixes: list[str]) -> bool:
@@ -167,17 +171,3 @@ def _holds(compiled: Compiled, prefixes: list[str]) -> bool:
         if raw in (compiled.cubin or b"") or raw in (ptx := compiled.ptx or b"") or decimal in ptx:
             return True
     return False
-
-
-def _next_tick() -> int:
-    """Wait until the file system's clock has moved on, a few milliseconds; return its time.
-
-    Whatever was changed before the call then carries an earlier time than what the call returns.
-    """
-    if sys.platform != "linux":
-        time.sleep(0.02)
-        return file_clock_ns()
-    start = file_clock_ns()
-    while (now := file_clock_ns()) == start:
-        time.sleep(0.0005)
-    return now

@@ -12,9 +12,10 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from kcache.errors import KcacheError
 from kcache.nvrtc.search import Place
 
-__all__ = ["HeaderSet", "is_header", "tree_files"]
+__all__ = ["HeaderSet", "UncacheableError", "is_header", "tree_files"]
 
 
 class HeaderSet(NamedTuple):
@@ -37,6 +38,18 @@ class HeaderSet(NamedTuple):
     trees: frozenset[int] = frozenset()
     once: tuple[tuple[int, Place], ...] = ()
     paths: bool = False
+
+
+class UncacheableError(KcacheError):
+    """A compile's outcome must not be cached; the message says why. Never reaches a caller.
+
+    Attributes:
+        covered_by_extra_key: whether a caller's `extra_key` takes responsibility for the reason.
+    """
+
+    def __init__(self, reason: str, *, covered_by_extra_key: bool = False) -> None:
+        super().__init__(reason)
+        self.covered_by_extra_key = covered_by_extra_key
 
 
 def tree_files(top: str, most: int) -> list[str] | None:

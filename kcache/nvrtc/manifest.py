@@ -31,7 +31,7 @@ from kcache.nvrtc.files import FRESH_NS, FileDigests, Stamp, file_clock_ns, stam
 from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
 
-__all__ = ["MAX_LOCATIONS", "MAX_SETS", "Manifest", "Variant"]
+__all__ = ["MAX_LOCATIONS", "MAX_SETS", "Difference", "Manifest", "Variant"]
 
 #: Header sets kept per request; with more, the least recently stored is forgotten.
 MAX_SETS = 16
@@ -40,6 +40,21 @@ MAX_LOCATIONS = 4
 
 _STAMP = struct.Struct("<5q")
 _NO_STAMP: Stamp = (0, 0, 0, 0, 0)
+
+
+class Difference(NamedTuple):
+    """One thing that is not as a header set says.
+
+    Attributes:
+        kind: `changed` or `gone`, of a header that was read; `appeared`, of a file that was not
+            there; `vanished`, of one that had to be there; `added`, of one in a directory all of
+            whose files count; `identity`, of files that became one, or two; `root`, of a set that
+            is for another include path.
+        path: absolute path of the file; empty where no single one is meant.
+    """
+
+    kind: str
+    path: str
 
 
 class _Watched(NamedTuple):
@@ -121,20 +136,43 @@ class Variant:
 
     def holds(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
         """Tell whether every file is now as the set says."""
+        return next(self.differences(search, digests, location), None) is None
+
+    def differences(
+        self, search: HeaderSearch, digests: FileDigests, location: str
+    ) -> Iterator[Difference]:
+        """Yield what is not as the set says, in the order in which it is cheapest to find out."""
         sections = self.sections()
         if any(root >= len(search.prefixes) for root, _ in sections.files):
-            return False
+            yield Difference("root", "")
+            return
         matches = digests.matches
         for (path, digest), stamp in zip(self._files(search), self._stored(location), strict=False):
             if not matches(path, digest, stamp):
-                return False
+                yield Difference("changed" if is_header(path) else "gone", path)
         if sections.once and not _same_identities(sections.once, search):
-            return False
-        if not all(is_header(search.path(place)) for place in sections.present):
-            return False
-        if not self._all_absent(search, digests, location):
-            return False
-        return all(self._tree_is(root, search) for root in sections.trees)
+            yield Difference("identity", "")
+        for path in map(search.path, sections.present):
+            if not is_header(path):
+                yield Difference("vanished", path)
+        for path in self._appeared(search, digests, location):
+            yield Difference("appeared", path)
+        for root in sections.trees:
+            for path in self._added(root, search):
+                yield Difference("added", path)
+
+    def shadowed(self, path: str, search: HeaderSearch) -> str | None:
+        """Return which header of the set the absent file at `path` would be found instead of."""
+        sections = self.sections()
+        absent = (Place(root, name) for root, names in sections.absent for name in names)
+        sought = [
+            place.path for place in absent if search.has(place) and search.path(place) == path
+        ]
+        read = [Place(root, name) for root, names in sections.files for name in names]
+        hidden = [place for place in read if place.path in sought]
+        if not hidden:  # looked for beside the file that includes it, its name is the longer one
+            hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]
+        return search.path(hidden[0]) if hidden else None
 
     def _files(self, search: HeaderSearch) -> Iterator[tuple[str, bytes]]:
         """Yield (absolute path, digest) of the headers that were read."""
@@ -150,15 +188,18 @@ class Variant:
                 yield prefix + path, raw[at : at + 16]
                 at += 16
 
-    def _tree_is(self, root: int, search: HeaderSearch) -> bool:
-        """Tell whether a root holds no file but those of the set."""
+    def _added(self, root: int, search: HeaderSearch) -> Iterator[str]:
+        """Yield what is in a root beside the files of the set; the root itself if that is much."""
         top = os.path.join(search.directory, search.prefixes[root])
         listed = {path for path, _ in self._files(search)}
         found = tree_files(top, len(listed))
-        return found is not None and listed.issuperset(os.path.join(top, path) for path in found)
+        if found is None:
+            yield top
+        else:
+            yield from {os.path.join(top, path) for path in found} - listed
 
-    def _all_absent(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
-        """Check the absent files, by the status of their directories where that is enough."""
+    def _appeared(self, search: HeaderSearch, digests: FileDigests, location: str) -> Iterator[str]:
+        """Yield absent files that are there, by the status of their directories if that tells."""
         known = self._directories.get(location)
         if known is None:
             known = self._directories[location] = self._survey(search)
@@ -171,14 +212,16 @@ class Variant:
                 continue
             if watched.names is None:  # what another process stored: look at everything once
                 self._directories[location] = self._survey(search)
-                return self._all_absent(search, digests, location)
+                yield from self._appeared(search, digests, location)
+                return
             digests.reads += 1
             read_at = file_clock_ns()
-            if any(is_header(os.path.join(directory, name)) for name in watched.names):
-                return False
-            if now is not None:
+            paths = (os.path.join(directory, name) for name in watched.names)
+            there = None
+            for there in filter(is_header, paths):
+                yield there
+            if there is None and now is not None:
                 known[directory] = _watched(directory, watched.names, now, read_at)
-        return True
 
     def _survey(self, search: HeaderSearch) -> dict[str, _Watched]:
         """Group the absent files by the deepest directory that exists, stamps unknown."""

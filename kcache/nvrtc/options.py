@@ -91,6 +91,9 @@ class CompileOptions(Record):
             `"NAME"` and `"NAME=VALUE"`.
         include_paths: directories searched for headers, in order.
         extra_options: any other NVRTC options, passed on as they are.
+        precompiled_headers: keep the headers that a source begins with parsed in this process, for
+            the misses after it that begin alike. Changes how long a miss takes and nothing else:
+            neither the outcome nor the key.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -108,6 +111,7 @@ class CompileOptions(Record):
     defines: Mapping[str, str | int | None] | Sequence[str] = ()
     include_paths: Sequence[str | os.PathLike[str]] = ()
     extra_options: Sequence[str] = ()
+    precompiled_headers: bool = False
 
     def __post_init__(self) -> None:
         """Check every value and bring it into its one canonical form."""
@@ -118,7 +122,7 @@ class CompileOptions(Record):
             if match is None:
                 raise ConfigError(f"std={self.std!r} is not allowed; allowed: c++NN, such as c++17")
             self._put("std", f"c++{match[1]}")
-        for name in ("fast_math", "lto", "debug", "lineinfo"):
+        for name in ("fast_math", "lto", "debug", "lineinfo", "precompiled_headers"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ArgumentTypeError(f"{name}={value!r} is not allowed; allowed: True, False")

@@ -11,8 +11,12 @@ from kcache.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
 from kcache.nvrtc.search import HeaderSearch, may_include
 
-__all__ = ["DEFAULT_NAME", "Request", "working_directory"]
+__all__ = ["DEFAULT_NAME", "TRIGRAPHS", "Request", "working_directory"]
 
+#: Trigraphs that can make a directive of what does not look like one: `#`, and a spliced line.
+TRIGRAPHS = ("??=", "??/")
+#: How the option of a standard that knows them ends.
+_OLD_STANDARDS = ("c++03", "c++11", "c++14")
 #: What the compiler calls a source that has no name.
 DEFAULT_NAME = "kernel.cu"
 
@@ -35,6 +39,7 @@ class Request(NamedTuple):
         location: short digest of where that is, for what is only true there.
         extra: what the cache has to know of the options that were written out.
         defines: macros of all options, `NAME` or `NAME=VALUE`.
+        bound: what else `key` holds of the directories, beside how many there are.
     """
 
     source: str
@@ -51,10 +56,31 @@ class Request(NamedTuple):
     location: str
     extra: ExtraOptions
     defines: tuple[str, ...]
+    bound: tuple[str, ...]
 
     def is_here(self) -> bool:
         """Tell whether the working directory is still the one that the request was made in."""
         return self.search.directory == working_directory()
+
+    def uncacheable(self) -> str | None:
+        """Return why the outcome must not be cached, as far as the request itself tells."""
+        from kcache.nvrtc.scan import uses_time  # not needed for a hit
+
+        if self.extra.untracked is not None:
+            return f"option {self.extra.untracked} involves files that can't be followed"
+        if any(uses_time(text.encode()) for text in (self.source, *self.defines)):
+            return "the source uses the time of the compile"
+        if self.reads_trigraphs() and any(
+            mark in text
+            for text in (self.source, *self.headers.values(), *self.defines)
+            for mark in TRIGRAPHS
+        ):
+            return "the source has trigraphs, which can hide a directive"
+        return None
+
+    def reads_trigraphs(self) -> bool:
+        """Tell whether the compiler replaces trigraphs, as it does up to C++14."""
+        return any(flag.rstrip().endswith(_OLD_STANDARDS) for flag in self.options.flags())
 
     @classmethod
     def make(
@@ -94,19 +120,19 @@ class Request(NamedTuple):
             directory=directory,
         )
         outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
-        flags = list(options.key_flags())
+        bound: list[str] = []
         shows_paths = options.debug or options.lineinfo or extra.paths_in_output
         if shows_paths:
             # Debug information names the working directory and every file, as opened.
-            flags += [f"directory={directory}", *(f"prefix={p}" for p in search.prefixes)]
+            bound += [f"directory={directory}", *(f"prefix={p}" for p in search.prefixes)]
         contained = not extra.pre_includes and not any(map(may_include, (source, *defines)))
         if not contained:
             # A header is known by the innermost directory that it is in.
-            flags += [f"nested={each}" for each in search.nesting()]
+            bound += [f"nested={each}" for each in search.nesting()]
         key = CacheKey(
             source_hash=hash_source(source),
             arch=options.target or "",
-            options_hash=hash_options(flags),
+            options_hash=hash_options((*options.key_flags(), *bound)),
             compiler=compiler,
             names=expressions,
             headers={name: hash_source(text) for name, text in in_memory.items()},
@@ -130,6 +156,7 @@ class Request(NamedTuple):
             digest_fields("location", place)[:16],
             extra,
             defines,
+            tuple(bound),
         )
 
 

@@ -84,6 +84,8 @@ VALUES: dict[str, tuple[str, Any, list[str]]] = {
     "KCACHE_DISABLE": ("1", True, ["2", "never"]),
     "KCACHE_RECACHE": ("On", True, ["2", "again"]),
     "KCACHE_HEADER_CHECK": ("once", "once", ["never", "1"]),
+    "KCACHE_WAIT": ("2.5", 2.5, ["-1", "nan", "inf", "1e9", "soon"]),
+    "KCACHE_RECORD": ("/some/kernels.jsonl", "/some/kernels.jsonl", ["  "]),
     "KCACHE_LOG": ("Debug", "debug", ["loud", "7"]),
 }
 ARGUMENTS: dict[str, Any] = {
@@ -95,6 +97,8 @@ ARGUMENTS: dict[str, Any] = {
     "disable": False,
     "recache": False,
     "header_check": "always",
+    "wait": 7,
+    "record": "/argument.jsonl",
     "log": "error",
 }
 

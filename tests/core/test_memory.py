@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from core.helpers import QUICK, key
+from core.helpers import QUICK, fork, key, wait
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -177,3 +177,15 @@ def test_real_memory_per_item_is_within_payload_and_stated_overhead(
             tracemalloc.stop()
         assert len(engine.memory) == count
         assert used <= engine.memory.size_bytes
+
+
+def test_a_forked_child_is_not_kept_by_a_lock_of_its_parents_threads() -> None:
+    tier: MemoryTier[str, int] = MemoryTier(10**6)
+    tier.put("a", 1, 10)
+
+    def work() -> None:
+        assert tier.get("a") == 1
+
+    with tier._lock:
+        child = fork(work)
+    assert wait(child) == 0

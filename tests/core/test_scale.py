@@ -14,7 +14,7 @@ from core.helpers import entry, key, output_of
 from looks import Looks
 from population import Population
 
-from kcache.engine import EVICT_BATCH
+from kcache.eviction import EVICT_BATCH
 from kcache_backends.lmdb import MAX_TOUCHED
 
 #: What a put at the cap may look at: files on average, and files in the worst case.

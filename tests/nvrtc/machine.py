@@ -6,6 +6,7 @@ of JSON with what was counted, or ends with the steps that led to a failure. Mod
 
 *trace*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
 seconds. *spoiled*: a compile failed inside a header before. *scan*: without the compiler's trace.
+*precompiled*: with precompiled headers, and another source that begins alike after each step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from nvrtc.trees import World
 
 import kcache
 
-MODES = ("trace", "trust", "spoiled", "scan")
+MODES = ("trace", "trust", "spoiled", "scan", "precompiled")
 #: A manifest keeps 16 header sets; a run must not store more, or older ones are rightly forgotten.
 MOST_STORED = 14
 
@@ -90,6 +91,17 @@ class Run:
 
             for module in (files, manifest):
                 module.FRESH_NS = -(10**12)
+        if self.mode == "precompiled":
+            from kcache.nvrtc.precompiled import PrecompiledHeaders
+
+            compile_ = PrecompiledHeaders.compile
+
+            def counted(headers: PrecompiledHeaders, request: Any) -> Any:
+                made = compile_(headers, request)
+                self.counts["precompiled"] += made is not None
+                return made
+
+            PrecompiledHeaders.compile = counted  # type: ignore[method-assign]
 
     def go(self, steps: int) -> Counter[str]:
         self.prepare()
@@ -108,6 +120,8 @@ class Run:
                 self.log.append(self.world.step())
             self.reopen()
             self.check()
+            if self.mode == "precompiled" and not self.refusal:
+                self.check_another()
         return self.counts
 
     def reopen(self) -> None:
@@ -128,7 +142,7 @@ class Run:
         uncacheable = self.cache.stats().uncacheable
         kernel: kcache.CompiledKernel | None = None
         try:
-            kernel = self.cache.get_or_compile(world.source, (), world.options(), **arguments)
+            kernel = self.cache.get_or_compile(world.source, (), self.options(), **arguments)
         except kcache.CompileError as error:
             self.refusal = error.log
         if kernel is None:
@@ -154,6 +168,20 @@ class Run:
         self.states.add(state)
         if self.clean:
             self.count_possible(kernel, traced_headers(world.source, flags, **arguments))
+
+    def options(self) -> kcache.CompileOptions:
+        return self.world.options().replace(precompiled_headers=self.mode == "precompiled")
+
+    def check_another(self) -> None:
+        """Assert the same of a source that begins alike and was not seen before."""
+        world = self.world
+        source = f"{world.source}__device__ int other{self.counts['steps']};\n"
+        arguments: dict[str, Any] = {"headers": world.headers, "source_name": world.source_name}
+        expected = compile_fresh(source, world.options().flags(), **arguments)
+        kernel = self.cache.get_or_compile(source, (), self.options(), **arguments)
+        assert kernel.ptx == expected.ptx, "STALE PTX of another source"
+        assert kernel.cubin == expected.cubin, "STALE CUBIN of another source"
+        assert kernel.log == expected.log
 
     def count_possible(self, kernel: kcache.CompiledKernel, headers: list[str]) -> None:
         """Count whether a hit was possible: the compiler read the same, and made the same of it."""

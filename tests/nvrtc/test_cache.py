@@ -503,3 +503,23 @@ def test_print_info(cache, header, options):
         "stale",
     ):
         assert word in text, word
+
+
+def test_a_cache_records_from_the_call_on_and_to_the_end_of_a_block(cache, tmp_path):
+    path = tmp_path / "recorded.jsonl"
+
+    def ask(number: int) -> None:
+        cache.lookup(f'extern "C" __global__ void k{number}() {{}}', (), ARCH)
+
+    def recorded() -> list[str]:
+        return [n for n in "0123" if f"void k{n}()" in path.read_text()]
+
+    ask(0)
+    with cache.record(path):
+        ask(1)
+        ask(1)
+    ask(2)
+    assert recorded() == ["1"]
+    cache.record(path)  # without a block: from here on
+    ask(3)
+    assert recorded() == ["1", "3"]

@@ -729,3 +729,34 @@ def test_a_macro_of_a_header_names_another_in_a_spoiled_process(tmp_path):
         """,
         tmp_path,
     )
+
+
+# -- trigraphs, which C++14 and older standards replace --------------------------------------------
+
+
+@pytest.mark.parametrize("std", ["c++03", "c++11", "c++14"])
+@pytest.mark.parametrize("begin", ["#inc??/\nlude", "??=include", "??=inc??/\nlude"])
+@pytest.mark.parametrize("where", ["source", "header", "in memory"])
+def test_an_include_that_a_trigraph_hides(cache, tree, std, begin, where):
+    write(tree / "inc/x.h", "#define V 1\n")
+    directive = f"{begin} <x.h>\n"
+    source, headers = directive + KERNEL, None
+    if where == "header":
+        write(tree / "inc/y.h", directive)
+        source = "#include <y.h>\n" + KERNEL
+    elif where == "in memory":
+        headers = {"y.h": directive}
+        source = "#include <y.h>\n" + KERNEL
+    options = paths(tree / "inc")
+    for given in (options.replace(std=std), options.replace(extra_options=[f"--std={std}"])):
+        for value in (1, 2):
+            write(tree / "inc/x.h", f"#define V {value}\n")
+            agreed(cache, source, given, headers=headers)
+
+
+def test_trigraphs_mean_nothing_to_newer_standards(cache, tree):
+    source = KERNEL.replace("V", 'sizeof("what??/n")')
+    for std in (None, "c++17", "c++20"):
+        options = ARCH.replace(std=std)
+        assert not agreed(cache, source, options).cached
+        assert agreed(cache, source, options).cached

@@ -1,0 +1,134 @@
+"""About: what an entry's metadata says of the request that it answers, for tools that tell of it.
+
+Nothing that decides whether an entry is served: the key does. Entries of older versions say less.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.errors import CompilerNotFoundError
+from kcache.key import digest_fields, hash_source
+
+if TYPE_CHECKING:
+    from kcache.entry import JSON
+    from kcache.nvrtc.request import Request
+
+__all__ = ["About", "metadata_of"]
+
+
+class About(NamedTuple):
+    """What is known of a request, or of an entry's; None, or empty, where that is not known.
+
+    Attributes:
+        source_name: name of the source; likewise `names`, `arch`, `flags` and `compiler` as they
+            were asked for.
+        source_hash: digest of the source text.
+        headers: in-memory headers, include name -> digest of the text.
+        extra_key: digest of the caller's own bytes, empty where there were none.
+        bound: what the key holds of the directories; see `Request`.
+        request: key of the request.
+        nvrtc: version of the compiler, such as `"13.0"`.
+        created: seconds since the epoch.
+    """
+
+    source_name: str
+    names: tuple[str, ...]
+    arch: str
+    flags: tuple[str, ...]
+    compiler: str
+    source_hash: str | None = None
+    headers: Mapping[str, str] | None = None
+    extra_key: str | None = None
+    bound: tuple[str, ...] | None = None
+    request: str | None = None
+    nvrtc: str = ""
+    created: float | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> About:
+        """Return what is known of a request."""
+        return cls(
+            request.source_name,
+            request.names,
+            request.options.target or "",
+            request.options.flags(),
+            request.compiler,
+            hash_source(request.source),
+            {name: hash_source(text) for name, text in request.headers.items()},
+            _digest(request.extra_key),
+            request.bound,
+            request.key,
+        )
+
+    @classmethod
+    def read(cls, metadata: Mapping[str, JSON], key: str) -> About:
+        """Return what the metadata of the kernel under `key` says; it may say anything."""
+        new = isinstance(metadata.get("source_hash"), str)
+        headers = metadata.get("headers")
+        created = metadata.get("created")
+        known = isinstance(created, (int, float)) and 0 <= created < 253e9
+        return cls(
+            _text(metadata.get("source_name")),
+            _texts(metadata.get("names")),
+            _text(metadata.get("arch")),
+            _texts(metadata.get("flags")),
+            _text(metadata.get("compiler")),
+            _text(metadata.get("source_hash")) if new else None,
+            {str(name): _text(value) for name, value in headers.items()}
+            if isinstance(headers, dict)
+            else {}
+            if new
+            else None,
+            _text(metadata.get("extra_key")) if new else None,
+            _texts(metadata.get("bound")) if new else None,
+            _text(metadata.get("request")) or key if new else None,
+            _text(metadata.get("nvrtc")),
+            float(created) if known else None,  # type: ignore[arg-type]
+        )
+
+
+def metadata_of(request: Request, key: str) -> dict[str, JSON]:
+    """Return what the entry under `key`, just compiled, says of its request."""
+    about = About.of(request)
+    found: dict[str, JSON] = {
+        "source_name": about.source_name,
+        "names": [*about.names],
+        "arch": request.options.target,
+        "flags": [*about.flags],
+        "compiler": about.compiler,
+        "created": time.time(),
+        "source_hash": about.source_hash,
+    }
+    optional: dict[str, JSON] = {
+        "request": "" if request.key == key else request.key,
+        "bound": [*request.bound],
+        "headers": dict(about.headers or {}),
+        "extra_key": about.extra_key,
+        "nvrtc": _nvrtc(),
+    }
+    return found | {name: value for name, value in optional.items() if value}
+
+
+def _digest(extra_key: bytes) -> str:
+    return digest_fields("extra_key", [("", extra_key)])[:32] if extra_key else ""
+
+
+def _nvrtc() -> str:
+    """Return the version of the compiler, which is loaded by now."""
+    from kcache.nvrtc import compiler
+
+    with suppress(CompilerNotFoundError):
+        return ".".join(map(str, compiler.version()))
+    return ""
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _texts(value: JSON) -> tuple[str, ...]:
+    return tuple(map(_text, value)) if isinstance(value, list) else ()

@@ -1,0 +1,89 @@
+"""The command `kcache report`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+
+import click
+
+from kcache.cli.cache import directory_option, named_directory, open_existing
+from kcache.cli.output import write_output
+from kcache.cli.terminal import naming, progress, say
+from kcache.errors import BackendError
+from kcache.info import format_size
+
+__all__ = ["report"]
+
+
+@click.command(short_help="Write an HTML page about the cache.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    type=click.Path(),
+    default="kcache-report.html",
+    show_default=True,
+    help="Where to write it, - for standard output.",
+)
+@directory_option
+def report(*, output: str, directory: str | None) -> None:
+    """Write one HTML page about the cache, for people who would rather look than read.
+
+    Size against cap, what fills it, hits and misses over time, compile time saved, and what
+    deserves attention. The page is one small file that loads nothing and runs no scripts. It names
+    your kernels and the cache's directory: mind whom you send it to.
+    """
+    from kcache.cli.page.portrait import gather
+    from kcache.cli.page.sections import page
+
+    cache = open_existing(directory)
+    if cache is None:
+        raise BackendError(
+            f"there is no cache in {named_directory(directory)}: nothing has been cached yet"
+        )
+    with cache, progress("Reading entries", cache.entry_count) as seen:
+        portrait = gather(cache, str(cache.directory), seen=seen)
+    data = page(portrait).encode()
+    if output == "-" or not _is_file(output):
+        write_output(data, output)
+    else:
+        _replace(output, data)
+    if output != "-":
+        say(f"report of {portrait.entries:,} entries -> {output} ({format_size(len(data))})")
+
+
+def _is_file(output: str) -> bool:
+    """Tell whether this is a regular file, or will be: a device or a pipe can't be replaced."""
+    try:
+        return stat.S_ISREG(os.stat(output).st_mode)
+    except OSError:
+        return not os.path.lexists(output)
+
+
+def _replace(output: str, data: bytes) -> None:
+    """Write a file, so that whoever looks finds the old one or the new one, and whole."""
+    target = os.path.realpath(output)
+    with naming(output):
+        fd, temporary = tempfile.mkstemp(".tmp", ".kcache-report-", os.path.dirname(target))
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, _mode(target))
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def _mode(path: str) -> int:
+    """Return the permissions of a file, or those that a new one gets."""
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return 0o666 & ~mask

@@ -1,0 +1,48 @@
+"""Pieces: what the sections of the page are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, tzinfo
+
+from kcache.cli.page.markup import Node, el
+
+__all__ = ["NONE", "TIMES", "card", "cut", "date", "number_of", "table"]
+
+#: What stands for no figure; and a factor's sign.
+NONE, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
+#: Longer names are cut, in the middle: the page stays small, and both ends tell names apart.
+_LONGEST = 120
+
+
+def card(title: str, *children: Node | None, wide: bool = False) -> Node:
+    """Return a box with a title; a wide one takes the whole width."""
+    return el("section", el("h2", title), *children, class_="card wide" if wide else "card")
+
+
+def table(caption: str, head: Sequence[tuple[str, str]], rows: Iterable[tuple[Node, ...]]) -> Node:
+    """Return a table; `head` is (text, class) of each column."""
+    titles = (
+        el("th", text, scope="col", class_=name) if name else el("th", text, scope="col")
+        for text, name in head
+    )
+    body = el("tbody", *(el("tr", *row) for row in rows))
+    return el("table", el("caption", caption), el("thead", el("tr", *titles)), body)
+
+
+def cut(text: str) -> str:
+    """Return a name, long ones without their middle."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
+
+
+def number_of(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, such as `"1,204 entries"`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def date(seconds: float, zone: tzinfo | None) -> str:
+    """Return a time, given in seconds since the epoch, to the minute."""
+    moment = datetime.fromtimestamp(seconds, tz=UTC).astimezone(zone)
+    return f"{moment.day} {moment:%B %Y, %H:%M %Z}"

@@ -1,0 +1,149 @@
+"""`kcache why`: why the next compile of a source would miss, or that it would hit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from kcache.age import format_age
+from kcache.cli.cache import directory_option, json_option, named_directory, open_existing
+from kcache.cli.keys import SHORT
+from kcache.cli.source import Asked, compile_options
+from kcache.cli.terminal import columns, plain, show
+from kcache.config import Config
+from kcache.errors import BackendError
+from kcache.requests import Requests
+from kcache.why import Explanation, explain
+
+if TYPE_CHECKING:
+    from kcache import KernelCache
+    from kcache.contrast import Cause
+    from kcache.why import Near
+
+__all__ = ["why"]
+
+#: Causes that are shown with what they were and are; a new version of a library has hundreds.
+_SHOWN = 20
+
+
+@click.command(short_help="Say why a compile would miss the cache, or that it would hit.")
+@compile_options(output_help="As for kcache compile. Nothing is written.")
+@click.option("-q", "--quiet", is_flag=True, help="Accepted as by `compile`.")
+@json_option("object")
+@directory_option
+def why(*, asked: Asked, quiet: bool, as_json: bool, directory: str | None) -> None:
+    """Say why the next `kcache compile` of exactly this would miss, or that it would hit.
+
+    Takes the argument and the options of `kcache compile`: put `why` in the place of `compile`.
+    Compiles nothing, changes nothing, and is not counted.
+    """
+    del quiet
+    settings = Config.load({"directory": directory})
+    unusable = ""
+    cache: KernelCache | None = None
+    try:
+        cache = open_existing(directory)
+    except BackendError as error:
+        unusable = str(error)
+    with cache or contextlib.nullcontext():
+        # In the file's folder, as the compile.
+        with contextlib.chdir(asked.source.folder or os.curdir):
+            # Not through the cache, which would record it where KCACHE_RECORD is set.
+            request = Requests(0).make(
+                asked.source.text, asked.names, asked.options, source_name=asked.source.name
+            )
+            told = explain(
+                None if cache is None else cache.engine,
+                request,
+                set_aside=_set_aside(asked, settings),
+                unusable=unusable,
+            )
+        place = named_directory(directory) if cache is None else str(cache.directory)
+    if as_json:
+        show(json.dumps(_as_json(asked, told, place, settings.backend.value), indent=2))
+        return
+    rows = [("directory", f"{place} ({settings.backend.value})"), ("key", told.key)]
+    rows += _rows(told)
+    if settings.read_only.value and not told.hit:
+        rows.append(("note", f"{settings.read_only.source} is set: what is compiled is not kept"))
+    text = columns((plain(name), plain(value)) for name, value in rows)
+    show(f"{plain(_sentence(asked, told))}\n\n{text}")
+
+
+def _set_aside(asked: Asked, settings: Config) -> Iterator[tuple[str, str]]:
+    """Yield which settings have the cache not looked into, and a clause of it."""
+    if asked.no_cache or settings.disable.value:
+        given = "--no-cache" if asked.no_cache else f"{settings.disable.source} is set"
+        yield "disabled", f"{given}: the cache is neither read nor written"
+    if asked.recache or settings.recache.value:
+        given = "--recache" if asked.recache else f"{settings.recache.source} is set"
+        yield "recache", f"{given}: everything is compiled, and replaces what is there"
+
+
+def _sentence(asked: Asked, told: Explanation) -> str:
+    source = asked.source
+    what = f"{source.name if source.path == '-' else source.path} for {asked.options.target}"
+    if told.hit:
+        return f"{what} is in the cache: it would not be compiled."
+    return f"{what} would be compiled: {told.clauses}."
+
+
+def _rows(told: Explanation) -> Iterator[tuple[str, str]]:
+    for cause in told.causes[:_SHOWN]:
+        yield "cause", f"{cause.kind}: {cause.what}"
+        if cause.before and cause.after and cause.before not in cause.what:
+            yield "", f"  was {cause.before}"
+            yield "", f"  is  {cause.after}"
+    if len(told.causes) > _SHOWN:
+        yield "", f"and {len(told.causes) - _SHOWN} more (--json has all)"
+    if told.near is not None:
+        yield "nearest", _near(told.near)
+
+
+def _near(near: Near) -> str:
+    """Return what the nearest entry is, in a line."""
+    about = near.about
+    what = f"{near.key[:SHORT]}, {about.source_name} for {about.arch}"
+    if about.created is None:
+        return what
+    moment = datetime.fromtimestamp(about.created, tz=UTC).astimezone()
+    ago = format_age(time.time() - about.created)
+    return f"{what}, compiled {moment:on %Y-%m-%d at %H:%M:%S} ({ago} ago)"
+
+
+def _as_json(asked: Asked, told: Explanation, place: str, backend: str) -> dict[str, object]:
+    near = told.near
+    return {
+        "hit": told.hit,
+        "why": _sentence(asked, told),
+        "causes": [_cause(cause) for cause in told.causes],
+        "source": asked.source.path,
+        "arch": asked.options.target,
+        "key": told.key,
+        "nearest": None
+        if near is None
+        else {
+            "key": near.key,
+            "created": near.about.created,
+            "source_name": near.about.source_name,
+            "names": [*near.about.names],
+            "arch": near.about.arch,
+            "flags": [*near.about.flags],
+        },
+        "directory": place,
+        "backend": backend,
+    }
+
+
+def _cause(cause: Cause) -> dict[str, object]:
+    """Return a cause; what is not known of it is null."""
+    fields = cause._asdict()
+    kind = fields.pop("kind")
+    return {"cause": kind, **{name: value or None for name, value in fields.items()}}

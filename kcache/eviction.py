@@ -1,0 +1,102 @@
+"""Eviction: makes room below the cap by deleting the coldest entries, a bounded number at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import TypeAlias
+
+from kcache.backend import Backend
+from kcache.errors import ConfigError
+
+__all__ = ["DELETE_BATCH", "EVICT_BATCH", "LOW_WATER", "Eviction", "check_size"]
+
+Evict: TypeAlias = Callable[[str], int]
+
+#: A trim goes down to this share of the cap, so that the next puts find room without one.
+LOW_WATER = 0.9
+#: ... but at most this many entries beyond what the put itself needs: so a put stays short (10 % of
+#: 100,000 would take a second), and LMDB, which keeps 2 pages in memory for each, small.
+EVICT_BATCH = 64
+#: A trim or clear gives way to other writers after this many entries.
+DELETE_BATCH = 1024
+
+
+class Eviction:
+    """Deletes the least recently used entries of a backend until the rest is small enough.
+
+    Threads: one at a time, by the caller's lock. Processes: each evicts by itself, and looks again
+    at what is stored when others delete the same entries. What the backend raises passes through.
+
+    Args:
+        backend: what to evict from.
+        max_size: the cap, in stored bytes; may be changed between two calls.
+
+    Every method is given `evict`, which deletes one entry, counts it and returns the bytes freed.
+    """
+
+    def __init__(self, backend: Backend, max_size: int) -> None:
+        self._backend = backend
+        self.max_size = max_size
+
+    def make_room(self, incoming: int, evict: Evict) -> bool:
+        """Evict what must go for `incoming` more bytes; tell whether there is room now."""
+        allowed = self.max_size - incoming
+        low = int(self.max_size * LOW_WATER) - incoming
+        if self._backend.usage().bytes > allowed:
+            self._evict_to(allowed, low if low >= 0 else allowed, evict)
+            return self._backend.usage().bytes <= allowed
+        return True
+
+    def free_some(self, evict: Evict) -> None:
+        """Evict a tenth of what is stored, for a backend that finds no room below the cap."""
+        with self._backend.batch():
+            goal = int(self._backend.usage().bytes * LOW_WATER)
+            self._evict_to(goal, goal, evict)
+
+    def trim_to(self, goal: int, evict: Evict) -> int:
+        """Evict what is above `goal` now; what others put meanwhile is not chased."""
+        excess = self._backend.usage().bytes - goal
+        freed = 0
+        while freed < excess:
+            with self._backend.batch():
+                step = self._evict_to(goal, goal, evict, most=DELETE_BATCH)
+            if not step:
+                break
+            freed += step
+        return freed
+
+    def unused(self, since: float, evict: Evict) -> int:
+        """Evict what was not used since then, nanoseconds since the epoch; return bytes freed."""
+        freed = 0
+        unused = (info.key for info in self._backend.scan() if info.used_ns < since)
+        while batch := list(islice(unused, DELETE_BATCH)):
+            with self._backend.batch():
+                freed += sum(map(evict, batch))
+        return freed
+
+    def _evict_to(self, needed: int, wanted: int, evict: Evict, *, most: int | None = None) -> int:
+        """Evict until `needed` bytes at most are stored, then on towards `wanted`.
+
+        At most `most` entries in all, if given. Returns the bytes freed.
+        """
+        freed = 0
+        extra = 0
+        used = self._backend.usage().bytes
+        candidates = islice(self._backend.coldest(), most)
+        while used > wanted and (used > needed or extra < EVICT_BATCH):
+            extra += used <= needed
+            info = next(candidates, None)
+            if info is None:
+                break
+            size = evict(info.key)
+            freed, used = freed + size, used - size
+            if size == 0 or (used <= needed and extra == 0):
+                used = self._backend.usage().bytes  # another process evicts or writes: look again
+        return freed
+
+
+def check_size(name: str, value: int, *, least: int) -> None:
+    """Raise ConfigError unless `value` is a number of bytes, `least` or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: an integer >= {least}, bytes")

@@ -1,0 +1,345 @@
+"""Flight: of all threads and processes that miss one key at the same time, one makes the value."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from kcache import log
+from kcache.forks import after_fork
+from kcache.keylocks import KeyLocks
+
+if TYPE_CHECKING:
+    from kcache.stats import Counters
+
+__all__ = ["Busy", "Flight", "Made", "Work", "copied"]
+
+T = TypeVar("T")
+
+#: Seconds between two looks at a lock that another process holds: a twentieth of the time waited
+#: so far, within these bounds. Sixteen waiters then cost a core 2 %.
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.025
+#: Seconds after which who waits looks whether the value is there although the lock is held: who
+#: holds it may have been stopped, and somebody else may have lost patience.
+_LOOK_INTERVAL = 1.0
+#: `Busy.ends` where a thread of this process is busy.
+_UNKNOWN = -1
+#: A thread whose flight brought nothing that it can use joins or leads so many in all.
+_FLIGHTS = 2
+
+
+class Made(NamedTuple, Generic[T]):
+    """What one flight made.
+
+    Attributes:
+        value: what its leader returns.
+        reusable: whether others may have it; if not, those who waited make their own at once.
+        stored: whether another process finds it.
+    """
+
+    value: T
+    reusable: bool
+    stored: bool
+
+
+class Work(NamedTuple, Generic[T]):
+    """How a value is looked for and made.
+
+    Attributes:
+        look: returns the value if it is there by now, else None.
+        make: makes it, and stores it.
+        share: what another thread of this process makes of a value made meanwhile; None if it is no
+            good for that thread.
+        timeless: whether an error of a call that had begun before is good for who joins it.
+        place: where it is made; an error is good for the same place only.
+    """
+
+    look: Callable[[], T | None]
+    make: Callable[[], Made[T]]
+    share: Callable[[T], T | None]
+    timeless: bool = True
+    place: str = ""
+
+
+class Busy(NamedTuple):
+    """Somebody else makes the value; to be given to the next `Flight.attempt`.
+
+    Attributes:
+        since: the `time.monotonic` at which that was first seen.
+        ends: `KeyLocks.ends` then; -1 if it is a thread of this process.
+    """
+
+    since: float
+    ends: int
+
+
+class _Call(Generic[T]):
+    """One value being made by a thread of this process."""
+
+    __slots__ = ("done", "error", "made", "place", "thread")
+
+    def __init__(self, place: str) -> None:
+        self.done = threading.Event()
+        self.thread = threading.get_ident()
+        self.place = place
+        self.made: Made[T] | None = None
+        self.error: Exception | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether something came of it."""
+        return self.made is not None or self.error is not None
+
+
+class Flight(Generic[T]):
+    """Has each value made once, by one thread of one process, while the others wait for it.
+
+    Threads of one process wait for the leader's call; processes for a lock on the key
+    (`KeyLocks`), and after it they look again. Waiting ends after `wait` seconds; then the waiter
+    looks once more, and makes the value alone. Where locks don't work it does so at once, counted
+    as `unlocked`. Nobody queues: if a leader ends and leaves nothing of use, all those who waited
+    for it go on at the same time.
+
+    Exceptions of the leader reach the threads that wait for it, each its own copy; the next caller
+    tries again. A leader that is interrupted or killed is replaced by one of those who wait.
+
+    Threads: safe to share; not from signal handlers. `make` may ask for other keys, and for its
+    own: the same thread then makes it. Processes: by the lock file. Crash: the kernel releases the
+    lock of a killed leader, and one of the waiting processes makes the value. Fork: the child
+    begins anew.
+
+    Args:
+        path: of the lock file; None excludes threads only.
+        wait: seconds to wait at most, at least 0.
+        counters: where `coalesced`, `wait_timeouts` and `unlocked` are counted.
+    """
+
+    def __init__(self, path: str | None, *, wait: float, counters: Counters) -> None:
+        self._locks = None if path is None else KeyLocks(path)
+        self._path = "" if path is None else os.path.realpath(path)
+        self._wait = wait
+        self._count = counters.add
+        #: Changed by `setdefault` and `pop` only, each one step for other threads.
+        self._calls: dict[str, _Call[T]] = {}
+        self._complained = False
+        after_fork(self)
+
+    def run(self, key: str, work: Work[T]) -> T:
+        """Return the value of `key`, made here or by somebody else, after a wait if need be.
+
+        Raises:
+            Exception: what `make` raised, here or in the thread that was waited for.
+        """
+        value = self._fly(key, work, time.monotonic() + self._wait, None)
+        assert not isinstance(value, Busy)
+        return value
+
+    def attempt(self, key: str, work: Work[T], busy: Busy | None = None) -> T | Busy:
+        """Return the value of `key`, or `Busy` without waiting while somebody else makes it.
+
+        `busy` is what the attempt before this one returned: when it is old enough, the value is
+        made alone.
+        """
+        if busy is not None and time.monotonic() >= busy.since + self._wait:
+            return self._alone(key, work).value
+        return self._fly(key, work, None, busy)
+
+    def close(self) -> None:
+        """Let go of the lock file when nobody flies. Idempotent; the next flight opens it again."""
+        if self._locks is not None:
+            self._locks.close()
+
+    # -- threads -------------------------------------------------------------------------------
+
+    def _fly(self, key: str, work: Work[T], deadline: float | None, busy: Busy | None) -> T | Busy:
+        flights = 0
+        while flights < _FLIGHTS:
+            call = self._lead_or_join(key, work, deadline, busy)
+            if isinstance(call, Busy):
+                return call
+            if isinstance(call, Made):
+                made: T = call.value
+                return made
+            if call.thread == threading.get_ident():  # asked for while it is being made
+                break
+            if deadline is None:
+                return Busy(time.monotonic(), _UNKNOWN) if busy is None else busy
+            if not self._await(call, key, deadline):
+                return self._alone(key, work).value
+            if call.error is not None and call.place == work.place and (work.timeless or flights):
+                raise copied(call.error)
+            if call.made is not None:
+                if not call.made.reusable:
+                    break
+                value = self._joined(call.made.value, work)
+                if value is not None:
+                    return value
+            flights += call.over  # else its leader was interrupted, or did not wait
+        return work.make().value
+
+    def _lead_or_join(
+        self, key: str, work: Work[T], deadline: float | None, busy: Busy | None
+    ) -> _Call[T] | Made[T] | Busy:
+        """Return the call to wait for, or, if there is none, the outcome of one led here."""
+        call = self._calls.get(key)
+        if call is not None:
+            return call
+        mine: _Call[T] = _Call(work.place)
+        try:
+            call = self._calls.setdefault(key, mine)
+            return call if call is not mine else self._lead(mine, key, work, deadline, busy)
+        finally:
+            if self._calls.get(key) is mine:
+                self._calls.pop(key, None)
+            mine.done.set()
+
+    def _await(self, call: _Call[T], key: str, deadline: float) -> bool:
+        """Wait for a call; tell whether it ended in time."""
+        while not call.done.wait(max(0.0, min(_LOOK_INTERVAL, deadline - time.monotonic()))):
+            if self._calls.get(key) is not call:
+                break  # its leader was interrupted at the very end
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+    def _joined(self, made: T, work: Work[T]) -> T | None:
+        value = work.look()
+        if value is None:
+            value = work.share(made)
+        if value is not None:
+            self._count("coalesced")
+        return value
+
+    def _lead(
+        self, call: _Call[T], key: str, work: Work[T], deadline: float | None, busy: Busy | None
+    ) -> Made[T] | Busy:
+        try:
+            made = self._among_processes(key, work, deadline, busy)
+        except Exception as error:
+            call.error = error
+            raise
+        if not isinstance(made, Busy):
+            call.made = made
+        return made
+
+    def _alone(self, key: str, work: Work[T]) -> Made[T]:
+        """End a wait that was too long: look, and make the value."""
+        self._count("wait_timeouts")
+        log.info("waited %.0f s for another to make %s, going on alone", self._wait, key)
+        return self._look(work, waited=True) or work.make()
+
+    def _look(self, work: Work[T], *, waited: bool) -> Made[T] | None:
+        value = work.look()
+        if value is None:
+            return None
+        if waited:
+            self._count("coalesced")
+        return Made(value, reusable=True, stored=True)
+
+    # -- processes -----------------------------------------------------------------------------
+
+    def _among_processes(
+        self, key: str, work: Work[T], deadline: float | None, busy: Busy | None
+    ) -> Made[T] | Busy:
+        """Make the value, unless another process makes it: then wait for that one."""
+        began = looked = time.monotonic()
+        ends = self._ends(key)  # before it is seen that the lock is held
+        waiting = busy is not None
+        try:
+            while (locked := self._acquire(key)) is not True or waiting:
+                if locked is None:
+                    break
+                now = time.monotonic()
+                if not locked:
+                    if _leaders.get((self._path, key)) == threading.get_ident():
+                        break  # asked for while it is being made, by way of another object
+                    if busy is None or busy.ends == _UNKNOWN:
+                        busy = Busy(now if busy is None else busy.since, ends)
+                    if deadline is None:
+                        return busy
+                    if now >= deadline:
+                        return self._alone(key, work)
+                    waiting = True
+                    time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), _LONGEST_PAUSE))
+                    if now < looked + _LOOK_INTERVAL:
+                        continue
+                    looked = now
+                # All who waited look at the same time, not one after the other. What had ended
+                # before, and is not found, has left nothing for us; then nobody need wait for us.
+                self._release(key)
+                ends = self._ends(key)
+                found = self._look(work, waited=True)
+                if found is not None:
+                    return found
+                if locked:
+                    if busy is not None and busy.ends not in (_UNKNOWN, ends):
+                        return work.make()
+                    waiting = False
+            return self._look(work, waited=busy is not None) or self._make(key, work)
+        finally:
+            self._release(key)
+
+    def _make(self, key: str, work: Work[T]) -> Made[T]:
+        me = (self._path, key)
+        _leaders[me] = threading.get_ident()
+        try:
+            return work.make()
+        finally:
+            _leaders.pop(me, None)
+            if self._locks is not None:
+                self._locks.end(key)
+
+    def _acquire(self, key: str) -> bool | None:
+        """Tell whether the lock was taken; None where there is none to take."""
+        if self._locks is None:
+            return None
+        try:
+            return self._locks.acquire(key)
+        except OSError as error:
+            self._count("unlocked")
+            say = log.debug if self._complained else log.warning
+            self._complained = True
+            say("no lock between processes, each compiles for itself (%s)", error)
+            return None
+
+    def _release(self, key: str) -> None:
+        if self._locks is not None:
+            self._locks.release(key)
+
+    def _ends(self, key: str) -> int:
+        return 0 if self._locks is None else self._locks.ends(key)
+
+    # -- a child process -------------------------------------------------------------------------
+
+    def after_fork(self) -> None:
+        """Forget, in a child process, the parent's calls and its lock file."""
+        self._calls.clear()
+        _leaders.clear()
+        if self._locks is not None:
+            self._locks.after_fork()
+
+
+#: Which thread of this process makes what: (lock file, key) -> thread.
+_leaders: dict[tuple[str, str], int] = {}
+
+
+def copied(error: Exception) -> Exception:
+    """Return a copy for another thread, whose traceback would else be mixed with this one's."""
+    kind = type(error)
+    try:
+        if isinstance(kind.__init__, types.FunctionType):  # its arguments are not in `args`
+            made = kind.__new__(kind, *error.args)
+            made.args = error.args
+            made.__dict__.update(error.__dict__)
+        else:
+            made = copy.copy(error)
+    except Exception:  # an exception of the caller's own that can't be copied
+        return error
+    made.__cause__ = error.__cause__
+    return made

@@ -1,0 +1,152 @@
+"""History: what all processes did with a cache in each hour of the last three months, in one file.
+
+The file (``history``) is a header of 64 bytes and `HOURS` records of 64 bytes, 138 KiB in all, and
+never grows. Hours are counted from the epoch; hour `h` has record `h % HOURS`, which the first who
+adds to that hour takes over from the hour that it held before. Record: u32 CRC-32 of the rest, i64
+hour, one IEEE double per field of `COUNTED`, four zeros; everything little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterable
+
+from kcache.errors import BackendError
+from kcache.locks import RangeLocks
+from kcache.positioned import pread, pwrite
+from kcache.record import Record
+
+__all__ = ["COUNTED", "HOURS", "HOUR_SECONDS", "History", "Hour"]
+
+#: So many hours are kept: 90 days.
+HOURS = 90 * 24
+HOUR_SECONDS = 3600
+#: The fields of `kcache.stats.Stats` that are counted by the hour, in the order of the file.
+COUNTED = ("hits", "misses", "compiles", "evictions", "saved_seconds", "compile_seconds")
+
+
+class Hour(Record):
+    """What all processes did in one hour; counts are those of `kcache.stats.Stats`.
+
+    Attributes:
+        start: its beginning, seconds since the epoch.
+    """
+
+    start: int
+    hits: float
+    misses: float
+    compiles: float
+    evictions: float
+    saved_seconds: float
+    compile_seconds: float
+
+
+class History:
+    """The counts of each hour, added to by every process that uses a directory.
+
+    Keeps nothing open and nothing in memory, so threads and forks need no care. Processes: who
+    adds holds a lock on the bytes of the hour's record and waits for it 20 ms at most; where the
+    file system has no locks, counts may get lost. Crash: a record is written by one call, and one
+    that is damaged counts as zeros. A file that can't be written changes nothing else.
+    """
+
+    _HEADER = b"kcache-history/1".ljust(64, b"\0")
+    _RECORD = 64
+    _BODY = struct.Struct(f"<q{len(COUNTED)}d4x")
+    #: Others hold a record for some 20 us. Who holds it longer was stopped; the next `add` is soon.
+    _PATIENCE = 0.02
+    #: A record that is read while it is written looks damaged; so it is read this often.
+    _TRIES = 8
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self._clock = clock
+
+    def add(self, counts: Iterable[float]) -> bool:
+        """Add counts, in the order of `COUNTED`, to the present hour; tell whether that was done.
+
+        If it was not (no room, no permission, a lock that somebody keeps), nothing was added.
+        """
+        added = tuple(counts)
+        if not any(added):
+            return True
+        hour = int(self._clock() // HOUR_SECONDS)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            fd = os.open(self.path, flags, 0o600)
+            try:
+                return self._add(fd, hour, added)
+            finally:
+                os.close(fd)
+        except OSError:
+            return False
+
+    def hours(self) -> list[Hour]:
+        """Return the hours that something was counted in, oldest first, the present one last.
+
+        Raises:
+            BackendError: the file is there and can't be read.
+        """
+        now = int(self._clock() // HOUR_SECONDS)
+        try:
+            fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unreadable(error) from error
+        try:
+            image = pread(fd, len(self._HEADER) + HOURS * self._RECORD, 0)
+            if not image.startswith(self._HEADER):
+                return []
+            return [
+                Hour(hour * HOUR_SECONDS, *counts)
+                for hour in range(now - HOURS + 1, now + 1)
+                if any(counts := self._counts(fd, hour, image))
+            ]
+        except OSError as error:
+            raise self._unreadable(error) from error
+        finally:
+            os.close(fd)
+
+    def _unreadable(self, error: OSError) -> BackendError:
+        return BackendError(f"history in {self.path}: {error.strerror}")
+
+    def _offset(self, hour: int) -> int:
+        return len(self._HEADER) + hour % HOURS * self._RECORD
+
+    def _add(self, fd: int, hour: int, added: tuple[float, ...]) -> bool:
+        if pread(fd, len(self._HEADER), 0) != self._HEADER:
+            pwrite(fd, self._HEADER, 0)
+        at = self._offset(hour)
+        with RangeLocks(fd).held(at, self._RECORD, timeout=self._PATIENCE):
+            before = self._decode(hour, pread(fd, self._RECORD, at)) or (0.0,) * len(COUNTED)
+            body = self._BODY.pack(hour, *(a + b for a, b in zip(before, added, strict=True)))
+            record = zlib.crc32(body).to_bytes(4, "little") + body
+            return pwrite(fd, record, at) == len(record)
+
+    def _counts(self, fd: int, hour: int, image: bytes) -> tuple[float, ...]:
+        """Return what the file, read as a whole before, says of an hour; nothing if nothing."""
+        raw = image[self._offset(hour) :][: self._RECORD]
+        for _ in range(self._TRIES):
+            if not any(raw):
+                break
+            counts = self._decode(hour, raw)
+            if counts is not None:
+                return counts
+            raw = pread(fd, self._RECORD, self._offset(hour))
+        return ()
+
+    def _decode(self, hour: int, raw: bytes) -> tuple[float, ...] | None:
+        """Return an hour's counts: none if the record is another hour's, None if it is damaged."""
+        if len(raw) < self._RECORD or int.from_bytes(raw[:4], "little") != zlib.crc32(raw[4:]):
+            return None
+        held, *counts = self._BODY.unpack_from(raw, 4)
+        if held != hour:
+            return ()
+        return tuple(counts) if all(0 <= n < math.inf for n in counts) else None

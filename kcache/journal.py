@@ -1,0 +1,186 @@
+"""Journal: what became of entries that are no longer there, in a small file of the directory.
+
+One line per event, and one write for each line or for several, so that the lines of several
+processes never mix::
+
+    1763779521.123 evicted 5f0c1be90db5a5f7b9a0a4d0c4e0a7d1 file
+
+That is seconds since the epoch, the event, the first half of the key (`-` for all of them), the
+backend, and a detail, which may be missing. At `LIMIT` bytes the file becomes ``journal.1``, and
+what that was before is forgotten. Lines that make no sense, cut off by a full disk, are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from kcache.record import Record
+
+__all__ = [
+    "CLEARED",
+    "DELETED",
+    "EVENTS",
+    "EVICTED",
+    "LIMIT",
+    "MOVED",
+    "REFUSED",
+    "REJECTED",
+    "TRIMMED",
+    "UNCACHEABLE",
+    "Event",
+    "Journal",
+]
+
+#: Bytes after which a new file is begun: the last 1,800 events at least are remembered.
+LIMIT = 128 << 10
+#: Events: to stay under the cap; by a trim that somebody asked for; one by one; all at once; all at
+#: once, into another backend; damaged, or of another version or program; not stored, for want of
+#: room; not stored, since it must not be.
+EVICTED, TRIMMED, DELETED, CLEARED, MOVED = "evicted", "trimmed", "deleted", "cleared", "moved"
+REFUSED, REJECTED, UNCACHEABLE = "refused", "rejected", "uncacheable"
+EVENTS = frozenset((EVICTED, TRIMMED, DELETED, CLEARED, MOVED, REFUSED, REJECTED, UNCACHEABLE))
+
+#: Events that are written by one call.
+_TOGETHER = 64
+_DIGITS = 32
+_ALL = "-"
+#: Characters of a detail that are kept.
+_MAX_DETAIL = 200
+#: Bytes of a file that are read: more than rotation ever leaves.
+_MAX_READ = 1 << 20
+_FLAGS = (
+    os.O_WRONLY
+    | os.O_APPEND
+    | os.O_CREAT
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)  # where somebody has put a pipe, fail
+)
+
+
+class Event(Record):
+    """Something that became of an entry, or of all.
+
+    Attributes:
+        at: seconds since the epoch.
+        what: one of `EVENTS`.
+        key: first 32 digits of the key; empty for all entries.
+        detail: more about it, any text.
+    """
+
+    at: float
+    what: str
+    key: str
+    detail: str = ""
+
+    def concerns(self, key: str) -> bool:
+        """Tell whether this is about the entry under `key` by name."""
+        return bool(self.key) and key.startswith(self.key)
+
+
+class Journal:
+    """The events of one backend in one directory.
+
+    Threads: `note` and `events` are safe to share; `later` and `flush` are for one thread at a
+    time, by the caller's lock. Processes: any number write and read one file; where two begin a new
+    one at the same instant, older events may be lost. Crash: nothing is kept open or locked; what
+    was left for later is lost. A failing write is ignored: nothing depends on it but what
+    `kcache why` can tell.
+
+    Args:
+        directory: of the cache; None notes nothing and remembers nothing.
+        backend: its name.
+        read_only: remember, and note nothing.
+        limit: bytes after which a new file is begun, `LIMIT` at most.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        directory: str | None = None,
+        backend: str = "",
+        *,
+        read_only: bool = False,
+        limit: int = LIMIT,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = os.path.join(directory or "", "journal")
+        self._old = f"{self._path}.1"
+        self._there = directory is not None
+        self._silent = read_only or directory is None
+        self._backend = "_".join(backend.split()) or _ALL
+        self._limit = min(limit, LIMIT)
+        self._clock = clock
+        self._lines: list[str] = []
+
+    def note(self, what: str, key: str = "", detail: str = "") -> None:
+        """Append an event; with no key, of all entries."""
+        if not self._silent:
+            self._write(self._line(what, key, detail))
+
+    def later(self, what: str, key: str) -> None:
+        """Append an event soon, together with others: a file is opened once for many."""
+        if not self._silent:
+            self._lines.append(self._line(what, key, ""))
+            if len(self._lines) >= _TOGETHER:
+                self.flush()
+
+    def flush(self) -> None:
+        """Append what was left for later."""
+        if self._lines:
+            self._write("".join(self._lines))
+            self._lines.clear()
+
+    def _line(self, what: str, key: str, detail: str) -> str:
+        words = " ".join(detail[:_MAX_DETAIL].split())
+        fields = (f"{self._clock():.3f}", what, key[:_DIGITS] or _ALL, self._backend, words)
+        return " ".join(fields).rstrip() + "\n"
+
+    def _write(self, lines: str) -> None:
+        with suppress(OSError):
+            fd = os.open(self._path, _FLAGS, 0o600)
+            try:
+                os.write(fd, lines.encode("utf-8", "backslashreplace"))
+                full = os.fstat(fd).st_size >= self._limit
+            finally:
+                os.close(fd)
+            # Unless another process has begun a new one meanwhile.
+            if full and os.stat(self._path).st_size >= self._limit:
+                os.replace(self._path, self._old)
+
+    def events(self) -> Iterator[Event]:
+        """Yield what is remembered of this backend, oldest first."""
+        for path in (self._old, self._path) if self._there else ():
+            for line in _lines(path):
+                fields = line.split(" ", 4)
+                if len(fields) >= 4 and fields[3] == self._backend:
+                    event = _event(fields)
+                    if event is not None:
+                        yield event
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, "rb", opener=_open) as file:
+            return file.read(_MAX_READ).decode(errors="replace").split("\n")
+    except OSError:
+        return []
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe is as good as empty
+
+
+def _event(fields: list[str]) -> Event | None:
+    at, what, key, _, *rest = fields
+    known = key == _ALL or (len(key) == _DIGITS and not key.strip("0123456789abcdef"))
+    try:
+        seconds = float(at)
+    except ValueError:
+        return None
+    if what not in EVENTS or not known or not 0 <= seconds < 253e9:  # a time that can be shown
+        return None
+    return Event(seconds, what, "" if key == _ALL else key, *rest)

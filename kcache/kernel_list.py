@@ -1,0 +1,375 @@
+"""KernelList: which kernels somebody wants compiled ahead of time, read from a file.
+
+The file is TOML or JSON that somebody wrote, or what a `Recorder` wrote; the format is described in
+docs/reference/kernel-list.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from kcache.errors import ConfigError
+from kcache.nvrtc.options import CompileOptions, ExtraOptions, parse_arch
+from kcache.nvrtc.request import DEFAULT_NAME, Request
+from kcache.recorder import MARK, read_recording
+
+if TYPE_CHECKING:
+    from kcache.requests import CompileRequest
+
+__all__ = ["Wanted", "read_list"]
+
+_OPTIONS = tuple(name for name in CompileOptions._names if name != "arch")
+#: What `defaults` may hold, and what stands beside it in a kernel.
+_SHARED = ("archs", "arch", *_OPTIONS, "headers", "extra_key", "source_name", "directory")
+_KERNEL = ("source", "text", "names", *_SHARED)
+_TOP = ("defaults", "kernels")
+
+_Table = Mapping[str, object]
+
+
+class Wanted(NamedTuple):
+    """One kernel of a list, for one architecture.
+
+    Attributes:
+        request: what to ask for.
+        directory: the working directory to ask in; None if it means nothing to the request.
+        source: the source as the list calls it.
+        identity: what tells it from the others of the list.
+    """
+
+    request: CompileRequest
+    directory: str | None
+    source: str
+    identity: tuple[str, str | None]
+
+    @property
+    def arch(self) -> str:
+        """The target."""
+        options = self.request.options
+        return (options and options.target) or ""
+
+    @property
+    def title(self) -> str:
+        """The source, and the name expressions that are asked for."""
+        names = ", ".join(self.request.names)
+        return f"{self.source}: {names}" if names else self.source
+
+
+def read_list(path: str, archs: Sequence[str | int] = ()) -> list[Wanted]:
+    """Return the kernels that the file at `path` lists, each once, in its order.
+
+    Each is wanted for every one of `archs`; without any, for those that the file names, else for
+    the current GPU's. Torn lines of a recording are logged and left out.
+
+    Raises:
+        ConfigError: the file is not what is allowed; the message says where, and what is.
+        OSError: it can't be read.
+    """
+    targets = tuple(dict.fromkeys(str(parse_arch(arch)) for arch in archs))
+    with open(path, "rb") as stream:
+        data = stream.read()
+    if _is_recording(path, data):
+        found = _recorded(path, data, targets)
+    else:
+        found = _Written(path, targets).kernels(_parse(path, data))
+    return list({wanted.identity: wanted for wanted in found}.values())
+
+
+# -- recorded --------------------------------------------------------------------------------------
+
+
+def _is_recording(path: str, data: bytes) -> bool:
+    """Tell a recording, whatever its name, by how its lines begin."""
+    begin = f'{{"{MARK}"'.encode()
+    return path.endswith(".jsonl") or data.startswith(begin) or b"\n" + begin in data
+
+
+def _recorded(path: str, data: bytes, archs: Sequence[str]) -> Iterator[Wanted]:
+    for request, directory in read_recording(path, data):
+        options = request.options or CompileOptions()
+        with _Located(f"{path}: {request.source_name}"):
+            for arch in archs or (None,):
+                target = options if arch is None else _for_arch(options, arch)
+                yield _wanted(request.replace(options=target), directory, request.source_name)
+
+
+# -- written by hand -------------------------------------------------------------------------------
+
+
+def _parse(path: str, data: bytes) -> object:
+    """Return what a TOML or JSON file says."""
+    kind = os.path.splitext(path)[1].lower()
+    if kind not in (".toml", ".json"):
+        raise ConfigError(
+            f"{path} is no list of kernels; allowed: .toml, .json, or a recording (.jsonl)"
+        )
+    try:
+        if kind == ".json":
+            return cast("object", json.loads(data.decode("utf-8-sig")))
+        import tomllib
+
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; allowed: UTF-8"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not {kind[1:].upper()}: {error}") from error
+
+
+class _Written:
+    """Makes kernels of what a file says that somebody wrote.
+
+    Args:
+        path: of the file, as the user calls it.
+        archs: what replaces the architectures that it names; nothing leaves them.
+    """
+
+    def __init__(self, path: str, archs: Sequence[str]) -> None:
+        self._path = path
+        self._folder = os.path.dirname(os.path.abspath(path))
+        self._archs = archs
+
+    def kernels(self, document: object) -> Iterator[Wanted]:
+        """Yield every kernel for every architecture."""
+        with _Located(self._path):
+            top = _table(document, "it")
+            _check_keys(top, _TOP)
+            tables = top.get("kernels")
+            if not isinstance(tables, list) or not tables:
+                raise ConfigError(
+                    "kernels: none are listed; allowed: [[kernels]] with source or text"
+                )
+        with _Located(f"{self._path}, defaults"):
+            defaults = _table(top.get("defaults", {}), "defaults")
+            _check_keys(defaults, _SHARED)
+            self._options(defaults)
+            list(self._targets(defaults))
+        for number, each in enumerate(cast("list[object]", tables), 1):
+            with _Located(f"{self._path}, kernel {number}"):
+                table = _table(each, "it")
+                _check_keys(table, _KERNEL)
+                yield from self._kernel(_merged(defaults, table))
+
+    def _kernel(self, table: _Table) -> Iterator[Wanted]:
+        options = self._options(table)
+        archs = self._archs or tuple(self._targets(table)) or _own_arch(options)
+        for path, text in self._sources(table):
+            for request, directory in self._requests(table, options, path, text, archs):
+                yield _wanted(request, directory, path or request.source_name)
+
+    def _requests(
+        self, table: _Table, options: CompileOptions, path: str, text: str, archs: Sequence[str]
+    ) -> Iterator[tuple[CompileRequest, str]]:
+        """Yield one source for each architecture, with its working directory."""
+        from kcache.requests import CompileRequest
+
+        directory = self._directory(table, path)
+        includes = [self._seen_from(directory, str(each)) for each in options.include_paths]
+        extra = [self._filled(each) for each in options.extra_options]
+        options = options.replace(include_paths=includes, extra_options=extra)
+        for arch in archs:
+            request = CompileRequest(
+                text,
+                tuple(_texts(table, "names")),
+                _for_arch(options, arch),
+                cast("Any", table.get("headers")),
+                _extra_key(table),
+                self._source_name(table, path),
+            )
+            yield request, directory
+
+    def _options(self, table: _Table) -> CompileOptions:
+        given = {name: table[name] for name in _OPTIONS if name in table}
+        return CompileOptions(**cast("dict[str, Any]", given))
+
+    def _targets(self, table: _Table) -> Iterator[str]:
+        if "arch" in table and "archs" in table:
+            raise ConfigError("arch and archs exclude each other; allowed: one of them")
+        given = table.get("arch", table.get("archs", ()))
+        several = given if isinstance(given, (list, tuple)) else (given,)  # pyright: ignore[reportUnknownVariableType]
+        for arch in cast("Sequence[str | int]", several):
+            yield str(parse_arch(arch))
+
+    def _sources(self, table: _Table) -> Iterator[tuple[str, str]]:
+        """Yield (path below the list's folder, text) of each source; no path for a text."""
+        if ("source" in table) == ("text" in table):
+            raise ConfigError("it has none or both of source and text; allowed: one of them")
+        if "text" in table:
+            text = table["text"]
+            if not isinstance(text, str):
+                raise ConfigError(f"text is {type(text).__name__}; allowed: CUDA C++ source text")
+            yield "", text
+            return
+        patterns = tuple(_texts(table, "source"))
+        if not patterns:
+            raise ConfigError("source is empty; allowed: a path or glob, or several")
+        for pattern in patterns:
+            for path in self._matches(pattern):
+                yield path, self._read(path)
+
+    def _matches(self, pattern: str) -> list[str]:
+        if os.path.isfile(os.path.join(self._folder, pattern)):
+            return [pattern]
+        if not glob.has_magic(pattern):
+            raise ConfigError(f"source={pattern!r}: no such file in {self._folder}")
+        found = glob.glob(pattern, root_dir=self._folder, recursive=True)
+        files = sorted(path for path in found if os.path.isfile(os.path.join(self._folder, path)))
+        if not files:
+            raise ConfigError(f"source={pattern!r} matches no file in {self._folder}")
+        return files
+
+    def _read(self, path: str) -> str:
+        with open(os.path.join(self._folder, path), "rb") as stream:
+            data = stream.read()
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; "
+                "allowed: UTF-8"
+            ) from error
+
+    def _directory(self, table: _Table, path: str) -> str:
+        """Return the working directory: as for `kcache compile`, unless the program's is told."""
+        given = table.get("directory")
+        if given is None:
+            beside = bool(path) and "source_name" not in table
+            folder = os.path.join(self._folder, os.path.dirname(path)) if beside else self._folder
+            return folder.rstrip(os.sep) or os.sep
+        if not isinstance(given, str):
+            raise ConfigError(f"directory is {type(given).__name__}; allowed: a path")
+        folder = os.path.normpath(os.path.join(self._folder, given))
+        if not os.path.isdir(folder):
+            raise ConfigError(f"directory={given!r}: no such directory in {self._folder}")
+        return folder
+
+    def _source_name(self, table: _Table, path: str) -> str:
+        given = table.get("source_name")
+        if given is None:
+            return os.path.basename(path) or DEFAULT_NAME
+        if not isinstance(given, str):
+            raise ConfigError(f"source_name is {type(given).__name__}; allowed: text")
+        return self._filled(given).replace("{path}", path).replace("{name}", os.path.basename(path))
+
+    def _filled(self, text: str) -> str:
+        return text.replace("{folder}", self._folder)
+
+    def _seen_from(self, directory: str, path: str) -> str:
+        """Return an include directory, relative to the list, as it is called from `directory`.
+
+        A relative one stays relative, so that it is the same in another checkout.
+        """
+        path = self._filled(path)
+        here = os.path.realpath(directory)
+        if os.path.isabs(path) or here == os.path.realpath(self._folder):
+            return path
+        return os.path.relpath(os.path.realpath(os.path.join(self._folder, path)), here)
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+class _Located:
+    """Has every ConfigError that leaves the block say where in the file it is."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if isinstance(error, ConfigError):
+            raise ConfigError(f"{self._where}: {error}") from error
+
+
+def _table(value: object, what: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{what} is {type(value).__name__}; allowed: a table")
+    return cast("dict[str, object]", value)
+
+
+def _check_keys(table: _Table, allowed: Sequence[str]) -> None:
+    for name in table:
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ConfigError(f"no key {name!r}{hint}; allowed: {', '.join(allowed)}")
+
+
+def _merged(defaults: _Table, table: _Table) -> _Table:
+    """Return a kernel's table with the defaults for what it does not say itself."""
+    own_arch = "arch" in table or "archs" in table
+    kept = {
+        name: value
+        for name, value in defaults.items()
+        if not (own_arch and name in ("arch", "archs"))
+    }
+    return {**kept, **table}
+
+
+def _texts(table: _Table, name: str) -> Iterable[str]:
+    """Return one text or several as several."""
+    given = table.get(name, ())
+    several = (given,) if isinstance(given, str) else given
+    if not isinstance(several, (list, tuple)) or not all(isinstance(each, str) for each in several):  # pyright: ignore[reportUnknownVariableType]
+        raise ConfigError(f"{name}={given!r} is not allowed; allowed: text, or an array of texts")
+    return cast("Iterable[str]", several)
+
+
+def _extra_key(table: _Table) -> bytes:
+    given = table.get("extra_key", "")
+    try:
+        return bytes.fromhex(cast("str", given))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"extra_key={given!r} is not allowed; allowed: hexadecimal") from error
+
+
+def _own_arch(options: CompileOptions) -> tuple[str, ...]:
+    """Return the architecture that extra options name, or the current GPU's."""
+    from kcache.nvrtc.device import current_arch
+
+    if options.target is not None:
+        return (options.target,)
+    try:
+        return (current_arch(),)
+    except ConfigError as error:
+        raise ConfigError(
+            "archs: none is given, and there is no GPU to ask; allowed: such as "
+            'archs = ["sm_90"] here or in defaults, or --arch sm_90 on the command line'
+        ) from error
+
+
+def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
+    """Return the options with another architecture, in the place where they name theirs."""
+    if options.arch is not None or options.extra.arch is None:
+        return options.replace(arch=arch)
+    changed: list[str] = []
+    rest = iter(options.extra_options)
+    for option in rest:
+        named = ExtraOptions.parse((option,)).arch
+        if named == "":  # the architecture is the next one
+            next(rest, None)
+        changed.append(option if named is None else f"{option.partition('=')[0].strip()}={arch}")
+    return options.replace(extra_options=changed)
+
+
+def _wanted(request: CompileRequest, directory: str | None, source: str) -> Wanted:
+    """Return a request that is allowed, with what there is to know of it."""
+    made = Request.make(
+        request.source,
+        request.names,
+        request.options or CompileOptions(),
+        request.headers,
+        request.extra_key,
+        source_name=request.source_name,
+        compiler="",
+    )
+    where = None if made.anywhere else directory
+    return Wanted(request, where, source, (made.key, where))

@@ -1,0 +1,212 @@
+"""KeyLocks: one lock for each key, between processes, held while one of them makes its entry."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from contextlib import suppress
+from typing import Protocol
+
+from kcache.forks import after_fork
+from kcache.locks import RangeLocks
+from kcache.positioned import pread, pwrite
+
+__all__ = ["ByteLocks", "FileLocks", "KeyLocks"]
+
+#: The file begins with a table: 15 bytes of a key, and how often something was made for it, modulo
+#: 255 and never 0. The locks are on bytes behind it, where nothing is stored.
+_SLOTS = 512
+_NOTE = 16
+_TABLE = _SLOTS * _NOTE
+#: Without byte locks keys share this many lock files, so that no file is left behind per key.
+_STRIPES = 64
+
+
+class _Locks(Protocol):
+    """The locks themselves, on one opened file or beside it."""
+
+    def acquire(self, key: str) -> bool:
+        """Take the lock of a key if nobody holds it; tell whether it was taken."""
+        ...
+
+    def release(self, key: str) -> None:
+        """Give the lock of a key back; nothing happens if it is not held."""
+        ...
+
+
+class ByteLocks:
+    """Open-file-description locks (Linux 3.15, fcntl(2)) on one byte of the file for each key.
+
+    The byte's offset is 62 bits of the key, so no file is made per key, and two keys share a byte
+    once in 2**62. The kernel releases the lock with the last descriptor of the open file: when
+    its process dies, SIGKILL included, or at `KeyLocks.close`.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._ranges = RangeLocks(fd)
+
+    def acquire(self, key: str) -> bool:
+        taken = self._ranges.claim(_offset(key), 1)
+        if not taken and not self._ranges.supported:
+            raise OSError(errno.ENOLCK, "this file system has no locks")
+        return taken
+
+    def release(self, key: str) -> None:
+        self._ranges.release(_offset(key), 1)
+
+
+class FileLocks:
+    """Locks of whole files by the library filelock, for systems without `ByteLocks`.
+
+    Each key belongs to one of 64 files beside the main one; keys of one file wait for each other,
+    too. The system releases a lock when its process dies.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._held: dict[str, object] = {}
+
+    def acquire(self, key: str) -> bool:
+        import filelock
+
+        lock = filelock.FileLock(f"{self._path}-{int(key[:8], 16) % _STRIPES:02}", mode=0o600)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            return False
+        except NotImplementedError as error:  # its word for file systems without locks
+            raise OSError(errno.ENOLCK, "this file system has no locks") from error
+        self._held[key] = lock
+        return True
+
+    def release(self, key: str) -> None:
+        lock = self._held.pop(key, None)
+        if lock is not None:
+            lock.release()  # type: ignore[attr-defined]  # pyright: ignore
+
+
+class _Opened:
+    """The opened file with its locks; closed with the object, and so never under a holder."""
+
+    def __init__(self, path: str, *, byte_locks: bool) -> None:
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        self.fd = os.open(path, flags, 0o600)
+        self.locks: _Locks = ByteLocks(self.fd) if byte_locks else FileLocks(path)
+        if byte_locks:
+            after_fork(self)
+
+    def is_at(self, path: str) -> bool:
+        """Tell whether `path` still leads to this file."""
+        try:
+            return os.path.samestat(os.fstat(self.fd), os.stat(path, follow_symlinks=False))
+        except FileNotFoundError:
+            return False
+
+    def after_fork(self) -> None:
+        """Close the file in a child: the parent's locks must end with the parent."""
+        # Not left to the last reference, which may be in a frame of a thread that is no more.
+        self._close()
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        fd, self.fd = getattr(self, "fd", -1), -1
+        if fd >= 0:
+            with suppress(OSError):
+                os.close(fd)
+
+
+class KeyLocks:
+    """One lock for each key, between processes, and a count of what was made for each.
+
+    Threads: the caller has one thread at a time ask for a key. Crash: the kernel releases what a
+    killed process held. Fork: a child must call `after_fork`. The file is opened when it is
+    first needed, and again when somebody removed or replaced it; two processes that meanwhile hold
+    locks in two files both make the entry, which costs time and nothing else.
+
+    Args:
+        path: of the lock file, in a directory that belongs to the user.
+        byte_locks: whether to use `ByteLocks`; False takes `FileLocks`.
+    """
+
+    def __init__(self, path: str, *, byte_locks: bool = sys.platform == "linux") -> None:
+        self._path = path
+        self._byte_locks = byte_locks
+        self._opened: _Opened | None = None
+        #: Where each lock that is held was taken.
+        self._held: dict[str, _Opened] = {}
+
+    def acquire(self, key: str) -> bool:
+        """Take the lock of a key if no other process holds it; tell whether it was taken.
+
+        Raises:
+            OSError: the file can't be opened, or its file system has no locks.
+        """
+        opened = self._held[key] = self._open()
+        taken = opened.locks.acquire(key)
+        if not taken:
+            self._held.pop(key, None)
+        return taken
+
+    def release(self, key: str) -> None:
+        """Give the lock of a key back; nothing happens if it is not held."""
+        opened = self._held.get(key)
+        if opened is not None:
+            with suppress(OSError):
+                opened.locks.release(key)
+            self._held.pop(key, None)  # last: an interrupt must not come between
+
+    def end(self, key: str) -> None:
+        """Count that something was made for a key, well or not. Never fails."""
+        count = self.ends(key)
+        with suppress(OSError):
+            opened = self._open()  # named: the descriptor is open as long as it is
+            pwrite(opened.fd, _raw(key) + bytes([count % 255 + 1]), _slot(key))
+
+    def ends(self, key: str) -> int:
+        """Return a number that changes whenever something was made for a key.
+
+        There is room for 512 keys; a newer one can take the place of an older.
+        """
+        with suppress(OSError):
+            opened = self._open()
+            found = pread(opened.fd, _NOTE, _slot(key))
+            if len(found) == _NOTE and found[:-1] == _raw(key):
+                return found[-1]
+        return 0
+
+    def close(self) -> None:
+        """Let go of the file once no lock is held in it. Idempotent; a call opens it again."""
+        self._opened = None
+
+    def after_fork(self) -> None:
+        """Let go, in a child process, of what the parent holds, without releasing it."""
+        # A lock object of filelock releases with its last reference, the parent's lock too.
+        if not self._byte_locks:
+            _inherited.extend(self._held.values())
+        self._held.clear()
+        self.close()
+
+    def _open(self) -> _Opened:
+        opened = self._opened
+        if opened is None or not opened.is_at(self._path):
+            opened = self._opened = _Opened(self._path, byte_locks=self._byte_locks)
+        return opened
+
+
+#: Opened files of parent processes that may not be closed in the children.
+_inherited: list[_Opened] = []
+
+
+def _offset(key: str) -> int:
+    return _TABLE + (int(key[:16], 16) >> 2)
+
+
+def _raw(key: str) -> bytes:
+    return bytes.fromhex(key[: 2 * _NOTE - 2])
+
+
+def _slot(key: str) -> int:
+    return _NOTE * (int(key[-8:], 16) % _SLOTS)

@@ -1,0 +1,135 @@
+"""Many requests at once: each kernel compiled once, over all cores, the results in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, as_completed
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Literal, overload
+
+from kcache.errors import ArgumentTypeError, CompileError, ConfigError
+from kcache.flight import Busy
+
+if TYPE_CHECKING:
+    from kcache.kernel import CompiledKernel
+    from kcache.nvrtc.request import Request
+    from kcache.resolver import Resolver
+
+__all__ = ["Progress", "compile_all"]
+
+#: Called with (requests done, requests in all).
+Progress = Callable[[int, int], object]
+
+
+def compile_all(
+    resolver: Resolver,
+    requests: Sequence[Request],
+    *,
+    jobs: int | None,
+    progress: Progress | None,
+) -> list[CompiledKernel | CompileError]:
+    """Return what each request resolves to, in order; see `KernelCache.compile_many`."""
+    count = _jobs(jobs)
+    results: list[CompiledKernel | CompileError | None] = [None] * len(requests)
+    same = _same(requests)
+    done = 0
+
+    def settle(places: list[int], result: CompiledKernel | CompileError) -> None:
+        nonlocal done
+        for number, place in enumerate(places):
+            results[place] = (
+                result if number == 0 else _once_more(resolver, requests[place], result)
+            )
+            done += 1
+            if progress is not None:
+                progress(done, len(requests))
+
+    missing: list[list[int]] = []
+    for places in same:
+        found = resolver.look(requests[places[0]], time.perf_counter())
+        if found is None:
+            missing.append(places)
+        else:
+            settle(places, found)
+    if missing:
+        firsts = [requests[places[0]] for places in missing]
+        for number, result in _compiled(resolver, firsts, count):
+            settle(missing[number], result)
+    return [result for result in results if result is not None]
+
+
+def _compiled(
+    resolver: Resolver, requests: Sequence[Request], jobs: int | None
+) -> Iterator[tuple[int, CompiledKernel | CompileError]]:
+    """Yield (place, result) of each request, in the order in which they are done."""
+    left = set(range(len(requests)))
+    with suppress(RuntimeError):  # no thread can be started, or the interpreter is ending
+        from kcache.workers import Workers, usable_cores
+
+        workers = Workers(min(jobs or usable_cores(), len(requests)))
+        try:
+            futures: dict[Future[CompiledKernel | CompileError], int] = {}
+            with suppress(RuntimeError):
+                for number, request in enumerate(requests):
+                    futures[workers.submit(partial(_attempt, resolver, request))] = number
+            for future in as_completed(futures):
+                with suppress(CancelledError):
+                    result = future.result()
+                    left.discard(futures[future])
+                    yield futures[future], result
+        finally:
+            workers.close(cancel=True)  # nothing is left to do unless something was raised
+    for number in sorted(left):
+        yield number, _attempt(resolver, requests[number], None, wait=True)
+
+
+def _same(requests: Sequence[Request]) -> list[list[int]]:
+    """Group the places of requests that are the same."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for place, request in enumerate(requests):
+        groups.setdefault((request.key, request.location), []).append(place)
+    return list(groups.values())
+
+
+@overload
+def _attempt(
+    resolver: Resolver, request: Request, busy: Busy | None
+) -> CompiledKernel | CompileError | Busy: ...
+@overload
+def _attempt(
+    resolver: Resolver, request: Request, busy: None, *, wait: Literal[True]
+) -> CompiledKernel | CompileError: ...
+def _attempt(
+    resolver: Resolver, request: Request, busy: Busy | None, *, wait: bool = False
+) -> CompiledKernel | CompileError | Busy:
+    try:
+        if wait:
+            return resolver.get(request, time.perf_counter())
+        answer = resolver.attempt(request, busy)
+    except CompileError as error:
+        return error
+    return answer if isinstance(answer, Busy) else answer.kernel
+
+
+def _once_more(
+    resolver: Resolver, request: Request, result: CompiledKernel | CompileError
+) -> CompiledKernel | CompileError:
+    """Return the result for a request that was in the list before, and count it."""
+    found = None
+    if not isinstance(result, CompileError):
+        found = resolver.look(request, time.perf_counter())
+    if found is None:
+        resolver.count_miss()
+    return found or result
+
+
+def _jobs(jobs: object) -> int | None:
+    if jobs is None:
+        return None
+    if not isinstance(jobs, int) or isinstance(jobs, bool):
+        raise ArgumentTypeError(f"jobs={jobs!r} is not allowed; allowed: an integer >= 1, or None")
+    if jobs < 1:
+        raise ConfigError(f"jobs={jobs!r} is not allowed; allowed: an integer >= 1, or None")
+    return jobs

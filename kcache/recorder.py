@@ -1,0 +1,216 @@
+"""Recorder: writes down every request of a run, so that `kcache warm` can compile them elsewhere.
+
+A recording is text, one JSON object per line:
+
+    {"kcache_request": 1, "source": ..., "names": [...], "options": {...}, "headers": {...},
+     "extra_key": "(hexadecimal)", "source_name": ..., "directory": ..., "roots": [...]}
+
+`options` holds the fields of `CompileOptions` that differ from their defaults, `arch` included.
+`directory` is the working directory of the request, null where it means nothing to it. `roots` are
+the directories of the recording and of the Python environment: what lay below them is looked for
+below their present ones where it is gone. Every line is appended by one write that begins with a
+line break, so that a torn one, of a process that was killed, spoils itself only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from kcache import log
+from kcache.errors import ConfigError
+from kcache.nvrtc.options import CompileOptions
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.request import Request
+    from kcache.requests import CompileRequest
+
+__all__ = ["MARK", "Recorded", "Recorder", "read_recording"]
+
+#: What a line of a recording begins with, and the version of its form.
+MARK = "kcache_request"
+VERSION = 1
+
+
+class Recorder:
+    """Appends requests to a file, each once per process.
+
+    Threads: safe to share. Processes: any number may append to one file (on a local disk: network
+    file systems don't append atomically); a request that several make is there several times.
+    Crash: a killed process leaves one torn line at most. Fork: the child may go on. A failure to
+    write is logged once and never reaches the caller.
+
+    Args:
+        path: the file, made with mode 0600 when the first request comes: sources may be secret.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        self._roots = _roots(self.path)
+        # No lock, which a fork could leave locked: `setdefault` decides who writes.
+        self._seen: dict[str, object] = {}
+        self._closed = False
+        self._failed = False
+
+    def note(self, request: Request) -> None:
+        """Write the request down unless this object has done so before."""
+        key = request.key if request.anywhere else request.key + request.location
+        if key in self._seen or self._closed:
+            return
+        mine = object()
+        if self._seen.setdefault(key, mine) is mine:
+            self._write(request)
+
+    def close(self) -> None:
+        """Write nothing from here on. Idempotent."""
+        self._closed = True
+
+    def _write(self, request: Request) -> None:
+        try:
+            _append(self.path, b"\n" + _encode(request, self._roots))
+        except (OSError, TypeError, ValueError) as error:
+            if not self._failed:
+                self._failed = True
+                reason = getattr(error, "strerror", None) or error
+                log.warning("kernels are not recorded in %s: %s", self.path, reason)
+
+
+class Recorded(NamedTuple):
+    """A request as it was recorded.
+
+    Attributes:
+        request: what was asked for.
+        directory: the working directory then; None where it means nothing to the request.
+    """
+
+    request: CompileRequest
+    directory: str | None
+
+
+def read_recording(path: str, data: bytes) -> Iterator[Recorded]:
+    """Yield the requests in `data`, the contents of the recording at `path`.
+
+    A torn line is skipped with a warning. So is told each directory that is not here.
+
+    Raises:
+        ConfigError: a line is whole and no recorded request.
+    """
+    now = _roots(os.path.abspath(path))
+    missing: dict[str, None] = {}
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            found: object = json.loads(line)
+        except (ValueError, RecursionError):
+            log.warning("%s, line %d is torn: skipped", path, number)
+            continue
+        try:
+            yield _decode(found, now, missing)
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+    for folder in missing:
+        log.warning("%s was recorded with the directory %s, which is not here", path, folder)
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+
+def _encode(request: Request, roots: tuple[str, ...]) -> bytes:
+    options, defaults = request.options, CompileOptions()
+    line = {
+        MARK: VERSION,
+        "source": request.source,
+        "names": request.names,
+        "options": {
+            name: value
+            for name in options._names
+            if (value := getattr(options, name)) != getattr(defaults, name)
+        },
+        "headers": dict(request.headers),
+        "extra_key": request.extra_key.hex(),
+        "source_name": request.source_name,
+        "directory": None if request.anywhere else request.search.directory,
+        "roots": roots,
+    }
+    return json.dumps(line).encode()
+
+
+def _decode(found: object, now: tuple[str, ...], missing: dict[str, None]) -> Recorded:
+    from kcache.requests import CompileRequest
+
+    if not isinstance(found, dict) or MARK not in found:
+        raise ConfigError(f"it is no recorded request; allowed: objects with {MARK!r}")
+    line = cast("dict[str, Any]", found)
+    if line[MARK] != VERSION:
+        raise ConfigError(f"{MARK}={line[MARK]!r} is not allowed; allowed: {VERSION}")
+    try:
+        roots = [(str(was), here) for was, here in zip(line["roots"], now, strict=False)]
+        options = CompileOptions(**line["options"])
+        directory = None if line["directory"] is None else str(line["directory"])
+        request = CompileRequest(
+            line["source"],
+            tuple(line["names"]),
+            options.replace(include_paths=_found(options.include_paths, roots, missing)),
+            dict(line["headers"]),
+            bytes.fromhex(line["extra_key"]),
+            line["source_name"],
+        )
+    except KeyError as error:
+        raise ConfigError(f"{error.args[0]!r} is missing") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"it is no recorded request: {error}") from error
+    if directory is not None:
+        (directory,) = _found((directory,), roots, missing)
+        if not os.path.isdir(directory):
+            directory = now[0]
+    return Recorded(request, directory)
+
+
+def _found(
+    paths: Iterable[str | os.PathLike[str]],
+    roots: list[tuple[str, str]],
+    missing: dict[str, None],
+) -> list[str]:
+    """Return where recorded directories are now; absolute ones that are nowhere are `missing`.
+
+    One that is still there is returned as it stands: its text may be a part of the key.
+    """
+    found: list[str] = []
+    for each in paths:
+        path = os.fspath(each)
+        candidates = [path]
+        candidates += [
+            here + path[len(was) :]
+            for was, here in roots
+            if path == was or path.startswith(os.path.join(was, ""))
+        ]
+        there = next(filter(os.path.isdir, candidates), None)
+        if there is None and os.path.isabs(path):
+            missing[path] = None
+        found.append(path if there is None or not os.path.isabs(path) else there)
+    return found
+
+
+def _roots(path: str) -> tuple[str, ...]:
+    return os.path.dirname(path), sys.prefix
+
+
+def _append(path: str, data: bytes) -> None:
+    """Append `data` by one write.
+
+    Raises:
+        OSError: it could not be written, or not as a whole.
+    """
+    # Not blocking: what is no file, such as a pipe that nobody reads, must not hold up a compile.
+    extras = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | extras, 0o600)
+    try:
+        written = os.write(fd, data)
+    finally:
+        os.close(fd)
+    if written != len(data):
+        raise OSError(f"{written} of {len(data)} bytes written")

@@ -1,0 +1,249 @@
+"""Requests: what somebody asks a cache for, and how it becomes what the cache works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from kcache import log
+from kcache.errors import ArgumentTypeError, CompilerNotFoundError, ConfigError
+from kcache.memory import MemoryTier
+from kcache.nvrtc.options import CompileOptions
+from kcache.record import Record
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.request import Request
+    from kcache.recorder import Recorder
+
+__all__ = ["CompileRequest", "Requests", "compile_request", "with_target"]
+
+#: Bytes charged for a remembered request beside its source text.
+_REQUEST_OVERHEAD = 2048
+
+_Call = tuple[str, "str | tuple[str, ...]", CompileOptions | None, str]
+
+
+class CompileRequest(Record):
+    """The arguments of one `KernelCache.get_or_compile`, for `KernelCache.compile_many`. Immutable.
+
+    Attributes:
+        source: CUDA C++ source text.
+        names: name expressions whose lowered names are wanted, one or several.
+        options: see `CompileOptions`; None for the current GPU's architecture and no options.
+        headers: in-memory headers, include name -> text.
+        extra_key: bytes that make the key differ.
+        source_name: name of the source in the compiler's messages.
+    """
+
+    source: str
+    names: str | Sequence[str] = ()
+    options: CompileOptions | None = None
+    headers: Mapping[str, str] | None = None
+    extra_key: bytes = b""
+    source_name: str = "kernel.cu"
+
+
+def compile_request(given: object) -> CompileRequest:
+    """Return the request that `given` is: a `CompileRequest`, source text, a tuple or a mapping.
+
+    A tuple holds the fields of `CompileRequest` in their order, a mapping under their names.
+
+    Raises:
+        ArgumentTypeError: it is none of these; ConfigError: it has a field too many or too few.
+    """
+    if isinstance(given, CompileRequest):
+        return given
+    if isinstance(given, str):
+        return CompileRequest(given)
+    fields = CompileRequest._names
+    values: dict[str, Any]
+    if isinstance(given, Mapping):
+        values = dict(cast("Mapping[str, Any]", given))
+        for name in values:
+            if name not in fields:
+                raise ConfigError(f"no field {name!r}; allowed: {', '.join(fields)}")
+        if "source" not in values:
+            raise ConfigError("the field 'source' is missing; allowed: CUDA C++ source text")
+        return CompileRequest(**values)
+    if isinstance(given, (tuple, list)):
+        items = cast("Sequence[Any]", given)
+        if not 1 <= len(items) <= len(fields):
+            raise ConfigError(f"{len(items)} fields are not allowed; allowed: {', '.join(fields)}")
+        values = dict(zip(fields, items, strict=False))
+        return CompileRequest(**values)
+    raise ArgumentTypeError(
+        f"{type(given).__name__} is not allowed; allowed: kcache.CompileRequest, source text, "
+        f"or a tuple or mapping of {', '.join(fields)}"
+    )
+
+
+class Requests:
+    """Checks arguments and makes requests of them, and remembers those that come again.
+
+    Threads: safe to share.
+
+    Args:
+        memory_size: bound of the remembered requests, in bytes.
+
+    Attributes:
+        recorders: those who are told of every request, new and remembered.
+    """
+
+    def __init__(self, memory_size: int) -> None:
+        self._known: MemoryTier[_Call, Request] = MemoryTier(memory_size)
+        self._compiler: str | None = None
+        self.recorders: tuple[Recorder, ...] = ()
+
+    def make(
+        self,
+        source: str,
+        names: str | Sequence[str] = (),
+        options: CompileOptions | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        extra_key: bytes = b"",
+        source_name: str = "kernel.cu",
+    ) -> Request:
+        """Return the request that the arguments make, remembered where that is cheap.
+
+        Raises:
+            ConfigError: an argument is not allowed, or no architecture is given and there is no
+                GPU; CompilerNotFoundError: there is no compiler.
+        """
+        request = self._request(
+            source, names, options, headers, extra_key=extra_key, source_name=source_name
+        )
+        for recorder in self.recorders:
+            recorder.note(request)
+        return request
+
+    def of(self, call: CompileRequest) -> Request:
+        """Return the request that the arguments in `call` make; errors as for `make`."""
+        return self.make(
+            call.source,
+            call.names,
+            call.options,
+            call.headers,
+            extra_key=call.extra_key,
+            source_name=call.source_name,
+        )
+
+    def with_loaded_compiler(self, request: Request) -> Request:
+        """Return the request for the compiler that will run, which is loaded now.
+
+        Another one than `request` if the compiler is not the file that was expected, or that file
+        was replaced: what it compiles has another key.
+
+        Raises:
+            CompilerNotFoundError: NVRTC is not installed.
+        """
+        from kcache.nvrtc import compiler, library
+
+        compiler.version()  # loads it, or says that it is not installed
+        loaded = library.loaded()
+        if loaded is None or loaded.identity == request.compiler:
+            return request
+        log.debug("the compiler that was loaded is %s", loaded.path)
+        self._compiler = loaded.identity
+        self._known.clear()
+        return self._make(
+            request.source,
+            request.names,
+            request.options,
+            request.headers,
+            extra_key=request.extra_key,
+            source_name=request.source_name,
+        )
+
+    def forget(self) -> None:
+        """Forget the remembered requests."""
+        self._known.clear()
+
+    def _request(
+        self,
+        source: str,
+        names: str | Sequence[str],
+        options: CompileOptions | None,
+        headers: Mapping[str, str] | None,
+        *,
+        extra_key: bytes,
+        source_name: str,
+    ) -> Request:
+        if headers or extra_key:
+            return self._make(
+                source, names, options, headers, extra_key=extra_key, source_name=source_name
+            )
+        try:
+            expressions = names if isinstance(names, str) else tuple(names)
+            call = (source, expressions, options, source_name)
+            request = self._known.get(call)
+        except TypeError:  # wrong types, which `_make` names
+            return self._make(
+                source, names, options, headers, extra_key=extra_key, source_name=source_name
+            )
+        # A request with includes depends on the working directory, which may have changed.
+        if request is None or not (request.anywhere or request.is_here()):
+            request = self._make(
+                source, names, options, headers, extra_key=extra_key, source_name=source_name
+            )
+            self._known.put(call, request, 2 * len(source) + _REQUEST_OVERHEAD)
+        return request
+
+    def _make(
+        self,
+        source: str,
+        names: str | Sequence[str],
+        options: CompileOptions | None,
+        headers: Mapping[str, str] | None,
+        *,
+        extra_key: bytes,
+        source_name: str,
+    ) -> Request:
+        from kcache.nvrtc.request import Request
+
+        options = with_target(options)
+        if self._compiler is None:
+            self._compiler = _identify_compiler()
+        return Request.make(
+            source,
+            names,
+            options,
+            headers,
+            extra_key,
+            source_name=source_name,
+            compiler=self._compiler,
+        )
+
+
+def with_target(options: CompileOptions | None) -> CompileOptions:
+    """Return options that name an architecture, the current GPU's if the caller names none.
+
+    Raises:
+        ConfigError: there is no GPU; ArgumentTypeError: these are no options.
+    """
+    if options is None:
+        options = CompileOptions()
+    elif not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentTypeError(
+            f"options is {type(options).__name__}; allowed: kcache.CompileOptions"
+        )
+    if options.target is None:
+        from kcache.nvrtc.device import current_arch
+
+        options = options.replace(arch=current_arch())
+    return options
+
+
+def _identify_compiler() -> str:
+    """Return the identity of the compiler, without loading it where that is possible."""
+    from kcache.nvrtc import library
+
+    found = library.find()
+    if found is None:
+        from kcache.nvrtc import compiler
+
+        compiler.version()  # loads it, or says that it is not installed
+        found = library.loaded()
+    if found is None:
+        raise CompilerNotFoundError("NVRTC is loaded, but its file can't be found to identify it")
+    return found.identity

@@ -1,0 +1,630 @@
+"""`kcache report`: what the page says, that it is small and harmless, and how it looks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.browser import Browser, Tab, chromium, started
+from cli.helpers import age, damage, fill, kernel, key, manifest, recency, use
+from core.helpers import QUICK
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcache import KernelCache, Stats
+from kcache.catalogue import KERNEL, Item
+from kcache.cli.page.attention import NOTE, WARNING, remarks
+from kcache.cli.page.markup import el
+from kcache.cli.page.portrait import Portrait, Share, gather
+from kcache.cli.page.sections import page
+from kcache.cli.page.timeline import days, last_hours
+from kcache.entry import encode
+from kcache.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
+from kcache.kernel_cache import PRODUCER
+from kcache.stats import FIELDS, StatsFile
+from kcache.testing import MemoryBackend
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "look-at-a-cache.md"
+#: Sunday, 22 November 2026, 12:30 UTC.
+NOW = datetime(2026, 11, 22, 12, 30, tzinfo=UTC).timestamp()
+HOSTILE = [
+    "</svg><script>alert(1)</script>",
+    "</style><script src=//example.com/x></script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onload='alert(1)",
+    "<!-- <![CDATA[ &lt;b&gt; &#x3c;",
+    "\u202egnp.exe\x1b[31m\x00\ud800\n",
+]
+
+
+class Found(HTMLParser):
+    """What a page holds: its tags, attributes, text, and the rows of its tables by caption."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self._rows: list[list[str]] = []
+        self._inside: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in ("meta", "link"):
+            self._inside.append(tag)
+        if tag == "table":
+            self._rows = []
+        if tag == "tr":
+            self._rows.append([])
+        if tag in ("th", "td"):
+            self._rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._inside.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self._inside:
+            return
+        self.text.append(data)
+        if "caption" in self._inside:
+            self.tables[data] = self._rows
+        elif self._rows and {"th", "td"} & {*self._inside}:
+            cell = self._rows[-1]
+            cell[-1] = f"{cell[-1]} {data}".strip()
+
+    def table(self, caption: str) -> list[list[str]]:
+        """Returns the rows of the table whose caption begins so, without its head."""
+        (rows,) = (rows for title, rows in self.tables.items() if title.startswith(caption))
+        return rows[1:]
+
+
+def portrait(**changes: Any) -> Portrait:
+    """Returns a portrait of an empty cache, with changes."""
+    empty: dict[str, Any] = {
+        "written": NOW,
+        "about": {"Directory": "/somewhere"},
+        "max_size": 1 << 20,
+        "size": 0,
+        "stats": Stats(),
+        "hours": (),
+        "kinds": {},
+        "archs": (),
+        "kernels": (),
+        "largest": (),
+        "coldest": (),
+    }
+    return Portrait(**{**empty, **changes})
+
+
+def hour(start: float, **counted: float) -> Hour:
+    whole = int(start) // HOUR_SECONDS * HOUR_SECONDS
+    return Hour(whole, *(counted.get(name, 0) for name in COUNTED))
+
+
+def count_up(directory: Path, **counts: float) -> None:
+    """Has a cache's statistics and its history hold these counts, in this hour and 40 before."""
+    file = StatsFile(directory / "stats")
+    file.add([counts.get(name, 0) for name in FIELDS])
+    file.close()
+    for history in histories(directory, time.time(), range(0, 240, 6)):
+        assert history.add([counts.get(name, 0) / 40 for name in COUNTED])
+
+
+def histories(directory: Path, now: float, hours: Iterable[int]) -> Iterator[History]:
+    """Yields a cache's history as of so many hours ago."""
+    for back in hours:
+        then = now - back * HOUR_SECONDS
+        yield History(directory / "history", clock=lambda then=then: then)
+
+
+def make(directory: Path, backend: str = "file") -> None:
+    """Makes a cache of 12 kernels for 3 targets, some of them alike, and 2 manifests."""
+    entries = {
+        key(n): kernel(
+            10_000 * (n + 1),
+            source=f"source{n % 4}.cu",
+            names=[f"kernel{n % 4}<float>"],
+            arch=f"sm_{(80, 90, 100)[n % 3]}",
+            seconds=0.5,
+        )
+        for n in range(12)
+    }
+    fill(directory, {**entries, key("m1"): manifest(), key("m2"): manifest()}, backend)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_page_tells_what_is_in_the_cache(
+    backend: str, here: Callable, cache_directory: Path, tmp_path: Path
+) -> None:
+    make(cache_directory, backend)
+    count_up(cache_directory, hits=400, misses=80, compiles=80, saved_seconds=7200)
+    before = recency(cache_directory, backend)
+    stats = (cache_directory / "stats").read_bytes()
+    out = tmp_path / "report.html"
+    said = here("report", "-o", out)
+    assert (said.code, said.out) == (0, "")
+    assert re.fullmatch(rf"kcache: report of 14 entries -> {out} \([\d.]+ KiB\)\n", said.err)
+    found = Found(out.read_text("utf-8"))
+    assert {row[0]: row[1] for row in found.table("Kernels by the arch")} == {
+        "sm_80": "4",
+        "sm_90": "4",
+        "sm_100": "4",
+    }
+    assert [row[:2] for row in found.table("Kernels by source")] == [
+        [f"source{n}.cu kernel{n}<float>", "3"] for n in (3, 2, 1, 0)
+    ]
+    largest = [row[0].split()[-1] for row in found.table("The entries that take")]
+    assert largest == [key(n)[:12] for n in range(11, 1, -1)]
+    used = {name[:12]: when for name, when in before.items()}
+    coldest = [used[row[0].split()[-1]] for row in found.table("The entries that were used")]
+    assert coldest == sorted(used[key(n)[:12]] for n in range(12))[:10]
+    text = " ".join(found.text)
+    for told in ("2.0 h", "400 of 480 requests", "83%", str(cache_directory), backend, "Manifests"):
+        assert told in text, told
+    assert recency(cache_directory, backend) == before
+    assert (cache_directory / "stats").read_bytes() == stats
+
+
+def test_no_cache_is_an_error_and_no_page(here: Callable, tmp_path: Path) -> None:
+    said = here("report", "-o", tmp_path / "report.html")
+    assert (said.code, said.out) == (1, "")
+    assert re.fullmatch(r"kcache: error: there is no cache in .*: nothing .*\n", said.err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_cache_is_a_page(here: Callable, cache_directory: Path) -> None:
+    fill(cache_directory, {})
+    said = here("report", "-o", "-")
+    assert said.code == 0
+    assert "Nothing saved yet" in said.out
+    assert len(said.out) < 20_000
+    assert said.err == ""
+
+
+def test_damaged_entries_are_told(
+    here: Callable, cache_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("file", monkeypatch)
+    fill(cache_directory, {key(1): kernel()})
+    damage(cache_directory, key(2))
+    age(cache_directory, key(2), 1000)
+    found = Found(here("report", "-o", "-").out)
+    text = " ".join(found.text)
+    assert "Damaged entries in the cache: 1" in text
+    assert "kcache verify --repair" in text
+    assert found.table("The entries that were used")[0][0].startswith("(damaged)")
+
+
+def test_the_file_is_replaced_whole_and_keeps_its_permissions(
+    here: Callable, cache_directory: Path, work: Path
+) -> None:
+    fill(cache_directory, {key(1): kernel()})
+    old = os.umask(0o027)
+    try:
+        assert here("report").code == 0
+    finally:
+        os.umask(old)
+    made = work / "kcache-report.html"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o640
+    (work / "pages").mkdir()
+    target = work / "pages" / "target.html"
+    target.write_text("old")
+    target.chmod(0o604)
+    (work / "link.html").symlink_to(target)
+    assert here("report", "-o", "link.html").code == 0
+    assert (work / "link.html").is_symlink()
+    assert target.read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o604
+    assert {path.name for path in work.iterdir()} == {"axpy.cu", "pages", "link.html", made.name}
+    assert list((work / "pages").iterdir()) == [target]
+
+
+def test_a_device_is_written_to_and_not_replaced(here: Callable, cache_directory: Path) -> None:
+    fill(cache_directory, {key(1): kernel()})
+    assert here("report", "-o", os.devnull).code == 0
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(
+    cache_directory: Path, work: Path
+) -> None:
+    fill(cache_directory, {key(1): kernel()})
+    (work / "report.html").write_text("old")
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000));"
+        "from kcache.cli.app import app; sys.exit(app.run(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", "-o", "report.html"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "kcache: error: report.html: File too large\n")
+    assert (work / "report.html").read_text() == "old"
+    assert {path.name for path in work.iterdir()} == {"axpy.cu", "report.html"}
+
+
+def test_an_output_in_no_directory_is_one_line(here: Callable, cache_directory: Path) -> None:
+    fill(cache_directory, {key(1): kernel()})
+    said = here("report", "-o", "nowhere/report.html")
+    assert said.code == 1
+    assert said.err == "kcache: error: nowhere/report.html: No such file or directory\n"
+
+
+def test_the_how_to_runs_as_printed(
+    here: Callable, cache_directory: Path, work: Path, tmp_path: Path
+) -> None:
+    make(cache_directory)
+    make(tmp_path / "scratch")
+    written = []
+    for block in re.findall(r"^```sh\n(.*?)^```$", HOW_TO.read_text("utf-8"), re.DOTALL | re.M):
+        command, *arguments = shlex.split(block)
+        assert command == "kcache"
+        places = {"/srv/www": str(work), "/scratch/kcache": str(tmp_path / "scratch")}
+        for there, ours in places.items():
+            arguments = [argument.replace(there, ours) for argument in arguments]
+        assert here(*arguments).code == 0, arguments
+        written.append(Path(arguments[arguments.index("-o") + 1]))
+    assert [path.name for path in written] == ["report.html", "kcache.html", "scratch.html"]
+    texts = [path.read_text("utf-8") for path in written]
+    assert [str(tmp_path / "scratch") in text for text in texts] == [False, False, True]
+    least, most = (1000 * int(n) for n in re.findall(r"(\d+) to (\d+) KB", HOW_TO.read_text())[0])
+    assert least < len(texts[0]) < most
+
+
+# -- what the page holds ---------------------------------------------------------------------------
+
+
+def hostile() -> Portrait:
+    """Returns a portrait in which every text that comes from outside is hostile."""
+    items = [
+        Item(key(n), 10, NOW, KERNEL, source_name=name, names=(name, name), arch=name)
+        for n, name in enumerate(HOSTILE)
+    ]
+    return portrait(
+        about={"Directory": "".join(HOSTILE)},
+        kinds={KERNEL: Share(KERNEL, entries=6, size=60)},
+        archs=tuple(Share(name, (), 1, 10) for name in HOSTILE),
+        kernels=tuple(Share(name, (name, name), 1, 10) for name in HOSTILE),
+        largest=tuple(items),
+        coldest=tuple(items),
+        hours=(hour(NOW, hits=1, misses=1, saved_seconds=1),),
+        stats=Stats(**dict.fromkeys(FIELDS, 3)),
+    )
+
+
+def test_names_cannot_become_markup() -> None:
+    text = page(hostile(), UTC)
+    harmless = page(hostile_free(), UTC)
+    found, expected = Found(text), Found(harmless)
+    assert found.tags == expected.tags
+    assert [name for name, _ in found.attributes] == [name for name, _ in expected.attributes]
+    assert text.encode("utf-8").isascii() or "\u202e" not in text
+    assert not {"script", "img", "iframe", "link", "object", "a"} & {*found.tags}
+    assert HOSTILE[0] in " ".join(found.text)
+    assert "\\u202egnp.exe\\x1b[31m\\x00\\ud800\\n" in " ".join(found.text)
+
+
+def hostile_free() -> Portrait:
+    """Returns the same portrait with harmless texts."""
+    rough = hostile()
+    shares = tuple(Share("name", ("a", "b"), 1, 10) for _ in HOSTILE)
+    items = tuple(
+        item._replace(source_name="name", names=("a", "b"), arch="sm_90") for item in rough.largest
+    )
+    return portrait(
+        about={"Directory": "/somewhere"},
+        kinds=rough.kinds,
+        archs=tuple(share._replace(names=()) for share in shares),
+        kernels=shares,
+        largest=items,
+        coldest=items,
+        hours=rough.hours,
+        stats=rough.stats,
+    )
+
+
+@QUICK
+@given(st.text(), st.text())
+def test_whatever_is_in_an_element_comes_out_as_text(text: str, attribute: str) -> None:
+    from xml.etree import ElementTree
+
+    shown = ElementTree.tostring(el("p", text, title=attribute), "unicode", method="html")
+    found = Found(shown)
+    assert found.tags == ["p"]
+    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    assert "".join(found.text) == printable
+    ((name, _),) = found.attributes
+    assert name == "title"
+
+
+def test_the_page_loads_nothing_and_forbids_it() -> None:
+    text = page(hostile_free(), UTC)
+    found = Found(text)
+    (policy,) = (value for name, value in found.attributes if value.startswith("default-src"))
+    assert re.fullmatch(
+        r"default-src 'none'; style-src 'sha256-[\w+/=]{44}'; base-uri 'none'; form-action 'none'",
+        policy,
+    )
+    assert not re.search(r"url\(|@import|https?:|javascript:", text)
+    assert not {"src", "href", "style", "onload", "onclick"} & {
+        name for name, _ in found.attributes
+    }
+
+
+def test_every_chart_has_words_and_every_table_a_caption() -> None:
+    text = page(hostile_free(), UTC)
+    for svg in re.findall(r"<svg[^>]*>", text):
+        if 'viewBox="0 0 100 100" preserveAspectRatio' in svg:
+            continue  # inside another
+        assert ('role="img"' in svg and 'aria-label="' in svg) != ('aria-hidden="true"' in svg), svg
+    found = Found(text)
+    assert len(found.tables) == found.tags.count("table") == 6
+
+
+@pytest.mark.parametrize(
+    ("hits", "misses", "told"),
+    [(0, 0, "Nothing saved yet"), (0, 5, "0%"), (9999, 1, "99%"), (5, 0, "100%")],
+)
+def test_the_hit_rate_is_not_rounded_up(hits: int, misses: int, told: str) -> None:
+    text = page(portrait(stats=Stats(hits=hits, misses=misses, hit_seconds=1)), UTC)
+    assert f">{told}<" in text
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_entries_and_three_months_are_a_small_page(tmp_path: Path) -> None:
+    backend = MemoryBackend()
+    for number in range(100_000):
+        name = key(number)
+        made = kernel(
+            0, source=f"{'s' * 500}{number}", names=[f"{'n' * 500}{number}"], arch=f"a{number}"
+        )
+        backend.put(name, encode(name, made, producer=PRODUCER.encode()))
+    for history in histories(tmp_path, NOW, range(HOURS)):
+        history.add([1234.0] * len(COUNTED))
+    seen: list[None] = []
+    with KernelCache(tmp_path, backend=backend, max_size="10GiB", read_only=True) as cache:
+        found = gather(cache, str(tmp_path), seen=lambda: seen.append(None), clock=lambda: NOW)
+    assert len(seen) == found.entries == 100_000
+    assert sum(share.entries for share in found.archs) == 100_000
+    assert sum(share.entries for share in found.kernels) == 100_000
+    assert len(found.hours) == HOURS
+    text = page(found, UTC)
+    assert len(text) < 120_000
+    assert "99,992 others" in text
+
+
+# -- what deserves attention -----------------------------------------------------------------------
+
+NOTED = {
+    "corrupt": WARNING,
+    "errors": WARNING,
+    "unlocked": WARNING,
+    "rejected": WARNING,
+    "evictions": NOTE,
+    "uncacheable": NOTE,
+    "wait_timeouts": NOTE,
+    "stale": NOTE,
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_counts_deserve_attention_or_not(name: str) -> None:
+    found = remarks(portrait(stats=Stats(**{name: 7})))
+    assert [(remark.level, remark.number) for remark in found] == (
+        [(NOTED[name], 7)] if name in NOTED else []
+    )
+    assert ("All is well" in page(portrait(stats=Stats(**{name: 7})))) == (name not in NOTED)
+
+
+def test_warnings_come_first() -> None:
+    found = remarks(portrait(stats=Stats(**dict.fromkeys(FIELDS, 1))))
+    assert [remark.level for remark in found] == [WARNING] * 4 + [NOTE] * 4
+
+
+# -- over time -------------------------------------------------------------------------------------
+
+
+def test_days_are_those_of_the_zone() -> None:
+    late = hour(NOW - 12 * 3600, hits=5)  # 0:00 UTC
+    assert [s.hits for s in days([late], NOW, UTC)[-2:]] == [0, 5]
+    assert [s.hits for s in days([late], NOW, timezone(timedelta(hours=-5)))[-2:]] == [5, 0]
+    ahead = days([late], NOW, timezone(timedelta(hours=13)))
+    assert (ahead[-1].title, ahead[-1].hits, ahead[-2].hits) == ("Monday, 23 November 2026", 0, 5)
+
+
+def test_there_are_two_weeks_at_least_and_90_days_at_most() -> None:
+    assert days([], NOW, UTC) == []
+    assert len(days([hour(NOW)], NOW, UTC)) == 14
+    assert len(days([hour(NOW - 40 * 86400)], NOW, UTC)) == 41
+    found = days([hour(NOW - n * HOUR_SECONDS, hits=1) for n in reversed(range(HOURS))], NOW, UTC)
+    assert len(found) == 90
+    assert found[-1].label == "22 Nov"
+    assert {span.hits for span in found[:-1]} == {24}
+
+
+@QUICK
+@given(
+    st.lists(st.tuples(st.integers(0, 88 * 24), st.integers(0, 10**6)), max_size=30),
+    st.integers(-12 * 4, 14 * 4),
+)
+def test_no_count_is_lost_between_hours_and_days(
+    counted: list[tuple[int, int]], quarters: int
+) -> None:
+    zone = timezone(timedelta(minutes=15 * quarters))
+    hours = [hour(NOW - n * HOUR_SECONDS, hits=hits) for n, hits in sorted(counted, reverse=True)]
+    assert sum(span.hits for span in days(hours, NOW, zone)) == sum(hits for _, hits in counted)
+    recent = last_hours(hours, NOW, zone)
+    assert sum(s.hits for s in recent) == sum(hits for n, hits in counted if n < 48)
+    assert len(recent) in (0, 48)
+
+
+def test_the_table_below_a_chart_has_its_figures() -> None:
+    hours = tuple(hour(NOW - n * 86400, hits=n, misses=1, evictions=2) for n in (3, 1))
+    found = Found(page(portrait(hours=hours, stats=Stats(hits=4)), UTC))
+    assert found.table("Hits and misses by day") == [
+        ["Thursday, 19 November 2026", "3", "1", "2", "\N{EN DASH}"],
+        ["Saturday, 21 November 2026", "1", "1", "2", "\N{EN DASH}"],
+    ]
+    assert found.table("The last 48 hours") == [
+        ["Saturday, 21 November, 12:00", "1", "1", "2", "\N{EN DASH}"]
+    ]
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+#: The least contrast of any text with what is behind it, as in WCAG 2.2, and that text.
+CONTRAST = """(() => {
+  const parse = text => (text.match(/rgba?\\([^)]*\\)/g) || []).map(
+    colour => colour.match(/[\\d.]+/g).map(Number)).map(
+    ([r, g, b, a = 1]) => [r, g, b, a]);
+  const over = (top, under) => top.slice(0, 3).map((v, n) => v * top[3] + under[n] * (1 - top[3]));
+  const light = colour => colour.slice(0, 3).map(v => v / 255).map(
+    v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4
+    ).reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
+  const behind = node => {
+    for (; node; node = node.parentElement) {
+      const style = getComputedStyle(node), stops = parse(style.backgroundImage);
+      if (stops.length) return stops;
+      const [colour] = parse(style.backgroundColor);
+      if (colour && colour[3] === 1) return [colour];
+    }
+    return [[255, 255, 255, 1]];
+  };
+  let least = [99, ""];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement, text = walker.currentNode.data.trim();
+    if (!text || node.tagName === "title" || !node.getClientRects().length) continue;
+    const style = getComputedStyle(node);
+    const [ink] = parse(node.namespaceURI.endsWith("svg") ? style.fill : style.color);
+    let shown = ink[3];
+    for (let up = node; up; up = up.parentElement) shown *= getComputedStyle(up).opacity;
+    for (const back of behind(node)) {
+      const [a, b] = [light(over([...ink.slice(0, 3), shown], back)), light(back)];
+      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      if (ratio < least[0]) least = [ratio, text];
+    }
+  }
+  return least;
+})()"""
+#: What stands out of the page on either side.
+STANDS_OUT = """[...document.querySelectorAll("body *")].filter(node => {
+  const box = node.getBoundingClientRect();
+  return box.width && (box.left < -0.5 || box.right > innerWidth + 0.5);
+}).map(node => node.tagName + "." + node.getAttribute("class") + ": " + node.textContent.slice(0, 60))"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = chromium()
+    if program is None:
+        pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
+    with started(program, tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
+    tabs: list[Tab] = []
+
+    def tab(width: int = 1400, *, dark: bool = False, media: str = "") -> Tab:
+        tabs.append(Tab(browser, width=width, dark=dark, media=media))
+        return tabs[-1]
+
+    yield tab
+    for opened in tabs:
+        opened.close()
+
+
+def pages(folder: Path) -> dict[str, Path]:
+    """Writes pages of several kinds; returns where they are."""
+    busy = tuple(
+        hour(NOW - n * HOUR_SECONDS, hits=n % 24 * 40, misses=n % 7, saved_seconds=60 * (n % 24))
+        for n in reversed(range(31 * 24))
+    )
+    full = Portrait(**{**{n: getattr(hostile(), n) for n in Portrait.__slots__}, "hours": busy})
+    named = {"full": full, "empty": portrait()}
+    for name, told in named.items():
+        (folder / f"{name}.html").write_text(page(told, UTC), "utf-8")
+    return {name: folder / f"{name}.html" for name in named}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1400])
+@pytest.mark.parametrize("kind", ["full", "empty"])
+def test_a_browser_shows_it_without_a_word_or_a_request(
+    kind: str, width: int, dark: bool, tab: Callable[..., Tab], tmp_path: Path
+) -> None:
+    path = pages(tmp_path)[kind]
+    seen = tab(width, dark=dark)
+    seen.open(path)
+    seen.evaluate("document.querySelectorAll('details').forEach(node => node.open = true)")
+    assert seen.evaluate("innerWidth") == width
+    assert seen.evaluate("document.documentElement.scrollWidth") == width
+    assert seen.evaluate(STANDS_OUT) == []
+    ratio, text = seen.evaluate(CONTRAST)
+    assert ratio >= 4.5, text
+    back = seen.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", back))) < 200) == dark
+    (style,) = seen.evaluate("[...document.styleSheets].map(sheet => sheet.cssRules.length > 50)")
+    assert style
+    requests = seen.heard("Network.requestWillBeSent")
+    assert [params["request"]["url"] for params in requests] == [path.as_uri()]
+    assert seen.heard("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown") == []
+
+
+def test_a_browser_takes_hostile_names_for_text(tab: Callable[..., Tab], tmp_path: Path) -> None:
+    seen = tab()
+    seen.open(pages(tmp_path)["full"])
+    assert seen.evaluate("document.scripts.length + document.images.length") == 0
+    assert HOSTILE[0] in seen.evaluate("document.body.innerText")
+    foreign = seen.evaluate(
+        "[...document.querySelectorAll('svg *')].filter("
+        "node => !node.namespaceURI.endsWith('svg')).length"
+    )
+    assert foreign == 0
+    assert seen.heard("Page.javascriptDialogOpening") == []
+
+
+def test_a_screen_reader_finds_words_for_every_image_and_table(
+    tab: Callable[..., Tab], tmp_path: Path
+) -> None:
+    seen = tab()
+    seen.open(pages(tmp_path)["full"])
+    nodes = seen.call("Accessibility.getFullAXTree")["nodes"]
+    named: dict[str, list[str]] = {}
+    for node in nodes:
+        if not node["ignored"]:
+            name = node.get("name", {}).get("value", "")
+            named.setdefault(node["role"]["value"], []).append(name)
+    assert len(named["image"]) == 5
+    assert len(named["table"]) == 4  # two more are folded
+    assert all(named["image"] + named["table"] + named["heading"])
+
+
+def test_it_prints_on_white(tab: Callable[..., Tab], tmp_path: Path) -> None:
+    seen = tab(700, dark=True, media="print")
+    seen.open(pages(tmp_path)["full"])
+    assert seen.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert seen.evaluate("document.documentElement.scrollWidth") == 700
+    ratio, text = seen.evaluate(CONTRAST)
+    assert ratio >= 4.5, text

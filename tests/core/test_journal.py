@@ -1,0 +1,221 @@
+"""The journal: what is noted is found again, and nothing that happens to the file does harm."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from core.helpers import fork, wait
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kcache
+from kcache.engine import CacheEngine
+from kcache.journal import (
+    CLEARED,
+    DELETED,
+    EVENTS,
+    EVICTED,
+    LIMIT,
+    REFUSED,
+    REJECTED,
+    TRIMMED,
+    Event,
+    Journal,
+)
+from kcache.testing import MemoryBackend
+
+KEY = "0123456789abcdef" * 4
+
+
+def journal(directory: Path, backend: str = "file", at: float = 1000.5) -> Journal:
+    return Journal(str(directory), backend, clock=lambda: at)
+
+
+def noted(directory: Path, backend: str = "file") -> list[Event]:
+    return list(Journal(str(directory), backend).events())
+
+
+def test_what_is_noted_is_found_by_the_next_process(tmp_path: Path) -> None:
+    assert noted(tmp_path) == []
+    journal(tmp_path).note(EVICTED, KEY)
+    journal(tmp_path, at=1001).note(REFUSED, KEY, "checksum mismatch")
+    journal(tmp_path, at=1002).note(CLEARED)
+    first, second, third = noted(tmp_path)
+    assert first == Event(1000.5, EVICTED, KEY[:32], "")
+    assert second == Event(1001.0, REFUSED, KEY[:32], "checksum mismatch")
+    assert third == Event(1002.0, CLEARED, "", "")
+    assert first.concerns(KEY)
+    assert not first.concerns("f" + KEY[1:])
+    assert not third.concerns(KEY)
+
+
+def test_each_backend_has_events_of_its_own(tmp_path: Path) -> None:
+    journal(tmp_path, "file").note(EVICTED, KEY)
+    journal(tmp_path, "zstd+lmdb").note(DELETED, KEY)
+    journal(tmp_path, "of some\nbody").note(CLEARED)
+    assert [event.what for event in noted(tmp_path)] == [EVICTED]
+    assert [event.what for event in noted(tmp_path, "zstd+lmdb")] == [DELETED]
+    assert [event.what for event in noted(tmp_path, "of some\nbody")] == [CLEARED]
+
+
+@given(detail=st.text(), what=st.sampled_from(sorted(EVENTS)))
+def test_no_detail_breaks_the_file(
+    detail: str, what: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("journal")
+    journal(directory).note(what, KEY, detail)
+    journal(directory).note(EVICTED, KEY)
+    first, second = noted(directory)
+    assert (first.what, first.key) == (what, KEY[:32])
+    assert len(first.detail) <= 10 * 200
+    assert second.what == EVICTED
+
+
+@given(content=st.binary(max_size=300))
+def test_no_file_breaks_the_reader(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("journal")
+    (directory / "journal").write_bytes(content)
+    (directory / "journal.1").write_bytes(content[::-1])
+    noted(directory)
+    with open(directory / "journal", "ab") as file:
+        file.write(b"\n")
+    journal(directory).note(EVICTED, KEY)
+    assert noted(directory)[-1] == Event(1000.5, EVICTED, KEY[:32], "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"nan evicted {KEY[:32]} file",
+        f"1e300 evicted {KEY[:32]} file",
+        f"-1 evicted {KEY[:32]} file",
+        f"1 exploded {KEY[:32]} file",
+        f"1 evicted {KEY[:31]} file",
+        f"1 evicted {KEY[:31]}x file",
+        f"1 evicted {KEY[:32]}",
+        f"evicted {KEY[:32]} file",
+    ],
+)
+def test_what_makes_no_sense_is_skipped(line: str, tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text(f"{line}\n2 deleted {KEY[:32]} file\n")
+    assert [event.what for event in noted(tmp_path)] == [DELETED]
+
+
+def test_it_is_bounded_and_remembers_the_last(tmp_path: Path) -> None:
+    size = 0
+    for number in range(6000):
+        journal(tmp_path, at=number).note(EVICTED, KEY)
+        size = max(size, sum(path.stat().st_size for path in tmp_path.iterdir()))
+    assert size < 2 * LIMIT + 200
+    assert {path.name for path in tmp_path.iterdir()} == {"journal", "journal.1"}
+    times = [event.at for event in noted(tmp_path)]
+    assert times == list(range(6000 - len(times), 6000))
+    assert len(times) >= 1800
+
+
+def test_threads_and_processes_write_whole_lines(tmp_path: Path) -> None:
+    def write() -> None:
+        mine = Journal(str(tmp_path), "file")
+        for _ in range(100):
+            mine.note(REFUSED, KEY, "x" * 100)
+
+    def several() -> None:
+        threads = [threading.Thread(target=write) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    children = [fork(several) for _ in range(2)]
+    assert [wait(child) for child in children] == [0, 0]
+    found = noted(tmp_path)
+    assert len(found) == 600
+    assert {event.detail for event in found} == {"x" * 100}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="makes links and pipes")
+@pytest.mark.parametrize("obstacle", ["folder", "link", "pipe", "missing"])
+def test_a_failing_write_is_ignored(obstacle: str, tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    target = tmp_path / "target"
+    target.write_text("precious")
+    if obstacle != "missing":
+        directory.mkdir()
+    if obstacle == "folder":
+        (directory / "journal").mkdir()
+    if obstacle == "link":
+        (directory / "journal").symlink_to(target)
+    if obstacle == "pipe":
+        os.mkfifo(directory / "journal")
+    journal(directory).note(EVICTED, KEY)
+    assert noted(directory) == []
+    assert target.read_text() == "precious"
+
+
+# -- what the engine notes -------------------------------------------------------------------------
+
+
+def engine(directory: Path, *, max_size: int = 3000, read_only: bool = False) -> CacheEngine:
+    return CacheEngine(
+        MemoryBackend(),
+        max_size=max_size,
+        read_only=read_only,
+        journal=Journal(str(directory), "memory", read_only=read_only),
+    )
+
+
+def key(number: int) -> str:
+    return f"{number:064x}".replace("0", "a")
+
+
+def what(directory: Path) -> list[tuple[str, str]]:
+    return [(event.what, event.key) for event in noted(directory, "memory")]
+
+
+def test_the_engine_notes_what_leaves(tmp_path: Path) -> None:
+    entry = kcache.Entry({"a": bytes(800)})
+    with engine(tmp_path) as cache:
+        for number in range(1, 4):
+            assert cache.put(key(number), entry)
+        assert what(tmp_path) == []
+        assert cache.get(key(2)) is not None
+        assert cache.get(key(9)) is None
+        assert what(tmp_path) == []  # neither puts nor gets
+        cache.put(key(4), entry)
+        assert what(tmp_path)[0] == (EVICTED, key(1)[:32])
+        assert cache.delete(key(4))
+        assert not cache.delete(key(4))
+        assert what(tmp_path)[-1] == (DELETED, key(4)[:32])
+        cache.put(key(5), kcache.Entry({"a": bytes(5000)}))
+        assert what(tmp_path)[-1] == (REJECTED, key(5)[:32])
+        cache.put(key(6), entry)
+        cache.backend.put(key(6), b"damage")
+        assert cache.get(key(6)) is None
+        assert noted(tmp_path, "memory")[-1].what == REFUSED
+        assert "too short" in noted(tmp_path, "memory")[-1].detail
+        cache.put(key(7), entry)
+        cache.trim(0)
+        assert what(tmp_path)[-1][0] == TRIMMED
+
+
+def test_clearing_many_is_one_event(tmp_path: Path) -> None:
+    with engine(tmp_path, max_size=1 << 20) as cache:
+        for number in range(1, 100):
+            cache.put(key(number), kcache.Entry({}))
+        assert cache.clear() > 0
+    assert what(tmp_path) == [(CLEARED, "")]
+
+
+def test_a_read_only_cache_notes_nothing(tmp_path: Path) -> None:
+    with engine(tmp_path, read_only=True) as cache:
+        cache.backend.put(KEY, b"damage")
+        assert cache.get(KEY) is None
+        cache.delete(KEY)
+        cache.clear()
+        cache.trim(0)
+    assert list(tmp_path.iterdir()) == []

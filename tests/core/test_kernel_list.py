@@ -1,0 +1,601 @@
+"""Lists of kernels: what they say, what they must not say, and what a recorder writes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from core.helpers import fork, wait
+
+from kcache import CompileOptions, ConfigError
+from kcache.kernel_list import Wanted, read_list
+from kcache.nvrtc.request import Request
+from kcache.recorder import Recorder
+
+KERNEL = "__global__ void k() {}\n"
+INCLUDING = '#include "scale.cuh"\n' + KERNEL
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with sources in it, which is not the working directory."""
+    place = tmp_path / "project"
+    for name in ("a.cu", "src/b.cu", "src/deep/c.cu"):
+        source = place / name
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text(INCLUDING)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return place
+
+
+def listed(folder: Path, text: str, *archs: str) -> list[Wanted]:
+    path = folder / "kernels.toml"
+    path.write_text(text)
+    return read_list(str(path), archs)
+
+
+def refused(folder: Path, text: str, *archs: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        listed(folder, text, *archs)
+    message = str(caught.value)
+    assert message.startswith(f"{folder / 'kernels.toml'}")
+    return message.removeprefix(f"{folder / 'kernels.toml'}")
+
+
+def options(wanted: Wanted) -> CompileOptions:
+    assert wanted.request.options is not None
+    return wanted.request.options
+
+
+# -- what a list says ------------------------------------------------------------------------------
+
+
+def test_toml_and_json_say_the_same(folder: Path) -> None:
+    toml = listed(
+        folder,
+        """
+        [defaults]
+        archs = ["sm_80", "sm_90a"]
+        std = "c++17"
+        defines = { TILE = 128 }
+
+        [[kernels]]
+        source = "a.cu"
+        names = ["f<int>", "f<float>"]
+        """,
+    )
+    document = {
+        "defaults": {"archs": ["sm_80", "sm_90a"], "std": "c++17", "defines": {"TILE": 128}},
+        "kernels": [{"source": "a.cu", "names": ["f<int>", "f<float>"]}],
+    }
+    (folder / "kernels.json").write_text(json.dumps(document))
+    assert read_list(str(folder / "kernels.json")) == toml
+    assert [each.arch for each in toml] == ["sm_80", "sm_90a"]
+    assert options(toml[0]) == CompileOptions("sm_80", "c++17", defines=["TILE=128"])
+    assert toml[0].request.names == ("f<int>", "f<float>")
+    assert toml[0].title == "a.cu: f<int>, f<float>"
+    assert toml[0].request.source == INCLUDING
+
+
+def test_a_kernel_replaces_defaults_and_the_command_line_the_archs(folder: Path) -> None:
+    text = """
+        defaults = { archs = ["sm_80"], std = "c++14", defines = ["A", "B"], fast_math = true }
+        kernels = [
+            { source = "a.cu" },
+            { source = "src/b.cu", arch = 90, std = "c++20", defines = ["C"], fast_math = false },
+        ]
+        """
+    first, second = map(options, listed(folder, text))
+    assert first == CompileOptions("sm_80", "c++14", defines=["A", "B"], fast_math=True)
+    assert second == CompileOptions("sm_90", "c++20", defines=["C"])
+    assert [each.arch for each in listed(folder, text, "100f", "sm_120")] == [
+        *("sm_100f", "sm_120") * 2
+    ]
+
+
+def test_globs_are_sorted_and_each_kernel_is_there_once(folder: Path) -> None:
+    found = listed(
+        folder,
+        """
+        defaults.arch = "sm_90"
+        kernels = [
+            { source = ["src/deep/c.cu", "a.cu"] },
+            { source = "**/*.cu" },
+            { source = "a.cu", names = "f<int>" },
+        ]
+        """,
+        "sm_90",
+        "90",
+    )
+    assert [each.title for each in found] == ["src/deep/c.cu", "a.cu", "src/b.cu", "a.cu: f<int>"]
+
+
+def test_globs_find_files_in_the_order_of_their_names(folder: Path) -> None:
+    names = [f"m{number:02}.cu" for number in range(24)]
+    for name in (*names[12:], *reversed(names[:12])):  # no order in which a directory gives them
+        (folder / name).write_text(f"// {name}\n{KERNEL}")
+    found = listed(folder, "kernels = [{ source = 'm*.cu', arch = 90 }]")
+    assert [each.source for each in found] == names
+
+
+def test_a_file_may_be_named_like_a_glob(folder: Path) -> None:
+    (folder / "k[1].cu").write_text(KERNEL)
+    (wanted,) = listed(folder, "kernels = [{ source = 'k[1].cu', arch = 90 }]")
+    assert wanted.source == "k[1].cu"
+
+
+def test_a_source_is_compiled_as_the_command_does_it(folder: Path) -> None:
+    """In its own folder, under the last part of its path; relative directories stay relative."""
+    (folder / "include").mkdir()
+    text = """
+        defaults = { arch = 90, include_paths = ["include", "/opt/include"] }
+        kernels = [{ source = "**/*.cu" }]
+        """
+    found = listed(folder, text)
+    assert [each.directory for each in found] == [
+        str(folder),
+        str(folder / "src"),
+        str(folder / "src" / "deep"),
+    ]
+    assert [each.request.source_name for each in found] == ["a.cu", "b.cu", "c.cu"]
+    assert [options(each).include_paths for each in found] == [
+        ("include", "/opt/include"),
+        ("../include", "/opt/include"),
+        ("../../include", "/opt/include"),
+    ]
+
+
+def test_a_source_can_be_compiled_as_a_program_does_it(folder: Path) -> None:
+    (a, b, c, d) = listed(
+        folder,
+        """
+        defaults = { arch = 90, include_paths = ["src"] }
+        [[kernels]]
+        source = "src/b.cu"
+        source_name = "kernel.cu"
+        [[kernels]]
+        source = "src/*/*.cu"
+        source_name = "{path}"
+        include_paths = ["{folder}/src"]
+        [[kernels]]
+        source = "src/b.cu"
+        source_name = "{folder}/{name}"
+        directory = "src"
+        extra_options = ["-I{folder}"]
+        [[kernels]]
+        text = '#include "x"'
+        """,
+    )
+    assert [each.directory for each in (a, b, c, d)] == [
+        str(folder),
+        str(folder),
+        str(folder / "src"),
+        str(folder),
+    ]
+    assert [each.request.source_name for each in (a, b, c, d)] == [
+        "kernel.cu",
+        "src/deep/c.cu",
+        f"{folder}/b.cu",
+        "kernel.cu",
+    ]
+    assert options(a).include_paths == ("src",)
+    assert options(b).include_paths == (f"{folder}/src",)
+    assert options(c).include_paths == (".",)
+    assert options(c).extra_options == (f"-I{folder}",)
+    assert (d.source, d.title) == ("kernel.cu", "kernel.cu")
+
+
+def test_the_working_directory_means_nothing_to_what_includes_nothing(folder: Path) -> None:
+    (folder / "src" / "plain.cu").write_text(KERNEL)
+    plain, debug = listed(
+        folder,
+        """
+        defaults.arch = 90
+        kernels = [
+            { source = "src/plain.cu" },
+            { source = "src/plain.cu", lineinfo = true },
+        ]
+        """,
+    )
+    assert (plain.directory, debug.directory) == (None, str(folder / "src"))
+
+
+def test_texts_headers_and_an_extra_key(folder: Path) -> None:
+    (wanted,) = listed(
+        folder,
+        """
+        [[kernels]]
+        text = '''#include "x.h"'''
+        arch = "compute_90"
+        extra_key = "00ff"
+        headers = { "x.h" = "struct X {};" }
+        """,
+    )
+    assert wanted.request.extra_key == b"\0\xff"
+    assert wanted.request.headers == {"x.h": "struct X {};"}
+
+
+def test_an_architecture_among_the_extra_options_is_changed_there(folder: Path) -> None:
+    text = """
+        kernels = [
+            { text = "int a;", extra_options = ["-arch=sm_80", "-ftz=true"] },
+            { text = "int b;", extra_options = ["--gpu-architecture", "sm_80", "-ftz=true"] },
+        ]
+        """
+    assert [each.arch for each in listed(folder, text)] == ["sm_80", "sm_80"]
+    changed = listed(folder, text, "sm_90a")
+    assert [options(each).extra_options for each in changed] == [
+        ("-arch=sm_90a", "-ftz=true"),
+        ("--gpu-architecture=sm_90a", "-ftz=true"),
+    ]
+    assert [each.arch for each in changed] == ["sm_90a", "sm_90a"]
+
+
+# -- what it must not say --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ": kernels: none are listed; allowed: [[kernels]] with source or text"),
+        ("kernels = []", ": kernels: none are listed"),
+        ("kernels = 1", ": kernels: none are listed"),
+        ("kernels = [1]", ", kernel 1: it is int; allowed: a table"),
+        ("kernel = []", ": no key 'kernel' (did you mean kernels?); allowed: defaults, kernels"),
+        ("defaults = []\nkernels = [{}]", ", defaults: defaults is list; allowed: a table"),
+        (
+            "defaults = { sdt = 'c++17' }\nkernels = [{}]",
+            ", defaults: no key 'sdt' (did you mean std?); allowed: archs, ",
+        ),
+        ("defaults = { source = 'a.cu' }\nkernels = [{}]", ", defaults: no key 'source'"),
+        ("defaults = { std = 'c99' }\nkernels = [{}]", ", defaults: std='c99' is not allowed"),
+        ("defaults = { archs = ['gfx9'] }\nkernels = [{}]", ", defaults: arch='gfx9' is not allow"),
+        ("kernels = [{}]", ", kernel 1: it has none or both of source and text"),
+        ("kernels = [{ source = 'a.cu', text = 'x' }]", ", kernel 1: it has none or both of"),
+        ("kernels = [{ source = 'a.cu' }, { nmaes = 1 }]", ", kernel 2: no key 'nmaes' (did you"),
+        ("kernels = [{ source = 1 }]", ", kernel 1: source=1 is not allowed; allowed: text, or"),
+        ("kernels = [{ source = [] }]", ", kernel 1: source is empty"),
+        ("kernels = [{ source = 'missing.cu' }]", ", kernel 1: source='missing.cu': no such file"),
+        ("kernels = [{ source = 'x/**/*.cu' }]", ", kernel 1: source='x/**/*.cu' matches no file"),
+        ("kernels = [{ source = 'src' }]", ", kernel 1: source='src': no such file"),
+        ("kernels = [{ source = '*.bin' }]", ", kernel 1: bad.bin is not text: byte 1 is 0xff"),
+        ("kernels = [{ text = 7 }]", ", kernel 1: text is int; allowed: CUDA C++ source text"),
+        ("kernels = [{ text = ' ' }]", ", kernel 1: source is empty"),
+        ("kernels = [{ text = 'x', names = 3 }]", ", kernel 1: names=3 is not allowed"),
+        ("kernels = [{ text = 'x', names = [''] }]", ", kernel 1: a name expression is empty"),
+        ("kernels = [{ text = 'x', fast_math = 1 }]", ", kernel 1: fast_math=1 is not allowed"),
+        ("kernels = [{ text = 'x', include_paths = 'i' }]", ", kernel 1: include_paths='i' is"),
+        ("kernels = [{ text = 'x', headers = ['h'] }]", ", kernel 1: headers is list; allowed"),
+        ("kernels = [{ text = 'x', headers = { h = 1 } }]", ", kernel 1: headers['h'] is int"),
+        ("kernels = [{ text = 'x', extra_key = 'x' }]", ", kernel 1: extra_key='x' is not allowed"),
+        ("kernels = [{ text = 'x', extra_key = 1 }]", ", kernel 1: extra_key=1 is not allowed"),
+        ("kernels = [{ text = 'x', source_name = 1 }]", ", kernel 1: source_name is int"),
+        ("kernels = [{ text = 'x', source_name = '' }]", ", kernel 1: source_name is empty"),
+        ("kernels = [{ text = 'x', directory = 1 }]", ", kernel 1: directory is int"),
+        ("kernels = [{ text = 'x', directory = 'no' }]", ", kernel 1: directory='no': no such"),
+        ("kernels = [", " is not TOML: "),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(text: str, said: str, folder: Path) -> None:
+    (folder / "bad.bin").write_bytes(b"x\xff")
+    assert refused(folder, text, "sm_90").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "kernels = [{ text = 'x', arch = 90, archs = [90] }]",
+            "arch and archs exclude each other",
+        ),
+        ("kernels = [{ text = 'x', archs = ['sm_9'] }]", "arch='sm_9' is not allowed"),
+        ("kernels = [{ text = 'x', archs = [true] }]", "arch=True is not allowed"),
+        ("kernels = [{ text = 'x', arch = 9.0 }]", "arch=9.0 is not allowed"),
+    ],
+)
+def test_archs_that_are_not_allowed(text: str, said: str, folder: Path) -> None:
+    assert refused(folder, text).startswith(f", kernel 1: {said}")
+
+
+def test_without_arch_and_gpu_it_asks_for_one(folder: Path) -> None:
+    from kcache.nvrtc.device import current_arch
+
+    with contextlib.suppress(ConfigError):
+        pytest.skip(f"there is a GPU: {current_arch()}")
+    said = refused(folder, "kernels = [{ text = 'x', arch = 90 }, { text = 'x' }]")
+    assert said.startswith(", kernel 2: archs: none is given, and there is no GPU to ask; allowed:")
+    assert "--arch sm_90" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("kernels.yaml", b"kernels: []", "is no list of kernels; allowed: .toml, .json"),
+        ("kernels.json", b"{", "is not JSON"),
+        ("kernels.json", b"[" * 100_000, "is not JSON"),
+        ("kernels.json", b"[]", "it is list; allowed: a table"),
+        ("kernels.json", b'{"kernels": "\xff"}', "is not text: byte 13 is 0xff; allowed: UTF-8"),
+        ("kernels.toml", b"\xff", "is not text: byte 0 is 0xff"),
+    ],
+)
+def test_a_file_that_is_no_list(name: str, data: bytes, said: str, folder: Path) -> None:
+    (folder / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=said):
+        read_list(str(folder / name), ["sm_90"])
+
+
+# -- recorded --------------------------------------------------------------------------------------
+
+
+def request(source: str = KERNEL, options: CompileOptions | None = None, **more: object) -> Request:
+    """Returns a request as a cache makes it, in the working directory."""
+    arguments = {"names": (), "headers": None, "extra_key": b"", "source_name": "kernel.cu", **more}
+    return Request.make(source, options=options or CompileOptions(90), compiler="c", **arguments)
+
+
+def remade(wanted: Wanted) -> Request:
+    """Returns the request that a cache makes of what was recorded, in its working directory."""
+    asked = wanted.request
+    with contextlib.chdir(wanted.directory or os.curdir):
+        return Request.make(
+            asked.source,
+            asked.names,
+            options(wanted),
+            asked.headers,
+            asked.extra_key,
+            source_name=asked.source_name,
+            compiler="c",
+        )
+
+
+RICH = CompileOptions(
+    "sm_90a",
+    "17",
+    optimization=2,
+    max_registers=32,
+    defines={"A": None, "B": 2},
+    include_paths=["include", "/opt/\udcff", "./x/"],
+    extra_options=["-ftz=true", "-I", "more"],
+)
+
+
+def several() -> Iterator[Request]:
+    yield request()
+    yield request("__global__ void k(const char*, int) { /* \u00e4 \u2028 \r\n\t\x07 */ }\n")
+    yield request(names=("f<int>", "f<float>"))
+    yield request(INCLUDING, RICH)
+    yield request(INCLUDING, RICH.replace(lineinfo=True))
+    yield request(INCLUDING, headers={"scale.cuh": "#define S 1\n", "b.h": ""}, extra_key=b"\0\1")
+    yield request(INCLUDING, source_name="src/deep/x.cu")
+    yield request(options=CompileOptions(extra_options=["-arch", "sm_80"]))
+    yield request(options=CompileOptions("compute_90", lto=True, debug=True, fast_math=True))
+
+
+def test_what_is_read_is_what_was_recorded(folder: Path, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "kernels.jsonl")
+    made = list(several())
+    for each in made:
+        recorder.note(each)
+    recorder.close()
+    os.chdir(tmp_path)
+    found = read_list("kernels.jsonl")
+    assert [each.directory for each in found] == [
+        None if each.anywhere else str(tmp_path / "elsewhere") for each in made
+    ]
+    again = [remade(each) for each in found]
+    assert [each.key for each in again] == [each.key for each in made]
+    assert [each.options for each in again] == [each.options for each in made]
+    assert [each.search.prefixes for each in again] == [each.search.prefixes for each in made]
+
+
+def test_other_archs_change_nothing_else(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "kernels.jsonl")
+    for arch in ("sm_80", "sm_90"):
+        recorder.note(request(INCLUDING, RICH.replace(arch=arch)))
+    recorder.note(request(options=CompileOptions(extra_options=["-arch", "sm_80"])))
+    path = str(tmp_path / "kernels.jsonl")
+    assert [each.arch for each in read_list(path)] == ["sm_80", "sm_90", "sm_80"]
+    found = read_list(path, ["sm_100a", "120"])
+    assert [each.arch for each in found] == ["sm_100a", "sm_120"] * 2
+    assert [remade(each).key for each in found[:2]] == [
+        request(INCLUDING, RICH.replace(arch=arch)).key for arch in ("sm_100a", "sm_120")
+    ]
+    assert (
+        remade(found[2]).key == request(options=CompileOptions(extra_options=["-arch=sm_100a"])).key
+    )
+
+
+def test_each_request_is_written_once_but_once_for_each_place(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.jsonl"
+    recorder = Recorder("../kernels.jsonl")
+    for place in ("elsewhere", "project", "elsewhere"):
+        os.chdir(tmp_path / place)
+        for _ in range(3):
+            recorder.note(request())
+            recorder.note(request(INCLUDING))
+    assert len(path.read_bytes().split()) > 3
+    assert path.read_bytes().count(b"\n") == 3
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 or os.name == "nt"
+    Recorder(path).note(request(INCLUDING))
+    assert path.read_bytes().count(b"\n") == 4
+    assert len(read_list(str(path))) == 3
+    recorder.close()
+    recorder.close()
+    recorder.note(request(names="f"))
+    assert path.read_bytes().count(b"\n") == 4
+
+
+def test_torn_lines_spoil_only_themselves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "kernels.jsonl"
+    recorder = Recorder(path)
+    recorder.note(request())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])  # as of a process that was killed in its write
+    recorder.note(request(names="f<int>"))
+    with path.open("ab") as stream:
+        stream.write(b"\n\n   \n" + b"[" * 100_000 + b"\n\xff\xfe\n" + whole[:-1])
+    assert [each.title for each in read_list(str(path))] == ["kernel.cu: f<int>"]
+    assert [record.getMessage().partition(", ")[2] for record in caplog.records] == [
+        f"line {number} is torn: skipped" for number in (2, 6, 7, 9)
+    ]
+
+
+WHOLE = {
+    "kcache_request": 1,
+    "roots": [],
+    "options": {},
+    "directory": None,
+    "source": KERNEL,
+    "names": [],
+    "headers": {},
+    "extra_key": "",
+    "source_name": "x",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[]", "it is no recorded request"),
+        ('{"source": "x"}', "it is no recorded request"),
+        ('{"kcache_request": 2}', "kcache_request=2 is not allowed; allowed: 1"),
+        ('{"kcache_request": 1}', "'roots' is missing"),
+        ('{"kcache_request": 1, "roots": [], "options": {"new": 1}}', "unexpected argument 'new'"),
+        ('{"kcache_request": 1, "roots": [], "options": {"std": 1}}', "std=1 is not allowed"),
+        ('{"kcache_request": 1, "roots": 1, "options": {}}', "it is no recorded request"),
+        (
+            '{"kcache_request": 1, "roots": [], "options": {}, "directory": null, "source": 1}',
+            "'names' is missing",
+        ),
+        (
+            json.dumps({**WHOLE, "source": 1}),
+            "source is int; allowed: text",
+        ),
+    ],
+)
+def test_a_line_that_is_no_request_is_told(line: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.jsonl"
+    path.write_text(f"\n{line}")
+    with pytest.raises(ConfigError) as caught:
+        read_list(str(path), ["sm_90"])
+    assert str(caught.value).startswith(str(path))
+    assert said in str(caught.value)
+
+
+def test_a_recording_is_known_by_its_lines_too(tmp_path: Path) -> None:
+    Recorder(tmp_path / "kernels").note(request())
+    assert len(read_list(str(tmp_path / "kernels"))) == 1
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    assert read_list(str(tmp_path / "empty.jsonl")) == []
+
+
+def test_a_recording_moves_with_its_folder(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In another checkout, headers are looked for there, and where they were if they still are."""
+    (folder / "include").mkdir()
+    given = CompileOptions(
+        90, include_paths=[folder / "include", "src", tmp_path / "elsewhere", tmp_path / "gone"]
+    )
+    os.chdir(folder)
+    Recorder(folder / "kernels.jsonl").note(request(INCLUDING, given))
+    moved = tmp_path / "moved"
+    folder.rename(moved)
+    os.chdir(tmp_path)
+    (wanted,) = read_list("moved/kernels.jsonl")
+    assert wanted.directory == str(moved)
+    assert options(wanted).include_paths == (
+        str(moved / "include"),
+        "src",
+        str(tmp_path / "elsewhere"),
+        str(tmp_path / "gone"),
+    )
+    assert remade(wanted).key == request(INCLUDING, given).key
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"moved/kernels.jsonl was recorded with the directory {tmp_path / 'gone'}, which is not here"
+    )
+
+
+def test_a_recording_that_can_not_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder(tmp_path / "missing" / "kernels.jsonl")
+    recorder.note(request())
+    recorder.note(request(names="f"))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith(f"kernels are not recorded in {recorder.path}: ")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_that_nobody_reads_holds_nobody_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    Recorder(tmp_path / "pipe").note(request())
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder("/dev/full")
+    for name in "abc":
+        recorder.note(request(names=name))
+    (record,) = caplog.records
+    assert record.getMessage().endswith("No space left on device")
+
+
+def test_threads_write_each_request_once(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "kernels.jsonl")
+    made = [request(names=f"f<{n}>") for n in range(200)]
+    start = threading.Barrier(8)
+
+    def note() -> None:
+        start.wait()
+        for each in made:
+            recorder.note(each)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=note) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert (tmp_path / "kernels.jsonl").read_bytes().count(b"\n") == len(made)
+    assert len(read_list(str(tmp_path / "kernels.jsonl"))) == len(made)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_processes_append_whole_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Children that were forked in mid-recording, and their parent, into one file."""
+    path = tmp_path / "kernels.jsonl"
+    recorder = Recorder(path)
+    recorder.note(request())
+    comment = "/" * 20_000  # larger than a pipe's atomic write
+
+    def note(child: int) -> None:
+        recorder.note(request())  # which the parent has written
+        for n in range(50):
+            recorder.note(request(f"//{comment}\n{KERNEL}", names=(f"f<{child}, {n}>",)))
+
+    children = [fork(lambda child=child: note(child)) for child in range(4)]
+    note(4)
+    assert [wait(child) for child in children] == [0] * 4
+    assert len(read_list(str(path))) == 1 + 5 * 50
+    assert path.read_bytes().count(b"\n") == 1 + 5 * 50
+    assert caplog.records == []

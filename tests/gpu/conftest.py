@@ -1,0 +1,92 @@
+"""A device, a stream, and numpy arrays in device memory, by cuda.core alone.
+
+Every module here is marked `gpu`; `tests/conftest.py` skips what is, where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kcache
+from kcache.driver import open_library
+from kcache.facts import driver_version
+
+
+class Gpu:
+    """Device 0, current, with a stream of its own."""
+
+    def __init__(self) -> None:
+        import numpy
+        from cuda import core
+
+        self.core = core
+        self.numpy = numpy
+        self.device = core.Device(0)
+        self.device.set_current()
+        self.stream = self.device.create_stream()
+        self._pinned = core.LegacyPinnedMemoryResource()
+        major, minor = self.device.compute_capability
+        self.capability = 10 * major + minor
+
+    def upload(self, array: Any) -> Any:
+        """Returns a cuda.core Buffer in device memory with the bytes of an array."""
+        host = self._pinned.allocate(array.nbytes)
+        self._bytes(host)[:] = self.numpy.frombuffer(array.tobytes(), "u1")
+        buffer = self.device.allocate(array.nbytes, stream=self.stream)
+        host.copy_to(buffer, stream=self.stream)
+        self.stream.sync()
+        return buffer
+
+    def download(self, buffer: Any, dtype: str) -> Any:
+        """Returns a buffer's content, after everything in the current context is done."""
+        assert open_library().cuCtxSynchronize() == 0
+        host = self._pinned.allocate(buffer.size)
+        buffer.copy_to(host, stream=self.stream)
+        self.stream.sync()
+        return self._bytes(host).view(dtype).copy()
+
+    def _bytes(self, host: Any) -> Any:
+        return self.numpy.from_dlpack(host).view("u1")
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    pytest.importorskip("numpy", reason="numpy is missing: install kcache-cuda[launch]")
+    pytest.importorskip("cuda.core", reason="cuda-core is missing: install kcache-cuda[launch]")
+    return Gpu()
+
+
+@pytest.fixture
+def arch(gpu: Gpu, nvrtc: tuple[int, int]) -> str:
+    """The device's architecture; skips where this NVRTC doesn't know it."""
+    from kcache.nvrtc.compiler import supported_archs
+
+    if gpu.capability not in supported_archs():
+        pytest.skip(f"NVRTC {nvrtc} does not know sm_{gpu.capability}")
+    driver = driver_version() or (0, 0)
+    if driver[0] < nvrtc[0]:
+        pytest.skip(f"the driver is for CUDA {driver[0]}, NVRTC is of CUDA {nvrtc[0]}")
+    return f"sm_{gpu.capability}"
+
+
+@pytest.fixture
+def jit(nvrtc: tuple[int, int]) -> None:
+    """Skips where the driver is older than NVRTC: it does not compile newer PTX."""
+    driver = driver_version() or (0, 0)
+    if driver < nvrtc:
+        pytest.skip(f"the driver is for CUDA {driver}, older than NVRTC {nvrtc}")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The directory of `cache`."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def cache(place: Path) -> Any:
+    with kcache.KernelCache(place) as made:
+        yield made

@@ -1,0 +1,410 @@
+"""Handles: what they take as arguments, when they are stale, and what is loaded how often."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.helpers import fork, wait
+
+import kcache
+import kcache.launch
+from kcache.driver import open_driver, open_library
+from kcache.errors import ConfigError, DeviceError, StaleKernelError
+
+pytestmark = pytest.mark.gpu
+
+SOURCE = r"""
+template <typename T> __global__ void axpy(T a, const T* x, T* y, int n)
+{
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+
+struct __align__(2) Half { unsigned short bits; };
+
+// Writes down every argument as it arrived.
+extern "C" __global__ void copies(double* out, bool a, char b, short c, unsigned d, long long e,
+                                  float f, double g, Half h, const void* p)
+{
+    out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e;
+    out[5] = f; out[6] = g; out[7] = h.bits; out[8] = p == nullptr;
+}
+
+// 4 KiB of shared memory.
+extern "C" __global__ void keeps(float* x)
+{
+    __shared__ float kept[1024];
+    kept[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    x[threadIdx.x] = kept[1023 - threadIdx.x];
+}
+
+// x[n - 1], ..., x[0], by one block, through dynamic shared memory.
+extern "C" __global__ void reverse(float* x, int n)
+{
+    extern __shared__ float kept[];
+    for (int i = threadIdx.x; i < n; i += blockDim.x) kept[i] = x[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = kept[n - 1 - i];
+}
+"""
+AXPY = "_Z4axpyIfEvT_PKS0_PS0_i"
+
+
+@pytest.fixture
+def kernel(cache: kcache.KernelCache, arch: str) -> kcache.CompiledKernel:
+    return cache.get_or_compile(SOURCE, "axpy<float>", kcache.CompileOptions(arch=arch))
+
+
+def check_axpy(gpu: Any, handle: kcache.launch.LoadedKernel, **how: Any) -> None:
+    np = gpu.numpy
+    x, y = np.arange(1000, dtype="f4"), np.ones(1000, "f4")
+    left, out = gpu.upload(x), gpu.upload(y)  # kept: the kernel may run in another stream
+    handle.launch(4, 256, 2, left, out, 1000, **how)
+    np.testing.assert_array_equal(gpu.download(out, "f4"), 2 * x + 1)
+
+
+# -- what a handle tells -------------------------------------------------------------------------
+
+
+def test_a_handle_tells_what_it_is(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    handle = kernel.load()
+    assert (handle.name, handle.device, handle.key) == (AXPY, 0, kernel.key)
+    assert handle.generation == kcache.launch.generation() == kcache.launch.generation(0)
+    assert 1 <= handle.max_threads_per_block <= 1024
+    assert 1 <= handle.registers <= 255
+    keeps = kernel.load(name="keeps")
+    assert keeps.static_shared_memory == handle.static_shared_memory + 4096
+    assert keeps.max_shared_memory == handle.max_shared_memory - 4096
+    assert handle.max_shared_memory >= 48 * 1024
+    assert handle.local_memory >= 0
+    assert handle.kernel.num_arguments == 4
+    assert AXPY in repr(handle)
+
+
+def test_parameters_agree_with_the_drivers(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    for name in (AXPY, "copies", "keeps", "reverse"):
+        handle = kernel.load(name=name)
+        own = handle._function.parameters
+        assert own is not None
+        assert [p.size for p in own] == [info.size for info in handle.kernel.arguments_info]
+
+
+def test_names(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    assert kernel.load(name="axpy<float>").name == kernel.load(name=AXPY).name == AXPY
+    assert kernel.load(name="reverse").name == "reverse"
+    with pytest.raises(ConfigError, match=f"'nothing' .*allowed: {AXPY}, copies, keeps, reverse"):
+        kernel.load(name="nothing")
+    with pytest.raises(ConfigError, match=f"allowed: {AXPY}, copies, keeps, reverse"):
+        kernel.replace(lowered_names={}).load()
+
+
+def test_devices_that_are_not_there_are_refused(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    for device in (-1, 10_000):
+        with pytest.raises(
+            ConfigError, match=f"device={device} is not allowed; allowed: None, 0 to"
+        ):
+            kernel.load(device)
+        with pytest.raises(ConfigError, match="is not allowed"):
+            kcache.launch.reset(device)
+
+
+# -- arguments -----------------------------------------------------------------------------------
+
+
+def test_every_kind_of_number_arrives(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    np = gpu.numpy
+    handle = kernel.load(name="copies")
+    half = np.float16(1.5).view("u2")
+    expected = [1, -2, -300, 4_000_000_000, -5_000_000_000, 0.5, 0.1, float(half), 1]
+    for values in (
+        (True, -2, -300, 4_000_000_000, -5_000_000_000, 0.5, 0.1, np.float16(1.5), None),
+        (np.bool_(True), np.int8(-2), np.int16(-300), np.uint32(4_000_000_000),
+         np.int64(-5_000_000_000), np.float32(0.5), np.float64(0.1), half, 0),
+        (ctypes.c_bool(True), ctypes.c_byte(-2), ctypes.c_short(-300),
+         ctypes.c_uint(4_000_000_000), ctypes.c_longlong(-5_000_000_000), ctypes.c_float(0.5),
+         ctypes.c_double(0.1), ctypes.c_ushort(int(half)), ctypes.c_void_p(None)),
+    ):  # fmt: skip
+        out = gpu.upload(np.full(9, -1.0))
+        handle.launch(1, 1, out, *values, stream=gpu.stream)
+        np.testing.assert_array_equal(gpu.download(out, "f8"), expected)
+
+
+def test_an_int_for_a_float_is_that_number(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    np = gpu.numpy
+    out = gpu.upload(np.full(9, -1.0))
+    handle = kernel.load(name="copies")
+    handle.launch(1, 1, out, 0, 0, 0, 0, 0, 7, -8, np.float16(0), None, stream=gpu.stream)
+    assert list(gpu.download(out, "f8")[5:7]) == [7, -8]
+
+
+def test_what_does_not_fit_is_refused(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    np = gpu.numpy
+    handle = kernel.load()
+    x, y = gpu.upload(np.zeros(4, "f4")), gpu.upload(np.zeros(4, "f4"))
+    for values, reason in (
+        ((2.0, x, y), "3 arguments for a kernel that takes 4"),
+        ((2.0, x, y, 4, 4), "5 arguments for a kernel that takes 4"),
+        ((2.0, x, y, 4.0), "argument 4: 4.0 is not allowed"),
+        ((2.0, x, y, 2**32), "argument 4: .* does not fit"),
+        ((1e300, x, y, 4), "argument 1: .* does not fit"),
+        ((np.float64(2), x, y, 4), "argument 1: .* has 8 bytes"),
+        ((2.0, np.zeros(4, "f4"), y, 4), "argument 2: the ndarray is in host memory"),
+        ((2.0, x, 3.5, 4), "argument 3: 3.5 is not allowed"),
+        ((x, x, y, 4), "argument 1 is an address"),
+        ((2.0, [1.0], y, 4), "argument 2 is a list"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            handle.launch(1, 4, *values)
+    for how, reason in (
+        ({"grid": 0, "block": 1}, "grid=0"),
+        ({"grid": 1, "block": 1025}, "block=1025"),
+        ({"grid": 1, "block": 1, "shared_memory": -1}, "shared_memory=-1"),
+        ({"grid": 1, "block": 1, "shared_memory": 1 << 30}, "shared_memory="),
+        ({"grid": 1, "block": 1, "stream": "default"}, "stream='default'"),
+    ):
+        grid, block = how.pop("grid"), how.pop("block")  # type: ignore[attr-defined]
+        with pytest.raises(ConfigError, match=reason):
+            handle.launch(grid, block, 2.0, x, y, 4, **how)
+
+
+class Shown:
+    """A buffer as other libraries show theirs."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+
+class ByInterface(Shown):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": (self.buffer.size // 4,),
+            "typestr": "<f4",
+            "data": (int(self.buffer.handle), False),
+            "version": 3,
+            "stream": 1,
+        }
+
+
+class ByDlpack(Shown):
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.buffer.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self.buffer.__dlpack_device__()
+
+
+def test_device_memory_in_every_form(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    np = gpu.numpy
+    handle = kernel.load()
+    x, y = np.arange(1000, dtype="f4"), np.ones(1000, "f4")
+    for form in (ByInterface, ByDlpack, lambda buffer: int(buffer.handle)):
+        left, out = gpu.upload(x), gpu.upload(y)
+        handle.launch(4, 256, 2.0, form(left), form(out), 1000, stream=gpu.stream)
+        np.testing.assert_array_equal(gpu.download(out, "f4"), 2 * x + 1)
+
+
+# -- streams, shared memory ----------------------------------------------------------------------
+
+
+def test_streams_in_every_form(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    class Foreign:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, int(gpu.stream.handle)
+
+    handle = kernel.load()
+    for stream in (None, 0, 1, 2, gpu.stream, int(gpu.stream.handle), Foreign()):
+        check_axpy(gpu, handle, stream=stream)
+
+
+def test_more_than_48_kib_of_shared_memory(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    np = gpu.numpy
+    handle = kernel.load(name="reverse")
+    count = min(handle.max_shared_memory, 64 * 1024) // 4
+    assert 4 * count > 48 * 1024
+    for n in (100, count, 200):  # and less again
+        x = np.arange(n, dtype="f4")
+        out = gpu.upload(x)
+        handle.launch(1, 256, out, n, stream=gpu.stream, shared_memory=4 * n)
+        np.testing.assert_array_equal(gpu.download(out, "f4"), x[::-1])
+
+
+# -- how often it is loaded ----------------------------------------------------------------------
+
+
+def test_it_is_loaded_once(
+    gpu: Any, cache: kcache.KernelCache, kernel: kcache.CompiledKernel, arch: str
+) -> None:
+    again = cache.get_or_compile(SOURCE, "axpy<float>", kcache.CompileOptions(arch=arch))
+    assert again is not kernel
+    assert kernel.load()._module is again.load()._module is kernel.load(0, "reverse")._module
+
+
+def test_threads_load_it_once(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    barrier = threading.Barrier(8)
+    handles: list[kcache.launch.LoadedKernel] = []
+
+    def work() -> None:
+        barrier.wait(30)
+        handles.append(kernel.load())  # no context is current in this thread
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({id(handle._module) for handle in handles}) == 1
+    check_axpy(gpu, handles[0])
+
+
+def test_an_evicted_module_serves_its_handles(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    handle = kernel.load()
+    handle._context.modules.clear()  # as an eviction of everything
+    gc.collect()
+    check_axpy(gpu, handle)
+    again = kernel.load()
+    assert again._module is not handle._module
+    del handle
+    gc.collect()  # unloads the first
+    check_axpy(gpu, again)
+
+
+# -- contexts that end ---------------------------------------------------------------------------
+
+
+def test_after_a_reset_handles_are_stale(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    handle = kernel.load()
+    before = kcache.launch.generation(0)
+    kcache.launch.reset(0)
+    assert kcache.launch.generation(0) == before + 1
+    for use in (
+        lambda: handle.launch(1, 1, 2.0, None, None, 0),
+        lambda: handle.registers,
+        lambda: handle.kernel,
+    ):
+        with pytest.raises(StaleKernelError, match=rf"was reset \(generation {before}\); load it"):
+            use()
+    again = kernel.load()
+    assert again.generation == before + 1
+    check_axpy(gpu, again)
+
+
+def test_a_context_of_its_own(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    """One that is neither primary nor cuda.core's: made, used and destroyed through the driver."""
+    driver = open_library()
+    context, memory = ctypes.c_void_p(), ctypes.c_void_p()
+    assert driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0  # and it is current
+    try:
+        handle = kernel.load(name="reverse")
+        assert handle._module is not None
+        assert driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(8)) == 0
+        values = gpu.numpy.array([1, 2], "f4")
+        address = ctypes.c_void_p(values.ctypes.data)
+        assert driver.cuMemcpyHtoD_v2(memory, address, ctypes.c_size_t(8)) == 0
+        handle.launch(1, 32, memory, 2, shared_memory=8)
+        assert driver.cuMemcpyDtoH_v2(address, memory, ctypes.c_size_t(8)) == 0
+        assert list(values) == [2, 1]
+        with pytest.raises(ConfigError, match="is of another context"):
+            handle.launch(1, 32, memory, 2, shared_memory=8, stream=gpu.stream)
+    finally:
+        assert driver.cuCtxDestroy_v2(context) == 0
+    with pytest.raises(StaleKernelError, match="was destroyed"):
+        handle.launch(1, 32, memory, 2, shared_memory=8)
+    check_axpy(gpu, kernel.load())
+
+
+BEHIND = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from conftest import Gpu
+import kcache
+from kcache.driver import open_driver, open_library
+gpu = Gpu()
+source = 'extern "C" __global__ void none() {}'
+with kcache.KernelCache(sys.argv[1]) as cache:
+    kernel = cache.get_or_compile(source, (), kcache.CompileOptions(arch=f"sm_{gpu.capability}"))
+handle = kernel.load()
+handle.launch(1, 1)
+assert open_library().cuCtxSynchronize() == 0
+assert open_library().cuDevicePrimaryCtxReset_v2(0) == 0
+try:
+    handle.launch(1, 1)
+except kcache.StaleKernelError as error:
+    print(error, flush=True)
+import os
+os._exit(0)  # what cuda.core holds is of the context that is gone
+"""
+
+
+def test_a_primary_context_that_is_reset_is_noticed(gpu: Any, arch: str, place: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEHIND, place, Path(__file__).parent],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "of device 0 that was destroyed" in done.stdout
+
+
+def test_a_forked_child_is_told_why(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    handle = kernel.load()
+
+    def work() -> None:
+        for use in (kernel.load, kernel.load, lambda: handle.registers, kcache.launch.reset):
+            with pytest.raises(DeviceError, match="forked from one that used the CUDA driver"):
+                use()
+
+    assert wait(fork(work)) == 0
+    check_axpy(gpu, handle)
+
+
+# -- other architectures and devices -------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("jit")
+def test_a_kernel_for_another_architecture_says_so(gpu: Any, cache: kcache.KernelCache) -> None:
+    arch = "sm_80" if gpu.capability >= 90 else "sm_90"
+    kernel = cache.get_or_compile(SOURCE, "axpy<float>", kcache.CompileOptions(arch=arch))
+    cubin_alone = kernel.replace(ptx=None)
+    with pytest.raises(
+        DeviceError, match=f"kernel is for {arch}, the device is sm_{gpu.capability}"
+    ):
+        cubin_alone.load()
+    if arch == "sm_80":  # its PTX runs on every later one
+        check_axpy(gpu, kernel.load())
+
+
+def test_two_devices_share_no_module(gpu: Any, kernel: kcache.CompiledKernel) -> None:
+    core = gpu.core
+    if open_driver().device_count() < 2:
+        pytest.skip("there is one GPU")
+    other = core.Device(1)
+    if other.compute_capability != gpu.device.compute_capability:
+        pytest.skip("the GPUs differ")
+    first, second = kernel.load(0), kernel.load(1)
+    assert (first.device, second.device) == (0, 1)
+    assert first._module is not second._module
+    kcache.launch.reset(1)
+    check_axpy(gpu, first)
+    with pytest.raises(StaleKernelError):
+        second.launch(1, 1, 2.0, None, None, 0)
+    try:
+        other.set_current()
+        third = kernel.load()
+        assert third.device == 1
+        with pytest.raises(ConfigError, match="is of another context"):
+            third.launch(1, 1, 2.0, None, None, 0, stream=gpu.stream)
+        with pytest.raises(ConfigError, match="argument 2: it is on device 0, the kernel on 1"):
+            third.launch(1, 1, 2.0, gpu.upload(gpu.numpy.zeros(4)), None, 0)
+    finally:
+        gpu.device.set_current()

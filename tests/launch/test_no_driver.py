@@ -1,0 +1,109 @@
+"""Without a driver, or without cuda-core, loading says what is missing: at once, every time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from core.helpers import output_of
+
+import kcache
+from kcache.driver import LIBRARY, describe, open_library
+from kcache.errors import DeviceError
+
+
+def without_driver() -> None:
+    try:
+        open_library()
+    except DeviceError as error:
+        if LIBRARY not in str(error):
+            pytest.skip(f"there is a driver: {error}")
+        return
+    pytest.skip("there is a driver")
+
+
+TWICE = """
+import kcache, kcache.launch
+kernel = kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
+for ask in (kernel.load, kernel.load, kcache.launch.reset, kcache.launch.generation, kernel.load):
+    try:
+        ask()
+    except kcache.DeviceError as error:
+        print(type(error).__name__, error)
+import sys
+print([name for name in sys.modules if name == "cuda" or name.startswith("cuda.")])
+"""
+
+
+def test_every_call_says_what_is_missing_and_none_hangs() -> None:
+    without_driver()
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60, check=True
+    )
+    *errors, loaded = done.stdout.splitlines()
+    assert len(errors) == 5
+    for error in errors:
+        assert error.startswith(
+            f"DeviceError there is no CUDA driver: the library {LIBRARY} is not"
+        )
+    assert loaded == "[]"
+
+
+def test_the_error_is_no_cache_error_and_keeps_its_cause() -> None:
+    without_driver()
+    kernel = kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
+    with pytest.raises(kcache.KcacheError) as raised:
+        kernel.load()
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+def test_arguments_are_checked_before_the_driver_is_looked_for() -> None:
+    kernel = kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
+    for device in ("0", 1.0, True):
+        with pytest.raises(kcache.ConfigError, match="device=.*allowed: None, an integer"):
+            kernel.load(device)  # type: ignore[arg-type]
+    with pytest.raises(kcache.ConfigError, match="name=3 is not allowed; allowed: None, text"):
+        kernel.load(name=3)  # type: ignore[arg-type]
+
+
+def test_a_missing_cuda_core_names_the_extra() -> None:
+    code = """
+import sys
+sys.modules["cuda.core"] = None  # as an import that fails
+from kcache.errors import DeviceError
+from kcache.launch.handle import core
+try:
+    core()
+except DeviceError as error:
+    print(error)
+"""
+    said = output_of(code)
+    assert "cuda-core is missing" in said
+    assert "kcache-cuda[cu13,launch]" in said
+
+
+def test_importing_the_launcher_imports_nothing_of_cuda() -> None:
+    code = """
+import sys
+before = set(sys.modules)  # an editable installation loads some at start
+import kcache.launch, kcache.launch.handle, kcache.launch.addresses
+print(*sorted(n for n in set(sys.modules) - before if n.split(".")[0] in ("cuda", "numpy")))
+"""
+    assert output_of(code) == ""
+
+
+def test_kernels_are_got_without_the_launcher() -> None:
+    code = """
+import sys
+import kcache
+kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
+print("kcache.launch" in sys.modules, "kcache.driver" in sys.modules)
+"""
+    assert output_of(code) == "False False"
+
+
+def test_a_number_that_the_driver_can_not_explain_is_shown() -> None:
+    import ctypes
+
+    assert describe(ctypes.CDLL(None), 999) == "error 999"

@@ -1,0 +1,401 @@
+"""aget_or_compile: tasks share compiles, the loop goes on, and a cancelled task harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.helpers import fork, wait
+from nvrtc.reference import ARCH, KERNEL, compile_fresh, write
+
+import kcache
+from kcache.nvrtc import compiler
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+LONG = 60.0
+SEVEN = KERNEL.replace("V", "7")
+
+
+class Held:
+    """Compiles that wait until the event loop lets them go on; so a loop that is blocked hangs."""
+
+    def __init__(self, compile_program: Callable[..., Any]) -> None:
+        self._compile_program = compile_program
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self.count = 0
+
+    def __call__(self, source: str, *args: Any, **kwargs: Any) -> Any:
+        if source.strip():
+            self.count += 1
+            self.begun.release()
+            assert self.go.acquire(timeout=LONG)
+        return self._compile_program(source, *args, **kwargs)
+
+    async def reached(self) -> None:
+        while not self.begun.acquire(blocking=False):
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    made = Held(compiler.compile_program)
+    monkeypatch.setattr(compiler, "compile_program", made)
+    yield made
+    made.go.release(1000)
+
+
+def test_it_is_what_get_or_compile_returns(cache: kcache.KernelCache) -> None:
+    async def main() -> None:
+        kernel = await cache.aget_or_compile(SEVEN, (), ARCH)
+        assert kernel.cubin == compile_fresh(SEVEN, ARCH.flags()).cubin
+        assert not kernel.cached
+        again = await cache.aget_or_compile(SEVEN, (), ARCH)
+        assert again.cached
+        assert again.replace(cached=False) == kernel
+        assert cache.get_or_compile(SEVEN, (), ARCH) == again
+
+    asyncio.run(main())
+
+
+def test_every_argument_counts(cache: kcache.KernelCache) -> None:
+    source = '#include "v.h"\ntemplate <class T> __global__ void k(T* out) { *out = V; }\n'
+    asked: dict[str, Any] = {
+        "names": "k<int>",
+        "options": ARCH,
+        "headers": {"v.h": "#define V 1"},
+        "extra_key": b"one",
+        "source_name": "a.cu",
+    }
+    others = [
+        {"names": ["k<int>", "k<float>"]},
+        {"options": ARCH.replace(fast_math=True)},
+        {"headers": {"v.h": "#define V 2"}},
+        {"extra_key": b"two"},
+        {"source_name": "b.cu"},
+    ]
+
+    async def main() -> None:
+        calls = [asked, *({**asked, **other} for other in others)]
+        kernels = await asyncio.gather(*(cache.aget_or_compile(source, **c) for c in calls))
+        expected = [cache.get_or_compile(source, **c) for c in calls]
+        assert [kernel.key for kernel in kernels] == [kernel.key for kernel in expected]
+        assert len({kernel.key for kernel in kernels}) == len(calls)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("header", [False, True], ids=["alone", "with header"])
+def test_a_thousand_tasks_compile_once_while_the_loop_runs(
+    cache: kcache.KernelCache, tmp_path: Path, held: Held, header: bool
+) -> None:
+    options = ARCH.replace(include_paths=[write(tmp_path / "inc/x.h", "#define V 7\n").parent])
+    source = "#include <x.h>\n" + KERNEL if header else SEVEN
+
+    async def main() -> None:
+        tasks = [
+            asyncio.create_task(cache.aget_or_compile(source, (), options)) for _ in range(1000)
+        ]
+        await held.reached()
+        assert not any(task.done() for task in tasks)
+        held.go.release()
+        kernels = await asyncio.gather(*tasks)
+        assert len({kernel.cubin for kernel in kernels}) == 1
+        assert sum(not kernel.cached for kernel in kernels) == 1
+        assert all(len(kernel.dependencies) == header for kernel in kernels)
+
+    asyncio.run(main())
+    stats = cache.stats()
+    assert held.count == 1
+    assert (stats.compiles, stats.misses, stats.hits) == (1, 1, 999)
+
+
+def test_a_header_edited_during_the_compile_is_seen_by_who_asks_later(
+    cache: kcache.KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = write(tmp_path / "inc/x.h", "#define V 1\n")
+    options = ARCH.replace(include_paths=[header.parent])
+    source = "#include <x.h>\n" + KERNEL
+    begun, go = threading.Event(), threading.Event()
+    compile_program = compiler.compile_program
+
+    def after(text: str, *args: Any, **kwargs: Any) -> Any:
+        compiled = compile_program(text, *args, **kwargs)
+        begun.set()
+        assert go.wait(LONG)
+        return compiled
+
+    monkeypatch.setattr(compiler, "compile_program", after)
+
+    async def main() -> None:
+        first = asyncio.create_task(cache.aget_or_compile(source, (), options))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        write(header, "#define V 2\n")
+        later = [asyncio.create_task(cache.aget_or_compile(source, (), options)) for _ in range(10)]
+        await asyncio.sleep(0)
+        go.set()
+        new = compile_fresh(source, options.flags()).cubin
+        assert {kernel.cubin for kernel in await asyncio.gather(*later)} == {new}
+        await first
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", [[0], [1], [0, 1, 2], [0, 1, 2, 3]])
+def test_a_cancelled_task_cancels_no_other(
+    cache: kcache.KernelCache, held: Held, which: list[int]
+) -> None:
+    async def main() -> None:
+        tasks = [asyncio.create_task(cache.aget_or_compile(SEVEN, (), ARCH)) for _ in range(4)]
+        await held.reached()
+        for number in which:
+            tasks[number].cancel()
+        results = asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        held.go.release()
+        for number, result in enumerate(await results):
+            assert isinstance(result, asyncio.CancelledError) == (number in which)
+        # The compile went on, and the cache has it.
+        assert (await cache.aget_or_compile(SEVEN, (), ARCH)).cached
+
+    asyncio.run(main())
+    assert held.count == 1
+
+
+def test_a_timeout_is_a_cancelled_task(cache: kcache.KernelCache, held: Held) -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(cache.aget_or_compile(SEVEN, (), ARCH), 0.01)
+        held.go.release()
+        assert await cache.aget_or_compile(SEVEN, (), ARCH)
+
+    asyncio.run(main())
+    assert held.count == 1
+
+
+def test_an_error_reaches_every_task(cache: kcache.KernelCache, held: Held) -> None:
+    async def main() -> None:
+        bad = [asyncio.create_task(cache.aget_or_compile("int x = ;", (), ARCH)) for _ in range(9)]
+        await held.reached()
+        held.go.release()
+        errors = await asyncio.gather(*bad, return_exceptions=True)
+        assert [type(error) for error in errors] == [kcache.CompileError] * 9
+        assert all("expected an expression" in error.log for error in errors)  # type: ignore[union-attr]
+        held.go.release()
+        with pytest.raises(kcache.CompileError):
+            await cache.aget_or_compile("int x = ;", (), ARCH)
+
+    asyncio.run(main())
+    assert held.count == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"source": 7},
+        {"source": SEVEN, "names": 7},
+        {"source": SEVEN, "names": [["k"]]},
+        {"source": SEVEN, "headers": 7},
+        {"source": SEVEN, "headers": {"x.h": 7}},
+        {"source": SEVEN, "options": "sm_90"},
+        {"source": SEVEN, "extra_key": "text"},
+        {"source": ""},
+    ],
+)
+def test_bad_arguments(cache: kcache.KernelCache, arguments: dict[str, Any]) -> None:
+    async def main() -> None:
+        with pytest.raises(kcache.ConfigError) as raised:
+            await cache.aget_or_compile(**{"options": ARCH, **arguments})
+        with pytest.raises(kcache.ConfigError) as expected:
+            cache.get_or_compile(**{"options": ARCH, **arguments})
+        assert str(raised.value) == str(expected.value)
+
+    asyncio.run(main())
+
+
+def test_a_hit_does_not_wait_for_compiles(cache: kcache.KernelCache, held: Held) -> None:
+    held.go.release()
+    cache.get_or_compile(SEVEN, (), ARCH)
+    held.begun.acquire()
+
+    async def main() -> None:
+        others = [
+            asyncio.create_task(cache.aget_or_compile(KERNEL.replace("V", str(n)), (), ARCH))
+            for n in range(100, 150)
+        ]
+        await held.reached()
+        assert (await cache.aget_or_compile(SEVEN, (), ARCH)).cached
+        held.go.release(50)
+        assert len({kernel.key for kernel in await asyncio.gather(*others)}) == 50
+
+    asyncio.run(main())
+
+
+def test_several_loops(cache: kcache.KernelCache) -> None:
+    kernels: list[kcache.CompiledKernel] = []
+
+    async def main() -> None:
+        kernels.extend(
+            await asyncio.gather(*(cache.aget_or_compile(SEVEN, (), ARCH) for _ in range(20)))
+        )
+
+    threads = [threading.Thread(target=asyncio.run, args=(main(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert len(kernels) == 80
+    assert cache.stats().compiles == 1
+
+
+def test_a_loop_that_is_gone_harms_nobody(cache: kcache.KernelCache, held: Held) -> None:
+    async def leave() -> None:
+        task = asyncio.create_task(cache.aget_or_compile(SEVEN, (), ARCH))
+        await held.reached()
+        task.cancel()
+
+    asyncio.run(leave())
+    held.go.release()
+
+    async def main() -> kcache.CompiledKernel:
+        return await cache.aget_or_compile(SEVEN, (), ARCH)
+
+    assert asyncio.run(main()).cubin == compile_fresh(SEVEN, ARCH.flags()).cubin
+    assert held.count == 1
+    gc.collect()  # an exception that nobody asked for would be reported here
+
+
+def test_closing_while_tasks_wait(tmp_path: Path, held: Held) -> None:
+    cache = kcache.KernelCache(tmp_path / "cache")
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(cache.aget_or_compile(SEVEN, (), ARCH)) for _ in range(4)]
+        await held.reached()
+        cache.close()
+        held.go.release(10)
+        assert len({kernel.cubin for kernel in await asyncio.gather(*tasks)}) == 1
+        assert await cache.aget_or_compile(SEVEN, (), ARCH)  # as get_or_compile, without a cache
+
+    asyncio.run(main())
+    cache.close()
+
+
+def test_in_a_forked_child(cache: kcache.KernelCache) -> None:
+    async def main() -> kcache.CompiledKernel:
+        return await cache.aget_or_compile(SEVEN, (), ARCH)
+
+    asyncio.run(main())
+
+    def work() -> None:
+        assert asyncio.run(main()).cached
+
+    assert wait(fork(work)) == 0
+
+
+def test_arguments_may_be_changed_after_the_call(cache: kcache.KernelCache) -> None:
+    """What counts is what was asked for, also for others who ask for the same then."""
+    source = '#include "v.h"\ntemplate <int N> __global__ void k(int* out) { *out = V + N; }\n'
+
+    async def main() -> None:
+        headers, names = {"v.h": "#define V 1000"}, ["k<1>"]
+        first = asyncio.create_task(cache.aget_or_compile(source, names, ARCH, headers=headers))
+        await asyncio.sleep(0)
+        headers["v.h"] = "#define V 2000"
+        names[0] = "k<2>"
+        same = {"v.h": "#define V 1000"}
+        second = await cache.aget_or_compile(source, ["k<1>"], ARCH, headers=same)
+        expected = compile_fresh(
+            source, ARCH.flags(), names=["k<1>"], headers={"v.h": "#define V 1000"}
+        )
+        assert (await first).cubin == second.cubin == expected.cubin
+
+    asyncio.run(main())
+
+
+def test_a_header_that_is_mended_during_a_failing_compile(
+    cache: kcache.KernelCache, tmp_path: Path, held: Held
+) -> None:
+    # No #error: one inside a header spoils NVRTC's traces for the other tests of this process.
+    header = write(tmp_path / "inc/x.h", "#define V broken(\n")
+    options = ARCH.replace(include_paths=[header.parent])
+    source = "#include <x.h>\n" + KERNEL
+
+    async def main() -> None:
+        first = asyncio.create_task(cache.aget_or_compile(source, (), options))
+        await held.reached()
+        # The compiler is about to begin: it must read the broken header.
+        held.go.release()
+        while not first.done() and cache._async._compiling._fresh:  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+        with pytest.raises(kcache.CompileError):
+            await first
+        write(header, "#define V 7\n")
+        held.go.release(10)
+        later = [asyncio.create_task(cache.aget_or_compile(source, (), options)) for _ in range(5)]
+        new = compile_fresh(source, options.flags()).cubin
+        assert {kernel.cubin for kernel in await asyncio.gather(*later)} == {new}
+
+    asyncio.run(main())
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun(cache: kcache.KernelCache, held: Held) -> None:
+    async def main() -> None:
+        tasks = [
+            asyncio.create_task(cache.aget_or_compile(KERNEL.replace("V", str(n)), (), ARCH))
+            for n in range(100)
+        ]
+        await held.reached()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        held.go.release(100)
+        # Those that had begun end, and this one comes after them in the queue.
+        await cache.aget_or_compile(SEVEN, (), ARCH)
+
+    asyncio.run(main())
+    assert held.count < 20
+
+
+@pytest.mark.parametrize("moment", ["at once", "after the look"])
+def test_a_close_before_the_compile_has_begun(tmp_path: Path, moment: str) -> None:
+    cache = kcache.KernelCache(tmp_path / "cache")
+
+    async def main() -> None:
+        tasks = [
+            asyncio.create_task(cache.aget_or_compile(KERNEL.replace("V", str(n)), (), ARCH))
+            for n in range(20)
+        ]
+        await asyncio.sleep(0 if moment == "at once" else 0.01)
+        cache.close()
+        kernels = await asyncio.gather(*tasks)
+        assert len({kernel.cubin for kernel in kernels}) == 20
+
+    asyncio.run(main())
+    cache.close()
+
+
+def test_statistics_count_every_task(tmp_path: Path) -> None:
+    async def ask(cache: kcache.KernelCache, source: str) -> None:
+        tasks = (cache.aget_or_compile(source, (), ARCH) for _ in range(10))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def stats(source: str, **settings: Any) -> tuple[int, int, int]:
+        with kcache.KernelCache(tmp_path / f"c{hash(source)}{settings}", **settings) as cache:
+            asyncio.run(ask(cache, source))
+            found = cache.stats()
+            return found.hits, found.misses, found.compiles
+
+    assert stats(SEVEN) == (9, 1, 1)
+    assert stats("int x = ;") == (0, 10, 0)
+    assert stats(SEVEN, disable=True) == (0, 0, 10)
+    assert stats(SEVEN, recache=True) == (0, 10, 10)
+    assert stats(SEVEN, max_size=1000) == (9, 1, 1)  # too large to be stored, shared all the same
+    hits, misses, _ = stats(KERNEL.replace("V", "sizeof(__TIME__)"))
+    assert hits + misses == 10

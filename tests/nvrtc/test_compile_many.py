@@ -1,0 +1,275 @@
+"""compile_many: in order, in parallel, once each, errors as values, shared among processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, compile_fresh, write
+
+import kcache
+from kcache import CompileRequest
+from kcache.nvrtc import compiler
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+LONG = 60.0
+
+
+def source(number: int) -> str:
+    return KERNEL.replace("V", str(number))
+
+
+def cubins(results: list[Any]) -> list[bytes | None]:
+    return [compile_fresh(source(n), ARCH.flags()).cubin for n in results]
+
+
+def test_results_are_in_order(cache: kcache.KernelCache) -> None:
+    kernels = cache.compile_many([CompileRequest(source(n), (), ARCH) for n in range(8)])
+    assert [k.cubin for k in kernels] == cubins(list(range(8)))  # type: ignore[union-attr]
+    assert [k.cached for k in kernels] == [False] * 8  # type: ignore[union-attr]
+    again = cache.compile_many([CompileRequest(source(n), (), ARCH) for n in (3, 9, 1)])
+    assert [k.cached for k in again] == [True, False, True]  # type: ignore[union-attr]
+    assert [k.cubin for k in again] == cubins([3, 9, 1])  # type: ignore[union-attr]
+    stats = cache.stats()
+    assert (stats.compiles, stats.misses, stats.hits) == (9, 9, 2)
+
+
+def test_every_form_of_a_request(cache: kcache.KernelCache) -> None:
+    template = "template <int N> __global__ void t(int* out) { *out = N; }\n"
+    expected = cache.get_or_compile(template, "t<1>", ARCH)
+    forms: list[Any] = [
+        CompileRequest(template, "t<1>", ARCH),
+        (template, "t<1>", ARCH),
+        [template, ["t<1>"], ARCH, None, b""],
+        {"source": template, "names": ("t<1>",), "options": ARCH},
+    ]
+    assert [k.key for k in cache.compile_many(forms)] == [expected.key] * 4  # type: ignore[union-attr]
+    assert cache.compile_many([]) == []
+    assert cache.compile_many(iter(forms[:1]))[0] == cache.lookup(template, "t<1>", ARCH)
+
+
+def test_source_alone_needs_a_gpu_or_says_so(cache: kcache.KernelCache) -> None:
+    from kcache.nvrtc.device import current_arch
+
+    try:
+        arch = current_arch()
+    except kcache.ConfigError:
+        with pytest.raises(kcache.ConfigError, match=r"requests\[0\]: no arch is given"):
+            cache.compile_many([source(1)])
+    else:
+        (kernel,) = cache.compile_many([source(1)])
+        assert kernel == cache.lookup(source(1), (), ARCH.replace(arch=arch))
+
+
+def test_equal_requests_compile_once(cache: kcache.KernelCache) -> None:
+    numbers = [1, 2, 1, 1, 2]
+    kernels = cache.compile_many([(source(n), (), ARCH) for n in numbers])
+    assert [k.cubin for k in kernels] == cubins(numbers)  # type: ignore[union-attr]
+    assert [k.cached for k in kernels] == [False, False, True, True, True]  # type: ignore[union-attr]
+    stats = cache.stats()
+    assert (stats.compiles, stats.misses, stats.hits) == (2, 2, 3)
+
+
+def test_equal_requests_that_must_not_be_cached_compile_once(cache: kcache.KernelCache) -> None:
+    asked = (KERNEL.replace("V", "sizeof(__TIME__)"), (), ARCH)
+    kernels = cache.compile_many([asked, asked, asked])
+    assert [k.cached for k in kernels] == [False] * 3  # type: ignore[union-attr]
+    assert cache.stats().compiles == 1
+
+
+def test_errors_are_values(cache: kcache.KernelCache) -> None:
+    results = cache.compile_many(
+        [
+            (source(1), (), ARCH),
+            ("int x = ;", (), ARCH),
+            (source(2), (), ARCH.replace(arch="sm_12")),
+            ("int x = ;", (), ARCH),
+            (source(3), (), ARCH),
+        ]
+    )
+    kinds = [type(result) for result in results]
+    error = kcache.CompileError
+    assert kinds == [
+        kcache.CompiledKernel,
+        error,
+        kcache.CompileOptionError,
+        error,
+        kcache.CompiledKernel,
+    ]
+    assert "expected an expression" in results[1].log
+    assert cache.stats().compiles == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (7, r"requests\[1\]: int is not allowed"),
+        ((), r"requests\[1\]: 0 fields"),
+        (("a",) * 7, r"requests\[1\]: 7 fields"),
+        ({"names": "k"}, r"requests\[1\]: the field 'source' is missing"),
+        ({"source": "x", "name": "k"}, r"requests\[1\]: no field 'name'; allowed: source, names"),
+        (("", (), ARCH), r"requests\[1\]: source is empty"),
+        ((b"bytes", (), ARCH), r"requests\[1\]: source is bytes"),
+        ((source(1), (), "sm_90"), r"requests\[1\]: options is str"),
+    ],
+)
+def test_a_bad_request_is_named_and_nothing_compiled(
+    cache: kcache.KernelCache, bad: Any, message: str
+) -> None:
+    with pytest.raises(kcache.ConfigError, match=message):
+        cache.compile_many([(source(1), (), ARCH), bad])
+    assert cache.stats().compiles == 0
+
+
+@pytest.mark.parametrize("jobs", [0, -1, 1.5, True, "2"])
+def test_bad_jobs(cache: kcache.KernelCache, jobs: Any) -> None:
+    with pytest.raises(kcache.ConfigError, match="jobs="):
+        cache.compile_many([(source(1), (), ARCH)], jobs=jobs)
+
+
+def test_progress_is_told_in_the_callers_thread(cache: kcache.KernelCache) -> None:
+    cache.get_or_compile(source(1), (), ARCH)
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        told.append((done, total))
+
+    asked = [(source(n), (), ARCH) for n in (1, 2, 3, 3)] + [("int x = ;", (), ARCH)]
+    cache.compile_many(asked, jobs=2, progress=progress)
+    assert told == [(n, 5) for n in range(1, 6)]
+
+
+def test_an_error_of_progress_ends_it(cache: kcache.KernelCache) -> None:
+    class Enough(Exception):  # noqa: N818
+        pass
+
+    def progress(done: int, total: int) -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        cache.compile_many([(source(n), (), ARCH) for n in range(40)], jobs=1, progress=progress)
+    assert cache.stats().compiles < 40
+
+
+class Together:
+    """Compiles that end only when so many are under way at the same time."""
+
+    def __init__(self, count: int) -> None:
+        self._compile_program = compiler.compile_program
+        self._barrier = threading.Barrier(count)
+
+    def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
+        self._barrier.wait(LONG)
+        return self._compile_program(text, *args, **kwargs)
+
+
+def test_as_many_at_a_time_as_asked_for(
+    cache: kcache.KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "compile_program", Together(5))
+    kernels = cache.compile_many([(source(n), (), ARCH) for n in range(10)], jobs=5)
+    assert [k.cubin for k in kernels] == cubins(list(range(10)))  # type: ignore[union-attr]
+
+
+def test_a_kernel_that_somebody_else_compiles_is_waited_for_last(
+    cache: kcache.KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one worker goes on with what is free, and comes back for the other's result."""
+    begun, go = threading.Event(), threading.Event()
+    compile_program = compiler.compile_program
+
+    def held(text: str, *args: Any, **kwargs: Any) -> Any:
+        if text == source(0):
+            begun.set()
+            assert go.wait(LONG)
+        elif text == source(3):
+            go.set()  # the last of the free ones lets the first go on
+        return compile_program(text, *args, **kwargs)
+
+    monkeypatch.setattr(compiler, "compile_program", held)
+    other = threading.Thread(target=lambda: cache.get_or_compile(source(0), (), ARCH))
+    other.start()
+    assert begun.wait(LONG)
+    kernels = cache.compile_many([(source(n), (), ARCH) for n in range(4)], jobs=1)
+    other.join(LONG)
+    assert [k.cubin for k in kernels] == cubins([0, 1, 2, 3])  # type: ignore[union-attr]
+    assert [k.cached for k in kernels] == [True, False, False, False]  # type: ignore[union-attr]
+    assert cache.stats().compiles == 4
+
+
+MANY = """
+import sys
+import kcache
+options = kcache.CompileOptions(arch="sm_80")
+sources = ['extern "C" __global__ void k(int* out) { *out = %d; }' % n for n in range(24)]
+with kcache.KernelCache(sys.argv[1]) as cache:
+    kernels = cache.compile_many([(source, (), options) for source in sources])
+    assert not any(isinstance(kernel, kcache.CompileError) for kernel in kernels)
+    print(cache.stats().compiles)
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_the_work(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MANY, str(tmp_path / "cache")]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    compiles = [int(rank.communicate(timeout=LONG)[0]) for rank in ranks]
+    assert sum(compiles) == 24
+
+
+def test_kernels_with_headers(cache: kcache.KernelCache, tmp_path: Path) -> None:
+    header = write(tmp_path / "inc/x.h", "#define V 1\n")
+    options = ARCH.replace(include_paths=[header.parent])
+    asked = [(f"#include <x.h>\n// {n}\n" + KERNEL, (), options) for n in range(4)]
+    first = cache.compile_many(asked)
+    assert all(k.dependencies == (str(header),) for k in first)  # type: ignore[union-attr]
+    write(header, "#define V 2\n")
+    second = cache.compile_many(asked)
+    assert [k.cached for k in second] == [False] * 4  # type: ignore[union-attr]
+    assert [k.cubin for k in second] == [  # type: ignore[union-attr]
+        compile_fresh(text, options.flags()).cubin for text, _, _ in asked
+    ]
+
+
+def test_statistics_count_every_request(tmp_path: Path) -> None:
+    def stats(text: str, **settings: Any) -> tuple[int, int]:
+        with kcache.KernelCache(tmp_path / f"c{hash(text)}{settings}", **settings) as cache:
+            cache.compile_many([(text, (), ARCH)] * 10)
+            return cache.stats().hits, cache.stats().misses
+
+    assert stats(source(1)) == (9, 1)
+    assert stats("int x = ;") == (0, 10)
+    assert stats(source(1), disable=True) == (0, 0)
+    assert stats(source(1), recache=True) == (0, 10)
+    assert stats(KERNEL.replace("V", "sizeof(__TIME__)")) == (0, 10)
+
+
+AT_THE_END = """
+import sys, threading
+import kcache
+options = kcache.CompileOptions(arch="sm_80")
+sources = ['extern "C" __global__ void k(int* out) { *out = %d; }' % n for n in range(4)]
+def late():
+    threading.main_thread().join()
+    with kcache.KernelCache(sys.argv[1]) as cache:
+        kernels = cache.compile_many([(source, (), options) for source in sources])
+        print(len([k for k in kernels if isinstance(k, kcache.CompiledKernel)]))
+threading.Thread(target=late).start()
+"""
+
+
+def test_a_thread_that_goes_on_after_the_main_one(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END, str(tmp_path / "cache")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LONG,
+    )
+    assert (done.stdout, done.stderr) == ("4\n", "")

@@ -1,0 +1,739 @@
+"""Precompiled headers: faster misses, and never another outcome than a plain compile's."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agree, agreed, compile_fresh, python, write
+
+import kcache
+from kcache.nvrtc import compiler, precompiled
+from kcache.nvrtc.dependencies import Tracker
+from kcache.nvrtc.files import FileDigests, next_tick
+from kcache.nvrtc.frontend import TRACING, Frontend, Outcome
+from kcache.nvrtc.headers import HeaderSet
+from kcache.nvrtc.precompiled import PrecompiledHeaders, preamble
+from kcache.nvrtc.request import Request
+from kcache.nvrtc.trace import Trace
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+#: Sources that begin alike differ in this.
+_number = itertools.count()
+
+
+class Family:
+    """Kernels that begin alike, compiled by one frontend with precompiled headers."""
+
+    def __init__(self) -> None:
+        self.frontend = Frontend(None, FileDigests())
+        self.headers = self.frontend._precompiled
+
+    def request(self, begin: str, options: kcache.CompileOptions, **arguments: Any) -> Request:
+        source = f"{begin}__device__ int n{next(_number)};\n{KERNEL}"
+        options = options.replace(precompiled_headers=True)
+        given: dict[str, Any] = {"source_name": "kernel.cu", "headers": None, **arguments}
+        headers = given.pop("headers")
+        return Request.make(source, (), options, headers, b"", compiler="this", **given)
+
+    def plain(self, request: Request) -> Request:
+        return request._replace(options=request.options.replace(precompiled_headers=False))
+
+    def compile(self, begin: str, options: kcache.CompileOptions, **arguments: Any) -> Outcome:
+        """Compile another kernel, and assert that a plain compile is not to be told from it."""
+        request = self.request(begin, options, **arguments)
+        outcome = self.frontend.compile(request)
+        expected = compile_fresh(
+            request.source,
+            options.flags(),
+            headers=request.headers,
+            source_name=request.source_name,
+        )
+        assert not expected.failed, expected.log
+        compiled = outcome.compiled
+        assert (compiled.ptx, compiled.cubin) == (expected.ptx, expected.cubin), "STALE"
+        assert compiled.log == expected.log
+        plain = Frontend(None, FileDigests()).compile(self.plain(request))
+        assert outcome.headers == plain.headers
+        assert outcome.uncacheable == plain.uncacheable
+        return outcome
+
+    def uses(self, begin: str, options: kcache.CompileOptions, **arguments: Any) -> bool:
+        """Tell whether another kernel would be compiled with a precompiled header."""
+        return self.headers.compile(self.request(begin, options, **arguments)) is not None
+
+
+@pytest.fixture
+def family(nvrtc: tuple[int, int]) -> Family:
+    if nvrtc < TRACING:
+        pytest.skip("NVRTC tells which headers it read from 13.0 on")
+    return Family()
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two include directories below the working directory, headers in the second."""
+    folder = tmp_path / "tree"
+    (folder / "first").mkdir(parents=True)
+    write(folder / "second/x.h", '#include "y.h"\n#include <z.h>\n#define V (Y + Z)\n')
+    write(
+        folder / "second/y.h",
+        "#if __has_include(<p.h>)\n#define Y 100\n#else\n#define Y 1\n#endif\n",
+    )
+    write(folder / "second/z.h", "#pragma once\n#ifndef Z\n#define Z 10\n#endif\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+PATHS = ARCH.replace(include_paths=["first", "second"])
+BEGIN = "// A kernel.\n#include <x.h>\n"
+
+
+def test_the_second_kernel_uses_what_the_first_one_left(family: Family, tree: Path) -> None:
+    assert not family.uses(BEGIN, PATHS)
+    family.compile(BEGIN, PATHS)
+    assert family.uses(BEGIN, PATHS)
+    family.compile(BEGIN, PATHS)
+    assert len(family.headers._kept) == 1
+
+
+def test_the_option_is_no_part_of_the_key(cache: kcache.KernelCache, tree: Path) -> None:
+    source = BEGIN + KERNEL
+    options = PATHS.replace(precompiled_headers=True)
+    first = agreed(cache, source, PATHS)
+    second = agreed(cache, source, options)
+    assert second.cached
+    assert second.key == first.key
+    another = agreed(cache, source + "// another\n", options)
+    assert agreed(cache, source + "// another\n", PATHS).key == another.key
+    assert options.flags() == PATHS.flags()
+
+
+def test_anything_but_true_and_false_is_refused() -> None:
+    with pytest.raises(kcache.ConfigError, match="precompiled_headers='yes'.*True, False"):
+        ARCH.replace(precompiled_headers="yes")
+
+
+# -- headers that change ---------------------------------------------------------------------------
+
+
+def edit(path: str, text: str) -> None:
+    Path(path).write_text(text)
+
+
+def edit_keeping_times(path: str, text: str) -> None:
+    status = os.stat(path)
+    edit(path, text)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def exchange_folders() -> None:
+    write(Path("third/x.h"), "#define V 7\n")
+    os.rename("second", "old")
+    os.rename("third", "second")
+
+
+CHANGES = {
+    "edit": lambda: edit("second/y.h", "#define Y 2\n"),
+    "edit, old times and size": lambda: edit_keeping_times(
+        "second/z.h", Path("second/z.h").read_text().replace("10", "20")
+    ),
+    "another include": lambda: edit("second/y.h", "#include <w.h>\n"),
+    "shadowed": lambda: edit("first/z.h", "#define Z 30\n"),
+    "shadowed beside": lambda: edit("second/p.h", ""),
+    "probe found": lambda: edit("first/p.h", ""),
+    "exchanged folders": exchange_folders,
+    "replaced": lambda: os.replace(write(Path("new.h"), "#define V 8\n"), "second/x.h"),
+    "a link": lambda: (os.unlink("second/z.h"), os.symlink("../w.h", "second/z.h")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_between_two_kernels_is_seen(family: Family, tree: Path, change: str) -> None:
+    write(tree / "first/w.h", "#define Y 40\n#define Z 40\n")
+    write(tree / "w.h", "#define Z 50\n")
+    before = family.compile(BEGIN, PATHS)
+    assert family.uses(BEGIN, PATHS)
+    CHANGES[change]()
+    assert not family.uses(BEGIN, PATHS)
+    after = family.compile(BEGIN, PATHS)
+    assert after.headers != before.headers
+    assert family.uses(BEGIN, PATHS)  # made anew
+
+
+def test_a_header_that_is_gone_is_missed(family: Family, tree: Path) -> None:
+    family.compile(BEGIN, PATHS)
+    (tree / "second/z.h").unlink()
+    request = family.request(BEGIN, PATHS)
+    with pytest.raises(kcache.CompileError) as caught:
+        family.frontend.compile(request)
+    assert caught.value.log == compile_fresh(request.source, PATHS.flags()).log
+
+
+def test_what_only_looks_different_is_used(family: Family, tree: Path) -> None:
+    family.compile(BEGIN, PATHS)
+    os.utime(tree / "second/y.h")
+    assert family.uses(BEGIN, PATHS)
+    edit("first/unrelated.h", "")
+    assert family.uses(BEGIN, PATHS)
+
+
+@pytest.mark.parametrize(
+    ("begin", "options", "arguments"),
+    [
+        ("// Another comment.\n#include <x.h>\n", PATHS, {}),
+        ("#define Z 5\n" + BEGIN, PATHS, {}),
+        (BEGIN + "#undef V\n#define V 9\n", PATHS, {}),
+        (BEGIN, PATHS.replace(defines={"Z": 6}), {}),
+        (BEGIN, PATHS.replace(arch="sm_90"), {}),
+        (BEGIN, PATHS.replace(std="c++20"), {}),
+        (BEGIN, PATHS.replace(include_paths=["second", "first"]), {}),
+        (BEGIN, PATHS, {"source_name": "second/kernel.cu"}),
+        (BEGIN, PATHS, {"headers": {"z.h": "#define Z 3\n"}}),
+    ],
+)
+def test_what_decides_the_headers_keeps_them_apart(
+    family: Family, tree: Path, begin: str, options: kcache.CompileOptions, arguments: Any
+) -> None:
+    family.compile(BEGIN, PATHS)
+    assert not family.uses(begin, options, **arguments)
+    family.compile(begin, options, **arguments)
+    assert family.uses(begin, options, **arguments)
+    assert family.uses(BEGIN, PATHS)
+
+
+def test_in_memory_headers_that_change(family: Family, tree: Path) -> None:
+    for value in (1, 2, 1):
+        family.compile('#include "m.h"\n', ARCH, headers={"m.h": f"#define V {value}\n"})
+    assert len(family.headers._kept) == 2
+
+
+def test_another_working_directory(family: Family, tree: Path) -> None:
+    family.compile(BEGIN, PATHS)
+    write(tree / "other/second/x.h", "#define V 6\n")
+    os.chdir(tree / "other")
+    family.compile(BEGIN, PATHS)
+
+
+def test_a_probe_in_the_code_is_the_codes_own(family: Family, tree: Path) -> None:
+    edit("second/x.h", "#define HAS(x) __has_include(x)\n#define V 1\n")
+    probing = "#if HAS(<q.h>)\n#undef V\n#define V 2\n#endif\n"
+    family.compile(BEGIN, PATHS)
+    code = f"{BEGIN}__device__ int before;\n{probing}"
+    missing = family.compile(code, PATHS)
+    edit("second/q.h", "")
+    assert family.uses(code, PATHS)
+    found = family.compile(code, PATHS)
+    assert missing.headers != found.headers
+
+
+def test_paths_of_headers_are_noticed(family: Family, tree: Path) -> None:
+    edit(
+        "second/x.h",
+        "#define V (__FILE__[3])\n__device__ inline const char* f() { return __FILE__; }\n",
+    )
+    family.compile(BEGIN, PATHS)
+    code = f"{BEGIN}__device__ const char* g() {{ return f(); }}\n"
+    outcome = family.compile(code, PATHS)
+    assert outcome.headers is not None
+    assert outcome.headers.paths
+
+
+# -- what the compiler says ------------------------------------------------------------------------
+
+WARNING = "#warning in the header\n__device__ inline int f() { int unused; return 1; }\n"
+LATE = "template<class T> __device__ int g(T t) { int late; return 1; }\n#define V g(1)\n"
+
+
+@pytest.mark.parametrize("rest", ["", "__device__ int h() { int mine; return 1; }\n"])
+@pytest.mark.parametrize(
+    "header", ["#define V 1\n", WARNING + "#define V 1\n", WARNING + LATE, LATE]
+)
+def test_the_log_is_a_plain_compiles(family: Family, tree: Path, header: str, rest: str) -> None:
+    edit("second/x.h", header)
+    for _ in range(2):
+        family.compile(BEGIN + rest, PATHS)
+    assert family.uses(BEGIN + rest, PATHS)
+
+
+def test_a_kernel_that_fails_and_a_good_one(cache: kcache.KernelCache, tree: Path) -> None:
+    options = PATHS.replace(precompiled_headers=True)
+    agreed(cache, BEGIN + KERNEL, options)
+    bad = BEGIN + "junk junk;\n" + KERNEL
+    for _ in range(2):
+        assert agree(cache, bad, options) is None
+        with pytest.raises(kcache.CompileError) as caught:
+            cache.get_or_compile(bad, (), options)
+        assert caught.value.log == compile_fresh(bad, options.flags()).log
+    agreed(cache, BEGIN + "// good\n" + KERNEL, options)
+    bad = BEGIN.replace("x.h", "nowhere.h") + KERNEL
+    assert agree(cache, bad, options) is None
+    agreed(cache, BEGIN + "// better\n" + KERNEL, options)
+
+
+# -- what can be precompiled -----------------------------------------------------------------------
+
+INCLUDE = "#include <x.h>\n"
+#: Preambles, each with what else may stand before or between its includes.
+WHOLE = [
+    INCLUDE,
+    f"// a comment\n/* another\n one */ {INCLUDE}",
+    f"// one that goes \\\n on\n{INCLUDE}",
+    f'#define A(x) #x // "\n#define B \\\n  2\n#undef A\n{INCLUDE}#include "y.h"\n',
+    f"#pragma once\n#pragma nv_diag_suppress 177\n{INCLUDE}",
+    f"#ifdef NEVER\n#error never\n#elif defined(A)\n#else\n{INCLUDE}#endif\n#include <z.h>\n",
+    f"#if 0\n#include <nowhere.h>\n#if 1\n#define A 1\n#else\n#endif\n#endif\n{INCLUDE}#include <z.h>\n",
+    f"#if __has_include(<x.h>)\n{INCLUDE}#endif\n#if !__has_include(<no.h>)\n#include <z.h>\n#endif\n",
+    f"#define HERE <z.h>\n{INCLUDE}#include HERE\n",
+    "/* a */ # /* b */ define /* c */ A /* d */ 1\n#  include /* e */ <x.h> // f\n",
+    "#\\\ninclude <x.h>\n#include <z.h>\n",
+    f"%:define A 1\n{INCLUDE}",
+    f"#warning early\n{INCLUDE}",
+    f"{INCLUDE}\n\n   \t\n#include <z.h>\n\n\n",
+]
+
+
+@pytest.mark.parametrize("text", WHOLE)
+def test_what_a_preamble_holds(family: Family, tree: Path, text: str) -> None:
+    begin = preamble(text + KERNEL.replace("V", "1"))
+    assert begin is not None
+    assert begin.strip() == text.strip()
+    family.compile(text + "#undef V\n#define V 1\n", PATHS)
+    assert family.uses(text + "#undef V\n#define V 1\n", PATHS)
+
+
+def test_all_of_a_preamble_is_precompiled(family: Family, tree: Path) -> None:
+    # A process of its own, where no compile has failed, so that traces are complete.
+    code = """
+        from nvrtc.machine import traced_headers
+        from nvrtc.test_precompiled import PATHS, WHOLE
+
+        for number, text in enumerate(WHOLE):
+            flags = [f"pch={number}", *PATHS.flags()]
+            made = traced_headers(text, [f"--create-{flags[0]}", *flags[1:]])
+            code = "__global__ void k() {}"
+            used = traced_headers(text + code, [f"--use-{flags[0]}", *flags[1:]])
+            print(any(name.endswith("x.h") for name in made), used)
+    """
+    assert python(code).splitlines() == ["True []"] * len(WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("source", "begin"),
+    [
+        ("__global__ void k() {}\n", None),
+        ("#define A 1\n", None),
+        (f"int x;\n{INCLUDE}", None),
+        (f"{INCLUDE}int x;\n#include <z.h>\n", None),
+        (f"{INCLUDE}int x;\n#include HERE\n", None),
+        (f"{INCLUDE}int x;\n#embed <z.h>\n", None),
+        (f"{INCLUDE}import x;\n", None),
+        (f"{INCLUDE}#in??/\nclude <z.h>\n", None),
+        (f"#ifndef GUARD\n#define GUARD\n{INCLUDE}int x;\n#endif\n", None),
+        (f"#if 0\nint x;\n#endif\n{INCLUDE}", None),
+        (f"#\n{INCLUDE}", None),
+        (f"#line 7\n{INCLUDE}", None),
+        (f"#pragma unroll\n{INCLUDE}", None),
+        (f"#endif\n{INCLUDE}", None),
+        (f"/* open\n{INCLUDE}", None),
+        (f"#in\\\nclude <x.h>\n{INCLUDE}", None),
+        (f"{INCLUDE}int x; // included\n", INCLUDE),
+        (f"{INCLUDE}#if 1\nint x;\n#endif\n", INCLUDE),
+        (f"{INCLUDE}#define A /* goes\non */ 1\n", INCLUDE),
+        (f"{INCLUDE}#pragma unroll\n", INCLUDE),
+        ("#include <x.h>", "#include <x.h>"),
+        ("#include <x.h>\r\nint x;\r\n", "#include <x.h>\r\n"),
+    ],
+)
+def test_where_a_preamble_ends(source: str, begin: str | None) -> None:
+    assert preamble(source) == begin
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        PATHS.replace(debug=True),
+        PATHS.replace(lto=True),
+        PATHS.replace(extra_options=["-G"]),
+        PATHS.replace(extra_options=["--pch-messages=false"]),
+    ],
+)
+def test_options_without_precompiled_headers(
+    family: Family, tree: Path, options: kcache.CompileOptions
+) -> None:
+    for _ in range(2):
+        family.frontend.compile(family.request(BEGIN, options))
+    assert not family.uses(BEGIN, options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        PATHS.replace(lineinfo=True),
+        PATHS.replace(arch="compute_80"),
+        PATHS.replace(fast_math=True, optimization=1, max_registers=32),
+        PATHS.replace(extra_options=["-include", "z.h", "-rdc=true", "-w"]),
+    ],
+)
+def test_options_with_precompiled_headers(
+    family: Family, tree: Path, options: kcache.CompileOptions
+) -> None:
+    for _ in range(2):
+        family.compile(BEGIN, options)
+    assert family.uses(BEGIN, options)
+
+
+@pytest.mark.parametrize(
+    "header", ["__device__ inline int f() { return\n", 'extern "C" {\n', "static\n"]
+)
+def test_a_header_that_ends_amid_a_declaration(family: Family, tree: Path, header: str) -> None:
+    edit("second/half.h", header)
+    ending = {"s": "__device__ int g;\n", "e": "}\n"}.get(header[0], "1; }\n")
+    begin = f"#define V 1\n#include <half.h>\n{ending}"
+    for _ in range(2):
+        family.compile(begin, PATHS)
+    assert not family.uses(begin, PATHS)
+
+
+def test_a_header_with_the_time(family: Family, tree: Path) -> None:
+    edit("second/x.h", "#define V sizeof(__TIME__)\n")
+    for _ in range(2):
+        assert family.compile(BEGIN, PATHS).uncacheable is not None
+    assert not family.uses(BEGIN, PATHS)
+
+
+class Meddler(Tracker):
+    """A tracker of which one can say what happens around the compile that makes the header."""
+
+    before: Callable[[], object]
+    after: Callable[[], object]
+
+    def from_trace(self, trace: Trace) -> HeaderSet:
+        found = super().from_trace(trace)
+        self.before()
+        return found
+
+    def changed_since(self, start_ns: int, *, silent: bool = False) -> bool:
+        self.after()
+        return super().changed_since(start_ns, silent=silent)
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "before", "after", "made"),
+    [
+        (nothing, nothing, nothing, True),
+        (lambda: edit("second/y.h", "#include <w.h>\n"), nothing, nothing, False),
+        (lambda: edit("first/z.h", "#define Z 2\n"), nothing, nothing, False),
+        (nothing, lambda: edit("second/y.h", "#define Y 2\n"), nothing, False),
+        (nothing, lambda: edit("first/z.h", "#define Z 2\n"), nothing, False),
+        (
+            nothing,
+            lambda: edit("first/z.h", "#define Z 2\n"),
+            lambda: Path("first/z.h").unlink(missing_ok=True),
+            False,
+        ),
+    ],
+)
+def test_headers_that_change_while_they_are_precompiled(
+    family: Family,
+    tree: Path,
+    meanwhile: Callable[[], object],
+    before: Callable[[], object],
+    after: Callable[[], object],
+    made: bool,
+) -> None:
+    def tracker(request: Request) -> Tracker:
+        found = Meddler(request.source, request.search, digests=FileDigests())
+        found.before = before
+        found.after = after
+        return found
+
+    edit("second/y.h", "#define Y 1\n")  # no probe: that would watch the folders, too
+    write(tree / "first/w.h", "#define Y 40\n")
+    headers = PrecompiledHeaders(FileDigests(), tracker)
+    request = family.request(BEGIN, PATHS)
+    next_tick()  # a file just written may carry a time that is one tick ahead
+    started = next_tick()
+    _, trace = family.frontend._run_traced(request)
+    assert trace is not None
+    meanwhile()
+    next_tick()
+    headers.make(request, trace, started)
+    assert (len(headers._kept) == 1) is made
+    assert not headers._refused  # it may do next time
+
+
+# -- threads, processes, files ---------------------------------------------------------------------
+
+
+def test_threads_that_miss_together_make_one(family: Family, tree: Path) -> None:
+    count = 4
+    trackers: list[Tracker] = []
+
+    def tracker(request: Request) -> Tracker:
+        trackers.append(family.frontend._tracker(request))
+        return trackers[-1]
+
+    headers = PrecompiledHeaders(FileDigests(), tracker)
+    begun = threading.Barrier(count)
+
+    def go() -> None:
+        request = family.request(BEGIN, PATHS)
+        next_tick()  # as above
+        started = next_tick()
+        _, trace = family.frontend._run_traced(request)
+        assert trace is not None
+        begun.wait()
+        headers.make(request, trace, started)
+
+    threads = [threading.Thread(target=go) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(trackers) == 1
+    assert headers.compile(family.request(BEGIN, PATHS)) is not None
+
+
+def test_many_threads_with_two_families(cache: kcache.KernelCache, tree: Path) -> None:
+    options = PATHS.replace(precompiled_headers=True)
+    failures: list[BaseException] = []
+
+    def go(number: int) -> None:
+        try:
+            for step in range(6):
+                begin = BEGIN if step % 2 else "#define Z 4\n" + BEGIN
+                agreed(cache, f"{begin}// {number} {step}\n{KERNEL}", options)
+        except BaseException as error:  # told to the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_forked_child_goes_on(nvrtc: tuple[int, int], tree: Path) -> None:
+    code = """
+        import os, sys
+        from nvrtc.reference import KERNEL
+        from nvrtc.test_precompiled import BEGIN, PATHS, Family
+
+        family = Family()
+        family.compile(BEGIN, PATHS)
+        (kept,) = family.headers._kept.values()
+        descriptor = kept.file.fd
+        del kept
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.fstat(descriptor)
+            except OSError:  # closed in the child
+                family.compile(BEGIN, PATHS)
+                family.compile(BEGIN, PATHS)
+                os._exit(0 if family.uses(BEGIN, PATHS) else 3)
+            os._exit(4)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(family.uses(BEGIN, PATHS))
+    """
+    if nvrtc < TRACING:
+        pytest.skip("NVRTC tells which headers it read from 13.0 on")
+    assert python(code).split() == ["True"]
+
+
+BIG = """
+    from pathlib import Path
+    from nvrtc.test_precompiled import BEGIN, PATHS, Family
+    from kcache.nvrtc import compiler, precompiled
+
+    text = "".join(f"template<int N> struct S{i} {{ enum {{ v = N }}; }};\\n" for i in range(3000))
+    Path("second/z.h").write_text(text + "#define Z 1\\n")
+    family = Family()
+"""
+
+
+def test_a_heap_that_is_too_small_is_raised(family: Family, tree: Path) -> None:
+    code = """
+    precompiled.HEAP = 1 << 20
+    compiler.set_precompiled_heap(1 << 20)
+    family.compile(BEGIN, PATHS)
+    print(family.uses(BEGIN, PATHS), compiler.precompiled_heap() > 8 << 20)
+    """
+    assert python(BIG + code).split() == ["True", "True"]
+
+
+def test_a_heap_that_must_not_be_raised(family: Family, tree: Path) -> None:
+    code = """
+    precompiled.HEAP = precompiled.MAX_HEAP = 1 << 20
+    compiler.set_precompiled_heap(1 << 20)
+    for _ in range(2):
+        family.compile(BEGIN, PATHS)
+    print(family.uses(BEGIN, PATHS), len(family.headers._refused))
+    """
+    assert python(BIG + code).split() == ["False", "1"]
+
+
+def test_a_limit_on_the_size_of_files(family: Family, tree: Path) -> None:
+    code = """
+    import resource, signal
+    from kcache.nvrtc.files import next_tick
+
+    request = family.request(BEGIN, PATHS)
+    started = next_tick()
+    _, trace = family.frontend._run_traced(request)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    family.headers.make(request, trace, started)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    family.compile(BEGIN, PATHS)
+    print(family.uses(BEGIN, PATHS), len(family.headers._refused))
+    """
+    assert python(BIG + code).split() == ["False", "1"]
+
+
+def test_a_limit_on_memory(family: Family, tree: Path) -> None:
+    code = """
+    import resource
+    from kcache.nvrtc.files import next_tick
+
+    request = family.request(BEGIN, PATHS)
+    started = next_tick()
+    _, trace = family.frontend._run_traced(request)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), -1))
+    family.headers.make(request, trace, started)
+    family.compile(BEGIN, PATHS)
+    print(family.uses(BEGIN, PATHS), len(family.headers._refused))
+    """
+    assert python(BIG + code).split() == ["False", "1"]
+
+
+def test_a_heap_that_somebody_else_moved(family: Family, tree: Path) -> None:
+    family.compile(BEGIN, PATHS)
+    compiler.set_precompiled_heap(compiler.precompiled_heap() + (1 << 20))
+    assert not family.uses(BEGIN, PATHS)
+    family.compile(BEGIN, PATHS)
+    assert family.uses(BEGIN, PATHS)
+
+
+def test_files_have_no_names(family: Family, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tree))
+    before = {*os.listdir(tree)}
+    family.compile(BEGIN, PATHS)
+    assert not [name for name in {*os.listdir(tree)} - before if "trace" not in name]
+    (kept,) = family.headers._kept.values()
+    assert os.readlink(kept.path).endswith(" (deleted)")
+
+
+def test_a_descriptor_that_is_of_another_file(family: Family, tree: Path) -> None:
+    family.compile(BEGIN, PATHS)
+    (kept,) = family.headers._kept.values()
+    with open(tree / "other", "wb+") as other:
+        os.dup2(other.fileno(), kept.file.fd)
+    descriptor = kept.file.fd
+    assert not family.uses(BEGIN, PATHS)
+    del kept
+    os.fstat(descriptor)  # whoever it belongs to now, it was not closed
+    os.close(descriptor)
+    family.compile(BEGIN, PATHS)
+    assert family.uses(BEGIN, PATHS)
+
+
+@pytest.mark.parametrize("size", [0, 100_000, None])
+def test_a_file_that_is_damaged(family: Family, tree: Path, size: int | None) -> None:
+    family.compile(BEGIN, PATHS)
+    (kept,) = family.headers._kept.values()
+    time_before = os.fstat(kept.file.fd).st_mtime_ns
+    while os.fstat(kept.file.fd).st_mtime_ns == time_before:
+        with open(kept.path, "rb+") as file:
+            file.write(b"damaged")
+            file.truncate(size)
+    assert not family.uses(BEGIN, PATHS)
+    family.compile(BEGIN, PATHS)
+
+
+def test_nowhere_to_put_a_file(family: Family, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family.compile("#define FIRST 1\n" + BEGIN, PATHS)  # the trace has its place
+    monkeypatch.setattr(tempfile, "tempdir", str(tree / "missing"))
+    family.compile(BEGIN, PATHS)
+    assert not family.uses(BEGIN, PATHS)
+    (tree / "missing").mkdir()
+    family.compile(BEGIN, PATHS)
+    assert family.uses(BEGIN, PATHS)
+
+
+def test_as_many_as_are_allowed(family: Family, tree: Path) -> None:
+    begins = [f"#define N {number}\n{BEGIN}" for number in range(precompiled.MAX_KEPT + 1)]
+    family.compile(begins[0], PATHS)
+    family.compile(begins[1], PATHS)
+    descriptors = [kept.file.fd for kept in family.headers._kept.values()]
+    assert family.uses(begins[0], PATHS)  # so that the second goes first
+    for begin in begins[2:]:
+        family.compile(begin, PATHS)
+    assert [family.uses(begin, PATHS) for begin in begins] == [True, False, True, True, True]
+    os.fstat(descriptors[0])
+    links = {os.readlink(kept.path) for kept in family.headers._kept.values()}
+    assert len(links) == precompiled.MAX_KEPT
+
+
+def test_nothing_is_kept_open(nvrtc: tuple[int, int], tree: Path) -> None:
+    def opened() -> int:
+        found = 0
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                found += "kcache-pch-" in os.readlink(f"/proc/self/fd/{name}")
+            except OSError:  # that of the listing
+                continue
+        return found
+
+    if nvrtc < TRACING:
+        pytest.skip("NVRTC tells which headers it read from 13.0 on")
+    gc.collect()  # what failed tests hold
+    before = opened()
+    family = Family()
+    family.compile(BEGIN, PATHS)
+    assert opened() == before + 1
+    del family
+    assert opened() == before
+
+
+# -- real headers ----------------------------------------------------------------------------------
+
+CUB = """\
+#include <cub/block/block_reduce.cuh>
+template <typename T, int Threads>
+__global__ void sum(const T* in, T* out)
+{
+    using Reduce = cub::BlockReduce<T, Threads>;
+    __shared__ typename Reduce::TempStorage storage;
+    const T total = Reduce(storage).Sum(in[threadIdx.x]);
+    if (threadIdx.x == 0) *out = total;
+}
+"""
+
+
+@pytest.mark.slow
+def test_cub(cache: kcache.KernelCache, cccl: Path) -> None:
+    options = ARCH.replace(
+        include_paths=[cccl], extra_options=["--frandom-seed=1"], precompiled_headers=True
+    )
+    plain = options.replace(precompiled_headers=False)
+    for name in ("sum<float, 128>", "sum<int, 256>"):
+        kernel = agreed(cache, CUB, options, [name])
+        assert len(kernel.dependencies) > 100
+        assert agreed(cache, CUB, plain, [name]).cached

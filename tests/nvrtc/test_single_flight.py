@@ -1,0 +1,329 @@
+"""Single flight with the real compiler: how often NVRTC runs, and that nobody gets a stale kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, write
+
+import kcache
+from kcache.nvrtc import compiler
+from kcache.testing import FaultyBackend, MemoryBackend
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+LONG = 60.0
+#: Takes the compiler about a second: a loop that it unrolls.
+SLOW = """
+extern "C" __global__ void slow(float* out, float x) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 6000; ++i)
+        sum = sum * x + sinf(sum + i);
+    *out = sum;
+}
+"""
+
+#: Asks for a kernel from several threads, with compiles counted as they begin, in a file.
+ASK = """
+import os, sys, threading
+import kcache
+from kcache.nvrtc import compiler
+
+place, begun, source, count = sys.argv[1:5]
+compile_program = compiler.compile_program
+def counted(source, *args, **kwargs):
+    if source.strip():  # not the compile of nothing that ends a trace
+        with open(begun, "ab", buffering=0) as file:
+            file.write(b".")
+    return compile_program(source, *args, **kwargs)
+compiler.compile_program = counted
+
+with open(source) as file:
+    text = file.read()
+options = kcache.CompileOptions(arch="sm_80", include_paths=[os.path.dirname(source)])
+with kcache.KernelCache(place) as cache:
+    got = []
+    gate = threading.Barrier(int(count))
+    def ask():
+        gate.wait(60)
+        got.append(cache.get_or_compile(text, (), options))
+    threads = [threading.Thread(target=ask) for _ in range(int(count))]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert len(got) == int(count) and len({kernel.cubin for kernel in got}) == 1
+    print(got[0].key, sum(not kernel.cached for kernel in got))
+"""
+
+
+class Ranks:
+    """Processes that ask for one kernel in the same cache."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self.place = folder / "cache"
+        self.begun = write(folder / "begun", "")
+        self.source = write(folder / "inc/kernel.cu", source)
+
+    def start(self, count: int, threads: int = 1) -> list[subprocess.Popen[str]]:
+        arguments = (self.place, self.begun, self.source, threads)
+        command = [sys.executable, "-c", ASK, *map(str, arguments)]
+        return [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+
+    def compiles_begun(self) -> int:
+        return self.begun.stat().st_size
+
+    def stats(self) -> kcache.Stats:
+        with kcache.KernelCache(self.place) as cache:
+            return cache.total_stats()
+
+
+def finished(ranks: list[subprocess.Popen[str]]) -> list[list[str]]:
+    outputs = [rank.communicate(timeout=LONG)[0].split() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks)
+    return outputs
+
+
+@pytest.fixture(params=["alone", "with header"])
+def ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Ranks:
+    write(tmp_path / "inc/x.h", "// a header\n")
+    return Ranks(tmp_path, SLOW if request.param == "alone" else f'#include "x.h"\n{SLOW}')
+
+
+@pytest.mark.slow
+class TestRanks:
+    def test_sixteen_processes_of_eight_threads_compile_once(self, ranks: Ranks) -> None:
+        outputs = finished(ranks.start(16, threads=8))
+        assert ranks.compiles_begun() == 1
+        assert len({key for key, _ in outputs}) == 1
+        assert sorted(int(fresh) for _, fresh in outputs) == [0] * 15 + [1]
+        stats = ranks.stats()
+        assert (stats.compiles, stats.misses, stats.hits) == (1, 1, 127)
+        assert (stats.errors, stats.stale, stats.unlocked, stats.wait_timeouts) == (0, 0, 0, 0)
+
+    def test_when_the_compiling_process_is_killed_one_other_compiles(self, ranks: Ranks) -> None:
+        (leader,) = ranks.start(1)
+        while not ranks.compiles_begun():
+            assert leader.poll() is None
+        others = ranks.start(7, threads=8)
+        leader.send_signal(signal.SIGKILL)
+        leader.communicate()
+        finished(others)
+        assert ranks.compiles_begun() == 2
+        stats = ranks.stats()
+        assert (stats.compiles, stats.misses, stats.hits) == (1, 1, 55)
+
+    def test_a_stopped_process_is_not_waited_for_longer_than_said(
+        self, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (leader,) = ranks.start(1)
+        while not ranks.compiles_begun():
+            assert leader.poll() is None
+        leader.send_signal(signal.SIGSTOP)
+        try:
+            monkeypatch.setenv("KCACHE_WAIT", "0.2")
+            finished(ranks.start(1))
+        finally:
+            leader.send_signal(signal.SIGCONT)
+        finished([leader])
+        assert ranks.compiles_begun() == 2
+        assert ranks.stats().wait_timeouts == 1
+
+
+class Held:
+    """Compiles that have run wait until they are let go on; each is a real one."""
+
+    def __init__(self, compile_program: Callable[..., Any]) -> None:
+        self._compile_program = compile_program
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Event()
+        self.count = 0
+
+    def __call__(self, source: str, *args: Any, **kwargs: Any) -> Any:
+        if not source.strip():
+            return self._compile_program(source, *args, **kwargs)
+        self.count += 1
+        try:
+            return self._compile_program(source, *args, **kwargs)
+        finally:
+            self.begun.release()
+            assert self.go.wait(LONG)
+
+    def reached(self, times: int = 1) -> None:
+        """Waits until so many compiles are held."""
+        for _ in range(times):
+            assert self.begun.acquire(timeout=LONG)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    made = Held(compiler.compile_program)
+    monkeypatch.setattr(compiler, "compile_program", made)
+    return made
+
+
+class Asking:
+    """Threads that ask at the same time."""
+
+    def __init__(self, count: int, ask: Callable[[], object]) -> None:
+        self.results: list[Any] = []
+        self._ask = ask
+        self._asked = threading.Semaphore(0)
+        self._threads = [threading.Thread(target=self._run) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+        for _ in self._threads:
+            assert self._asked.acquire(timeout=LONG)
+
+    def _run(self) -> None:
+        self._asked.release()
+        try:
+            self.results.append(self._ask())
+        except Exception as error:
+            self.results.append(error)
+
+    def end(self) -> list[Any]:
+        for thread in self._threads:
+            thread.join(LONG)
+            assert not thread.is_alive()
+        return self.results
+
+
+class TestThreads:
+    def test_a_header_edited_during_the_compile_is_not_missed(
+        self, cache: kcache.KernelCache, tmp_path: Path, held: Held
+    ) -> None:
+        """Who asks after the edit must not get what was compiled before it."""
+        header = write(tmp_path / "inc/x.h", "#define V 1\n")
+        options = ARCH.replace(include_paths=[header.parent])
+        source = "#include <x.h>\n" + KERNEL
+        first = Asking(1, lambda: cache.get_or_compile(source, (), options))
+        held.reached()
+        write(header, "#define V 2\n")
+        later = Asking(3, lambda: cache.get_or_compile(source, (), options))
+        held.go.set()
+        new = compile_fresh(source, options.flags())
+        assert [kernel.cubin for kernel in later.end()] == [new.cubin] * 3
+        assert first.end()[0].cubin == new.cubin  # it was compiled once more
+
+    def test_a_kernel_that_must_not_be_cached_does_not_make_others_wait(
+        self, cache: kcache.KernelCache, held: Held
+    ) -> None:
+        source = KERNEL.replace("V", "sizeof(__TIME__)")
+        asking = Asking(3, lambda: cache.get_or_compile(source, (), ARCH))
+        held.reached(3)  # all three at the same time
+        held.go.set()
+        assert [kernel.cached for kernel in asking.end()] == [False] * 3
+        assert cache.stats().uncacheable == 3
+
+    def test_a_header_that_must_not_be_cached_makes_others_wait_once(
+        self, cache: kcache.KernelCache, tmp_path: Path, held: Held
+    ) -> None:
+        header = write(tmp_path / "inc/x.h", "#define V sizeof(__TIME__)\n")
+        options = ARCH.replace(include_paths=[header.parent])
+        source = "#include <x.h>\n" + KERNEL
+        first = Asking(1, lambda: cache.get_or_compile(source, (), options))
+        held.reached()
+        later = Asking(3, lambda: cache.get_or_compile(source, (), options))
+        while _waiting(cache) < 3:
+            os.sched_yield()
+        assert held.count == 1
+        held.go.set()
+        kernels = [*first.end(), *later.end()]
+        assert [kernel.cached for kernel in kernels] == [False] * 4
+
+    def test_an_error_reaches_all_who_wait(self, cache: kcache.KernelCache, held: Held) -> None:
+        asking = Asking(6, lambda: cache.get_or_compile("int x = ;", (), ARCH))
+        held.reached()
+        held.go.set()
+        results = asking.end()
+        assert [type(each) for each in results] == [kcache.CompileError] * 6
+        assert all("expected an expression" in each.log for each in results)
+        assert cache.stats().misses == 6
+        with pytest.raises(kcache.CompileError):
+            cache.get_or_compile("int x = ;", (), ARCH)
+
+    def test_an_error_of_another_place_is_not_shared(
+        self, cache: kcache.KernelCache, tmp_path: Path, held: Held
+    ) -> None:
+        """The same request with other folders: one compiles, the other does not."""
+        source = "#include <x.h>\n" + KERNEL
+        # No #error: one inside a header spoils NVRTC's traces for the other tests of this process.
+        bad = ARCH.replace(include_paths=[write(tmp_path / "a/x.h", "#define V no(\n").parent])
+        good = ARCH.replace(include_paths=[write(tmp_path / "b/x.h", "#define V 7\n").parent])
+        first = Asking(1, lambda: cache.get_or_compile(source, (), bad))
+        held.reached()
+        second = Asking(3, lambda: cache.get_or_compile(source, (), good))
+        held.go.set()
+        assert isinstance(first.end()[0], kcache.CompileError)
+        expected = compile_fresh(source, good.flags()).cubin
+        assert [kernel.cubin for kernel in second.end()] == [expected] * 3
+
+    @pytest.mark.parametrize("header", [False, True])
+    def test_one_compile_even_where_nothing_can_be_stored(
+        self, tmp_path: Path, held: Held, header: bool
+    ) -> None:
+        write(tmp_path / "inc/x.h", "#define V 1\n")
+        options = ARCH.replace(include_paths=[tmp_path / "inc"])
+        source = "#include <x.h>\n" + KERNEL if header else KERNEL.replace("V", "1")
+        backend = FaultyBackend(MemoryBackend())
+        backend.faults["put"] = OSError("no room")
+        with kcache.KernelCache(backend=backend) as cache:
+            asking = Asking(1, lambda: cache.get_or_compile(source, (), options))
+            held.reached()
+            others = Asking(5, lambda: cache.get_or_compile(source, (), options))
+            while cache._resolver._flights()._calls and _waiting(cache) < 5:
+                os.sched_yield()
+            held.go.set()
+            kernels = [*asking.end(), *others.end()]
+        assert held.count == 1
+        assert sorted(kernel.cached for kernel in kernels) == [False] + [True] * 5
+        assert len({kernel.cubin for kernel in kernels}) == 1
+        assert all(len(kernel.dependencies) == header for kernel in kernels)
+
+    def test_two_caches_over_one_directory(self, tmp_path: Path, held: Held) -> None:
+        source = KERNEL.replace("V", "7")
+        with kcache.KernelCache(tmp_path / "c") as one, kcache.KernelCache(tmp_path / "c") as two:
+            first = Asking(1, lambda: one.get_or_compile(source, (), ARCH))
+            held.reached()
+            second = Asking(1, lambda: two.get_or_compile(source, (), ARCH))
+            held.go.set()
+            assert [k.cached for k in (*first.end(), *second.end())] == [False, True]
+        assert held.count == 1
+
+    def test_no_wait(self, tmp_path: Path, held: Held) -> None:
+        with kcache.KernelCache(tmp_path / "cache", wait=0) as cache:
+            asking = Asking(2, lambda: cache.get_or_compile(KERNEL.replace("V", "7"), (), ARCH))
+            held.reached(2)
+            held.go.set()
+            assert [kernel.cached for kernel in asking.end()] == [False] * 2
+
+    @pytest.mark.parametrize("setting", ["disable", "recache"])
+    def test_who_wants_a_compile_gets_one(self, tmp_path: Path, held: Held, setting: str) -> None:
+        with kcache.KernelCache(tmp_path / "cache", **{setting: True}) as cache:
+            asking = Asking(2, lambda: cache.get_or_compile(KERNEL.replace("V", "7"), (), ARCH))
+            held.reached(2)
+            held.go.set()
+            assert [kernel.cached for kernel in asking.end()] == [False] * 2
+
+
+def _waiting(cache: kcache.KernelCache) -> int:
+    calls = list(cache._resolver._flights()._calls.values())
+    return sum(len(call.done._cond._waiters) for call in calls)  # type: ignore[attr-defined]
+
+
+def test_a_cache_without_write_access_needs_no_lock(tmp_path: Path) -> None:
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        agreed(cache, KERNEL.replace("V", "1"), ARCH)
+    os.unlink(tmp_path / "cache/flight")
+    with kcache.KernelCache(tmp_path / "cache", read_only=True) as cache:
+        assert not agreed(cache, KERNEL.replace("V", "2"), ARCH).cached
+        assert cache.stats().unlocked == 0
+    assert not (tmp_path / "cache/flight").exists()
