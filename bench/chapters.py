@@ -6,14 +6,9 @@ finds: ratios, facts, timings.
 
 import os
 import random
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import crowd
-import reading
-import scale
-import together
 import xxhash
 from bench_memory_tier import POPULATIONS
 from corpus import NAMES, load
@@ -312,37 +307,3 @@ def tier(plan: Plan, folder: Path) -> Found:
             Summary.of([held.traced / held.bound]),
             target=1.0,
         )
-
-
-CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
-    "kernels": kernels,
-    "start": start,
-    "memory": memory,
-    "engine": engine,
-    "tier": tier,
-    "files": scale.files,
-    "lmdb": scale.lmdb,
-    "million": scale.million,
-    "peer": scale.peer,
-    "gets": reading.gets,
-    "zstd": reading.zstd,
-    "crowd": crowd.crowd,
-    "stampede": together.stampede,
-    "many": together.many,
-}
-TITLES = {
-    "kernels": "The main job: compile once, hit ever after",
-    "start": "A fresh process",
-    "memory": "A hit in memory",
-    "engine": "A hit from the file backend",
-    "tier": "Bytes held by the memory tier",
-    "files": "Files: few entries and many",
-    "lmdb": "LMDB: few entries and many",
-    "million": "LMDB: up to a million entries",
-    "peer": "Puts at the cap, beside cuda.core",
-    "gets": "A hit from each backend",
-    "zstd": "What zstd saves, and what it costs",
-    "crowd": "Several processes at once",
-    "stampede": "One kernel for many processes",
-    "many": "Many kernels for one process",
-}

@@ -106,6 +106,40 @@ class Timing:
     seconds: Summary
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a line in a chart, and one cell of the table below it.
+
+    Attributes:
+        chapter: the chapter that measured it.
+        chart: what the chart shows, such as "a get against the entry's size"; unique in its chapter.
+        series: whose line it is, such as "kcache `file`", "cuda.core FileStream", "raw read".
+        role: "ours", "peer" or "floor".
+        x: where it is on the horizontal axis.
+        x_name: what that axis counts: "bytes", "entries", "processes", "headers".
+        unit: "s", "B" or "1/s".
+        y: the figure.
+    """
+
+    chapter: str
+    chart: str
+    series: str
+    role: str
+    x: float
+    x_name: str
+    unit: str
+    y: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A peer, or a part of the machine, that a chapter could not measure here, and why."""
+
+    chapter: str
+    who: str
+    reason: str
+
+
 @dataclass
 class Findings:
     """Everything that was found out, with what it was measured by and on."""
@@ -117,15 +151,22 @@ class Findings:
     ratios: list[Ratio] = field(default_factory=list[Ratio])
     facts: list[Fact] = field(default_factory=list[Fact])
     timings: list[Timing] = field(default_factory=list[Timing])
+    points: list[Point] = field(default_factory=list[Point])
+    absent: list[Absent] = field(default_factory=list[Absent])
 
-    def add(self, found: Iterable[Ratio | Fact | Timing]) -> None:
+    def add(self, found: Iterable[Ratio | Fact | Timing | Point | Absent]) -> None:
         for each in found:
-            if isinstance(each, Ratio):
-                self.ratios.append(each)
-            elif isinstance(each, Fact):
-                self.facts.append(each)
-            else:
-                self.timings.append(each)
+            match each:
+                case Ratio():
+                    self.ratios.append(each)
+                case Fact():
+                    self.facts.append(each)
+                case Timing():
+                    self.timings.append(each)
+                case Point():
+                    self.points.append(each)
+                case Absent():
+                    self.absent.append(each)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values; whether a target is met is added for those who read the file."""
@@ -145,6 +186,9 @@ class Findings:
         found.facts += (Fact(**values) for values in plain["facts"])
         for values in plain["timings"]:
             found.timings.append(Timing(**{**values, "seconds": Summary(**values["seconds"])}))
+        for values in plain.get("points", ()):  # results of before 2026-11-22 have none
+            found.points.append(Point(**{**values, "y": Summary(**values["y"])}))
+        found.absent += (Absent(**values) for values in plain.get("absent", ()))
         return found
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from findings import Fact, Ratio, Timing
+from findings import Absent, Fact, Point, Ratio, Timing
 
 #: What a chapter yields.
-Found = Iterator[Ratio | Fact | Timing]
+Found = Iterator[Ratio | Fact | Timing | Point | Absent]
 
 KIB = 1 << 10
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from chapters import CHAPTERS, TITLES
+from contents import CHAPTERS, TITLES
 from findings import Findings, as_markdown
 from machine import describe_machine, load, today, versions
 from main_job import SELF_CONTAINED

@@ -1,0 +1,48 @@
+"""The table of contents: every chapter of the benchmarks, in the order in which they are run.
+
+A chapter is a function of a `Plan`, which says how often and on how much, and of an empty folder.
+It yields what it finds; see `findings`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import chapters
+import crowd
+import reading
+import scale
+import together
+from plan import Found, Plan
+
+CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
+    "kernels": chapters.kernels,
+    "start": chapters.start,
+    "memory": chapters.memory,
+    "engine": chapters.engine,
+    "tier": chapters.tier,
+    "files": scale.files,
+    "lmdb": scale.lmdb,
+    "million": scale.million,
+    "peer": scale.peer,
+    "gets": reading.gets,
+    "zstd": reading.zstd,
+    "crowd": crowd.crowd,
+    "stampede": together.stampede,
+    "many": together.many,
+}
+TITLES = {
+    "kernels": "The main job: compile once, hit ever after",
+    "start": "A fresh process",
+    "memory": "A hit in memory",
+    "engine": "A hit from the file backend",
+    "tier": "Bytes held by the memory tier",
+    "files": "Files: few entries and many",
+    "lmdb": "LMDB: few entries and many",
+    "million": "LMDB: up to a million entries",
+    "peer": "Puts at the cap, beside cuda.core",
+    "gets": "A hit from each backend",
+    "zstd": "What zstd saves, and what it costs",
+    "crowd": "Several processes at once",
+    "stampede": "One kernel for many processes",
+    "many": "Many kernels for one process",
+}
