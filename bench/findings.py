@@ -112,7 +112,7 @@ class Point:
 
     Attributes:
         chapter: the chapter that measured it.
-        chart: what the chart shows, such as "a get against the entry's size"; unique in its chapter.
+        chart: what the chart shows, unique in its chapter, such as "get against size".
         series: whose line it is, such as "kcache `file`", "cuda.core FileStream", "raw read".
         role: "ours", "peer" or "floor".
         x: where it is on the horizontal axis.
