@@ -50,6 +50,7 @@ nitpick_ignore_regex = [
         "Path|Compiled|ExtraOptions|kcache.nvrtc.options.ExtraOptions|Module|Function",
     ),  # imported for types
     (r"py:.*", "kcache.key.SupportsFlags"),
+    (r"py:.*", r"(kcache\.why\.)?Near"),  # described where it is an attribute
     (r"py:.*", r"hypothesis\..+|kcache\.testing\.machine\.Open"),
     (r"py:.*", "JSON"),  # a recursive alias, which autodoc shows by its name
     (r"py:.*", rf"({_STDLIB})(\..+)?"),

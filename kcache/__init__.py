@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kcache._version import __version__
     from kcache.backend import Backend, EntryInfo, Usage
     from kcache.config import default_cache_directory
+    from kcache.contrast import Cause
     from kcache.engine import CacheEngine
     from kcache.entry import Entry
     from kcache.errors import (
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from kcache.nvrtc.options import CompileOptions
     from kcache.requests import CompileRequest
     from kcache.stats import Stats
+    from kcache.why import Explanation
 
 __all__ = [
     "Backend",
     "BackendError",
     "CacheEngine",
     "CacheKey",
+    "Cause",
     "CompileError",
     "CompileOptionError",
     "CompileOptions",
@@ -48,6 +51,7 @@ __all__ = [
     "DeviceError",
     "Entry",
     "EntryInfo",
+    "Explanation",
     "KcacheError",
     "KernelCache",
     "StaleKernelError",
@@ -66,6 +70,7 @@ _MODULES = {
     "_version": ("__version__",),
     "backend": ("Backend", "EntryInfo", "Usage"),
     "config": ("default_cache_directory",),
+    "contrast": ("Cause",),
     "engine": ("CacheEngine",),
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
@@ -75,6 +80,7 @@ _MODULES = {
     "nvrtc.options": ("CompileOptions",),
     "requests": ("CompileRequest",),
     "stats": ("Stats",),
+    "why": ("Explanation",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.errors import ConfigError
@@ -21,6 +21,7 @@ __all__ = [
     "VARIABLES",
     "Config",
     "Setting",
+    "aside",
     "default_cache_directory",
     "library_hints",
     "parse_size",
@@ -306,6 +307,20 @@ class Config(Record):
             else:
                 settings[variable.setting] = Setting(variable.default, "default")
         return cls(**settings)
+
+    def set_aside(self) -> Iterator[tuple[str, str]]:
+        """Yield which settings have the cache not looked into, and a clause about it."""
+        for setting, name in ((self.disable, "disable"), (self.recache, "recache")):
+            if setting.value:
+                given = name if setting.source == "argument" else setting.source
+                yield aside(name, f"{given} is set")
+
+
+def aside(setting: str, given: str) -> tuple[str, str]:
+    """Return the cause of a miss that `disable` or `recache` is, and a clause about it."""
+    if setting == "disable":
+        return "disabled", f"{given}: the cache is neither read nor written"
+    return "recache", f"{given}: everything is compiled, and replaces what is there"
 
 
 def default_cache_directory() -> Path:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.request import Request
     from kcache.recorder import Recorder
+    from kcache.why import Explanation
 
 __all__ = ["KernelCache", "compile_to_ptx", "open_engine"]
 
@@ -266,6 +267,28 @@ class KernelCache:
         if kernel is None:
             self.engine.counters.add("misses")
         return kernel
+
+    def why(
+        self,
+        source: str,
+        names: str | Sequence[str] = (),
+        options: CompileOptions | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        extra_key: bytes = b"",
+        source_name: str = "kernel.cu",
+    ) -> Explanation:
+        """Return why `get_or_compile` would compile exactly this now, or that it would hit.
+
+        Arguments and errors as for `get_or_compile`; compiles nothing, changes nothing, and is
+        neither counted nor recorded. May read the metadata of every entry.
+        """
+        from kcache.why import explain
+
+        request = self._requests.unrecorded(
+            source, names, options, headers, extra_key=extra_key, source_name=source_name
+        )
+        return explain(self.engine, request, set_aside=self.config.set_aside())
 
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """Write down every request from now on, for `kcache warm`; used by `with`, to its end.

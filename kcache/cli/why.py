@@ -17,7 +17,7 @@ from kcache.cli.cache import directory_option, json_option, named_directory, ope
 from kcache.cli.keys import SHORT
 from kcache.cli.source import Asked, compile_options
 from kcache.cli.terminal import columns, plain, show
-from kcache.config import Config
+from kcache.config import Config, aside
 from kcache.errors import BackendError
 from kcache.requests import Requests
 from kcache.why import Explanation, explain
@@ -78,13 +78,13 @@ def why(*, asked: Asked, quiet: bool, as_json: bool, directory: str | None) -> N
 
 
 def _set_aside(asked: Asked, settings: Config) -> Iterator[tuple[str, str]]:
-    """Yield which settings have the cache not looked into, and a clause of it."""
-    if asked.no_cache or settings.disable.value:
-        given = "--no-cache" if asked.no_cache else f"{settings.disable.source} is set"
-        yield "disabled", f"{given}: the cache is neither read nor written"
-    if asked.recache or settings.recache.value:
-        given = "--recache" if asked.recache else f"{settings.recache.source} is set"
-        yield "recache", f"{given}: everything is compiled, and replaces what is there"
+    """Yield which options, else settings, have the cache not looked into, and a clause of each."""
+    found = dict(settings.set_aside())
+    if asked.no_cache:
+        found |= [aside("disable", "--no-cache")]
+    if asked.recache:
+        found |= [aside("recache", "--recache")]
+    yield from found.items()
 
 
 def _sentence(asked: Asked, told: Explanation) -> str:
