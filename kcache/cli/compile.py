@@ -13,7 +13,7 @@ import click
 from kcache.cli.cache import directory_option, open_cache
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
 from kcache.cli.source import Asked, Source, compile_options
-from kcache.cli.terminal import STDOUT, say, working
+from kcache.cli.terminal import STDOUT, counted, say, working
 from kcache.errors import CompileError, ConfigError
 from kcache.info import format_size, format_time
 
@@ -97,14 +97,15 @@ def _write(kernel: CompiledKernel, emit: str, output: str) -> int:
 
 
 def _outcome(kernel: CompiledKernel, seconds: float, stats: Stats) -> str:
-    headers = len(kernel.dependencies)
+    count = len(kernel.dependencies)
+    headers = counted(count, "header", "headers")
     if kernel.cached:
-        checked = f", {headers} headers verified" if headers else ""
+        checked = f", {headers} verified" if count else ""
         saved = format_time(kernel.compile_seconds)
         return f"hit in {format_time(seconds)}{checked} (compiled once in {saved})"
     text = f"compiled in {format_time(seconds)}"
-    if headers:
-        text += f", {headers} headers"
+    if count:
+        text += f", {headers}"
     if stats.uncacheable:
         text += ", not cached (KCACHE_LOG=debug says why)"
     return text
