@@ -1,4 +1,4 @@
-"""The benchmark corpus: four CUDA kernels, with what it takes to compile each through NVRTC.
+"""The benchmark corpus: five CUDA kernels, with what it takes to compile each through NVRTC.
 
 The kernels are in `kernels/`, where each file says what its arguments and its launch are.
 `generated_source` adds self-contained sources of any size and number, for benchmarks of keys and
@@ -76,6 +76,7 @@ class Case:
 
 RECIPES = {
     "trivial": Recipe(("axpy<float>",)),
+    "attention": Recipe(("attention<64, 64, 64, true>",), (CCCL, RUNTIME, CRT), "bench"),
     "cub_reduce": Recipe(("block_sum<float, 256, 4>",), (CCCL,), "demo"),
     "cub_radix_sort": Recipe(("block_sort<unsigned int, int, 128, 8>",), (CCCL,), "demo"),
     "cutlass_gemm": Recipe(
@@ -102,7 +103,7 @@ def load(name: str) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    """Yields the four cases, cheapest first. Raises MissingHeadersError like `load`."""
+    """Yields the five cases, cheapest first. Raises MissingHeadersError like `load`."""
     return map(load, NAMES)
 
 

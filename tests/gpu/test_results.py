@@ -175,6 +175,43 @@ def test_a_cutlass_gemm(gpu: Any, cache: kcache.KernelCache, place: Path, arch: 
     gpu.numpy.testing.assert_allclose(found, 2 * expected + 0.5, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention(
+    gpu: Any, cache: kcache.KernelCache, place: Path, arch: str, causal: bool
+) -> None:
+    np = gpu.numpy
+    if gpu.capability < 80:
+        pytest.skip("the kernel needs sm_80")
+    try:
+        case = load("attention")
+    except MissingHeadersError as error:
+        pytest.skip(str(error))
+    options = kcache.CompileOptions(arch=arch, std=case.std, include_paths=case.include_dirs)
+    request = (case.source, f"attention<64, 64, 64, {str(causal).lower()}>", options)
+    cache.get_or_compile(*request)
+    handle = reloaded(place, *request).load()
+    heads, queries, keys, size = 3, 150, 200, 64  # partial tiles of both
+    random = np.random.default_rng(5)
+    q, k, v = (
+        random.standard_normal((heads, count, size)).astype("f2") for count in (queries, keys, keys)
+    )
+    scale = size**-0.5
+    out = gpu.upload(np.full((heads, queries, size), np.nan, "f2"))
+    uploaded = [gpu.upload(each) for each in (q, k, v)]
+    handle.launch(
+        (-(-queries // 64), heads), 128, *uploaded, out, queries, keys, scale, stream=gpu.stream
+    )
+    scores = scale * (q.astype("f8") @ k.astype("f8").transpose(0, 2, 1))
+    if causal:
+        i, j = np.ogrid[:queries, :keys]
+        scores = np.where(j <= i + keys - queries, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    expected = weights / weights.sum(axis=2, keepdims=True) @ v.astype("f8")
+    found = gpu.download(out, "f2").reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)
+
+
 SECOND = """
 import sys
 sys.path.insert(0, sys.argv[3])
