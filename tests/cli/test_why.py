@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -700,34 +698,3 @@ def test_the_reason_of_a_miss_is_logged_at_debug_level(
     assert "k.cu is compiled: it was evicted by a trim on 2" in lines()[0]
     events = Journal(str(cache_directory), "file").events()
     assert {event.what for event in events} == {"trimmed"}
-
-
-# -- the how-to ------------------------------------------------------------------------------------
-
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "debug-a-miss.md"
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="the page's commands are for a shell")
-def test_the_how_to_runs_as_printed(tmp_path: Path, cache_directory: Path) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    (program,) = re.findall(r"^```python\n# train.py\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    (tmp_path / "train.py").write_text(program)
-    fences = r"^```sh\n(.*?)^```\n\n```text\n(.*?)\n```$"
-    blocks = re.findall(fences, text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == text.count("```sh") == 7
-    functions = (
-        f'kcache() {{ "{sys.executable}" -P -m kcache "$@"; }}\n'
-        f'python() {{ "{sys.executable}" "$@"; }}\n'
-    )
-    for commands, printed in blocks:
-        done = subprocess.run(
-            ["bash", "-e", "-c", functions + commands],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        said = re.sub(r"\d{4}-\d\d-\d\d at \d\d:\d\d:\d\d", "DATE", done.stdout + done.stderr)
-        assert printed in said.replace(f"{tmp_path}/", "").splitlines()
