@@ -13,14 +13,24 @@ KIB = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often each thing is measured. Never less than five rounds of what is compared.
+    """How often each thing is measured. Never less than three rounds of what has a target.
 
     Attributes:
-        processes, calls, compiles, splits: rounds of the chapters of the main job.
+        processes, calls, compiles: rounds of the chapters of the main job.
+        costly: rounds of what takes many compiles, or one of many seconds.
+        splits: misses taken apart by a stopwatch, and compiles with the header trace alone; 0 for
+            neither.
+        kernels: how many kernels one process compiles in the chapter `many`.
+        shapes: how many shapes each family of kernels has in the chapter `precompiled`.
+        families: those families, as names of the corpus.
+        archs: what `kcache warm` compiles for...
+        warmed: ... which kernels of the corpus.
         fills: rounds of puts at the cap.
-        few, many: the entries of the small and the large population of a storage chapter.
-        file_payload: bytes of an entry there, in files; 4 KiB in LMDB.
-        sizes: the populations of LMDB with entries of 1 KiB.
+        value_sizes: bytes of a value, in the chapter about sizes; must include 100 KiB.
+        counts: the entries of the populations of 4 KiB; must include 1,000 and 10,000.
+        file_counts: likewise, of 100 KiB, in files.
+        million: the entries of the large population of LMDB, 1 KiB each; 0 leaves it out.
+        memory_rounds: how often the memory of a process is taken.
         crowds: how many processes read or write at a time...
         crowd_rounds: ... how often...
         crowd_seconds: ... and for how long.
@@ -28,28 +38,41 @@ class Plan:
 
     processes: int = 41
     calls: int = 41
-    compiles: int = 11
-    splits: int = 5
+    compiles: int = 7
+    costly: int = 3
+    splits: int = 3
+    kernels: int = 16
+    shapes: int = 5
+    families: tuple[str, ...] = ("cutlass_gemm", "cub_reduce")
+    archs: tuple[str, ...] = ("sm_80", "sm_90a", "sm_100a", "sm_120")
+    warmed: tuple[str, ...] = ("trivial", "attention", "cub_reduce", "cub_radix_sort", "cutlass_gemm")
     fills: int = 9
-    few: int = 1_000
-    many: int = 100_000
-    file_payload: int = 100 * KIB
-    sizes: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
+    value_sizes: tuple[int, ...] = (KIB, 16 * KIB, 100 * KIB, 1024 * KIB, 16384 * KIB)
+    counts: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+    file_counts: tuple[int, ...] = (1_000, 10_000, 100_000)
+    million: int = 1_000_000
+    memory_rounds: int = 5
     crowds: tuple[int, ...] = (1, 2, 4, 8)
     crowd_rounds: int = 5
-    crowd_seconds: float = 1.0
+    crowd_seconds: float = 0.5
 
 
 QUICK = Plan(
     processes=11,
     calls=15,
-    compiles=5,
-    splits=2,
+    compiles=3,
+    splits=0,
+    kernels=2,
+    shapes=4,
+    families=("cutlass_gemm",),
+    archs=("sm_80", "sm_120"),
+    warmed=("trivial", "attention", "cub_reduce", "cub_radix_sort"),
     fills=5,
-    many=20_000,
-    file_payload=4 * KIB,
-    sizes=(1_000, 10_000, 50_000),
+    counts=(100, 1_000, 10_000, 20_000),
+    file_counts=(1_000, 10_000),
+    million=0,
+    memory_rounds=3,
     crowds=(1, 4),
-    crowd_rounds=1,
+    crowd_rounds=3,
     crowd_seconds=0.3,
 )
