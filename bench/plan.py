@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from corpus import NAMES
 from findings import Absent, Fact, Point, Ratio, Timing
 
 #: What a chapter yields.
@@ -45,7 +46,7 @@ class Plan:
     shapes: int = 5
     families: tuple[str, ...] = ("cutlass_gemm", "cub_reduce")
     archs: tuple[str, ...] = ("sm_80", "sm_90a", "sm_100a", "sm_120")
-    warmed: tuple[str, ...] = ("trivial", "attention", "cub_reduce", "cub_radix_sort", "cutlass_gemm")
+    warmed: tuple[str, ...] = NAMES
     fills: int = 9
     value_sizes: tuple[int, ...] = (KIB, 16 * KIB, 100 * KIB, 1024 * KIB, 16384 * KIB)
     counts: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
@@ -66,7 +67,7 @@ QUICK = Plan(
     shapes=4,
     families=("cutlass_gemm",),
     archs=("sm_80", "sm_120"),
-    warmed=("trivial", "attention", "cub_reduce", "cub_radix_sort"),
+    warmed=NAMES[:-1],
     fills=5,
     counts=(100, 1_000, 10_000, 20_000),
     file_counts=(1_000, 10_000),
