@@ -1,4 +1,7 @@
-"""The example of "Write a backend": built, installed, found by its name, and true to the contract."""
+"""The example of "Write a backend": built, installed, found by its name, and true to the contract.
+
+The page is docs/how-to/write-a-backend.md, the example kcache-sqlite.
+"""
 
 from __future__ import annotations
 

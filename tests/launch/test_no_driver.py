@@ -38,6 +38,7 @@ print([name for name in set(sys.modules) - before if name.split(".")[0] == "cuda
 
 
 def test_every_call_says_what_is_missing_and_none_hangs() -> None:
+    """The message is also on the page load-and-launch.md."""
     without_driver()
     done = subprocess.run(
         [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60, check=True

@@ -1,0 +1,256 @@
+"""Somebody who follows a page: one folder, one terminal, one block after the other.
+
+What the reader types runs for real, with two exceptions. `pip`, `tox`, `docker` and `apt-get` are
+refused, since a test must not change the machine: `installing.py` runs what installs. And where a
+recipe for an image or a workflow is followed, those commands, and what needs another user
+(`useradd`, `chown`, ...), do nothing but succeed, since what they would install is there.
+"""
+
+from __future__ import annotations
+
+import configparser
+import doctest
+import json
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+from docs.pages import Block
+
+#: Commands that would change the machine.
+INSTALLING = ("pip", "pip3", "tox", "docker", "podman", "apt-get", "apt", "uv")
+#: What else a recipe may do that a test can't.
+AS_ROOT = ("useradd", "groupadd", "adduser", "chown")
+#: Exit status of what is refused.
+REFUSED = 97
+
+_SECONDS = 280
+_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+#: Runs doctests that arrive as lines of JSON, all in one namespace, and answers with what failed.
+#: Standard output belongs to what the doctests start, so the answers go to another descriptor.
+_DOCTESTS = """
+import doctest, json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+names = {"__name__": "__main__"}
+# As Sphinx runs them.
+flags = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL | doctest.DONT_ACCEPT_TRUE_FOR_1
+for line in sys.stdin:
+    block = json.loads(line)
+    test = doctest.DocTestParser().get_doctest(
+        block["text"], {}, block["page"], block["page"], block["line"]
+    )
+    test.globs = names
+    told = []
+    doctest.DocTestRunner(optionflags=flags).run(test, out=told.append, clear_globs=False)
+    print(json.dumps([len(test.examples), "".join(told)]), file=answers, flush=True)
+"""
+
+
+class Reader:
+    """Follows a page in a folder.
+
+    Args:
+        place: an empty folder for this reader alone.
+        lenient: whether commands that install succeed without doing anything.
+    """
+
+    def __init__(self, place: Path, *, lenient: bool = False) -> None:
+        self.folder = place / "page"
+        self.cwd = self.folder
+        self._place = place
+        tools = _tools(place / "bin", lenient=lenient)
+        home = place / "home"
+        for folder in (self.folder, home):
+            folder.mkdir(parents=True)
+        (self.folder / ".venv").mkdir()
+        (self.folder / ".venv" / "bin").symlink_to(tools)
+        dropped = ("KCACHE_", "PYTHONSAFEPATH", "PYTHONPATH", "VIRTUAL_ENV")
+        self.environ = {
+            **{name: text for name, text in os.environ.items() if not name.startswith(dropped)},
+            "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "HOME": str(home),
+            "XDG_CACHE_HOME": str(home / ".cache"),
+        }
+        self._doctests: subprocess.Popen[str] | None = None
+        self._said: str | None = None
+
+    def close(self) -> None:
+        if self._doctests is not None:
+            self._doctests.kill()
+            self._doctests.communicate()
+
+    # -- blocks ------------------------------------------------------------------------------------
+
+    def follow(self, block: Block) -> None:
+        """Does what a block says; raises AssertionError, with the place, where it goes wrong."""
+        said, self._said = self._said, None
+        for command in block.setup:
+            self.shell(replace(block, marks={}), command)
+        if block.file is not None:
+            target = self.cwd / block.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.text, encoding="utf-8")
+        elif block.language == "text":
+            if not block.follows or said is None:
+                _fail(block, "this is nothing's output: no block that was run stands before it")
+            _compare(block, block.text, said)
+        elif block.language == "python":
+            (self.cwd / ".example.py").write_text(block.text, encoding="utf-8")
+            self._said = self._run(block, [sys.executable, ".example.py"])
+        elif block.language in ("sh", "bash"):
+            self._said = self.shell(block, block.text)
+        elif block.language == "console":
+            self._console(block)
+        elif block.language == "doctest":
+            self._doctest(block)
+        else:
+            parsed(block)
+
+    def shell(self, block: Block, script: str) -> str:
+        """Runs a script; what it exports, and where it goes, holds for the next one."""
+        state = self._place / "state"
+        script = f"trap 'env -0 > {state}; pwd >> {state}' EXIT\n{script}"
+        said = self._run(block, ["bash", "-euo", "pipefail", "-c", script])
+        *environ, cwd = state.read_bytes().split(b"\0")
+        texts = (os.fsdecode(text).partition("=") for text in environ)
+        self.environ = {name: text for name, _, text in texts if name not in ("_", "SHLVL")}
+        self.cwd = Path(os.fsdecode(cwd).removesuffix("\n"))
+        return said
+
+    def _console(self, block: Block) -> None:
+        """Runs each command behind a `$`, and compares what it says with what stands below it."""
+        steps = commands(block)
+        for number, (command, wanted) in enumerate(steps, 1):
+            last = number == len(steps)
+            marks = {name: text for name, text in block.marks.items() if last or name != "exit"}
+            said = self.shell(replace(block, marks=marks), command)
+            _compare(block, wanted, said, command)
+
+    def _run(self, block: Block, arguments: list[str]) -> str:
+        """Runs a program to its end; returns all that it says, as a terminal shows it."""
+        try:
+            done = subprocess.run(
+                arguments,
+                cwd=self.cwd,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="backslashreplace",
+                timeout=_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            _fail(block, f"it takes more than {_SECONDS} s, and has said: {error.output!r}")
+        wanted = int(block.marks.get("exit", 0))
+        if done.returncode != wanted:
+            _fail(block, f"exit status {done.returncode}, not {wanted}:\n{done.stdout}")
+        return done.stdout
+
+    def _doctest(self, block: Block) -> None:
+        if self._doctests is None:
+            self._doctests = subprocess.Popen(
+                [sys.executable, "-c", _DOCTESTS],
+                cwd=self.cwd,
+                env=self.environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        process = self._doctests
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked = {"text": block.text, "page": block.page, "line": block.line}
+        process.stdin.write(f"{json.dumps(asked)}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        if not answer:
+            _fail(block, f"the interpreter ended, with {process.wait()}")
+        examples, told = json.loads(answer)
+        if not examples:
+            _fail(block, "a doctest without a single example")
+        if told:
+            _fail(block, told)
+
+
+def commands(block: Block) -> list[tuple[str, str]]:
+    """Returns the commands of a console block, each with the output that stands below it."""
+    steps: list[tuple[str, str]] = []
+    for line in block.text.splitlines(keepends=True):
+        if line.startswith("$ "):
+            steps.append((line[2:], ""))
+        elif not steps:
+            _fail(block, "a console block begins with a command, behind `$ `")
+        elif line.startswith("> ") and not steps[-1][1]:
+            steps[-1] = (steps[-1][0] + line[2:], "")
+        else:
+            steps[-1] = (steps[-1][0], steps[-1][1] + line)
+    return steps
+
+
+def parsed(block: Block) -> object:
+    """Returns what a block of data says; raises AssertionError where it says nothing."""
+    if block.language not in ("json", "toml", "yaml", "yml", "ini"):
+        _fail(
+            block,
+            f"nothing runs a block of {block.language or 'no language'!r}: "
+            "name the file that it is (`<!-- file: NAME -->`), or the test that runs it",
+        )
+    try:
+        if block.language == "json":
+            return json.loads(block.text)
+        if block.language == "toml":
+            return tomllib.loads(block.text)
+        if block.language == "ini":
+            parser = configparser.ConfigParser()
+            parser.read_string(block.text)
+            return parser
+        return yaml.safe_load(block.text)
+    except (ValueError, configparser.Error, yaml.YAMLError) as error:
+        _fail(block, f"this is no {block.language}: {error}")
+
+
+def _compare(block: Block, wanted: str, said: str, command: str = "") -> None:
+    if not doctest.OutputChecker().check_output(wanted, said, _FLAGS):
+        told = f"$ {command}" if command else ""
+        _fail(block, f"{told}\nthe page says:\n{wanted}\nit says:\n{said}")
+
+
+def _fail(block: Block, message: str) -> NoReturn:
+    __tracebackhide__ = True
+    raise AssertionError(f"{block.where}: {message}")
+
+
+def _tools(folder: Path, *, lenient: bool) -> Path:
+    """Makes a folder with this interpreter's programs under the names that readers type."""
+    folder.mkdir(parents=True)
+    beside = Path(sys.executable).parent
+    programs = {
+        "python": f'exec "{sys.executable}" "$@"',
+        "python3": f'exec "{sys.executable}" "$@"',
+        "kcache": f'exec "{sys.executable}" -P -m kcache "$@"',
+        "pytest": f'exec "{beside / "pytest"}" "$@"',
+        **dict.fromkeys(INSTALLING, _refusal(lenient=lenient)),
+    }
+    if lenient:
+        programs |= dict.fromkeys(AS_ROOT, _refusal(lenient=True))
+    for name, text in programs.items():
+        program = folder / name
+        program.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+def _refusal(*, lenient: bool) -> str:
+    if lenient:
+        return "exit 0"
+    return f'echo "$(basename "$0"): a test does not change the machine" >&2; exit {REFUSED}'

@@ -1,0 +1,166 @@
+"""Every block of every page runs, and says what the page says it does.
+
+The blocks of a page run in order, in a folder of the page's own, as a reader types them into one
+terminal: what one block exports, or where it goes, holds for the next. `HOME` and `XDG_CACHE_HOME`
+are empty folders, no variable of kcache's is set, and `kcache` and `.venv/bin/kcache` are the
+command that is tested.
+
+| block | is |
+|---|---|
+| `python` | a script, in a new process |
+| `{doctest}` | doctests, in one interpreter for the whole page (the docs' own build runs them, too) |
+| `sh` | run by `bash -euo pipefail` |
+| `console` | commands behind `$ `, and below each what it says; `...` stands for anything |
+| `text` directly after one of these | what that block says: standard output and standard error |
+| `json`, `toml`, `yaml`, `ini` | parsed |
+| anything else | refused, unless a mark says what becomes of it |
+
+A mark is an HTML comment on a line before the block:
+
+| mark | meaning |
+|---|---|
+| `<!-- file: NAME -->` | the block is written to that file |
+| `<!-- setup: COMMAND -->` | run before the block, unseen: the file that readers have and a test lacks |
+| `<!-- test: exit N -->` | it ends with that status (a `console` block: its last command) |
+| `<!-- test: gpu -->` | runs only where there is a GPU |
+| `<!-- test: slow -->` | runs only in the test that is marked `slow` |
+| `<!-- test: by tests/x.py::name -->` | that test runs it; its module names this page |
+| `<!-- test: dockerfile -->`, `<!-- test: workflow -->` | followed as `recipes.py` says |
+| `<!-- test: none REASON -->` | not run: only what stands in `NOT_RUN` |
+
+A block that calls pip runs in a copy of the checkout with an environment of its own: see
+`test_installing.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from docs.pages import ROOT, Block, blocks, named, pages
+from docs.reader import Reader
+from docs.recipes import follow_dockerfile, follow_workflow
+
+pytestmark = [
+    pytest.mark.skipif(os.name == "nt", reason="the pages are for a POSIX shell"),
+    pytest.mark.skipif(shutil.which("bash") is None, reason="bash is missing"),
+]
+
+PAGES = {named(path): path for path in pages()}
+
+#: Blocks that no test runs, by page and beginning, with the reason.
+NOT_RUN: dict[tuple[str, str], str] = {
+    ("README.md", "python3 -m venv .venv && .venv/bin/pip install -q tox"): "runs this very test",
+    ("CONTRIBUTING.md", "python3 -m venv .venv && .venv/bin/pip install -q tox"): "likewise",
+    ("CONTRIBUTING.md", ".venv/bin/tox -e py311-cu13 -- "): "likewise, a part of it",
+    ("docs/how-to/precompiled-headers.md", "import kcache"): "needs CUTLASS",
+    ("docs/explanation/benchmarks.md", ".venv/bin/tox -e bench"): "takes ten minutes",
+}
+
+_RUN = {"python", "sh", "bash", "console", "doctest"}
+_INSTALLS = re.compile(r"\bpip3? +(-\S+ +)*install\b")
+
+
+def installs(block: Block) -> bool:
+    """Whether a block puts packages into an environment, and is no recipe for elsewhere."""
+    shell = block.language in ("sh", "bash", "console") and block.file is None
+    return shell and not block.marks and _INSTALLS.search(block.text) is not None
+
+
+def elsewhere(block: Block) -> bool:
+    """Whether it is not for the reader of this page to run."""
+    return "by" in block.marks or "none" in block.marks or installs(block)
+
+
+def followed(found: Iterable[Block], also: str) -> Iterator[Block]:
+    """Yields the blocks that are to be followed: what a block says is passed over with the block."""
+    passed_over = False
+    for block in found:
+        output = block.language == "text" and block.follows and not block.marks
+        if not output:
+            unmeant = {"gpu", "slow"} & block.marks.keys() - {also}
+            passed_over = bool(unmeant) or elsewhere(block)
+        if not passed_over:
+            yield block
+
+
+def wanting(word: str) -> list[str]:
+    """Returns the pages that have blocks with a mark."""
+    return [name for name, path in PAGES.items() if any(word in b.marks for b in blocks(path))]
+
+
+def read(page: str, place: Path, request: pytest.FixtureRequest, also: str = "") -> None:
+    """Follows a page; blocks that are marked as slow or for a GPU only if they are meant."""
+    found = list(followed(blocks(PAGES[page]), also))
+    if any(block.language in _RUN or "dockerfile" in block.marks for block in found):
+        request.getfixturevalue("nvrtc")
+        pytest.importorskip("click", reason="the extra cli is not installed")
+    # The reader of a recipe for an image is in that image, where everything is installed.
+    lenient = any({"dockerfile", "workflow"} & block.marks.keys() for block in found)
+    reader = Reader(place, lenient=lenient)
+    try:
+        for block in found:
+            if "dockerfile" in block.marks:
+                follow_dockerfile(reader, block)
+            elif "workflow" in block.marks:
+                follow_workflow(reader, block)
+            else:
+                reader.follow(block)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_what_happens(
+    page: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    read(page, tmp_path / "reader", request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", wanting("slow"))
+def test_a_page_with_its_slow_blocks(
+    page: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    read(page, tmp_path / "reader", request, "slow")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", wanting("gpu"))
+def test_a_page_with_its_blocks_for_a_gpu(
+    page: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("cuda.core", reason="the extra launch is not installed")
+    read(page, tmp_path / "reader", request, "gpu")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_that_another_test_runs_has_that_test(page: str) -> None:
+    for block in blocks(PAGES[page]):
+        if "by" not in block.marks:
+            continue
+        file, _, name = block.marks["by"].partition("::")
+        assert (ROOT / file).is_file(), f"{block.where}: there is no {file}"
+        text = (ROOT / file).read_text(encoding="utf-8")
+        defined = {
+            node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)
+        }
+        assert name in defined, f"{block.where}: there is no {name} in {file}"
+        about = Path(page).name if not page.startswith("examples/") else Path(page).parent.name
+        assert about in text, f"{block.where}: {file} does not name this page"
+
+
+def test_nothing_else_is_left_out() -> None:
+    left_out = {
+        (name, begin)
+        for name, path in PAGES.items()
+        for block in blocks(path)
+        if "none" in block.marks
+        for begin in [next((b for p, b in NOT_RUN if p == name and block.text.startswith(b)), "")]
+    }
+    assert left_out <= set(NOT_RUN)
