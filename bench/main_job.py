@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from corpus import Case, generated_source
-from measure import Process, Round, run_python
+from measure import PRINT_PEAK, Process, Round, run_python
 from raw_nvrtc import compile_case, nvrtc_version
 
 import kcache
@@ -102,9 +102,12 @@ class Job:
         return kcache.KernelCache(tempfile.mkdtemp(dir=self.folder))
 
     def hit_in_new_process(self) -> tuple[Process, float]:
-        """Returns a process that gets the CUBIN, and the seconds of the look-up inside it."""
-        done = run_python(self.hit_code, self.folder)
-        return done, float(done.output.split()[-1])
+        """Returns a process that gets the CUBIN, and the seconds of the look-up inside it.
+
+        The last line of its output is the peak of its resident memory, in bytes.
+        """
+        done = run_python(self.hit_code + PRINT_PEAK, self.folder)
+        return done, float(done.output.split()[0])
 
     @cached_property
     def hit_code(self) -> str:
@@ -141,7 +144,12 @@ class Job:
 
     def fresh_process(self) -> Round:
         done, inside = self.hit_in_new_process()
-        return {"process": done.seconds, "process cpu": done.cpu_seconds, "look-up": inside}
+        return {
+            "process": done.seconds,
+            "process cpu": done.cpu_seconds,
+            "look-up": inside,
+            "peak": float(done.output.split()[-1]),
+        }
 
     def disk(self) -> Round:
         return self._hits("disk", self.disk_cache, 10)

@@ -120,18 +120,34 @@ class Process:
     output: str
 
 
-def run_python(code: str, folder: Path) -> Process:
-    """Runs `python -c code` with `folder` as its working directory.
+#: The end of a program: prints the peak of its resident memory in bytes, on a line of its own.
+#: What `resource` says is no use here: it counts the process before it became Python.
+PRINT_PEAK = """
+with open("/proc/self/status", encoding="ascii") as status:
+    fields = dict(line.split(":", 1) for line in status)
+print(int(fields["VmHWM"].split()[0]) * 1024)
+"""
 
-    Raises RuntimeError if it fails. The environment is this process's without what is set for
-    Python and for kcache, so that compiled modules are written and used as in anybody's
-    installation, and with NVRTC's own cache switched off.
+
+def clean_environment() -> dict[str, str]:
+    """Returns the environment of new processes.
+
+    It is this process's without what is set for Python and for kcache, so that compiled modules are
+    written and used as in anybody's installation, and with NVRTC's own cache switched off.
     """
-    environment = {
+    return {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PYTHON", "KCACHE_"))
     } | {"CUDA_CACHE_DISABLE": "1"}
+
+
+def run_python(code: str, folder: Path) -> Process:
+    """Runs `python -c code` with `folder` as its working directory.
+
+    Raises RuntimeError if it fails; see `clean_environment`.
+    """
+    environment = clean_environment()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     done = subprocess.run(
