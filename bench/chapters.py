@@ -11,11 +11,9 @@ from pathlib import Path
 
 import xxhash
 from bench_memory_tier import POPULATIONS
-from corpus import NAMES, load
 from findings import Comparison, Fact, Ratio, Timing
 from main_job import SELF_CONTAINED, Job
-from measure import Round, Rounds, Summary, interleave, per_call, per_item, raw_read, run_python
-from miss_split import COMPILING, PARTS, REST, Stopwatch
+from measure import Round, Summary, interleave, per_call, per_item, raw_read, run_python
 from peer import peer_module
 from plan import Found, Plan
 
@@ -225,67 +223,6 @@ def engine(plan: Plan, folder: Path) -> Found:
 def _raw_read_hashed(path: str) -> bytes:
     """What a checked read can't do without."""
     return xxhash.xxh3_128_digest(raw_read(path))
-
-
-# -- kernels: the main job -----------------------------------------------------------------------
-
-#: What a miss may cost, as a ratio to the bare compile.
-MISS_TARGETS = {"cub_reduce": 1.10, "cub_radix_sort": 1.10, "cutlass_gemm": 1.25}
-HIT_TARGETS = {"cutlass_gemm": 1 / 1000}
-
-
-def kernels(plan: Plan, folder: Path) -> Found:
-    """The four kernels of the corpus: compiled bare, cold, and hit in every way."""
-    for name in NAMES:
-        (folder / name).mkdir()
-        yield from _kernel(plan, Job(load(name), folder / name))
-
-
-def _kernel(plan: Plan, job: Job) -> Found:
-    name = job.case.name
-    with job.memory_cache, job.disk_cache:
-        interleave(1, [job.fresh_process, job.disk, job.memory, job.bare, job.traced, job.miss])
-        rounds = interleave(
-            plan.compiles,
-            [job.bare, job.miss, job.traced, job.disk, job.memory, job.fresh_process],
-        )
-        headers = len(job.hit(job.memory_cache).dependencies)
-    for column, key in {
-        "bare NVRTC": "bare",
-        "cold (miss)": "miss",
-        "hot, fresh process": "process",
-        "of which look-up": "look-up",
-        "hot from disk": "disk",
-        "hot from memory": "memory",
-    }.items():
-        row = f"`{name}`, {headers} headers"
-        yield Timing("kernels", row, f"kernel: {column}", rounds.summary(key))
-    ratio = Comparison("kernels", rounds).ratio
-    miss, bare = f"`{name}`, miss", "bare NVRTC compile"
-    yield ratio(miss, "miss", bare, "bare", target=MISS_TARGETS.get(name))
-    if headers:
-        yield ratio(f"{miss}, in CPU time", "miss cpu", bare, "bare cpu")
-        yield ratio(f"`{name}`, compile with the header trace alone", "traced", bare, "bare")
-    hit, target = f"`{name}`, {headers} headers verified", HIT_TARGETS.get(name)
-    yield ratio(f"{hit}, from memory", "memory", bare, "bare", target=target)
-    yield ratio(f"{hit}, from disk", "disk", bare, "bare", target=target)
-    if headers:
-        yield from _split(plan, job, rounds)
-
-
-def _split(plan: Plan, job: Job, rounds: Rounds) -> Found:
-    """Where a miss's time beyond the bare compile goes, by a stopwatch in misses of their own."""
-    split = Rounds()
-    for _ in range(plan.splits):
-        with Stopwatch() as watch:
-            job.miss()
-        split.add({part: watch.seconds.get(part, 0.0) for part in (*PARTS, REST)})
-    column = f"what a miss adds to the compile: `{job.case.name}`"
-    traced = Summary.of(rounds.less("traced", "bare"))
-    yield Timing("kernels", "making the compiler write the trace", column, traced)
-    for part in (*PARTS, REST):
-        if part != COMPILING:
-            yield Timing("kernels", part, column, split.summary(part))
 
 
 # -- tier: what the memory tier holds ------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import chapters
+import compiling
 import crowd
 import reading
 import scale
@@ -15,7 +16,7 @@ import together
 from plan import Found, Plan
 
 CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
-    "kernels": chapters.kernels,
+    "kernels": compiling.kernels,
     "start": chapters.start,
     "memory": chapters.memory,
     "engine": chapters.engine,

@@ -1,0 +1,157 @@
+"""The chapter about the main job: every kernel of the corpus, compiled once and hit ever after."""
+
+import hashlib
+import time
+from functools import partial
+from pathlib import Path
+
+from core_cache import FILE_STREAM, IN_MEMORY, CoreCache
+from corpus import NAMES, MissingHeadersError, load
+from findings import Absent, Comparison, Ratio, Timing
+from main_job import Job
+from measure import Round, Rounds, Summary, interleave
+from miss_split import COMPILING, PARTS, REST, Stopwatch
+from peer import peer_module
+from plan import Found, Plan
+
+#: What a miss may cost, as a ratio to the bare compile.
+MISS_TARGETS = {"cub_reduce": 1.10, "cub_radix_sort": 1.10, "cutlass_gemm": 1.25}
+HIT_TARGETS = {"cutlass_gemm": 1 / 1000}
+#: These take many seconds to compile.
+COSTLY = ("cutlass_gemm",)
+
+_COLUMNS = {
+    "bare NVRTC": "bare",
+    "cold (miss)": "miss",
+    "hot, fresh process": "process",
+    "of which look-up": "look-up",
+    "hot from disk": "disk",
+    "hot from memory": "memory",
+}
+_PEER_COLUMNS = {
+    f"{FILE_STREAM}, cold": "peer cold",
+    f"{FILE_STREAM}, hot, fresh process": "peer process",
+    f"{FILE_STREAM}, hot": "peer disk",
+    f"{IN_MEMORY}, hot": "peer memory",
+}
+
+
+def kernels(plan: Plan, folder: Path) -> Found:
+    """The kernels of the corpus: compiled bare, cold, and hit in every way, beside cuda.core."""
+    peer = True
+    try:
+        peer_module(".utils")
+    except RuntimeError as error:
+        peer = False
+        for who in (FILE_STREAM, IN_MEMORY):
+            yield Absent("kernels", who, str(error))
+    for name in NAMES:
+        place = folder / name
+        place.mkdir()
+        try:
+            case = load(name)
+        except MissingHeadersError as error:
+            yield Absent("kernels", f"`{name}`", str(error))
+            continue
+        yield from _kernel(plan, Job(case, place), CoreCache(case, place) if peer else None)
+
+
+def _kernel(plan: Plan, job: Job, peer: CoreCache | None) -> Found:
+    name = job.case.name
+    with job.memory_cache, job.disk_cache:
+        headers = job.hit(job.memory_cache).dependencies
+        hits = [job.disk, job.memory, job.fresh_process]
+        tasks = [job.bare, job.miss, *hits]
+        if plan.splits and headers:
+            tasks.append(job.traced)
+        if peer is not None:
+            digest = partial(_digest, headers)
+            hits += [peer.disk, peer.memory, peer.fresh_process, digest]
+            tasks += [peer.cold, *hits[3:]]
+        interleave(1, hits)
+        rounds = interleave(plan.costly if name in COSTLY else plan.compiles, tasks)
+    columns = _COLUMNS | (_PEER_COLUMNS if peer is not None else {})
+    for column, key in columns.items():
+        row = f"`{name}`, {len(headers)} headers"
+        yield Timing("kernels", row, f"kernel: {column}", rounds.summary(key))
+    yield from _beside_bare(name, len(headers), rounds, traced=job.traced in tasks)
+    if peer is not None:
+        yield from _beside_peer(name, len(headers), rounds)
+    if plan.splits and headers:
+        yield from _split(plan, job, rounds)
+
+
+def _digest(headers: tuple[str, ...]) -> Round:
+    """What a caller of cuda.core does for every request whose headers shall not be stale ones.
+
+    Read and hash them; to know which they are would cost more.
+    """
+    start = time.perf_counter()
+    digest = hashlib.sha256()
+    for header in headers:
+        digest.update(Path(header).read_bytes())
+    digest.digest()
+    return {"digest": time.perf_counter() - start}
+
+
+def _beside_bare(name: str, headers: int, rounds: Rounds, *, traced: bool) -> Found:
+    ratio = partial(Comparison("kernels", rounds).ratio, against="bare NVRTC compile")
+    miss, hit = f"`{name}`, miss", f"`{name}`, {_verified(headers)}"
+    yield ratio(miss, "miss", other="bare", target=MISS_TARGETS.get(name))
+    if headers:
+        cpu = Comparison("kernels", rounds).ratio
+        yield cpu(f"{miss}, in CPU time", "miss cpu", "bare NVRTC compile", "bare cpu")
+    if traced:
+        figure = f"`{name}`, compile with the header trace alone"
+        yield ratio(figure, "traced", other="bare")
+    target = HIT_TARGETS.get(name)
+    yield ratio(f"{hit}, from memory", "memory", other="bare", target=target)
+    yield ratio(f"{hit}, from disk", "disk", other="bare", target=target)
+    yield ratio(f"{hit}, in a fresh process, its start included", "process", other="bare")
+
+
+def _beside_peer(name: str, headers: int, rounds: Rounds) -> Found:
+    ratio = Comparison("kernels", rounds).ratio
+    hit = f"`{name}`, {_verified(headers)}"
+    lax = "hit, no header verified" if headers else "hit"
+    yield ratio(f"`{name}`, cold", "miss", f"{FILE_STREAM}, cold", "peer cold")
+    fresh = f"{hit}, in a fresh process, its start included"
+    yield ratio(
+        f"{hit}, in a fresh process, its start included", "process", process, "peer process"
+    )
+    yield ratio(f"{hit}, from disk", "disk", f"{FILE_STREAM} {lax}", "peer disk")
+    yield ratio(f"{hit}, from memory", "memory", f"{IN_MEMORY} {lax}", "peer memory")
+    if headers:
+        added = zip(rounds["peer memory"], rounds["digest"], strict=True)
+        for each in added:
+            rounds.add({"peer digested": sum(each)})
+        digested = f"{IN_MEMORY} hit, the same headers read and hashed by its caller"
+        yield ratio(f"{hit}, from memory", "memory", digested, "peer digested")
+    yield Ratio(
+        "kernels",
+        f"`{name}`, peak resident memory of the fresh process",
+        f"{FILE_STREAM}, likewise",
+        "B",
+        rounds.summary("peak"),
+        rounds.summary("peer peak"),
+        rounds.ratio("peak", "peer peak"),
+    )
+
+
+def _verified(headers: int) -> str:
+    return f"hit, {headers} headers verified" if headers else "hit"
+
+
+def _split(plan: Plan, job: Job, rounds: Rounds) -> Found:
+    """Where a miss's time beyond the bare compile goes, by a stopwatch in misses of their own."""
+    split = Rounds()
+    for _ in range(plan.splits):
+        with Stopwatch() as watch:
+            job.miss()
+        split.add({part: watch.seconds.get(part, 0.0) for part in (*PARTS, REST)})
+    column = f"what a miss adds to the compile: `{job.case.name}`"
+    traced = Summary.of(rounds.less("traced", "bare"))
+    yield Timing("kernels", "making the compiler write the trace", column, traced)
+    for part in (*PARTS, REST):
+        if part != COMPILING:
+            yield Timing("kernels", part, column, split.summary(part))
