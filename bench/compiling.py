@@ -116,9 +116,7 @@ def _beside_peer(name: str, headers: int, rounds: Rounds) -> Found:
     lax = "hit, no header verified" if headers else "hit"
     yield ratio(f"`{name}`, cold", "miss", f"{FILE_STREAM}, cold", "peer cold")
     fresh = f"{hit}, in a fresh process, its start included"
-    yield ratio(
-        f"{hit}, in a fresh process, its start included", "process", process, "peer process"
-    )
+    yield ratio(fresh, "process", f"{FILE_STREAM} {lax}, likewise", "peer process")
     yield ratio(f"{hit}, from disk", "disk", f"{FILE_STREAM} {lax}", "peer disk")
     yield ratio(f"{hit}, from memory", "memory", f"{IN_MEMORY} {lax}", "peer memory")
     if headers:
