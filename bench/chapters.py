@@ -11,106 +11,13 @@ from pathlib import Path
 
 import xxhash
 from bench_memory_tier import POPULATIONS
-from findings import Comparison, Fact, Ratio, Timing
+from findings import Comparison, Ratio
 from main_job import SELF_CONTAINED, Job
-from measure import Round, Summary, interleave, per_call, per_item, raw_read, run_python
+from measure import Round, Summary, interleave, per_call, per_item, raw_read
 from peer import peer_module
 from plan import Found, Plan
 
 import kcache
-
-# -- start: a new process ------------------------------------------------------------------------
-
-_PEER_HIT = """\
-from cuda.core import Program, ProgramOptions
-from cuda.core.utils import FileStreamProgramCache
-cache = FileStreamProgramCache({directory!r})
-program = Program({source!r}, "c++", ProgramOptions(arch={arch!r}))
-if not program.compile("cubin", cache=cache).code:
-    raise SystemExit("no code")
-"""
-_IMPORT = """\
-from time import perf_counter
-start = perf_counter()
-{}
-print(perf_counter() - start)
-"""
-_LOADED = """
-import sys
-print(any(name.partition(".")[0] == "cuda" for name in sys.modules))
-print("libnvrtc" in open("/proc/self/maps").read())
-"""
-
-
-def start(plan: Plan, folder: Path) -> Found:
-    """A new process gets the CUBIN of a self-contained kernel, and nothing else."""
-    job = Job(SELF_CONTAINED, folder)
-    peer = folder / "peer"
-    codes = {
-        "bare": "pass",
-        "hit": job.hit_code,
-        "peer hit": _PEER_HIT.format(
-            directory=str(peer), source=job.case.source, arch=job.case.arch
-        ),
-        "import": _IMPORT.format("import kcache"),
-        "peer import": _IMPORT.format("import cuda.core"),
-        # What `import kcache` leaves until it is used.
-        "names": _IMPORT.format("from kcache import KernelCache, CompileOptions"),
-        "peer names": _IMPORT.format("from cuda.core import Program, ProgramOptions"),
-    }
-    loaded = run_python(job.hit_code + _LOADED, folder).output.split()[-2:]
-    for code in codes.values():  # fills the peer's cache, and compiles every module once
-        run_python(code, folder)
-    tasks = [partial(_process, name, code, folder) for name, code in codes.items()]
-    rounds = interleave(plan.processes, tasks)
-    if not any(path.is_file() for path in peer.rglob("*")):
-        raise RuntimeError("the peer's cache holds nothing")
-    ratio = Comparison("start", rounds).ratio
-    yield ratio(
-        "fresh process gets the CUBIN, hot (each less a bare interpreter)",
-        "hit",
-        "cuda.core, FileStreamProgramCache",
-        "peer hit",
-        less="bare",
-        target=1 / 8,
-    )
-    yield ratio(
-        "the same in CPU time",
-        "hit cpu",
-        "cuda.core, FileStreamProgramCache",
-        "peer hit cpu",
-        less="bare cpu",
-    )
-    yield ratio(
-        "`import kcache`, in the process",
-        "import inside",
-        "`import cuda.core`",
-        "peer import inside",
-        target=1 / 10,
-    )
-    yield ratio(
-        "`from kcache import KernelCache, CompileOptions`",
-        "names inside",
-        "`from cuda.core import Program, ProgramOptions`",
-        "peer names inside",
-    )
-    for what, found in zip(("a `cuda` module", "libnvrtc"), loaded, strict=True):
-        answer = "yes" if found == "True" else "no"
-        yield Fact(
-            "start", f"the hit in a fresh process loads {what}", answer, "no", answer == "no"
-        )
-    yield Timing("start", "bare interpreter", "process: start to end", rounds.summary("bare"))
-    yield Timing("start", "kcache, hit", "process: start to end", rounds.summary("hit"))
-    yield Timing("start", "cuda.core, hit", "process: start to end", rounds.summary("peer hit"))
-
-
-def _process(name: str, code: str, folder: Path) -> Round:
-    done = run_python(code, folder)
-    values = {name: done.seconds, f"{name} cpu": done.cpu_seconds}
-    if done.output:
-        values[f"{name} inside"] = float(done.output.split()[-1])
-    return values
-
 
 # -- memory: a hit in the memory tier ------------------------------------------------------------
 

@@ -12,12 +12,13 @@ import compiling
 import crowd
 import reading
 import scale
+import starting
 import together
 from plan import Found, Plan
 
 CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "kernels": compiling.kernels,
-    "start": chapters.start,
+    "start": starting.start,
     "memory": chapters.memory,
     "engine": chapters.engine,
     "tier": chapters.tier,

@@ -1,0 +1,152 @@
+"""The chapter about starting: a new process gets a kernel from its cache, and what it loads."""
+
+from functools import partial
+from pathlib import Path
+
+from core_cache import FILE_STREAM
+from findings import Absent, Comparison, Fact, Ratio, Timing
+from main_job import SELF_CONTAINED, Job
+from measure import PRINT_PEAK, Round, Rounds, interleave, run_python
+from plan import Found, Plan
+
+_IMPORT = """\
+from time import perf_counter
+start = perf_counter()
+{}
+print(perf_counter() - start)
+"""
+_LOADED = """
+import sys
+print(any(name.partition(".")[0] == "cuda" for name in sys.modules))
+print("libnvrtc" in open("/proc/self/maps").read())
+"""
+#: cuda.core by its own `compile(cache=)`, which takes a self-contained kernel.
+_CORE_HIT = """\
+from cuda.core import Program, ProgramOptions
+from cuda.core.utils import FileStreamProgramCache
+cache = FileStreamProgramCache({directory!r})
+program = Program({source!r}, "c++", ProgramOptions(arch={arch!r}))
+if not program.compile("cubin", cache=cache).code:
+    raise SystemExit("no code")
+"""
+#: CuPy compiles for the device that is there.
+_CUPY_HIT = """\
+import os
+os.environ["CUPY_CACHE_DIR"] = {directory!r}
+import cupy
+cupy.RawModule(code={source!r}, backend="nvrtc").compile()
+"""
+#: Peer's task, our task, what ours is, what the peer's is, target.
+_IMPORTS = (
+    ("core import", "import", "`import kcache`, in the process", "`import cuda.core`", 1 / 10),
+    (
+        "core names",
+        "names",
+        "`from kcache import KernelCache, CompileOptions`",
+        "`from cuda.core import Program, ProgramOptions`",
+        None,
+    ),
+    ("cupy import", "import", "`import kcache`, in the process", "CuPy, `import cupy`", None),
+)
+
+
+def start(plan: Plan, folder: Path) -> Found:
+    """A new process gets the CUBIN of a self-contained kernel, and nothing else."""
+    job = Job(SELF_CONTAINED, folder)
+    codes = {
+        "bare": "pass",
+        "hit": job.hit_code,
+        "import": _IMPORT.format("import kcache"),
+        # What `import kcache` leaves until it is used.
+        "names": _IMPORT.format("from kcache import KernelCache, CompileOptions"),
+    }
+    loaded = run_python(job.hit_code + _LOADED, folder).output.split()[-2:]
+    peers = {**_core(folder), **_cupy(folder)}
+    for name, code in peers.items():  # fills the peers' caches
+        reason = _failure(code, folder)
+        if reason is None:
+            codes[name] = code
+        elif name in {"core hit", "cupy import", "cupy hit"}:
+            who = {"core hit": FILE_STREAM, "cupy import": "CuPy"}.get(name, "CuPy, a hit")
+            yield Absent("start", who, reason)
+    for code in codes.values():  # compiles every module once
+        run_python(code, folder)
+    rounds = interleave(
+        plan.processes, [partial(_process, name, code, folder) for name, code in codes.items()]
+    )
+    yield from _ratios(rounds, [name for name in codes if name in peers])
+    for what, found in zip(("a `cuda` module", "libnvrtc"), loaded, strict=True):
+        answer = "yes" if found == "True" else "no"
+        figure = f"the hit in a fresh process loads {what}"
+        yield Fact("start", figure, answer, "no", answer == "no")
+    rows = {
+        "bare": "bare interpreter",
+        "hit": "kcache, hit",
+        "core hit": f"{FILE_STREAM}, hit",
+        "cupy hit": "CuPy, hit",
+        "cupy import": "CuPy, `import cupy` alone",
+    }
+    for name in codes:
+        if name in rows:
+            yield Timing("start", rows[name], "process: start to end", rounds.summary(name))
+
+
+def _core(folder: Path) -> dict[str, str]:
+    case = SELF_CONTAINED
+    return {
+        "core hit": _CORE_HIT.format(
+            directory=str(folder / "core"), source=case.source, arch=case.arch
+        ),
+        "core import": _IMPORT.format("import cuda.core"),
+        "core names": _IMPORT.format("from cuda.core import Program, ProgramOptions"),
+    }
+
+
+def _cupy(folder: Path) -> dict[str, str]:
+    source = SELF_CONTAINED.source
+    return {
+        "cupy import": _IMPORT.format("import cupy"),
+        "cupy hit": _CUPY_HIT.format(directory=str(folder / "cupy"), source=source),
+    }
+
+
+def _failure(code: str, folder: Path) -> str | None:
+    """Returns the last line of what a process says that fails, or None if it succeeds."""
+    try:
+        run_python(code, folder)
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[-1]
+    return None
+
+
+def _process(name: str, code: str, folder: Path) -> Round:
+    done = run_python(code + PRINT_PEAK if "hit" in name else code, folder)
+    values = {name: done.seconds, f"{name} cpu": done.cpu_seconds}
+    output = done.output.split()
+    if "hit" in name:
+        values[f"{name} peak"] = float(output.pop())
+    if output:
+        values[f"{name} inside"] = float(output[-1])
+    return values
+
+
+def _ratios(rounds: Rounds, peers: list[str]) -> Found:
+    ratio = Comparison("start", rounds).ratio
+    for peer, who, target in (("core hit", FILE_STREAM, 1 / 8), ("cupy hit", "CuPy", None)):
+        if peer not in peers:
+            continue
+        figure = "fresh process gets the CUBIN, hot (each less a bare interpreter)"
+        yield ratio(figure, "hit", who, peer, less="bare", target=target)
+        yield ratio("the same in CPU time", "hit cpu", who, f"{peer} cpu", less="bare cpu")
+        yield Ratio(
+            "start",
+            "peak resident memory of that process",
+            f"{who}, likewise",
+            "B",
+            rounds.summary("hit peak"),
+            rounds.summary(f"{peer} peak"),
+            rounds.ratio("hit peak", f"{peer} peak"),
+        )
+    for peer, ours, figure, against, target in _IMPORTS:
+        if peer in peers:
+            yield ratio(figure, f"{ours} inside", against, f"{peer} inside", target=target)
