@@ -1,0 +1,104 @@
+"""Every command that installs does so: in a copy of the checkout, from the package index."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from docs.pages import ROOT, Block, blocks, named, pages
+from docs.test_blocks import installs
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(os.name == "nt", reason="the pages are for a POSIX shell"),
+]
+
+#: Before any fixture gives the test a home of its own: pip's settings and its cache.
+_HOME = Path.home()
+_BLOCKS = {
+    f"{block.where}": block
+    for path in pages()
+    if named(path).partition("/")[0] != "examples"  # these need kcache from the index
+    for block in blocks(path)
+    if installs(block)
+}
+
+
+@cache
+def _unreachable() -> str | None:
+    """Returns why packages can't be had, or None."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "index", "versions", "tox"],
+        env=_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stderr.strip().splitlines() or [""]
+    return f"no package index can be reached: {lines[-1]}" if done.returncode else None
+
+
+def _environ() -> dict[str, str]:
+    settings = _HOME / ".config" / "pip" / "pip.conf"
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
+    environ.setdefault("PIP_CACHE_DIR", str(_HOME / ".cache" / "pip"))
+    if settings.is_file():
+        environ.setdefault("PIP_CONFIG_FILE", str(settings))
+    return environ
+
+
+def _checkout(place: Path) -> Path:
+    """Returns a copy of what a clone holds."""
+    done = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:  # an unpacked sdist, which holds nothing else
+        unwanted = shutil.ignore_patterns(".*", "__pycache__")
+        return Path(shutil.copytree(ROOT, place, ignore=unwanted))
+    for name in filter(None, done.stdout.split(b"\0")):
+        source = ROOT / os.fsdecode(name)
+        if source.is_file():
+            target = place / os.fsdecode(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    return place
+
+
+@pytest.mark.parametrize("where", _BLOCKS)
+def test_it_installs(where: str, tmp_path: Path) -> None:
+    block: Block = _BLOCKS[where]
+    if reason := _unreachable():
+        pytest.skip(reason)
+    clone = _checkout(tmp_path / "clone")
+    environ = _environ()
+    if "-m venv" not in block.text:  # the reader has made one before
+        subprocess.run([sys.executable, "-m", "venv", clone / ".venv"], check=True)
+        environ["PATH"] = f"{clone / '.venv' / 'bin'}{os.pathsep}{environ.get('PATH', '')}"
+    script = re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE)
+    done = subprocess.run(
+        [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            script.replace("python3 -m venv", f"{sys.executable} -m venv"),
+        ],
+        cwd=clone,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{where}:\n{done.stdout[-8000:]}"
