@@ -12,6 +12,7 @@ import compiling
 import crowd
 import reading
 import scale
+import stampede
 import starting
 import together
 from plan import Found, Plan
@@ -29,7 +30,7 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "gets": reading.gets,
     "zstd": reading.zstd,
     "crowd": crowd.crowd,
-    "stampede": together.stampede,
+    "stampede": stampede.stampede,
     "many": together.many,
 }
 TITLES = {
