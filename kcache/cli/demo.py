@@ -35,7 +35,9 @@ class Run(NamedTuple):
 
 
 @click.command(short_help="Compile a real CUB kernel, then get it from the cache.")
-@click.option("--arch", help=f"Target, such as sm_90.  [default: this GPU's, else {_ARCH}]")
+@click.option(
+    "--arch", metavar="ARCH", help=f"Target, such as sm_90.  [default: this GPU's, else {_ARCH}]"
+)
 @click.option(
     "--directory",
     type=click.Path(),

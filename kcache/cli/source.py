@@ -135,7 +135,13 @@ def _options(output_help: str) -> list[Callable[[Callable[..., object]], Callabl
         option(
             "--max-registers", type=click.IntRange(1), metavar="N", help="Registers per thread."
         ),
-        option("-O", "--optimization", type=click.IntRange(0, 3), help="Level of the assembler."),
+        option(
+            "-O",
+            "--optimization",
+            metavar="LEVEL",
+            type=click.IntRange(0, 3),
+            help="Level of the assembler.",
+        ),
         option("--fast-math", is_flag=True, help="Fast, less exact arithmetic."),
         option("-o", "--output", metavar="OUT", type=click.Path(), help=output_help),
         option(
@@ -167,10 +173,12 @@ def _options(output_help: str) -> list[Callable[[Callable[..., object]], Callabl
             multiple=True,
             help="Look for headers in DIR.  [repeatable]",
         ),
-        option("--std", help="C++ standard, such as c++17."),
+        option("--std", metavar="STD", help="C++ standard, such as c++17."),
         option(
             "--arch",
-            help="Target, such as sm_90, sm_90a or compute_90.  [default: this GPU's]",
+            metavar="ARCH",
+            help="Target: sm_90 for machine code and PTX, compute_90 for PTX alone, sm_90a for what "
+            "only that one runs.  [default: this GPU's]",
         ),
         click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True)),
     ]
