@@ -15,6 +15,7 @@ import scale
 import stampede
 import starting
 import together
+import verifying
 from plan import Found, Plan
 
 CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
@@ -32,6 +33,7 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "crowd": crowd.crowd,
     "stampede": stampede.stampede,
     "many": together.many,
+    "headers": verifying.headers,
 }
 TITLES = {
     "kernels": "The main job: compile once, hit ever after",
@@ -48,4 +50,5 @@ TITLES = {
     "crowd": "Several processes at once",
     "stampede": "One kernel for many processes",
     "many": "Many kernels for one process",
+    "headers": "Verification against the number of headers",
 }
