@@ -1,4 +1,4 @@
-"""Findings: what a benchmark run found out, as values, as JSON and as Markdown tables."""
+"""Findings: what a benchmark run found out, as values and as JSON; `tables` shows it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,7 +15,7 @@ class Ratio:
         chapter: the chapter that measured it.
         figure: what is measured.
         against: what it is compared with.
-        unit: "s" or "B".
+        unit: "s", "B" or "1/s".
         ours, other: the two figures.
         ratio: ours over other, or other over ours for `at_least`, round by round.
         target: what the ratio shall be at most, or at least; None where nothing was promised.
@@ -117,7 +117,7 @@ class Point:
         role: "ours", "peer" or "floor".
         x: where it is on the horizontal axis.
         x_name: what that axis counts: "bytes", "entries", "processes", "headers".
-        unit: "s", "B" or "1/s".
+        unit: "s", "B" or "1/s"; anything else is a name of what is counted.
         y: the figure.
     """
 
@@ -140,9 +140,30 @@ class Absent:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Took:
+    """How the run of one chapter went.
+
+    Attributes:
+        title: the chapter's title.
+        seconds: its wall time.
+        load_before, load_after: the machine's load average of the last minute.
+        error: what ended it early; "" if nothing did.
+    """
+
+    title: str
+    seconds: float
+    load_before: str
+    load_after: str
+    error: str = ""
+
+
 @dataclass
 class Findings:
-    """Everything that was found out, with what it was measured by and on."""
+    """Everything that was found out, with what it was measured by and on.
+
+    `took` has the chapters that were run, in order, by name.
+    """
 
     date: str
     command: str
@@ -153,6 +174,7 @@ class Findings:
     timings: list[Timing] = field(default_factory=list[Timing])
     points: list[Point] = field(default_factory=list[Point])
     absent: list[Absent] = field(default_factory=list[Absent])
+    took: dict[str, Took] = field(default_factory=dict[str, Took])
 
     def add(self, found: Iterable[Ratio | Fact | Timing | Point | Absent]) -> None:
         for each in found:
@@ -189,123 +211,6 @@ class Findings:
         for values in plain.get("points", ()):  # results of before 2026-11-22 have none
             found.points.append(Point(**{**values, "y": Summary(**values["y"])}))
         found.absent += (Absent(**values) for values in plain.get("absent", ()))
+        took = plain.get("took", {}).items()
+        found.took |= {name: Took(**values) for name, values in took}
         return found
-
-
-# -- as Markdown ---------------------------------------------------------------------------------
-
-
-def as_markdown(found: Findings, chapters: Mapping[str, str]) -> str:
-    """Returns the tables; `chapters` maps the name of each chapter to its title, in order."""
-    parts = [_how(found), "### Targets", *_targets(found)]
-    for chapter, title in chapters.items():
-        tables = _chapter(found, chapter)
-        if tables:
-            command = f"python bench/ratios.py --only {chapter}"
-            parts += [f"### {title}", f"`{command}`", *tables]
-    return "\n\n".join(parts) + "\n"
-
-
-def _how(found: Findings) -> str:
-    machine = ", ".join(f"{name} {value}" for name, value in found.machine.items())
-    versions = ", ".join(f"{name} {value}" for name, value in found.versions.items())
-    return (
-        f"Measured on {found.date} by `{found.command}`.\\\n"
-        f"Machine: {machine}.\\\nVersions: {versions}."
-    )
-
-
-def _targets(found: Findings) -> list[str]:
-    """Returns how many targets are met, and a table of all of them."""
-    promised = [ratio for ratio in found.ratios if ratio.target is not None]
-    verdicts = [*(ratio.met for ratio in promised), *(fact.met for fact in found.facts)]
-    rows = [
-        (
-            f"{ratio.figure}, to {ratio.against}",
-            f"{'≥' if ratio.at_least else '≤'} {number(ratio.target or 0.0)}",
-            f"**{number(ratio.ratio.median)}**",
-            _spread(ratio.ratio),
-            _verdict(ratio.met) + ("" if ratio.certain else ", but the quartiles differ"),
-        )
-        for ratio in promised
-    ]
-    rows += [
-        (fact.figure, fact.target, f"**{fact.found}**", "", _verdict(fact.met))
-        for fact in found.facts
-    ]
-    head = ("", "target", "measured", "quartiles", "met")
-    return [f"{verdicts.count(True)} of {len(verdicts)} are met.", _table(head, rows)]
-
-
-def _chapter(found: Findings, chapter: str) -> list[str]:
-    timings = [timing for timing in found.timings if timing.chapter == chapter]
-    tables = [
-        _times([timing for timing in timings if _table_of(timing) == table])
-        for table in dict.fromkeys(map(_table_of, timings))
-    ]
-    rows = [_ratio(ratio) for ratio in found.ratios if ratio.chapter == chapter]
-    if rows:
-        tables.append(_table(("figure", "", "compared with", "", "ratio", "quartiles"), rows))
-    return tables
-
-
-def _table_of(timing: Timing) -> str:
-    """Timings whose columns have the same prefix, such as "kernel: ", make one table."""
-    return timing.column.partition(": ")[0]
-
-
-def _times(timings: list[Timing]) -> str:
-    columns = list(dict.fromkeys(timing.column for timing in timings))
-    rows: dict[str, dict[str, str]] = {}
-    for timing in timings:
-        rows.setdefault(timing.row, {})[timing.column] = quantity(timing.seconds.median, "s")
-    cells = [(row, *(found.get(column, "") for column in columns)) for row, found in rows.items()]
-    head = (_table_of(timings[0]), *(column.partition(": ")[2] for column in columns))
-    return _table(head, cells)
-
-
-def _ratio(ratio: Ratio) -> tuple[str, ...]:
-    return (
-        ratio.figure,
-        quantity(ratio.ours.median, ratio.unit),
-        ratio.against,
-        quantity(ratio.other.median, ratio.unit),
-        f"**{number(ratio.ratio.median)}**",
-        _spread(ratio.ratio),
-    )
-
-
-def _spread(ratio: Summary) -> str:
-    return "" if ratio.count == 1 else f"{number(ratio.low)} to {number(ratio.high)}"
-
-
-def _verdict(met: bool | None) -> str:
-    return "yes" if met else "**no**"
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    lines.insert(1, "|---" * len(head) + "|")
-    return "\n".join(lines)
-
-
-def quantity(value: float, unit: str) -> str:
-    """Returns three significant digits with a unit: "53.1 ms", "4.19 MB"."""
-    scales = {
-        "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
-        "B": ((1e6, "MB"), (1e3, "kB"), (1.0, "B")),
-    }[unit]
-    factor, name = next((scale for scale in scales if abs(value) >= scale[0]), scales[-1])
-    return f"{_digits(value / factor)} {name}"
-
-
-def number(value: float) -> str:
-    """Returns a ratio with three significant digits; a small one as a fraction: "1/8"."""
-    return f"1/{_digits(1 / value)}" if 0 < value < 0.45 else _digits(value)
-
-
-def _digits(value: float) -> str:
-    if abs(value) >= 999.5:
-        return f"{value:,.0f}"
-    text = f"{value:#.3g}".rstrip(".")
-    return text.partition(".")[0] if "." in text and not text.partition(".")[2].strip("0") else text

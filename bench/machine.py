@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sqlite3
 import tempfile
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,11 @@ PACKAGES = (
     "xxhash",
     "lmdb",
     "zstandard",
+    "diskcache",
+    "jax",
+    "cupy-cuda13x",
+    "numpy",
+    "matplotlib",
 )
 
 
@@ -42,13 +48,14 @@ def load() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns the version of Python and of every distribution that is measured or measured with."""
+    """Returns the version of Python and of everything that is measured or measured with."""
     found = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "not installed"
+    found["SQLite"] = sqlite3.sqlite_version
     return found
 
 

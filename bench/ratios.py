@@ -1,102 +1,119 @@
-"""Every speed and memory target, as a ratio of two figures taken side by side.
+"""Everything that is measured, side by side, in one run on one machine.
 
-    python bench/ratios.py --quick                  ten minutes on two quiet cores
-    python bench/ratios.py --only start             one chapter
-    python bench/ratios.py --write-docs             the full run, and its tables into the docs
-    python bench/ratios.py --from FILE --write-docs the tables of an earlier run into the docs;
-                                                    --from is repeatable, newest first
+    python bench/ratios.py --quick                   fewer rounds, fewer entries: some ten minutes
+    python bench/ratios.py                           the full run (--full says the same)
+    python bench/ratios.py --only start              one chapter; repeatable
+    python bench/ratios.py --from FILE --write-docs  the figures of an earlier run into the docs;
+                                                     --from is repeatable, newest first
 
-Prints Markdown, and writes the figures to a JSON file, `bench/results/<date>.json`.
+Writes `<date>.json`, `<date>.md` and the charts `<date>/*.svg` into `bench/results/`; a part of the
+whole has its name after the date, such as `<date>-quick`. Prints the tables of targets, of ratios
+to every peer and floor, and what could not be measured here. Exits with 1 if a chapter failed: the
+others are measured and written all the same, after each chapter.
 """
 
 import argparse
 import json
+import os
 import sys
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
-from contents import CHAPTERS, TITLES
-from findings import Findings, as_markdown
-from machine import describe_machine, load, today, versions
-from main_job import SELF_CONTAINED
+from contents import CHAPTERS
+from evidence import RESULTS, Evidence
+from findings import Findings
+from notation import aligned
+from pages import CHARTS, charts_in, pages, picture, write_pages
 from plan import QUICK, Plan
-from raw_nvrtc import compile_case
-
-RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "benchmarks.md"
-BEGIN = "<!-- begin: written by bench/ratios.py -->"
-END = "<!-- end: written by bench/ratios.py -->"
-
-
-def run(chapters: Iterable[str], plan: Plan, command: str) -> Findings:
-    """Runs chapters, each in a temporary folder of its own, and returns what they found."""
-    found = Findings(today(), command, describe_machine(), versions())
-    compile_case(SELF_CONTAINED)  # loads the compiler, once for all
-    for name in chapters:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(prefix="kcache-bench-") as folder:
-            found.add(CHAPTERS[name](plan, Path(folder)))
-    found.machine["load after"] = load()
-    return found
-
-
-def write_results(found: Findings, folder: Path, suffix: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{found.date}{suffix}.json"
-    path.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
-    return path
-
-
-def write_docs(tables: str, page: Path = PAGE) -> None:
-    """Replaces what is between the two marks in the page."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise RuntimeError(f"{page.name} lacks the marks of the generated part")
-    page.write_text(f"{before}{BEGIN}\n\n{tables}\n{END}{after}", encoding="utf-8")
+from plots import all_charts
+from running import failed, replace_text, run
+from tables import summary, whole
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure every ratio with a target.")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer entries")
-    parser.add_argument("--only", action="append", choices=CHAPTERS, help="one chapter; repeatable")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    parser = argparse.ArgumentParser(description="Measure everything, side by side.")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer rounds, fewer entries")
+    size.add_argument("--full", action="store_true", help="all rounds and entries: the default")
+    parser.add_argument(
+        "--only", action="append", choices=CHAPTERS, default=[], help="one chapter; repeatable"
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for what is written")
     parser.add_argument(
         "--from",
         dest="earlier",
         action="append",
         type=Path,
-        help="JSON file of an earlier run; repeatable, each keeps its date, command and machine",
+        help="JSON file of an earlier run in that folder; repeatable, newest first",
     )
-    parser.add_argument("--write-docs", action="store_true", help="write the tables to the docs")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="write the figures into README.md and docs/"
+    )
     arguments = parser.parse_args()
-    if arguments.write_docs and (arguments.quick or arguments.only):
-        parser.error("--write-docs wants the full run: neither --quick nor --only")
     try:
-        tables = "\n".join(as_markdown(found, TITLES) for found in _found(arguments))
-        print(tables)
-        if arguments.write_docs:
-            write_docs(tables)
-    except RuntimeError as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
+        evidence = _evidence(arguments)
+    except KeyboardInterrupt:
+        parser.exit(130, "\ninterrupted; what the finished chapters found is written\n")
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    print(aligned("\n\n".join(summary(evidence))))
+    if arguments.write_docs:
+        _write_docs(evidence)
+    without = failed(evidence.runs[0])
+    if without:
+        parser.exit(1, f"failed: {', '.join(without)}\n")
 
 
-def _found(arguments: argparse.Namespace) -> list[Findings]:
+def _evidence(arguments: argparse.Namespace) -> Evidence:
     """Reads or measures what the arguments ask for."""
-    if arguments.earlier is not None:
-        texts = (path.read_text(encoding="utf-8") for path in arguments.earlier)
-        return [Findings.from_json(json.loads(text)) for text in texts]
-    only = [name for name in CHAPTERS if name in (arguments.only or ())]
-    options = [f"--only {name}" for name in only]
-    options += ["--quick"] if arguments.quick else []
-    options += ["--write-docs"] if arguments.write_docs else []
-    command = " ".join(["python bench/ratios.py", *options])
-    found = run(only or CHAPTERS, QUICK if arguments.quick else Plan(), command)
+    if arguments.earlier:
+        return Evidence.read(arguments.earlier)
+    only = [name for name in CHAPTERS if name in arguments.only]
+    words = [*(f"--only {name}" for name in only), *(["--quick"] if arguments.quick else [])]
+    command = " ".join(["python bench/ratios.py", *words])
     suffix = "".join(f"-{word}" for word in (*only, *(["quick"] if arguments.quick else [])))
-    path = write_results(found, arguments.results, suffix)
-    print(f"wrote {path.name}", file=sys.stderr)
-    return [found]
+    folder: Path = arguments.results
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = QUICK if arguments.quick else Plan()
+    found = run(only or CHAPTERS, plan, command, lambda found: write_results(found, folder, suffix))
+    name = f"{found.date}{suffix}"
+    evidence = Evidence((found,), (f"{name}.json",))
+    charts = _draw(evidence, folder / name)
+    page = f"# Benchmarks of {found.date}\n\n{whole(evidence, lambda c: picture(c, name))}"
+    replace_text(folder / f"{name}.md", page)
+    drawn = f" and {charts} charts" if charts else ""
+    print(f"wrote {name}.json, {name}.md{drawn} in {os.path.relpath(folder)}\n", file=sys.stderr)
+    return evidence
+
+
+def write_results(found: Findings, folder: Path, suffix: str) -> Path:
+    path = folder / f"{found.date}{suffix}.json"
+    replace_text(path, json.dumps(found.to_json(), indent=1) + "\n")
+    return path
+
+
+def _draw(evidence: Evidence, folder: Path) -> int:
+    """Draws every chart into `folder`; returns how many there are, 0 without Matplotlib."""
+    try:
+        from charts import write_charts
+
+        return len(write_charts(all_charts(evidence), folder))
+    except ImportError as error:
+        print(f"no charts: {error}; install the extra `bench`", file=sys.stderr)
+        return 0
+
+
+def _write_docs(evidence: Evidence) -> None:
+    """Writes the generated parts, and the charts that the pages then show, and no others."""
+    from charts import write_charts
+
+    for part in write_pages(evidence):
+        print(f"{part.page.name}: {part.name}: nothing was measured", file=sys.stderr)
+    shown = charts_in(pages())
+    drawn = {name: chart for name, chart in all_charts(evidence).items() if name in shown}
+    files = set(write_charts(drawn, CHARTS))
+    for path in set(CHARTS.glob("*.svg")) - files:
+        path.unlink()
+    print(f"wrote the pages, and {len(files)} charts for them", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""Matrices: everybody in a column of their own, beside us."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from evidence import Evidence, compared
+from findings import Fact
+from names import OURS
+from notation import quantity, table
+
+
+def matrix(facts: Iterable[Fact]) -> str:
+    """Returns facts that compare, a row for each thing and a column for each who; "" if none."""
+    cells: dict[str, dict[str, Fact]] = {}
+    for fact in facts:
+        if whom := compared(fact):
+            cells.setdefault(whom[0], {})[whom[1]] = fact
+    everyone = dict.fromkeys(who for row in cells.values() for who in row)
+    columns = sorted(everyone, key=lambda who: not who.startswith(OURS))
+    if not columns:
+        return ""
+    rows = [(what, *(cell(row.get(who)) for who in columns)) for what, row in cells.items()]
+    return table(("", *columns), rows)
+
+
+def cell(fact: Fact | None) -> str:
+    """Returns what was found; in bold type where it is not as it should be."""
+    if fact is None:
+        return ""
+    return f"**{fact.found}**" if fact.target and not fact.met else fact.found
+
+
+# -- the comparison for the first page ------------------------------------------------------------
+
+#: Columns of that table, and under which names the figures of each are, the first that there is.
+COLUMNS = {
+    "kcache": ("kcache", "kcache `file`", "kcache, hit"),
+    "cuda.core": ("cuda.core FileStream", "cuda.core", "cuda.core, hit"),
+    "diskcache": ("diskcache",),
+    "JAX LRUCache": ("JAX LRUCache",),
+    "SQLite": ("SQLite",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of the table: what it says, and which figures it shows.
+
+    Attributes:
+        label: what the row is about.
+        chapter: who measured it.
+        what: a chart of points, a column of times, or what facts are about.
+        x: the place on the chart's axis; None for other than points.
+    """
+
+    label: str
+    chapter: str
+    what: str
+    x: float | None = None
+
+
+LINES = (
+    Line("get 100 KiB", "sizes", "get against size", 100 << 10),
+    Line(
+        "put into a full cache of 10,000", "growth", "put of 4 KiB at the cap against entries", 1e4
+    ),
+)
+
+
+def comparison(evidence: Evidence) -> tuple[str, list[str]]:
+    """Returns the table for the first page and the chapters that it is from; "" if none was run."""
+    rows: list[tuple[str, ...]] = []
+    chapters: list[str] = []
+    for line in LINES:
+        found = dict(_figures(evidence, line))
+        if found:
+            names = ((name for name in names if name in found) for names in COLUMNS.values())
+            first = (next(each, None) for each in names)
+            rows.append((line.label, *("" if name is None else found[name] for name in first)))
+            chapters.append(line.chapter)
+    return (table(("", *COLUMNS), rows) if rows else "", chapters)
+
+
+def _figures(evidence: Evidence, line: Line) -> Iterator[tuple[str, str]]:
+    """Yields who, and the figure."""
+    for point in evidence.points(line.chapter):
+        if (point.chart, point.x) == (line.what, line.x):
+            yield point.series, quantity(point.y.median, point.unit)
+    for timing in evidence.timings(line.chapter):
+        if timing.column == line.what:
+            yield timing.row, quantity(timing.seconds.median, "s")
+    for fact in evidence.facts(line.chapter):
+        whom = compared(fact)
+        if whom is not None and whom[0] == line.what:
+            yield whom[1], cell(fact)

@@ -1,0 +1,84 @@
+"""Running: chapter after chapter, each in a folder of its own, with what is found kept at once."""
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from contents import CHAPTERS, TITLES
+from findings import Findings, Took
+from machine import describe_machine, load, today, versions
+from main_job import SELF_CONTAINED
+from plan import Plan
+from raw_nvrtc import compile_case
+
+#: What is done with the findings after each chapter.
+Keep = Callable[[Findings], object]
+
+
+def run(chapters: Iterable[str], plan: Plan, command: str, keep: Keep) -> Findings:
+    """Runs chapters and returns what they found.
+
+    One that fails is reported and keeps what it had found by then; the others are run all the same.
+    `keep` is called after each, so that a run that is cut short has lost nothing but the last.
+    """
+    found = Findings(today(), command, describe_machine(), versions())
+    names = list(chapters)
+    start = time.perf_counter()
+    _say("loading the compiler ...")
+    failure = _attempt(lambda: compile_case(SELF_CONTAINED))  # once for all
+    if failure:
+        _say(f"the compiler can't be used: {failure}")
+    for number, name in enumerate(names, 1):
+        _say(f"[{number}/{len(names)}] {name} ...")
+        found.took[name] = _chapter(name, plan, found)
+        keep(found)
+        _report(name, found.took[name], time.perf_counter() - start)
+    return found
+
+
+def _chapter(name: str, plan: Plan, found: Findings) -> Took:
+    before, start = load(), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="kcache-bench-", ignore_cleanup_errors=True) as folder:
+        error = _attempt(lambda: found.add(CHAPTERS[name](plan, Path(folder))))
+    return Took(TITLES[name], round(time.perf_counter() - start, 1), before, load(), error)
+
+
+def _attempt(work: Callable[[], object]) -> str:
+    """Returns what ended the work early, in one line, and prints all of it; "" if nothing did."""
+    try:
+        work()
+    except Exception as error:
+        traceback.print_exc()
+        return f"{type(error).__name__}: {str(error).strip() or 'no reason given'}".splitlines()[0]
+    return ""
+
+
+def _report(name: str, took: Took, total: float) -> None:
+    end = f"failed: {took.error}" if took.error else "done"
+    _say(f"      {name} {end}; {took.seconds:.0f} s, {minutes(total)} in all")
+
+
+def minutes(seconds: float) -> str:
+    """Returns a time as "3 min 05 s"."""
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole} min {rest:02} s"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def failed(found: Findings) -> list[str]:
+    """Returns the chapters that failed."""
+    return [name for name, took in found.took.items() if took.error]
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
