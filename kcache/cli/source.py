@@ -177,8 +177,8 @@ def _options(output_help: str) -> list[Callable[[Callable[..., object]], Callabl
         option(
             "--arch",
             metavar="ARCH",
-            help="Target: sm_90 for machine code and PTX, compute_90 for PTX alone, sm_90a for what "
-            "only that one runs.  [default: this GPU's]",
+            help="Target: sm_90 for machine code and PTX, compute_90 for PTX alone, sm_90a for "
+            "what only that one runs.  [default: this GPU's]",
         ),
         click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True)),
     ]
