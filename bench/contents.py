@@ -10,12 +10,15 @@ from pathlib import Path
 import chapters
 import compiling
 import crowd
+import loaded
+import precompiled
 import reading
 import scale
 import stampede
 import starting
 import together
 import verifying
+import warm
 from plan import Found, Plan
 
 CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
@@ -34,6 +37,9 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "stampede": stampede.stampede,
     "many": together.many,
     "headers": verifying.headers,
+    "precompiled": precompiled.precompiled,
+    "warm": warm.warm,
+    "loaded": loaded.loaded,
 }
 TITLES = {
     "kernels": "The main job: compile once, hit ever after",
@@ -51,4 +57,7 @@ TITLES = {
     "stampede": "One kernel for many processes",
     "many": "Many kernels for one process",
     "headers": "Verification against the number of headers",
+    "precompiled": "Precompiled headers",
+    "warm": "Warm-up, and again",
+    "loaded": "A loaded kernel asked for again",
 }

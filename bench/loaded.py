@@ -1,25 +1,18 @@
-"""A loaded kernel asked for again, beside a memory-hot `get_or_compile`; the first load; a launch.
+"""The chapter about loading: a loaded kernel asked for again, beside a memory-hot get.
 
-    python bench/loaded.py [--rounds 50]
-
-For each kernel of the corpus whose headers are here, and one GPU. Without a GPU, a driver or
-cuda-core it says so and exits with 0: nothing is measured. Exits with 1 if, for any kernel, loading
-again costs more than getting it from memory (the median of ratios taken side by side).
-
-The context is current in the measuring thread, as it is where there is device memory. `first load`
-includes the driver's work; of PTX, its compile, unless the driver's own cache has it.
+It needs one GPU, its driver and cuda-core, and says what is missing. The context is current in the
+measuring thread, as it is where there is device memory. A first load includes the driver's work; of
+PTX, its compile, unless the driver's own cache has it.
 """
 
-import argparse
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from corpus import NAMES, MissingHeadersError, load
+from findings import Absent, Comparison, Timing
 from main_job import Job
-from measure import Rounds, Summary, interleave, per_call
+from measure import Rounds, interleave, per_call
+from plan import Found, Plan
 
 import kcache
 import kcache.launch
@@ -27,31 +20,41 @@ import kcache.launch
 LOOPS = 200
 FIRST_LOADS = 5
 #: What loading again may cost of a memory-hot `get_or_compile`.
-SHARE = 1.0
+TARGET = 1.0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=50)
-    rounds = parser.parse_args().rounds
+def loaded(plan: Plan, folder: Path) -> Found:
+    """For each kernel of the corpus: a get from memory, a load, a first load; one launch."""
     try:
-        arch = current_arch()
+        arch = _current_arch()
     except kcache.DeviceError as error:
-        print(f"not measured: {error}")
-        return 0
-    print(f"{arch}, median of {rounds} rounds, {LOOPS} calls each; microseconds")
-    print(f"{'kernel':16} {'get':>8} {'load':>8} {'load/get':>22} {'launch':>8} {'first load':>10}")
-    slow = 0
-    with tempfile.TemporaryDirectory(prefix="kcache-loaded-") as folder:
-        for job in jobs(Path(folder), arch):
-            found = measure(job, rounds)
-            ratio = found.ratio("load", "get")
-            slow += ratio.median > SHARE
-            print(row(job.case.name, found, ratio))
-    return 1 if slow else 0
+        yield Absent("loaded", "a GPU", str(error))
+        return
+    for name in NAMES:
+        try:
+            job = Job(load(name), folder / name)
+        except MissingHeadersError as error:
+            yield Absent("loaded", f"`{name}`", str(error))
+            continue
+        job.folder.mkdir()
+        job.settings["arch"] = arch
+        with job.memory_cache:
+            rounds = _measure(plan, job)
+        yield Comparison("loaded", rounds).ratio(
+            f"`{name}`, a loaded kernel asked for again",
+            "load",
+            "`get_or_compile`, hot from memory",
+            "get",
+            target=TARGET,
+        )
+        columns = {"get": "hot from memory", "load": "loaded again", "first load": "first load"}
+        if name == "trivial":
+            columns["launch"] = "launch"
+        for key, column in columns.items():
+            yield Timing("loaded", f"`{name}`", f"on {arch}: {column}", rounds.summary(key))
 
 
-def current_arch() -> str:
+def _current_arch() -> str:
     """Makes device 0 current and returns its architecture. Raises DeviceError without one."""
     kcache.launch.generation()  # says what is missing
     from cuda.core import Device
@@ -62,20 +65,7 @@ def current_arch() -> str:
     return f"sm_{major}{minor}"
 
 
-def jobs(folder: Path, arch: str) -> Iterator[Job]:
-    for name in NAMES:
-        try:
-            case = load(name)
-        except MissingHeadersError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            continue
-        job = Job(case, folder / name)
-        job.folder.mkdir()
-        job.settings["arch"] = arch
-        yield job
-
-
-def measure(job: Job, rounds: int) -> Rounds:
+def _measure(plan: Plan, job: Job) -> Rounds:
     cache, case, options = job.memory_cache, job.case, job.options
     kernel = job.hit(cache)
     first = []
@@ -93,25 +83,7 @@ def measure(job: Job, rounds: int) -> Rounds:
     if case.name == "trivial":
         nothing = (0,) * parameters
         tasks.append(per_call("launch", lambda: handle.launch(1, 32, *nothing), LOOPS))
-    found = interleave(rounds, tasks)
+    found = interleave(plan.calls, tasks)
     for seconds in first:
         found.add({"first load": seconds})
     return found
-
-
-def row(name: str, found: Rounds, ratio: Summary) -> str:
-    def us(column: str) -> str:
-        try:
-            return f"{found.summary(column).median * 1e6:.2f}"
-        except KeyError:
-            return "-"
-
-    share = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-    return (
-        f"{name:16} {us('get'):>8} {us('load'):>8} {share:>22} {us('launch'):>8} "
-        f"{us('first load'):>10}"
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

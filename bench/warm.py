@@ -1,27 +1,58 @@
-"""`kcache warm` over the benchmark kernels for four architectures, twice: cold, then all there.
-
-    python bench/warm.py [-j N]
-
-Run it in a terminal to see the progress bar. The list and the cache are temporary. Exits with 1 if
-the second run compiles anything, or takes more than a twentieth of the first.
-"""
+"""The chapter about `kcache warm`: kernels for several architectures, cold, then all there."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from corpus import KERNELS, cases
+from corpus import KERNELS, Case, MissingHeadersError, load
+from findings import Absent, Comparison, Fact, Timing
+from measure import Rounds, clean_environment
+from plan import Found, Plan
 
-ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 #: What the second run may take of the first.
-SHARE = 1 / 20
+TARGET = 1 / 20
 
 
-def main() -> int:
+def warm(plan: Plan, folder: Path) -> Found:
+    """`kcache warm` over kernels of the corpus, in an empty cache and again: whole processes."""
+    cases: list[Case] = []
+    for name in plan.warmed:
+        try:
+            cases.append(load(name))
+        except MissingHeadersError as error:
+            yield Absent("warm", f"`{name}`", str(error))
+    path = folder / "kernels.json"
+    path.write_text(json.dumps(_list(cases, plan.archs)), encoding="utf-8")
+    rounds, compiled = Rounds(), set[int]()
+    for _ in range(plan.costly):
+        place = tempfile.mkdtemp(dir=folder)
+        first, made = _run(path, place)
+        if made["failed"] or made["compiled"] != len(cases) * len(plan.archs):
+            raise RuntimeError(f"kcache warm: not everything was compiled: {made}")
+        second, found = _run(path, place)
+        compiled.add(found["compiled"] + found["failed"])
+        rounds.add({"first": first, "second": second})
+    kernels = f"{len(cases)} kernels for {', '.join(plan.archs)}"
+    yield Comparison("warm", rounds).ratio(
+        f"`kcache warm` of {kernels}, again", "second", "the first time", "first", target=TARGET
+    )
+    yield Fact(
+        "warm",
+        f"compiles of `kcache warm` of {kernels}, again",
+        ", ".join(map(str, sorted(compiled))),
+        "0",
+        compiled == {0},
+    )
+    for key, row in {"first": "cold", "second": "again: all there"}.items():
+        yield Timing("warm", row, f"`kcache warm`: {kernels}", rounds.summary(key))
+
+
+def _list(cases: Sequence[Case], archs: Sequence[str]) -> dict[str, object]:
+    """Returns a list of kernels, as the command reads it."""
     kernels = [
         {
             "source": str(KERNELS / f"{case.name}.cu"),
@@ -30,32 +61,20 @@ def main() -> int:
             "include_paths": [str(path) for path in case.include_dirs],
             "extra_options": list(case.extra_options),
         }
-        for case in cases()
+        for case in cases
     ]
-    with tempfile.TemporaryDirectory(prefix="kcache-warm-") as folder:
-        path = Path(folder, "kernels.json")
-        path.write_text(json.dumps({"defaults": {"archs": ARCHS}, "kernels": kernels}))
-        cold, _ = warm(folder, "--json")
-        hot, found = warm(folder, "--json")
-        print(f"{len(kernels)} kernels for {', '.join(ARCHS)}")
-        warm(folder)
-    print(f"first run {cold:.1f} s, second {hot:.2f} s: {hot / cold:.2%}; whole processes")
-    return 0 if found["compiled"] == found["failed"] == 0 and hot <= SHARE * cold else 1
+    return {"defaults": {"archs": list(archs)}, "kernels": kernels}
 
 
-def warm(folder: str, *more: str) -> tuple[float, dict[str, int]]:
-    """Runs the command; returns what the process took, in seconds, and what it says as JSON."""
-    command = [sys.executable, "-m", "kcache", "warm", f"{folder}/kernels.json", *more]
-    command += ["--directory", f"{folder}/cache", *sys.argv[1:]]
-    # NVRTC's own cache, where there is a driver, is not what is measured.
-    environment = {**os.environ, "CUDA_CACHE_DISABLE": "1"}
-    started = time.perf_counter()
+def _run(path: Path, place: str) -> tuple[float, dict[str, int]]:
+    """Runs the command; returns the seconds of the process, and what it says as JSON."""
+    command = [sys.executable, "-m", "kcache", "warm", str(path), "--json", "--directory", place]
+    start = time.perf_counter()
     done = subprocess.run(
-        command, stdout=subprocess.PIPE if more else None, env=environment, check=True
+        command, capture_output=True, text=True, env=clean_environment(), check=False
     )
-    seconds = time.perf_counter() - started
-    return seconds, json.loads(done.stdout) if more else {}
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    seconds = time.perf_counter() - start
+    if done.returncode != 0:
+        raise RuntimeError(f"kcache warm failed:\n{done.stderr}{done.stdout}")
+    found: dict[str, int] = json.loads(done.stdout)
+    return seconds, found
