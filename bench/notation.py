@@ -72,7 +72,10 @@ def aligned(markdown: str) -> str:
 
 
 def _columns(lines: list[str]) -> list[str]:
-    rows = [[cell.strip().replace("**", "") for cell in _cells(line)] for line in lines]
+    rows = [
+        [cell.strip().replace("**", "").replace("\\|", "|") for cell in _cells(line)]
+        for line in lines
+    ]
     del rows[1]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     texts = [

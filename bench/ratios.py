@@ -18,14 +18,16 @@ import os
 import sys
 from pathlib import Path
 
-from contents import CHAPTERS
+from contents import CHAPTERS, TITLES
 from evidence import RESULTS, Evidence
 from findings import Findings
+from main_job import SELF_CONTAINED
 from notation import aligned
 from pages import CHARTS, charts_in, pages, picture, write_pages
 from plan import QUICK, Plan
 from plots import all_charts
-from running import failed, replace_text, run
+from raw_nvrtc import compile_case
+from running import Chapter, failed, replace_text, run
 from tables import summary, whole
 
 
@@ -74,7 +76,9 @@ def _evidence(arguments: argparse.Namespace) -> Evidence:
     folder: Path = arguments.results
     folder.mkdir(parents=True, exist_ok=True)
     plan = QUICK if arguments.quick else Plan()
-    found = run(only or CHAPTERS, plan, command, lambda found: write_results(found, folder, suffix))
+    _load_compiler()
+    chapters = {name: Chapter(TITLES[name], CHAPTERS[name]) for name in only or CHAPTERS}
+    found = run(chapters, plan, command, lambda found: write_results(found, folder, suffix))
     name = f"{found.date}{suffix}"
     evidence = Evidence((found,), (f"{name}.json",))
     charts = _draw(evidence, folder / name)
@@ -83,6 +87,14 @@ def _evidence(arguments: argparse.Namespace) -> Evidence:
     drawn = f" and {charts} charts" if charts else ""
     print(f"wrote {name}.json, {name}.md{drawn} in {os.path.relpath(folder)}\n", file=sys.stderr)
     return evidence
+
+
+def _load_compiler() -> None:
+    """Compiles something, so that no chapter's first compile loads the library."""
+    try:
+        compile_case(SELF_CONTAINED)
+    except Exception as error:  # whatever it is: the chapters that need no compiler can be run
+        print(f"the compiler can't be used: {error}", file=sys.stderr)
 
 
 def write_results(found: Findings, folder: Path, suffix: str) -> Path:

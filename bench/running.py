@@ -5,46 +5,47 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from contents import CHAPTERS, TITLES
 from findings import Findings, Took
 from machine import describe_machine, load, today, versions
-from main_job import SELF_CONTAINED
-from plan import Plan
-from raw_nvrtc import compile_case
+from plan import Found, Plan
 
 #: What is done with the findings after each chapter.
 Keep = Callable[[Findings], object]
 
 
-def run(chapters: Iterable[str], plan: Plan, command: str, keep: Keep) -> Findings:
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """What measures one thing: its title, and a function of a plan and an empty folder."""
+
+    title: str
+    measure: Callable[[Plan, Path], Found]
+
+
+def run(chapters: Mapping[str, Chapter], plan: Plan, command: str, keep: Keep) -> Findings:
     """Runs chapters and returns what they found.
 
     One that fails is reported and keeps what it had found by then; the others are run all the same.
     `keep` is called after each, so that a run that is cut short has lost nothing but the last.
     """
     found = Findings(today(), command, describe_machine(), versions())
-    names = list(chapters)
     start = time.perf_counter()
-    _say("loading the compiler ...")
-    failure = _attempt(lambda: compile_case(SELF_CONTAINED))  # once for all
-    if failure:
-        _say(f"the compiler can't be used: {failure}")
-    for number, name in enumerate(names, 1):
-        _say(f"[{number}/{len(names)}] {name} ...")
-        found.took[name] = _chapter(name, plan, found)
+    for number, (name, chapter) in enumerate(chapters.items(), 1):
+        _say(f"[{number}/{len(chapters)}] {name} ...")
+        found.took[name] = _run(chapter, plan, found)
         keep(found)
         _report(name, found.took[name], time.perf_counter() - start)
     return found
 
 
-def _chapter(name: str, plan: Plan, found: Findings) -> Took:
+def _run(chapter: Chapter, plan: Plan, found: Findings) -> Took:
     before, start = load(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="kcache-bench-", ignore_cleanup_errors=True) as folder:
-        error = _attempt(lambda: found.add(CHAPTERS[name](plan, Path(folder))))
-    return Took(TITLES[name], round(time.perf_counter() - start, 1), before, load(), error)
+        error = _attempt(lambda: found.add(chapter.measure(plan, Path(folder))))
+    return Took(chapter.title, round(time.perf_counter() - start, 1), before, load(), error)
 
 
 def _attempt(work: Callable[[], object]) -> str:

@@ -1,0 +1,142 @@
+"""Runs: a chapter that fails costs itself, and a run that is cut short costs the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from findings import Findings
+from plan import QUICK, Found, Plan
+from running import Chapter, failed, run
+
+from .sample import ratio
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+#: `bench/ratios.py` with other chapters than its own, which need a compiler and minutes.
+PROGRAM = """\
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+sys.path.insert(0, {bench!r})
+from findings import Ratio
+from measure import Summary
+
+def ratio(chapter, value):
+    one = Summary(value, value, value, 1)
+    return Ratio(chapter, "a figure", "diskcache", "s", one, one, one, target=2.0)
+
+def fine(plan, folder):
+    yield ratio("fine", 1.5)
+
+def broken(plan, folder):
+    yield ratio("broken", 3.0)
+    raise OSError("the disk is full")
+
+def stopped(plan, folder):
+    raise KeyboardInterrupt
+
+def noop(case):
+    pass
+
+names = {names!r}
+sys.modules["contents"] = SimpleNamespace(
+    CHAPTERS={{name: globals()[name] for name in names}}, TITLES={{n: n.title() for n in names}}
+)
+sys.modules["raw_nvrtc"] = SimpleNamespace(compile_case=noop)
+sys.modules["main_job"] = SimpleNamespace(SELF_CONTAINED=None)
+import ratios
+sys.argv = ["ratios.py", "--results", {results!r}, *{arguments!r}]
+ratios.main()
+"""
+
+
+def program(names: list[str], results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = PROGRAM.format(
+        bench=str(BENCH), names=names, results=str(results), arguments=list(arguments)
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def read(folder: Path, pattern: str = "*.json") -> Findings:
+    (path,) = folder.glob(pattern)
+    return Findings.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_every_chapter_is_kept_when_it_ends() -> None:
+    def measure(plan: Plan, folder: Path) -> Found:
+        assert folder.is_dir()
+        yield ratio("one", "a figure", "diskcache", float(plan.processes))
+
+    def fail(plan: Plan, folder: Path) -> Found:
+        yield ratio("two", "found before", "diskcache", 1.0)
+        raise RuntimeError("no luck\nsecond line")
+
+    kept: list[tuple[int, list[str]]] = []
+    chapters = {"one": Chapter("One", measure), "two": Chapter("Two", fail)}
+    chapters["three"] = Chapter("Three", measure)
+    found = run(chapters, QUICK, "command", lambda f: kept.append((len(f.ratios), list(f.took))))
+    assert kept == [(1, ["one"]), (2, ["one", "two"]), (3, ["one", "two", "three"])]
+    assert failed(found) == ["two"]
+    assert found.took["two"].error == "RuntimeError: no luck"
+    assert [each.figure for each in found.ratios] == ["a figure", "found before", "a figure"]
+
+
+def test_the_program_writes_and_prints(tmp_path: Path) -> None:
+    done = program(["fine"], tmp_path, "--quick")
+    assert done.returncode == 0, done.stderr
+    assert "[1/1] fine" in done.stderr
+    assert "#### To diskcache" in done.stdout
+    assert "1 of 1 are met." in done.stdout
+    assert "Everything was measured." in done.stdout
+    found = read(tmp_path, "*-quick.json")
+    assert found.command == "python bench/ratios.py --quick"
+    assert found.took["fine"].title == "Fine"
+    (page,) = tmp_path.glob("*-quick.md")
+    assert "#### Fine" in page.read_text(encoding="utf-8")
+
+
+def test_a_chapter_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
+    done = program(["broken", "fine"], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith("failed: broken\n")
+    assert "Traceback" in done.stderr
+    assert "OSError: the disk is full" in done.stdout
+    assert "1 of 2 are met." in done.stdout
+    assert [each.chapter for each in read(tmp_path).ratios] == ["broken", "fine"]
+
+
+def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:
+    done = program(["fine", "stopped", "broken"], tmp_path)
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [each.chapter for each in read(tmp_path).ratios] == ["fine"]
+
+
+@pytest.mark.parametrize("chapters", [["fine"], ["fine", "broken"]])
+def test_one_chapter_has_a_file_of_its_own(tmp_path: Path, chapters: list[str]) -> None:
+    done = program(chapters, tmp_path, "--only", "fine")
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path, "*-fine.json").command == "python bench/ratios.py --only fine"
+
+
+def test_an_earlier_run_is_shown_again(tmp_path: Path) -> None:
+    program(["fine"], tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    before = path.read_bytes()
+    done = program(["fine"], tmp_path, "--from", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 are met." in done.stdout
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.json").write_text("{", encoding="utf-8")
+    for name in ("missing.json", "empty.json"):
+        done = program(["fine"], tmp_path, "--from", str(tmp_path / name))
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
