@@ -10,12 +10,12 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ConfigError
-from sphinx.util.docutils import SphinxDirective
 
 import kcache
 import kcache.backend
 import kcache.errors
-from kcache.config import VARIABLES
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "kcache"
 author = "the kcache authors"
@@ -27,11 +27,12 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
+    "from_code",
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"kcache {release}"
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "html_image"]
 myst_heading_anchors = 3
 
 # `name` in a docstring is code, as in Markdown.
@@ -86,21 +87,6 @@ def check_reference(app: Sphinx) -> None:
         raise ConfigError(f"docs/reference/api.md lacks {', '.join(sorted(missing))}")
 
 
-class EnvironmentTable(SphinxDirective):
-    """The table of environment variables, from `kcache.config.VARIABLES`."""
-
-    def run(self) -> list[nodes.Node]:
-        lines = [".. list-table::", "   :header-rows: 1", ""]
-        rows = [("variable", "allowed", "default", "meaning")]
-        for variable in VARIABLES:
-            default = "" if variable.default is None else f"``{variable.default}``"
-            rows.append((f"``{variable.name}``", variable.allowed, default, variable.meaning))
-        for row in rows:
-            lines += [f"   {'*' if n == 0 else ' '} - {cell}" for n, cell in enumerate(row)]
-        return self.parse_text_to_nodes("\n".join(lines))
-
-
 def setup(app: Sphinx) -> None:
-    app.add_directive("kcache-environment", EnvironmentTable)
     app.connect("missing-reference", resolve_public)
     app.connect("builder-inited", check_reference)

@@ -33,6 +33,18 @@ REFUSED = 97
 _SECONDS = 280
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
+#: What makes several shells one terminal: variables that are not exported, the environment and the
+#: working directory survive.
+_TERMINAL = """
+if test -e {variables}; then source {variables}; fi
+_left() {{
+    declare -p | grep '^declare -- ' | grep -vE ' (_|BASH|COMP_|IFS|OPT|PS4)' > {variables} || true
+    env -0 > {state}
+    pwd >> {state}
+}}
+trap _left EXIT
+"""
+
 #: Runs doctests that arrive as lines of JSON, all in one namespace, and answers with what failed.
 #: Standard output belongs to what the doctests start, so the answers go to another descriptor.
 _DOCTESTS = """
@@ -115,9 +127,9 @@ class Reader:
             parsed(block)
 
     def shell(self, block: Block, script: str) -> str:
-        """Runs a script; what it exports, and where it goes, holds for the next one."""
-        state = self._place / "state"
-        script = f"trap 'env -0 > {state}; pwd >> {state}' EXIT\n{script}"
+        """Runs a script; variables that it sets, and where it goes, hold for the next one."""
+        state, variables = self._place / "state", self._place / "variables"
+        script = _TERMINAL.format(state=state, variables=variables) + script
         said = self._run(block, ["bash", "-euo", "pipefail", "-c", script])
         *environ, cwd = state.read_bytes().split(b"\0")
         texts = (os.fsdecode(text).partition("=") for text in environ)

@@ -53,6 +53,8 @@ print("one two", *sys.argv[1:])
 
 ```sh
 export WORD=three
+OURS='one
+two'
 mkdir below
 cd below
 ```
@@ -63,6 +65,8 @@ wraps`.
 ```console
 $ python ../say.py $WORD
 one   two three
+$ echo "$OURS" && python -c 'import os; print(os.environ.get("OURS"))'
+one two None
 $ printf '%s\\n' a b c; echo d >&2
 a
 ...
