@@ -109,9 +109,9 @@ def _calls(lines: Iterator[str]) -> Iterator[Call]:
         if line.endswith("<unfinished ...>\n"):
             begun[process] = line.removesuffix("<unfinished ...>\n")
             continue
-        if "resumed>" in line:
-            line = begun.pop(process, "") + line.split("resumed>", 1)[1]
-        call = _call(line) if process == first else None
+        before, resumed, after = line.partition("resumed>")
+        whole = begun.pop(process, "") + after if resumed else before
+        call = _call(whole) if process == first else None
         if call is not None:
             yield call
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import kcache
 from kcache.key import CacheKey
 from kcache.nvrtc import files, manifest
-from kcache.registry import open_backend
 
 __all__ = [
     "BACKENDS",
@@ -79,8 +78,7 @@ def still(engine: kcache.CacheEngine) -> None:
     below: Any = engine.backend
     while below is not None:
         if hasattr(below, "_clock"):
-            ticks = itertools.count(2 * 10**18)
-            below._clock = lambda: next(ticks)
+            below._clock = itertools.count(2 * 10**18).__next__
         below = getattr(below, "inner", None)  # what zstd wraps
 
 
@@ -312,7 +310,9 @@ SCENARIOS = {each.name: each for each in _all()}
 
 def trust_files_at_once() -> None:
     """Has the process trust a file by its status although it was changed a moment ago."""
-    files.FRESH_NS = manifest.FRESH_NS = -(1 << 62)
+    module: Any
+    for module in (files, manifest):
+        module.FRESH_NS = -(1 << 62)
 
 
 def prepared(folder: Path, *, compiler: bool) -> Iterator[tuple[str, Operation]]:
