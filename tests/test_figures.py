@@ -1,0 +1,243 @@
+"""Figures in README.md and docs/: all from committed results files, none by hand.
+
+A measured figure stands in a generated part (see `bench/pages.py`), or in a paragraph that says
+"Measured on DATE by `command`" with the `bench/results/FILE.json` that has it. Settings and limits
+are figures that nobody measured: they are listed here, each with what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+import pages
+import pytest
+from evidence import RESULTS, ROOT, Evidence, everything
+from findings import Absent, Fact, Point, Ratio
+from inks import THEMES
+from notation import number, quantity
+from plots import all_charts
+
+PARTS = [part for page in pages.pages() for part in pages.parts_of(page)]
+FILES = sorted(RESULTS.glob("*.json"))
+
+#: Page -> phrases with figures that are settings or limits, not measurements.
+ALLOWED: dict[str, dict[str, str]] = {
+    "docs/explanation/backends.md": {
+        "down to 90 % of it": "the low-water mark",
+        "concurrent writer (+2 %)": "a bound",
+        "at most 10 seconds": "the patience for a lock",
+    },
+    "docs/explanation/how-it-works.md": {
+        "down to 90 % of the cap": "the low-water mark",
+        "every 1 to 25 ms": "the pause between two looks",
+    },
+    "docs/how-to/many-at-once.md": {"wait for 300 seconds at most": "the patience for a compile"},
+    "docs/how-to/read-the-statistics.md": {
+        "lost patience (300 s,": "the patience for a compile",
+        "close to 100 %": "what a hit rate can be",
+    },
+    "docs/how-to/size-the-cap.md": {"at 90 % of the cap": "the low-water mark"},
+    "docs/how-to/troubleshoot.md": {"waits 300 s at most": "the patience for a compile"},
+}
+
+FIGURE = re.compile(
+    r"""(?<![\w.,/-])(?:
+        \d[\d,.]*\s(?:ns|us|µs|ms|s|seconds?|minutes?|min)\b
+      | \d[\d,.]*(?:ns|us|µs|ms|s)\b
+      | \d[\d,.]*\s?%
+      | \d[\d,.]*\s?\u00d7
+      | \d[\d,.]*(?:\stimes\b|x\b|-fold\b)
+      | 1/\d[\d,.]*\b
+    )""",
+    re.VERBOSE,
+)
+FENCE = re.compile(
+    r"^(?P<fence>`{3,}|:{3,})[^\n]*\n.*?^(?P=fence)[ \t]*$", re.MULTILINE | re.DOTALL
+)
+NOTE = re.compile(r"Measured on (\d{4}-\d\d-\d\d) by `([^`]+)`")
+PROGRAM = re.compile(r"(?:python )?(?P<path>bench/[\w/]+\.py)\b")
+
+
+# -- generated parts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part.page.name}:{part.name}")
+def test_a_generated_part_is_what_its_results_say(part: pages.Part) -> None:
+    assert part.files, "nothing is in it: python bench/ratios.py --from FILE --write-docs"
+    assert part.body == pages.render(part.name, part.page, part.evidence())
+
+
+def test_every_part_is_of_the_same_results() -> None:
+    assert len({tuple(part.files) for part in PARTS}) == 1
+    assert any(part.name == "tables" for part in PARTS)
+
+
+def test_a_chart_is_drawn_from_the_results_of_its_page() -> None:
+    charts = all_charts(PARTS[0].evidence())
+    shown = pages.charts_in(pages.pages())
+    assert shown
+    for name in shown:
+        for theme in THEMES:
+            svg = (pages.CHARTS / f"{name}-{theme}.svg").read_text(encoding="utf-8")
+            assert f"<desc>data: {charts[name].digest()}</desc>" in svg, f"{name}: drawn of others"
+    drawn = {path.stem.rpartition("-")[0] for path in pages.CHARTS.glob("*.svg")}
+    assert drawn == shown, "no chart that no page shows"
+
+
+def test_marks_come_in_pairs() -> None:
+    for page in pages.pages():
+        text = page.read_text(encoding="utf-8")
+        parts = list(pages.parts_of(page))
+        for mark in ("<!-- figures: ", "<!-- end figures -->"):
+            assert len(re.findall(f"^{mark}", text, re.MULTILINE)) == len(parts), page.name
+
+
+# -- results files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_results_file_says_when_by_what_and_on_what(path: Path) -> None:
+    (found,) = Evidence.read([path]).runs
+    assert date.fromisoformat(found.date).isoformat() == path.stem[:10]
+    program = PROGRAM.match(found.command)
+    assert program is not None, found.command
+    assert (ROOT / program["path"]).is_file()
+    assert {"CPU", "cores", "kernel"} <= found.machine.keys()
+    assert {"Python", "kcache-cuda"} <= found.versions.keys()
+    assert list(everything(found))
+
+
+# -- figures elsewhere -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_measured_figure_stands_alone(page: Path) -> None:
+    name = page.relative_to(ROOT).as_posix()
+    text = page.read_text(encoding="utf-8")
+    alone = [
+        f"{name}:{line}: {figure!r}" for line, figure in figures_alone(text, ALLOWED.get(name, {}))
+    ]
+    assert not alone, "\n".join(alone)
+
+
+def test_what_is_allowed_is_there() -> None:
+    """A list of what is allowed grows for ever unless what is gone from the pages goes, too."""
+    for name, phrases in ALLOWED.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for phrase in phrases:
+            assert _flexible(phrase).search(text), f"{name} no longer says {phrase!r}"
+
+
+def figures_alone(text: str, allowed: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """Yield line and text of figures without a source."""
+    text = pages.PART.sub(_blank, text)
+    text = FENCE.sub(_blank, text)
+    for phrase in allowed:
+        text = _flexible(phrase).sub(_blank, text)
+    line = 1
+    for paragraph in re.split(r"(\n\s*\n)", text):
+        known = _figures_of_note(paragraph)
+        plain = NOTE.sub(_blank, re.sub(r"`[^`]*`", _blank, paragraph))
+        for found in FIGURE.finditer(plain):
+            if _normal(found[0]) not in known:
+                yield line + plain.count("\n", 0, found.start()), found[0]
+        line += paragraph.count("\n")
+
+
+def _figures_of_note(paragraph: str) -> set[str]:
+    """Return every figure of the results file that a paragraph names, as it is written."""
+    note = NOTE.search(" ".join(paragraph.split()))
+    file = re.search(r"bench/results/([\w.-]+\.json)", paragraph)
+    if note is None or file is None:
+        return set()
+    path = RESULTS / file[1]
+    if not path.is_file():
+        return set()
+    (found,) = Evidence.read([path]).runs
+    return set(_figures(found)) if (found.date, found.command) == note.groups() else set()
+
+
+def _figures(found: object) -> Iterator[str]:
+    for each in everything(found):  # type: ignore[arg-type]
+        match each:
+            case Ratio():
+                for summary in (each.ours, each.other):
+                    yield from (_normal(quantity(v, each.unit)) for v in _values(summary))
+                for value in _values(each.ratio):
+                    yield from (number(value), f"{number(value)}times", f"{value * 100:.0f}%")
+            case Point():
+                yield from (_normal(quantity(v, each.unit)) for v in _values(each.y))
+            case Fact() | Absent():
+                pass
+            case _:
+                yield from (_normal(quantity(v, "s")) for v in _values(each.seconds))
+
+
+def _values(summary: object) -> list[float]:
+    return [getattr(summary, name) for name in ("median", "low", "high")]
+
+
+def _normal(figure: str) -> str:
+    return re.sub(r"\s", "", figure)
+
+
+def _blank(found: re.Match[str]) -> str:
+    """Return nothing that is as long, on as many lines."""
+    return re.sub(r"[^\n]", "_", found[0])
+
+
+def _flexible(phrase: str) -> re.Pattern[str]:
+    """Return the phrase however its lines are broken."""
+    return re.compile(r"\s+".join(map(re.escape, phrase.split())))
+
+
+MEASURED = (
+    "Measured on 2026-11-20 by `python bench/ratios.py --write-docs` "
+    "(`bench/results/2026-11-20.json`)"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It takes 12 ms.",
+        "It takes 3.4 us there.",
+        "| a | 0.3 s |",
+        "It is 11 times faster.",
+        "a ratio of 1/247, no less",
+        "It saves 58 % of it.",
+        "It saves 58% of it.",
+        "some 12ms",
+        "30 to 40 minutes",
+        "It is 8x as fast; `python bench/ratios.py` says so.",
+        "Measured on 2026-11-20 by `python bench/ratios.py --write-docs`: 12.34 ms.",
+        "Measured on 2026-11-20 by `python bench/ratios.py` (`bench/results/none.json`): 12.34 ms.",
+        f"{MEASURED}: 12.34 ms.",
+        "It is in `bench/results/2026-11-20.json`.\n\nIt takes 12 ms.",
+    ],
+)
+def test_the_scanner_finds(text: str) -> None:
+    assert len(list(figures_alone(text, {}))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Python 3.11, sm_90, 4 KiB, 16 processes, 100,000 entries, `sleep 12 ms`.",
+        "```text\n12 ms\n```",
+        "``````{doctest}\n>>> 1\n12 ms\n``````",
+        "<!-- figures: targets -->\n12 ms\n<!-- end figures -->",
+        f"{MEASURED}: 3.17 us, a ratio of 11.5 times.",
+    ],
+)
+def test_the_scanner_lets_pass(text: str) -> None:
+    assert list(figures_alone(text, {})) == []
+
+
+def test_the_scanner_counts_lines() -> None:
+    text = "# Title\n\nfirst\n\n```sh\n1 ms\n```\n\n`a\nb` then\n2 ms\n"
+    assert list(figures_alone(text, {})) == [(11, "2 ms")]
+    assert list(figures_alone(text, {"then 2 ms": "a limit"})) == []
