@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kcache import log
 from kcache.backend import Backend, UnavailableBackend
 from kcache.config import Config, default_cache_directory, temporary_cache_directory
@@ -20,8 +22,7 @@ def open_place(config: Config, *, read_only: bool) -> tuple[str | None, Backend]
     """
     named = config.directory.value
     reason = "no directory"
-    defaults = (str(default_cache_directory()), temporary_cache_directory())
-    for directory in (named,) if named is not None else defaults:
+    for directory in _candidates(named):
         try:
             prepare(directory, read_only=read_only)
         except ConfigError as error:
@@ -34,6 +35,14 @@ def open_place(config: Config, *, read_only: bool) -> tuple[str | None, Backend]
             return directory, _open_backend(config, directory, read_only=read_only)
         log.info("not usable: %s", reason)
     return None, UnavailableBackend(reason)
+
+
+def _candidates(named: str | None) -> Iterator[str]:
+    if named is not None:
+        yield named
+    else:  # each only if it is needed: to find them takes a fresh process longer than a hit
+        yield str(default_cache_directory())
+        yield temporary_cache_directory()
 
 
 def _open_backend(config: Config, directory: str, *, read_only: bool) -> Backend:
