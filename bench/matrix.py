@@ -1,5 +1,6 @@
 """Matrices: everybody in a column of their own, beside us."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ def cell(fact: Fact | None) -> str:
 #: Columns of that table, and under which names the figures of each are, the first that there is.
 COLUMNS = {
     "kcache": ("kcache", "kcache `file`", "kcache, hit"),
-    "cuda.core": ("cuda.core FileStream", "cuda.core", "cuda.core, hit"),
+    "cuda.core": ("cuda.core FileStream", "cuda.core FileStream, hit", "cuda.core"),
     "diskcache": ("diskcache",),
     "JAX LRUCache": ("JAX LRUCache",),
     "SQLite": ("SQLite",),
@@ -49,7 +50,7 @@ class Line:
     Attributes:
         label: what the row is about.
         chapter: who measured it.
-        what: a chart of points, a column of times, or what facts are about.
+        what: a chart of points, a column of times, or what facts are about: a regular expression.
         x: the place on the chart's axis; None for other than points.
     """
 
@@ -60,9 +61,18 @@ class Line:
 
 
 LINES = (
+    Line("a new process gets its kernel", "start", "process: start to end"),
     Line("get 100 KiB", "sizes", "get against size", 100 << 10),
     Line(
-        "put into a full cache of 10,000", "growth", "put of 4 KiB at the cap against entries", 1e4
+        "put 4 KiB into a full cache of 10,000",
+        "growth",
+        "put of 4 KiB at the cap against entries",
+        10_000,
+    ),
+    Line(
+        "compiles of one kernel that 16 processes want",
+        "stampede",
+        "compiles of .* 16 processes .*",
     ),
 )
 
@@ -84,12 +94,12 @@ def comparison(evidence: Evidence) -> tuple[str, list[str]]:
 def _figures(evidence: Evidence, line: Line) -> Iterator[tuple[str, str]]:
     """Yields who, and the figure."""
     for point in evidence.points(line.chapter):
-        if (point.chart, point.x) == (line.what, line.x):
+        if point.x == line.x and re.fullmatch(line.what, point.chart):
             yield point.series, quantity(point.y.median, point.unit)
     for timing in evidence.timings(line.chapter):
-        if timing.column == line.what:
+        if re.fullmatch(line.what, timing.column):
             yield timing.row, quantity(timing.seconds.median, "s")
     for fact in evidence.facts(line.chapter):
         whom = compared(fact)
-        if whom is not None and whom[0] == line.what:
+        if whom is not None and re.fullmatch(line.what, whom[0]):
             yield whom[1], cell(fact)

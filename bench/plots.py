@@ -17,6 +17,8 @@ BARS = {
     ("kernels", "kernel"): "Compile once, hit ever after: time until the kernel is there",
     ("start", "process"): "A new process gets its kernel: from start to end",
 }
+#: A part of another column is no bar of its own.
+WITHIN = "of which "
 #: The chart for people who read only one: a part of the first of those.
 WHY = ("bare NVRTC", "hot, fresh process", "hot from memory")
 WHY_TITLE = "Compile a kernel, or get it from kcache"
@@ -101,7 +103,12 @@ def charts_of(evidence: Evidence, chapter: str) -> Iterator[Chart]:
     """Yields a chapter's charts: bars from its tables of times, lines from its points."""
     timings = list(evidence.timings(chapter))
     for (name, prefix), title in BARS.items():
-        those = [timing for timing in timings if timing.column.partition(": ")[0] == prefix]
+        those = [
+            timing
+            for timing in timings
+            if timing.column.startswith(f"{prefix}: ")
+            and not timing.column.startswith(f"{prefix}: {WITHIN}")
+        ]
         if name == chapter and those:
             yield _bars(f"{name}-{prefix}", title, prefix, those)
     points = list(evidence.points(chapter))

@@ -38,6 +38,9 @@ def whole(evidence: Evidence, embed: Embed) -> str:
 def summary(evidence: Evidence) -> Iterator[str]:
     """Yields what is printed after a run: peers, targets, what is missing, and what it took."""
     yield from ("### Beside the peers", *beside(evidence))
+    for name in evidence.chapters():
+        if grid := matrix(evidence.facts(name)):
+            yield from (f"#### {evidence.title(name)}", grid)
     yield from ("### Not measured here", *missing(evidence))
     yield from ("### What it took", *took(evidence))
     yield from ("### Targets", *targets(evidence), "")
@@ -132,7 +135,7 @@ def _verdict(met: bool | None) -> str:
 
 
 def beside(evidence: Evidence) -> Iterator[str]:
-    """Yields a table of ratios for each peer and each floor, and the matrix of facts."""
+    """Yields a table of ratios for each peer and each floor."""
     groups: dict[str, list[Ratio]] = {}
     for ratio in evidence.ratios():
         if who := peer_or_floor(ratio):
@@ -140,9 +143,6 @@ def beside(evidence: Evidence) -> Iterator[str]:
     for who in sorted(groups, key=lambda who: floor_of(who) is not None):
         yield f"#### To {'the floor: ' if floor_of(who) else ''}{who}"
         yield table(RATIO_HEAD, map(ratio_row, groups[who]))
-    if grid := matrix(evidence.facts()):
-        yield "#### What each of them does"
-        yield grid
 
 
 def peer_or_floor(ratio: Ratio) -> str | None:

@@ -86,7 +86,6 @@ def test_every_peer_and_every_floor_has_a_table() -> None:
         "#### To cuda.core FileStream",
         "#### To diskcache",
         "#### To the floor: bare NVRTC",
-        "#### What each of them does",
     ]
     assert "an empty one" not in text
 
