@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,8 @@ from running import Chapter, failed, run
 
 from .sample import ratio
 
-BENCH = Path(__file__).parents[2] / "bench"
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
 
 #: `bench/ratios.py` with other chapters than its own, which need a compiler and minutes.
 PROGRAM = """\
@@ -54,9 +57,11 @@ ratios.main()
 """
 
 
-def program(names: list[str], results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def program(
+    names: list[str], results: Path, *arguments: str, bench: Path = BENCH
+) -> subprocess.CompletedProcess[str]:
     code = PROGRAM.format(
-        bench=str(BENCH), names=names, results=str(results), arguments=list(arguments)
+        bench=str(bench), names=names, results=str(results), arguments=list(arguments)
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
@@ -140,3 +145,28 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         done = program(["fine"], tmp_path, "--from", str(tmp_path / name))
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
+
+
+def test_an_earlier_run_is_written_into_the_pages(tmp_path: Path) -> None:
+    """The command of docs/explanation/benchmarks.md, in a copy of the checkout."""
+    pytest.importorskip("matplotlib", reason="drawing needs Matplotlib, of the extra `bench`")
+    copy = tmp_path / "copy"
+    for name in ("bench", "docs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "README.md", copy)
+    page = copy / "docs" / "explanation" / "benchmarks.md"
+    command = re.search(
+        r"^\.venv/bin/python bench/ratios\.py (.*)$", page.read_text(), re.MULTILINE
+    )
+    assert command is not None
+    words = [str(copy / w) if w.startswith("bench/") else w for w in command[1].split()]
+    done = program(["fine"], tmp_path, *words, bench=copy / "bench")
+    assert done.returncode == 0, done.stderr
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- from 2026-11-20.json -->" in text
+    assert "Measured on 2026-11-20 by `python bench/ratios.py --write-docs`" in text
+    shown = set(re.findall(r'src="charts/([^"]+)"', text))
+    drawn = {path.name for path in (page.parent / "charts").iterdir()}
+    assert shown
+    assert drawn >= shown
+    assert all("-light" in name or "-dark" in name for name in drawn)
