@@ -1,0 +1,274 @@
+"""The page about formats says what the bytes are: its tables read what the code writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+import xxhash
+import zstandard
+from docs.tables import dumps, read, section, tables
+
+import kcache
+from kcache import Entry, KernelCache
+from kcache.entry import FORMAT_VERSION, MAX_SECTIONS, decode, encode
+from kcache.history import COUNTED, HOURS, History
+from kcache.journal import EVENTS, Journal
+from kcache.kernel_cache import PRODUCER
+from kcache.keylocks import KeyLocks
+from kcache.nvrtc.manifest import MAX_SETS, Manifest
+from kcache.stats import FIELDS, Stats, StatsFile
+from kcache_backends._lmdb_records import stored_size
+from kcache_backends._shards import SHARDS, ShardCounters
+from kcache_backends.file import FileBackend
+from kcache_backends.lmdb import LmdbBackend
+from kcache_backends.zstd import ZstdBackend
+
+KEY = bytes(range(32)).hex()
+SOURCE = '#include "scale.h"\n__global__ void scale(float* x) { *x *= SCALE; }\n'
+
+
+def open_envelope(data: bytes) -> tuple[dict, dict[str, bytes], dict]:
+    """Returns the fields, the payload and the metadata of an envelope, by the page alone."""
+    layout, row = tables("Envelope")
+    fields, rest = read(layout, data)
+    sizes = []
+    for _ in range(fields["sections"]):
+        found, rest = read(row, rest)
+        sizes.append((found["name"], found["size"]))
+    length = fields["metadata length"]
+    metadata, rest = json.loads(rest[:length]), rest[length:]
+    payload = {}
+    for name, size in sizes:
+        payload[name], rest = rest[:size], rest[size:]
+    assert layout[-1]["offset"] == f"total - {len(rest)}"
+    assert rest == xxhash.xxh3_128_digest(data[: -len(rest)])
+    assert fields["total"] == len(data)
+    assert fields["magic"] == b"KCACHE"
+    assert fields["version"] == FORMAT_VERSION
+    return fields, payload, metadata
+
+
+# -- entries -------------------------------------------------------------------------------------
+
+
+def test_the_envelope_that_the_page_shows() -> None:
+    (data,) = dumps("Envelope")
+    fields, payload, metadata = open_envelope(data)
+    assert payload == {"ptx": b"// PTX\n", "cubin": b"\x7fELF"}
+    assert metadata == {"compile_seconds": 0.25}
+    assert (fields["cost"], fields["key"].hex()) == (0.25, KEY)
+    assert fields["producer"] == PRODUCER
+    assert f"`{PRODUCER}`" in "\n".join(section("Envelope"))
+    assert encode(KEY, Entry(payload, metadata), producer=PRODUCER.encode()) == data
+    assert decode(data, KEY, producer=PRODUCER.encode()).payload == payload
+
+
+def test_the_bounds_that_the_page_states() -> None:
+    layout, _ = tables("Envelope")
+    stated = {row["field"]: row["meaning"] for row in layout}
+    assert str(MAX_SECTIONS) in stated["sections"]
+    assert f"{MAX_SETS} at most" in "\n".join(section("Manifests"))
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_kernel_that_the_compiler_made(tmp_path: Path) -> None:
+    with KernelCache(tmp_path / "cache", backend="file") as cache:
+        kernel = cache.get_or_compile(
+            SOURCE,
+            "scale",
+            kcache.CompileOptions(arch="sm_90"),
+            headers={"scale.h": "#define SCALE 2\n"},
+            extra_key=b"x",
+        )
+    paths = list((tmp_path / "cache" / "file").glob("??/????*"))
+    found = {path.name: open_envelope(path.read_bytes()) for path in paths}
+    assert all(fields["key"].hex() == name for name, (fields, _, _) in found.items())
+    fields, payload, metadata = found[kernel.key]
+    assert payload == {"ptx": kernel.ptx, "cubin": kernel.cubin}
+    assert fields["cost"] == metadata["compile_seconds"] == kernel.compile_seconds
+    (names,) = tables("Kernels")
+    told = {name.strip("`") for row in names for name in row["name"].split(", ")}
+    assert metadata.keys() <= told
+    assert told - metadata.keys() <= {"bound"}  # of outcomes that hold paths
+    kinds = {"text": str, "number": (int, float), "object": dict}
+    for row in names:
+        if row["JSON"] in kinds and row["name"] in metadata:
+            assert isinstance(metadata[row["name"]], kinds[row["JSON"]]), row
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_the_manifest_that_the_compiler_made(tmp_path: Path) -> None:
+    folder = tmp_path / "include"
+    folder.mkdir()
+    header = folder / "scale.h"
+    header.write_text("#define SCALE 2\n")
+    options = kcache.CompileOptions(arch="sm_90", include_paths=[folder])
+    with KernelCache(tmp_path / "cache", backend="file") as cache:
+        cache.get_or_compile(SOURCE, options=options)
+        cache.get_or_compile(SOURCE, options=options)
+    found = [open_envelope(p.read_bytes()) for p in (tmp_path / "cache" / "file").glob("??/????*")]
+    (payload,) = (payload for _, payload, metadata in found if metadata == {"kind": "manifest"})
+    assert dumps("Manifests") == [payload["set0"]]
+    layout, stamp = tables("Manifests")[0], tables("Manifests")[2]
+    fields, _ = read(layout, payload["set0"])
+    groups = [group.split("\0") for group in fields["groups"].split("\0\0")]
+    assert groups == [["f1", "scale.h"], ["a0", "scale.h"]]
+    assert fields["digests"] == xxhash.xxh3_128_digest(header.read_bytes())
+
+    for name in payload.keys() - {"set0"}:
+        assert name.startswith("stamps0.")
+        status, rest = read(stamp, payload[name])
+        expected = header.stat()
+        assert status["size"] in (0, expected.st_size)
+        assert status["inode"] in (0, expected.st_ino)
+        (directories,) = struct.unpack_from("<I", rest)
+        paths = rest[4 + directories * 40 :].split(b"\0")
+        assert len(paths) == max(1, directories)
+
+
+def test_the_letters_of_a_manifest_are_all_there() -> None:
+    letters = {row["letter"] for row in tables("Manifests")[1]}
+    for letter in letters:
+        text = f"{letter}0\0a" if letter in "fap" else f"{letter}0"
+        text = "i0\x001\0a" if letter == "i" else text
+        digest = b"d" * 16 if letter == "f" else b""
+        raw = struct.pack("<I", len(text)) + text.encode() + digest
+        (variant,) = Manifest.from_entry(Entry({"set0": raw})).variants
+        variant.sections()  # raises for a letter that is none
+    assert letters == set("faptix")
+
+
+@pytest.mark.parametrize(("value", "kind"), [(b"a" * 1000, b"z"), (b"a", b"r")])
+def test_a_compressed_value(value: bytes, kind: bytes, tmp_path: Path) -> None:
+    inner = FileBackend(tmp_path)
+    backend = ZstdBackend(inner)
+    backend.put(KEY, value)
+    raw = inner.get(KEY)
+    backend.close()
+    assert raw is not None
+    (layout,) = tables("Compressed values")
+    fields, _ = read(layout, raw)
+    assert (fields["magic"], fields["kind"]) == (b"KCZ", kind)
+    content = fields["content"]
+    assert (zstandard.decompress(content) if kind == b"z" else content) == value
+
+
+# -- files of a backend ----------------------------------------------------------------------------
+
+
+def test_the_counters(tmp_path: Path) -> None:
+    (layout,) = tables("Counters")
+    with KernelCache(tmp_path / "cache", backend="file") as cache:
+        cache.engine.put(
+            KEY, Entry({"ptx": b"// PTX\n", "cubin": b"\x7fELF"}, {"compile_seconds": 0.25})
+        )
+    data = (tmp_path / "cache" / "file" / "counters").read_bytes()
+    assert len(data) == SHARDS * 32
+    assert dumps("Counters") == [data[:32]]
+    fields, rest = read(layout, data[:32])
+    assert rest == b""
+    assert (fields["bytes"], fields["entries"], fields["generation"] % 2) == (155, 1, 0)
+    formula = layout[-1]["meaning"]
+    a, b, c, salt = (int(n, 16) for n in re.findall(r"0x[0-9A-F]{16}", formula))
+    total = fields["bytes"] * a + fields["entries"] * b + fields["generation"] * c + salt
+    assert fields["check"] == total % 2**64
+    counters = ShardCounters(str(tmp_path / "cache" / "file" / "counters"), lambda _: True)
+    assert counters.totals() == (155, 1)
+    counters.close()
+
+
+def test_the_records_of_lmdb(tmp_path: Path) -> None:
+    if stored_size(1) != 4096:
+        pytest.skip("the page shows a machine with pages of 4 KiB")
+    import lmdb
+
+    used = 1_800_000_000 * 10**9
+    backend = LmdbBackend(tmp_path / "lmdb", max_size=1 << 20, clock=lambda: used)
+    backend.put(KEY, b"value")
+    backend.close()
+    place = str(tmp_path / "lmdb" / "db")
+    with lmdb.open(place, readonly=True) as environment, environment.begin() as txn:
+        rows = [bytes(part) for pair in txn.cursor() for part in pair]
+    assert dumps("A pair") == rows
+
+    (names,) = tables("LMDB records")
+    (layout,) = tables("A pair")
+    by_name = dict(zip(rows[::2], rows[1::2], strict=True))
+    assert [name[:1].decode() for name in by_name] == [row["name"][0] for row in names]
+    for name, expected in ((b"c", (4096, 1)), (b"e" + bytes(range(32)), (used, 4096))):
+        fields, rest = read(layout, by_name[name])
+        assert rest == b""
+        assert (fields["first"], fields["second"]) == expected
+        assert fields["check"] == zlib.crc32(by_name[name][:16])
+    by_use = b"r" + struct.pack(">Q", used) + bytes(range(32))
+    assert struct.unpack("<Q", by_name[by_use]) == (4096,)
+
+
+# -- files beside the backends ---------------------------------------------------------------------
+
+
+def test_the_statistics(tmp_path: Path) -> None:
+    file = StatsFile(tmp_path / "stats")
+    counts = range(1, len(FIELDS) + 1)
+    file.add(counts)
+    file.close()
+    data = (tmp_path / "stats").read_bytes()
+    header, record = dumps("Statistics")
+    assert data[:64] == header.ljust(64, b"\0")
+    assert data[64 + 256 :][:256] == record
+    (layout,) = tables("Statistics")
+    fields, rest = read(layout, record)
+    assert rest == b""
+    assert fields["counts"] == tuple(counts)
+    assert fields["check"] == zlib.crc32(record[4:])
+    assert f"{StatsFile.SLOTS} records of 256 bytes" in "\n".join(section("Statistics"))
+    assert StatsFile(tmp_path / "stats").total() == Stats(*counts)
+
+
+def test_the_history(tmp_path: Path) -> None:
+    now = 1_800_000_000.0
+    assert History(tmp_path / "history", clock=lambda: now).add([5, 1, 1, 0, 2.5, 0.5])
+    (record,) = dumps("By the hour")
+    at = 64 + int(now) // 3600 % HOURS * 64
+    assert (tmp_path / "history").read_bytes()[at:][:64] == record
+    (layout,) = tables("By the hour")
+    fields, rest = read(layout, record)
+    assert rest == b""
+    assert fields["hour"] == int(now) // 3600
+    assert fields["counts"] == (5, 1, 1, 0, 2.5, 0.5)
+    assert fields["check"] == zlib.crc32(record[4:])
+    (named,) = (row["meaning"] for row in layout if row["field"] == "counts")
+    assert named.replace(" seconds", "_seconds").split(", ") == list(COUNTED)
+
+
+def test_the_journal(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path), "file", clock=lambda: 1.5)
+    for event in sorted(EVENTS):
+        journal.note(event, KEY, "a detail")
+    (table,) = tables("Journal")
+    (events,) = (row["holds"] for row in table if row["field"] == "event")
+    assert set(re.findall(r"`(\w+)`", f"`{events}`")) == EVENTS
+    names = [row["field"] for row in table]
+    for line in (tmp_path / "journal").read_text().splitlines():
+        fields = dict(zip(names, line.split(" ", len(names) - 1), strict=True))
+        assert fields["time"] == "1.500"
+        assert fields["event"] in EVENTS
+        assert (fields["key"], fields["backend"]) == (KEY[:32], "file")
+        assert fields["detail"] == "a detail"
+
+
+def test_the_table_of_the_locks(tmp_path: Path) -> None:
+    locks = KeyLocks(str(tmp_path / "flight"))
+    locks.end(KEY)
+    locks.end(KEY)
+    locks.close()
+    data = (tmp_path / "flight").read_bytes()
+    (layout,) = tables("Locks")
+    fields, rest = read(layout, data[int(KEY[-8:], 16) % 512 * 16 :][:16])
+    assert rest == b""
+    assert fields == {"key": bytes.fromhex(KEY)[:15], "made": 2}
