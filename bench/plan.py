@@ -21,6 +21,7 @@ class Plan:
         costly: rounds of what takes many compiles, or one of many seconds.
         splits: misses taken apart by a stopwatch, and compiles with the header trace alone; 0 for
             neither.
+        stampedes: rounds of one to sixteen processes that want one kernel.
         kernels: how many kernels one process compiles in the chapter `many`.
         shapes: how many shapes each family of kernels has in the chapter `precompiled`.
         families: those families, as names of the corpus.
@@ -41,6 +42,7 @@ class Plan:
     calls: int = 41
     compiles: int = 7
     costly: int = 3
+    stampedes: int = 3
     splits: int = 3
     kernels: int = 16
     shapes: int = 5
@@ -62,6 +64,7 @@ QUICK = Plan(
     processes=11,
     calls=15,
     compiles=3,
+    stampedes=1,
     splits=0,
     kernels=2,
     shapes=4,

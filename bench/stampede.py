@@ -184,7 +184,7 @@ def _crowds(plan: Plan, folder: Path) -> Found:
     ]
     tasks.append(job.bare)
     interleave(1, tasks[: len(who)])  # compiles every module once
-    rounds = interleave(plan.costly, tasks)
+    rounds = interleave(plan.stampedes, tasks)
     ratio = Comparison("stampede", rounds).ratio
     kernel = f"one cold kernel of {SOURCE >> 10} KiB"
     for count in CROWDS:
@@ -198,13 +198,17 @@ def _crowds(plan: Plan, folder: Path) -> Found:
     for count in CROWDS:
         for name in who:
             made = sorted(compiles[f"{name} {count}"])
-            figure = f"compiles of {kernel} that {count} processes make: {name}"
+            figure = f"compiles of {kernel} by {_processes(count)}: {name}"
             target = "1" if name == OURS else ""
             found = ", ".join(map(str, made))
             yield Fact("stampede", figure, found, target, name != OURS or made == [1])
     if FILE_STREAM in who:
         figure = f"{CROWD} processes, {kernel}, until the last has ended"
         yield ratio(figure, f"{OURS} {CROWD}", FILE_STREAM, f"{FILE_STREAM} {CROWD}")
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _core_code(job: Job, directory: str) -> str:
