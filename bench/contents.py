@@ -10,10 +10,14 @@ from pathlib import Path
 import chapters
 import compiling
 import crowd
+import files
+import growth
 import loaded
+import million
+import peers
 import precompiled
 import reading
-import scale
+import sizes
 import stampede
 import starting
 import together
@@ -27,10 +31,11 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "memory": chapters.memory,
     "engine": chapters.engine,
     "tier": chapters.tier,
-    "files": scale.files,
-    "lmdb": scale.lmdb,
-    "million": scale.million,
-    "peer": scale.peer,
+    "peers": peers.peers,
+    "sizes": sizes.sizes,
+    "growth": growth.growth,
+    "files": files.files,
+    "million": million.million,
     "gets": reading.gets,
     "zstd": reading.zstd,
     "crowd": crowd.crowd,
@@ -47,6 +52,9 @@ TITLES = {
     "memory": "A hit in memory",
     "engine": "A hit from the file backend",
     "tier": "Bytes held by the memory tier",
+    "peers": "The peers, and what each of them does",
+    "sizes": "Gets and puts against size",
+    "growth": "Puts, opening and memory against the number of entries",
     "files": "Files: few entries and many",
     "lmdb": "LMDB: few entries and many",
     "million": "LMDB: up to a million entries",
