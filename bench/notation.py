@@ -53,13 +53,15 @@ def _digits(value: float) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a Markdown table."""
-    lines = [
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-        for cells in (head, *rows)
-    ]
+    """Returns a Markdown table. A figure in a cell of its own stays on the line of its unit."""
+    lines = [f"| {' | '.join(map(_cell, cells))} |" for cells in (head, *rows)]
     lines.insert(1, "|---" * len(head) + "|")
     return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    is_figure = re.fullmatch(r"[\d.,]+ [kMGmun]?[sB/]+", text)
+    return text.replace(" ", "\u00a0") if is_figure else text.replace("|", "\\|")
 
 
 def aligned(markdown: str) -> str:

@@ -60,6 +60,16 @@ def test_a_bar_in_a_cell_does_not_end_it() -> None:
     assert text.splitlines()[2].split("  ") == ["x | y", "1"]
 
 
+def test_a_figure_is_not_parted_from_its_unit() -> None:
+    row = table(("a",), [("53.1 ms",), ("12.3 k/s",), ("1,024 MB",), ("3 kB of it",)])
+    assert row.splitlines()[2:] == [
+        "| 53.1\u00a0ms |",
+        "| 12.3\u00a0k/s |",
+        "| 1,024\u00a0MB |",
+        "| 3 kB of it |",
+    ]
+
+
 def test_names_have_one_role_each() -> None:
     names = ("kcache `file`", "cuda.core FileStream", "SQLite", "raw LMDB get", "hot from disk")
     assert [role_of(name) for name in names] == ["ours", "peer", "peer", "floor", "ours"]
