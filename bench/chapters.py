@@ -1,8 +1,4 @@
-"""The chapters: each measures one thing beside what it is compared with.
-
-A chapter is a function of a `Plan`, which says how often, and an empty folder. It yields what it
-finds: ratios, facts, timings.
-"""
+"""The chapters about one operation, a hit in memory or a get, and about what memory holds."""
 
 import os
 import random
@@ -11,7 +7,8 @@ from pathlib import Path
 
 import xxhash
 from bench_memory_tier import POPULATIONS
-from findings import Comparison, Ratio
+from core_cache import IN_MEMORY
+from findings import Absent, Comparison, Ratio
 from main_job import SELF_CONTAINED, Job
 from measure import Round, Summary, interleave, per_call, per_item, raw_read
 from peer import peer_module
@@ -24,7 +21,11 @@ import kcache
 
 def memory(plan: Plan, folder: Path) -> Found:
     """A hit in memory on 4 KB of source, against cuda.core's cache in memory."""
-    core, utils = peer_module(), peer_module(".utils")
+    try:
+        core, utils = peer_module(), peer_module(".utils")
+    except RuntimeError as error:
+        yield Absent("memory", IN_MEMORY, str(error))
+        return
     case = SELF_CONTAINED
     source = case.source
     options = core.ProgramOptions(arch=case.arch)
@@ -62,7 +63,7 @@ def memory(plan: Plan, folder: Path) -> Found:
     rounds = interleave(plan.calls, tasks)
     ratio = partial(Comparison("memory", rounds).ratio, at_least=True)
     hit = "hit in memory, 4 KB of source"
-    peer_hit = "`InMemoryProgramCache` hit"
+    peer_hit = f"{IN_MEMORY} hit"
     yield ratio(hit, "kcache", f"{peer_hit}, `program.compile` alone", "peer", target=8)
     yield ratio(hit, "kcache", f"{peer_hit}, `Program(...).compile`", "peer, new program", target=8)
     yield ratio(

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from core_cache import FILE_STREAM
-from corpus import generated_source, load
+from corpus import MissingHeadersError, generated_source, load
 from findings import Absent, Comparison, Fact, Point, Timing
 from main_job import Job
 from measure import Round, Rounds, clean_environment, interleave
@@ -103,7 +103,11 @@ def _start_and_wait(code: str, count: int, folder: Path) -> tuple[float, int]:
 
 
 def _sixteen(plan: Plan, folder: Path) -> Found:
-    job = Job(load("cub_reduce"), folder)
+    try:
+        job = Job(load("cub_reduce"), folder)
+    except MissingHeadersError as error:
+        yield Absent("stampede", "`cub_reduce`", str(error))
+        return
     compiles: list[int] = []
 
     def run(name: str, count: int, *, cold: bool) -> Round:

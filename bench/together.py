@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from corpus import Case, load
-from findings import Comparison
+from corpus import Case, MissingHeadersError, load
+from findings import Absent, Comparison
 from main_job import Job
 from measure import Round, interleave
 from plan import Found, Plan
@@ -23,7 +23,12 @@ THREADS = 2
 
 def many(plan: Plan, folder: Path) -> Found:
     """One process that wants many cold kernels, by one thread and by two."""
-    count, case = plan.kernels, load("cub_reduce")
+    count = plan.kernels
+    try:
+        case = load("cub_reduce")
+    except MissingHeadersError as error:
+        yield Absent("many", "`cub_reduce`", str(error))
+        return
     cases = [
         replace(case, names=(f"block_sum<float, {32 * (1 + n % 8)}, {1 + n // 8}>",))
         for n in range(count)
