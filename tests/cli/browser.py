@@ -90,9 +90,9 @@ class Browser:
                 return answer["result"]
             self.events.append(answer)
 
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Returns the first event that is wanted, of those so far or still to come."""
-        seen = 0
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], after: int = 0) -> dict[str, Any]:
+        """Returns the first event that is wanted, of those so far, but `after`, or still to come."""
+        seen = after
         while True:
             for event in self.events[seen:]:
                 if wanted(event):
@@ -141,8 +141,9 @@ class Tab:
 
     def open(self, page: Path) -> None:
         """Loads a page to the end."""
+        before = len(self._browser.events)
         self.call("Page.navigate", url=page.as_uri())
-        self._browser.wait_for(lambda event: event.get("method") == "Page.loadEventFired")
+        self._browser.wait_for(lambda event: event.get("method") == "Page.loadEventFired", before)
 
     def evaluate(self, script: str) -> Any:
         """Returns the value of an expression in the page."""
