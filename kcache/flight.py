@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import time
@@ -331,6 +330,8 @@ _leaders: dict[tuple[str, str], int] = {}
 
 def copied(error: Exception) -> Exception:
     """Return a copy for another thread, whose traceback would else be mixed with this one's."""
+    import copy  # only who got an error needs it
+
     kind = type(error)
     try:
         if isinstance(kind.__init__, types.FunctionType):  # its arguments are not in `args`
