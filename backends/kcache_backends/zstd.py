@@ -18,8 +18,6 @@ import zstandard
 
 from kcache.backend import Backend, EntryInfo, Usage
 from kcache.errors import BackendError, ConfigError, CorruptEntryError
-from kcache_backends.file import FileBackend
-from kcache_backends.lmdb import LmdbBackend
 
 __all__ = ["ZstdBackend", "zstd_file", "zstd_lmdb"]
 
@@ -155,6 +153,8 @@ def zstd_file(
     clock: Callable[[], int] = time.time_ns,
 ) -> ZstdBackend:
     """Return the backend called `zstd`: compressed values in files."""
+    from kcache_backends.file import FileBackend  # not the other one, too
+
     inner = FileBackend(directory, max_size=max_size, read_only=read_only, clock=clock)
     return ZstdBackend(inner, level=level)
 
@@ -172,5 +172,7 @@ def zstd_lmdb(
     Raises:
         BackendError: as `LmdbBackend`.
     """
+    from kcache_backends.lmdb import LmdbBackend
+
     inner = LmdbBackend(directory, max_size=max_size, read_only=read_only, clock=clock)
     return ZstdBackend(inner, level=level)
