@@ -10,13 +10,16 @@ from pathlib import Path
 __all__ = ["code", "environment", "measuring", "output"]
 
 _TESTS = Path(__file__).parent.parent
+#: Where pytest finds shared modules, too.
+_HELPERS = (_TESTS, _TESTS.parent / "bench")
 
 
 def environment(home: Path) -> dict[str, str]:
     """Returns a child's variables: no settings of kcache or Python, helpers of the tests found."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("KCACHE_", "PYTHON", "XDG_"))}
     # Not the working directory, where the sources may lie beside an installed package.
-    return kept | {"HOME": str(home), "PYTHONPATH": str(_TESTS), "PYTHONSAFEPATH": "1"}
+    path = os.pathsep.join(map(str, _HELPERS))
+    return kept | {"HOME": str(home), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def code(text: str, *arguments: object) -> list[str]:

@@ -13,8 +13,16 @@ from types import CodeType, FrameType
 from typing import Any
 
 from guard.scenarios import Operation, prepared, trust_files_at_once
+from looks import Looks
 
 __all__ = ["MARK", "instructions"]
+
+#: The rest is not about files, or happens only where something is imported or a process begun.
+_AUDITED = {
+    *("open", "os.chmod", "os.link", "os.listdir", "os.mkdir", "os.remove", "os.rename"),
+    *("os.rmdir", "os.scandir", "os.symlink", "os.truncate", "os.utime", "fcntl.fcntl"),
+    *("fcntl.lockf", "import", "subprocess.Popen", "mmap.__new__", "ctypes.dlopen"),
+}
 
 #: Looked at before and after an operation, to be found among the system calls: nothing is there.
 MARK = "/kcache-guard"
@@ -44,6 +52,32 @@ def allocated(operation: Operation) -> tuple[int, int]:
     finally:
         tracemalloc.stop()
     return peak, left
+
+
+class Audit:
+    """Python's own word of what is opened, listed, made, renamed or removed (PEP 578).
+
+    On every system, unlike strace; but it knows nothing of what C code does. `stat` is no event of
+    Python's, and is counted by `Looks`.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[str] | None = None
+        sys.addaudithook(self._hook)  # for ever: it can't be removed
+
+    def _hook(self, event: str, _: tuple[object, ...]) -> None:
+        if self._seen is not None and event in _AUDITED:
+            self._seen.append(event.removeprefix("os."))
+
+    def events(self, operation: Operation) -> list[str]:
+        """Returns the events in their order, and then one "stat" for each file looked at."""
+        self._seen = seen = []
+        try:
+            with Looks() as looks:
+                operation()
+        finally:
+            self._seen = None
+        return [*seen, *["stat"] * looks.count]
 
 
 def instructions(operation: Operation) -> int:
@@ -101,9 +135,12 @@ def main(kind: str, folder: str, compiler: str) -> None:
     trust_files_at_once()
     gc.disable()  # what it collects is not the scenario's
     found: dict[str, object] = {}
+    audit = Audit() if kind == "audit" else None
     for name, operation in prepared(Path(folder), compiler=compiler == "yes"):
         if kind == "calls":
             calls(operation, name)
+        elif audit is not None:
+            found[name] = audit.events(operation)
         elif kind == "bytes":
             found[name] = allocated(operation)
         else:
