@@ -17,7 +17,8 @@ class Ratio:
         against: what it is compared with.
         unit: "s", "B" or "1/s".
         ours, other: the two figures.
-        ratio: ours over other, or other over ours for `at_least`, round by round.
+        ratio: ours over other, round by round; for `at_least` other over ours, but of figures
+            per second ours over other.
         target: what the ratio shall be at most, or at least; None where nothing was promised.
         at_least: whether a larger ratio is better.
     """

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from names import role_of
 from plots import Chart
 
 THEMES = ("light", "dark")
@@ -61,6 +62,10 @@ def pens_of(chart: Chart, theme: str) -> dict[str, Pen]:
         used[each.role] += 1
         more = MORE[each.role]
         colours = COLOURS.get(each.name, more[number % len(more)])
-        marker = MARKERS[each.role][number % len(MARKERS[each.role])]
+        marks = MARKERS[each.role]
+        # Of names that have a colour of their own, the marker is their own, too.
+        alike = [name for name in COLOURS if role_of(name) == each.role]
+        place = alike.index(each.name) if each.name in alike else number
+        marker = marks[place % len(marks)]
         pens[each.name] = Pen(colours[side], marker, STYLES[each.role])
     return pens

@@ -11,17 +11,20 @@ from notation import quantity, table
 
 
 def matrix(facts: Iterable[Fact]) -> str:
-    """Returns facts that compare, a row for each thing and a column for each who; "" if none."""
-    cells: dict[str, dict[str, Fact]] = {}
+    """Returns facts that compare as a table of what and who, the fewer as columns; "" if none."""
+    cells: dict[tuple[str, str], Fact] = {}
     for fact in facts:
         if whom := compared(fact):
-            cells.setdefault(whom[0], {})[whom[1]] = fact
-    everyone = dict.fromkeys(who for row in cells.values() for who in row)
-    columns = sorted(everyone, key=lambda who: not who.startswith(OURS))
-    if not columns:
-        return ""
-    rows = [(what, *(cell(row.get(who)) for who in columns)) for what, row in cells.items()]
-    return table(("", *columns), rows)
+            cells[whom] = fact
+    everything = list(dict.fromkeys(what for what, _ in cells))
+    everyone = sorted(dict.fromkeys(who for _, who in cells), key=lambda w: not w.startswith(OURS))
+    if len(everyone) <= max(len(everything), 7):
+        rows = [(what, *(cell(cells.get((what, who))) for who in everyone)) for what in everything]
+        head = ("", *everyone)
+    else:
+        rows = [(who, *(cell(cells.get((what, who))) for what in everything)) for who in everyone]
+        head = ("", *everything)
+    return table(head, rows) if cells else ""
 
 
 def cell(fact: Fact | None) -> str:
@@ -72,7 +75,7 @@ LINES = (
     Line(
         "compiles of one kernel that 16 processes want",
         "stampede",
-        "compiles of .* 16 processes .*",
+        "compiles of .* by 16 processes",
     ),
 )
 

@@ -140,6 +140,12 @@ def beside(evidence: Evidence) -> Iterator[str]:
     for ratio in evidence.ratios():
         if who := peer_or_floor(ratio):
             groups.setdefault(who, []).append(ratio)
+    if groups:
+        yield (
+            "A ratio is ours to theirs, so that less than 1 is less time or memory than theirs; "
+            "where it says *theirs to ours*, more than 1 is, and of what is counted per second, "
+            "more than 1 is more."
+        )
     for who in sorted(groups, key=lambda who: floor_of(who) is not None):
         yield f"#### To {'the floor: ' if floor_of(who) else ''}{who}"
         yield table(RATIO_HEAD, map(ratio_row, groups[who]))
@@ -209,12 +215,13 @@ def lines_tables(points: list[Point]) -> Iterator[str]:
 
 
 def ratio_row(ratio: Ratio) -> tuple[str, ...]:
+    turned = ratio.at_least and ratio.unit != "1/s"  # see `findings.Ratio`
     return (
         ratio.figure,
         quantity(ratio.ours.median, ratio.unit),
         ratio.against,
         quantity(ratio.other.median, ratio.unit),
-        f"**{number(ratio.ratio.median)}**",
+        f"**{number(ratio.ratio.median)}**{', theirs to ours' if turned else ''}",
         _spread(ratio.ratio),
     )
 
