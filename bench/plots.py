@@ -3,13 +3,13 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from evidence import Evidence
 from findings import Point, Timing
 from measure import Summary
-from names import role_of
+from names import OURS, role_of
 from notation import count, quantity, size
 
 #: Tables of times that are drawn, by chapter and what their rows are; one column makes one group.
@@ -19,8 +19,12 @@ BARS = {
 }
 #: A part of another column is no bar of its own.
 WITHIN = "of which "
-#: The chart for people who read only one: a part of the first of those.
-WHY = ("bare NVRTC", "hot, fresh process", "hot from memory")
+#: The chart for people who read only one: these columns of the first of those, by other names.
+WHY = {
+    "bare NVRTC": "NVRTC, each time",
+    "hot, fresh process": "kcache, in a new process",
+    "hot from memory": "kcache, asked again",
+}
 WHY_TITLE = "Compile a kernel, or get it from kcache"
 
 
@@ -133,10 +137,18 @@ def why(evidence: Evidence) -> Chart | None:
         for timing in evidence.timings("kernels")
         if timing.column.startswith("kernel: ") and timing.column.partition(": ")[2] in WHY
     ]
-    return _bars("why", WHY_TITLE, "kernel", those) if those else None
+    return _bars("why", WHY_TITLE, "kernel", those, WHY) if those else None
 
 
-def _bars(name: str, title: str, prefix: str, timings: list[Timing]) -> Chart:
+def _bars(
+    name: str,
+    title: str,
+    prefix: str,
+    timings: list[Timing],
+    names: Mapping[str, str] | None = None,
+) -> Chart:
+    """Makes a chart of a table; `names` are those of its columns, if not by their own."""
+    names = names or {}
     columns = dict.fromkeys(timing.column.partition(": ")[2] for timing in timings)
     rows = dict.fromkeys(timing.row for timing in timings)
     if len(columns) == 1:
@@ -145,7 +157,7 @@ def _bars(name: str, title: str, prefix: str, timings: list[Timing]) -> Chart:
     else:
         series = tuple(
             Series(
-                column,
+                names.get(column, f"{OURS}, {column}" if role_of(column) == "ours" else column),
                 role_of(column),
                 tuple(
                     Mark(plain(each.row), each.seconds)
