@@ -14,6 +14,8 @@ from sphinx.errors import ConfigError
 import kcache
 import kcache.backend
 import kcache.errors
+import kcache.launch
+import kcache.testing
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
@@ -32,6 +34,10 @@ extensions = [
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"kcache {release}"
+html_static_path = ["_static"]
+html_css_files = ["kcache.css"]
+html_copy_source = False
+pygments_dark_style = "a11y-high-contrast-dark"  # furo's own underlines the names of modules
 myst_enable_extensions = ["colon_fence", "deflist", "html_image"]
 myst_heading_anchors = 3
 
@@ -50,7 +56,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         "Path|Compiled|ExtraOptions|kcache.nvrtc.options.ExtraOptions|Module|Function",
     ),  # imported for types
-    (r"py:.*", "kcache.key.SupportsFlags"),
+    (r"py:.*", r"kcache\.key\.SupportsFlags|kcache\.launch\.code\.Kernel"),  # protocols
     (r"py:.*", r"(kcache\.why\.)?Near"),  # described where it is an attribute
     (r"py:.*", r"hypothesis\..+|kcache\.testing\.machine\.Open"),
     (r"py:.*", "JSON"),  # a recursive alias, which autodoc shows by its name
@@ -80,9 +86,12 @@ def resolve_public(
 def check_reference(app: Sphinx) -> None:
     """Refuse to build where a public name is not on the reference page."""
     page = Path(app.srcdir, "reference", "api.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"auto\w+:: kcache\.(\w+)", page))
+    named = set(re.findall(r"auto\w+:: (kcache\.[\w.]+)", page))
     whole = {*kcache.errors.__all__, *kcache.backend.__all__}  # pages of their own on that page
-    missing = set(kcache.__all__) - named - whole - {"__version__"}
+    public = {f"kcache.{name}" for name in {*kcache.__all__} - whole - {"__version__"}}
+    for module in (kcache.launch, kcache.testing):
+        public |= {f"{module.__name__}.{name}" for name in module.__all__}
+    missing = public - named
     if missing:
         raise ConfigError(f"docs/reference/api.md lacks {', '.join(sorted(missing))}")
 

@@ -30,7 +30,7 @@ class CompiledKernel(Record):
         log: the compiler's log, warnings included, as it was when the kernel was compiled.
         key: the key that the kernel is cached under, 64 hexadecimal digits.
         cached: whether it came from the cache.
-        compile_seconds: wall time of the compile that made it.
+        compile_seconds: wall time of the compile that made it, in seconds.
         dependencies: absolute paths of the headers that were read from disk, sorted.
     """
 

@@ -43,9 +43,9 @@ class Stats(Record):
         rejected: entries not stored because one alone exceeds the cap, or nothing could be evicted.
         errors: backend operations that failed and were survived.
         bytes_evicted: stored bytes of the evicted entries.
-        compile_seconds: time spent in compiles that succeeded.
-        saved_seconds: compile time that hits made unnecessary.
-        hit_seconds: time spent in hits.
+        compile_seconds: seconds spent in compiles that succeeded.
+        saved_seconds: seconds of compiling that hits made unnecessary.
+        hit_seconds: seconds spent in hits.
         coalesced: requests that waited for another thread or process that was making the same
             entry, and got what that made; most are `hits`, too.
         wait_timeouts: requests that waited so in vain, and went on alone.

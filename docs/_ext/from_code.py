@@ -19,7 +19,8 @@ from sphinx.util.typing import ExtensionMetadata
 import kcache.errors
 from kcache.backend import Usage
 from kcache.cli.app import app as cli
-from kcache.config import VARIABLES
+from kcache.config import VARIABLES, Variable
+from kcache.info import format_size
 from kcache.prometheus import _COUNTERS, exposition
 from kcache.stats import FIELDS, Stats
 
@@ -78,9 +79,17 @@ class EnvironmentTable(Generated):
     def lines(self) -> Iterator[str]:
         rows = [("variable", "allowed", "default", "meaning")]
         for variable in VARIABLES:
-            default = "" if variable.default is None else f"``{variable.default}``"
+            default = "" if variable.default is None else _default(variable)
             rows.append((f"``{variable.name}``", variable.allowed, default, variable.meaning))
         yield from table(rows, widths="26 24 14 36", name="environment")
+
+
+def _default(variable: Variable) -> str:
+    """Returns a default as one would write it into the environment; a size also in words."""
+    if isinstance(variable.default, bool):
+        return f"``{int(variable.default)}``"
+    size = variable.setting.endswith("_size") and isinstance(variable.default, int)
+    return f"``{variable.default}``" + (f" ({format_size(variable.default)})" if size else "")
 
 
 # -- commands ------------------------------------------------------------------------------------
@@ -129,11 +138,10 @@ class CommandHelp(Generated):
 
 
 def _signature(param: click.Parameter, spelled: str) -> str:
-    """Returns the spellings of an option, each with what follows it."""
-    last = max(param.opts, key=spelled.rindex)
-    value = spelled[spelled.rindex(last) + len(last) :]
+    """Returns the spellings of an option, each with the value that follows the last of them."""
+    _, _, value = spelled.rpartition(", ")[2].partition(" ")
     value = value.replace("INTEGER RANGE", "N")
-    return ", ".join(f"{opt}{value}" for opt in sorted(param.opts, key=len))
+    return ", ".join(f"{opt} {value}".rstrip() for opt in sorted(param.opts, key=len))
 
 
 def _prose(said: str) -> str:

@@ -130,7 +130,7 @@ def _language(page: str, line: int, info: str) -> tuple[str | None, bool]:
         return directive[2].lower(), False
     if name in ("doctest", "literalinclude"):
         return name, False
-    if name in _NESTING or name in _SILENT or name.startswith("kcache-"):
+    if name in _NESTING or name in _SILENT:
         return None, name in _NESTING
     raise PageError(f"{page}:{line}: no test knows the directive {name}")
 

@@ -18,8 +18,9 @@ import pytest
 from cli.browser import Browser, Tab, chromium, started
 from docs.pages import DOCS, ROOT, named, prose
 
-for needed in ("sphinx", "myst_parser", "furo", "click"):
-    pytest.importorskip(needed, reason="the extras docs and cli are not installed")
+click = pytest.importorskip("click", reason="the extra cli is not installed")
+for needed in ("sphinx", "myst_parser", "furo"):
+    pytest.importorskip(needed, reason="the extra docs is not installed")
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -123,11 +124,36 @@ def _is_well_formed(link: str) -> bool:
     return secure and "." in host and not re.search(r"\s", link) and not parts.username
 
 
+def test_no_page_shows_the_source_of_a_directive(site: Path) -> None:
+    markup = re.compile(r"(?:^|>)\s*(?:\.\. [\w-]+::|:[\w-]+: |:::|\{[\w:-]+\}`)", re.MULTILINE)
+    for path in site.rglob("*.html"):
+        text = re.sub(
+            r"<(pre|script|style)\b.*?</\1>", "", path.read_text("utf-8"), flags=re.DOTALL
+        )
+        assert [found[0] for found in markup.finditer(text)] == [], path.name
+
+
 def test_every_image_has_words(html: dict[Path, Html]) -> None:
     silent = [
         (path.name, i) for path, page in html.items() for i in page.images if not i.get("alt")
     ]
     assert silent == []
+
+
+def test_every_option_of_every_command_is_on_the_page(html: dict[Path, Html]) -> None:
+    from kcache.cli.app import app
+
+    (page,) = (page for path, page in html.items() if path.name == "command-line.html")
+    expected = set()
+    with click.Context(app) as context:
+        for name in app.list_commands(context):
+            command = app.get_command(context, name)
+            assert command is not None
+            for param in command.get_params(context):
+                if isinstance(param, click.Option) and "--help" not in param.opts:
+                    expected |= {f"cmdoption-kcache-{name}-{opt.strip('-')}" for opt in param.opts}
+    shown = {anchor.lower() for anchor in page.ids if anchor.startswith("cmdoption-kcache-")}
+    assert shown == {anchor.lower() for anchor in expected}
 
 
 # -- in a browser --------------------------------------------------------------------------------

@@ -1,0 +1,119 @@
+"""The hand-written tables of the reference name what there is, all of it and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from docs.pages import DOCS, ROOT, named, pages, prose
+
+import kcache.errors
+from kcache.config import VARIABLES
+
+REFERENCE = DOCS / "reference"
+
+
+#: The group of entry points, which is no module.
+_GROUP = "kcache.backends"
+
+
+def names(page: Path, head: str) -> list[str]:
+    """Returns what the first column of a table names, in code or plainly; `head` is its title."""
+    text = page.read_text(encoding="utf-8")
+    table = re.search(rf"^\| {head} \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert table is not None
+    cells = [row.split(" | ")[0].removeprefix("| ") for row in table[1].splitlines()]
+    return [name for cell in cells for name in re.findall(r"[^`, ]+", cell)]
+
+
+def test_every_error_is_explained() -> None:
+    told = names(REFERENCE / "errors.md", "error")
+    assert sorted(told) == sorted(set(kcache.errors.__all__) - {"KcacheError"})
+
+
+def test_the_exit_codes_are_those_of_the_commands() -> None:
+    pytest.importorskip("click", reason="the extra cli is not installed")
+    from kcache.cli import app
+
+    codes = {0, app.FAILED, app.USAGE, app.INTERRUPTED, app.PIPE_CLOSED}
+    assert {int(code) for code in names(REFERENCE / "exit-codes.md", "code")} == codes
+
+
+def test_every_command_has_a_section() -> None:
+    click = pytest.importorskip("click", reason="the extra cli is not installed")
+    pytest.importorskip("rich", reason="the extra cli is not installed")
+    from kcache.cli.app import app
+
+    text = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
+    listed = app.list_commands(click.Context(app))
+    made = re.findall(r"^\.\. kcache-command:: (\w+)$", text, re.MULTILINE)
+    assert sorted(made) == sorted(listed)
+    assert re.findall(r"^## kcache (\w+)$", text, re.MULTILINE) == made
+
+
+def causes() -> set[str]:
+    """Returns the kinds of causes that the code makes, by its own words."""
+    found: set[str] = set()
+    for module in (
+        "why",
+        "contrast",
+        "facts",
+        "requests",
+        "kernel_cache",
+        "about",
+        "resolver",
+        "cli/why",
+    ):
+        path = ROOT / "kcache" / f"{module}.py"
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            found |= set(re.findall(r"""\bCause\(\s*"(\w+)\"""", text))
+    return found
+
+
+def test_every_cause_of_a_miss_that_the_code_names_is_in_the_table() -> None:
+    found = causes()
+    assert len(found) > 5
+    assert found <= set(names(REFERENCE / "command-line.md", "cause"))
+
+
+ALL = {named(path): path for path in (*pages(), ROOT / "CHANGELOG.md")}
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_every_variable_that_a_page_names_exists(page: str) -> None:
+    known = {variable.name for variable in VARIABLES}
+    text = ALL[page].read_text(encoding="utf-8")
+    assert set(re.findall(r"\bKCACHE_[A-Z_]*[A-Z]\b", text)) <= known
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_every_module_and_name_of_kcache_that_a_page_names_exists(page: str) -> None:
+    lines = prose(ALL[page].read_text(encoding="utf-8"))
+    quoted = [(n, path) for n, line in lines for path in re.findall(_DOTTED, line)]
+    assert [f"{page}:{n}: {path}" for n, path in quoted if not _is_there(path)] == []
+
+
+_DOTTED = r"`~?(kcache(?:\.\w+)+)[`(]"
+
+
+def _is_there(path: str) -> bool:
+    if path == _GROUP:
+        return True
+    parts = path.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError as error:
+            if error.name is not None and not error.name.startswith("kcache"):
+                return True  # a dependency that is not installed here
+            continue
+        for name in parts[count:]:
+            if not hasattr(found, name):
+                fields = getattr(found, "_names", ()) or getattr(found, "__annotations__", ())
+                return name in fields or path.endswith((".py", ".md", ".prom"))
+            found = getattr(found, name)
+        return True
+    return False
