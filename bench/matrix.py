@@ -66,17 +66,12 @@ class Line:
 LINES = (
     Line("a new process gets its kernel", "start", "process: start to end"),
     Line("get 100 KiB", "sizes", "get against size", 100 << 10),
-    Line(
-        "put 4 KiB into a full cache of 10,000",
-        "growth",
-        "put of 4 KiB at the cap against entries",
-        10_000,
-    ),
-    Line(
-        "compiles of one kernel that 16 processes want",
-        "stampede",
-        "compiles of .* by 16 processes",
-    ),
+    Line("put into a full cache of 10,000", "growth", "put of .* at the cap against entries", 1e4),
+    Line("16 processes want one kernel: compiles", "stampede", "compiles of .* by 16 processes"),
+    Line("a header is edited: what comes back", "trust", "an included header is edited.*"),
+    Line("an entry's file is cut short", "trust", "the file that holds an entry is cut .*"),
+    Line("the disk is full during a compile", "trust", "no file may grow .*"),
+    Line("8 writers, cap of 1 MB: on disk", "trust", "bytes on disk after 8 writers.* 1.00 MB"),
 )
 
 
