@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -420,44 +419,3 @@ def test_an_interrupt_ends_it_at_once(slow: Path, run: Callable) -> None:
     assert b"Traceback" not in seen
     assert seen.rstrip().endswith((b"\x1b[2K", b"\x1b[?25h"))
     assert counts(run("warm", "slow.json", "--json"))[2] == 0
-
-
-# -- the page --------------------------------------------------------------------------------------
-
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "warm-up.md"
-
-
-def shell(block: str) -> list[subprocess.CompletedProcess[str]]:
-    """Runs each line of a block of shell commands with this interpreter; all must succeed."""
-    here = {"python": f"{sys.executable} -P", "kcache": f"{sys.executable} -P -m kcache"}
-    done = []
-    for line in block.splitlines():
-        command = re.sub(r"(^| )(python|kcache) ", lambda m: f"{m[1]}{here[m[2]]} ", line)
-        done.append(
-            subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-        )
-        assert done[-1].returncode == 0, done[-1].stderr
-    return done
-
-
-@pytest.mark.skipif(os.name == "nt", reason="the page's commands are for a POSIX shell")
-def test_the_page_on_warming_up_says_what_happens(work: Path) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    blocks = [block for _, block in re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)]
-    train, record, warm, said, written, commands, _ = blocks
-    (work / "scale.cuh").write_text("#define SCALE 2\n")
-    (work / "train.py").write_text(train)
-    shell(record)
-    (done,) = shell(warm)
-    times = re.compile(r"[\d.]+ (us|ms|s|min)\b")
-    assert times.sub("TIME", done.stdout) == times.sub("TIME", said)
-
-    (work / "include").mkdir()
-    (work / "src" / "solvers").mkdir(parents=True)
-    shutil.move("axpy.cu", "src/axpy.cu")
-    (work / "src" / "solvers" / "cg.cu").write_text("__global__ void cg(int* x) { *x = TILE; }\n")
-    (work / "kernels.toml").write_text(written)
-    dry, first, again = shell(commands)
-    assert dry.stdout.splitlines()[-1] == "4 would be compiled, 0 already there"
-    assert first.stdout.splitlines()[0].startswith("compiled       4  ")
-    assert json.loads(again.stdout)["already_there"] == 4
