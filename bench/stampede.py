@@ -191,9 +191,9 @@ def _crowds(plan: Plan, folder: Path) -> Found:
     rounds = interleave(plan.stampedes, tasks)
     ratio = Comparison("stampede", rounds).ratio
     kernel = f"one cold kernel of {SOURCE >> 10} KiB"
+    chart = "one cold kernel: from the first start to the last end"
     for count in CROWDS:
         for name in who:
-            chart = "one cold kernel: from the first start to the last end"
             role = "ours" if name == OURS else "peer"
             taken = rounds.summary(f"{name} {count}")
             yield Point("stampede", chart, name, role, count, "processes", "s", taken)
