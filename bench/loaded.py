@@ -28,7 +28,7 @@ def loaded(plan: Plan, folder: Path) -> Found:
     """For each kernel of the corpus: a get from memory, a load, a first load; one launch."""
     try:
         arch = _current_arch()
-    except kcache.DeviceError as error:
+    except (kcache.DeviceError, RuntimeError) as error:  # no driver, no device; no cuda-core
         yield Absent("loaded", "a GPU", str(error))
         return
     for name in NAMES:
