@@ -47,6 +47,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
 
 # Cross-references are checked. Those into the standard library can't be without its inventory,
 # which would have to be fetched.
