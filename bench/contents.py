@@ -10,6 +10,7 @@ from pathlib import Path
 import chapters
 import compiling
 import crowd
+import disk
 import files
 import growth
 import loaded
@@ -21,6 +22,7 @@ import sizes
 import stampede
 import starting
 import together
+import trust
 import verifying
 import warm
 from plan import Found, Plan
@@ -39,6 +41,8 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "gets": reading.gets,
     "zstd": reading.zstd,
     "crowd": crowd.crowd,
+    "disk": disk.disk,
+    "trust": trust.trust,
     "stampede": stampede.stampede,
     "many": together.many,
     "headers": verifying.headers,
@@ -62,6 +66,8 @@ TITLES = {
     "gets": "A hit from each backend",
     "zstd": "What zstd saves, and what it costs",
     "crowd": "Several processes at once",
+    "disk": "Bytes on disk",
+    "trust": "What is served, kept and lost when something goes wrong",
     "stampede": "One kernel for many processes",
     "many": "Many kernels for one process",
     "headers": "Verification against the number of headers",

@@ -1,118 +1,137 @@
 """The chapter about processes: how many gets or puts several of them manage together."""
 
-import subprocess
-import sys
-from collections.abc import Callable
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import IO
 
-from findings import Timing
-from measure import Round, interleave
+from findings import Absent, Point, Ratio
+from measure import Round, Rounds, interleave
+from peers import BY_NAME, ON_DISK, OURS, PLAIN, ROOMY, Contender, available
 from plan import KIB, Found, Plan
-from population import entry, key
+from population import Population, key, value
+from workers import Workers
 
-import kcache
-
-BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
-COUNT = 2_000
+CHAPTER = "crowd"
+COUNT = 1_000
 PAYLOAD = 4 * KIB
-
-#: Says when it is ready, starts when it is told to, and says how often it managed to.
-_WORKER = """\
-import sys
-sys.path.insert(0, {bench!r})
-import random
-import time
-import kcache
-from population import entry, key
-
-choice = random.Random({number})
-done = 0
-with kcache.open_engine({directory!r}, backend={backend!r}, max_size={cap}) as engine:
-    new = [entry(number, {payload}) for number in range(16)]
-    keys = [key(number) for number in range({count})]
-    engine.get(keys[0])
-    print("ready", flush=True)
-    sys.stdin.readline()
-    end = time.perf_counter() + {seconds}
-    while time.perf_counter() < end:
-        if {writes}:
-            fine = engine.put(key(f"{number} {{time.time_ns()}} {{done}}"), new[done % 16])
-        else:
-            fine = engine.get(choice.choice(keys))
-        if not fine:
-            raise SystemExit("failed")
-        done += 1
-print(done)
-"""
+KINDS = ("get", "put")
 
 
 def crowd(plan: Plan, folder: Path) -> Found:
-    """Readers of one cache, and writers to another at its cap; nothing was promised."""
-    tasks: list[Callable[[], Round]] = []
-    for backend in BACKENDS:
-        for kind in ("get", "put"):
-            place = folder / kind
-            cap = _fill(place, backend)
-            worker = partial(
-                _WORKER.format,
-                bench=str(Path(__file__).parent),
-                directory=str(place),
-                backend=backend,
-                cap=cap,
-                count=COUNT,
-                payload=PAYLOAD,
-                writes=kind == "put",
-                seconds=plan.crowd_seconds,
-            )
-            for size in plan.crowds:
-                codes = [worker(number=number) for number in range(size)]
-                name = f"{backend} {kind} {size}"
-                tasks.append(partial(_together, name, codes, plan.crowd_seconds))
-    rounds = interleave(plan.crowd_rounds, tasks)
-    for kind in ("get", "put"):
-        for backend in BACKENDS:
-            for size in plan.crowds:
-                yield Timing(
-                    "crowd",
-                    f"`{backend}`, {kind}",
-                    f"one operation of 4 KiB among so many processes at once: {size}",
-                    rounds.summary(f"{backend} {kind} {size}"),
-                )
-
-
-def _fill(folder: Path, backend: str) -> int:
-    """Puts what is read or evicted; returns a cap that is reached by it."""
-    with kcache.open_engine(folder, backend=backend) as engine:
-        for number in range(COUNT):
-            engine.put(key(number), entry(number, PAYLOAD))
-        return engine.size_bytes
-
-
-def _together(name: str, codes: list[str], seconds: float) -> Round:
-    """Runs workers at once; returns the seconds per operation, those of all counted together."""
+    """Readers of one cache, and writers to another at its cap."""
+    contenders, absent = available(CHAPTER, ON_DISK)
+    yield from absent
+    failed: Counter[tuple[str, str]] = Counter()
+    tried: Counter[str] = Counter()
     with ExitStack() as stack:
-        workers = [stack.enter_context(_start(code)) for code in codes]
-        for worker in workers:
-            if _pipe(worker.stdout).readline().strip() != "ready":
-                raise RuntimeError(f"{name}: a worker failed")
-        for worker in workers:
-            _pipe(worker.stdin).write("go\n")
-            _pipe(worker.stdin).flush()
-        done = [worker.communicate()[0] for worker in workers]
-    if any(worker.returncode for worker in workers):
-        raise RuntimeError(f"{name}: a worker failed")
-    return {name: seconds / sum(map(int, done))}
+        tasks: list[Callable[[], Round]] = []
+        for each in contenders:
+            arguments = (each.name, *_prepared(each, folder / each.name))
+            workers = stack.enter_context(Workers("crowd", max(plan.crowds), arguments))
+            for kind in KINDS:
+                for size in plan.crowds:
+                    note = partial(_together, each.name, workers, kind, size, failed, tried)
+                    tasks.append(partial(note, plan.crowd_seconds))
+        interleave(1, tasks)
+        failed.clear()
+        tried.clear()
+        rounds = interleave(plan.crowd_rounds, tasks)
+    for kind in KINDS:
+        for each in contenders:
+            for size in plan.crowds:
+                chart = f"{kind}s of {PAYLOAD // KIB} KiB in a second against processes"
+                rate = rounds.summary(f"{each.name} {kind} {size}")
+                yield Point(CHAPTER, chart, each.name, each.role, size, "processes", "1/s", rate)
+    for (name, what), count in sorted(failed.items()):
+        reason = f"{count:,} of {tried[name]:,} operations failed: {what}"
+        yield Absent(CHAPTER, f"{name}, a part of its operations", reason)
+    yield from _ratios(plan, contenders, rounds)
 
 
-def _start(code: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", code]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _ratios(plan: Plan, contenders: list[Contender], rounds: Rounds) -> Iterable[Ratio]:
+    """How many times as many operations as a peer; nothing was promised."""
+    most = max(plan.crowds)
+    for kind in KINDS:
+        for each in contenders:
+            for other in contenders:
+                if each.backend in PLAIN and other.role != OURS:
+                    name, beside = (f"{one.name} {kind} {most}" for one in (each, other))
+                    yield Ratio(
+                        CHAPTER,
+                        f"{each.name}, {kind}s in a second, {most} processes",
+                        other.name,
+                        "1/s",
+                        rounds.summary(name),
+                        rounds.summary(beside),
+                        rounds.ratio(name, beside),
+                        at_least=True,
+                    )
 
 
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    if pipe is None:
-        raise RuntimeError("no pipe")
-    return pipe
+def _prepared(each: Contender, folder: Path) -> tuple[str, int]:
+    """Makes what is read and what is put into; returns the folder and the latter's cap."""
+    population = Population.fill(each, folder / "put", COUNT, PAYLOAD)
+    if each.backend and "zstd" in each.backend:  # it could not read what it did not compress
+        opened = each.open(folder / "get", ROOMY)
+        for number in range(COUNT):
+            opened.put(key(number), value(number, PAYLOAD))
+        opened.close()
+    else:
+        Population.fill(each, folder / "get", COUNT, PAYLOAD)
+    return str(folder), population.cap
+
+
+def _together(
+    name: str,
+    workers: Workers,
+    kind: str,
+    size: int,
+    failed: Counter[tuple[str, str]],
+    tried: Counter[str],
+    seconds: float,
+) -> Round:
+    """Returns the operations in a second of so many workers, added up."""
+    rate = 0.0
+    for done, failures, took in workers.run(size, kind, seconds):
+        rate += done / took
+        tried[name] += done + sum(failures.values())
+        failed.update({(name, what): count for what, count in failures.items()})
+    return {f"{name} {kind} {size}": rate}
+
+
+def work(number: int, name: str, folder: str, cap: int) -> Callable[..., object]:
+    """Returns what a worker does when it is told to: see `Workers`."""
+    contender, choice = BY_NAME[name], random.Random(number)
+    readable = contender.open(Path(folder) / "get", ROOMY)
+    writable = contender.open(Path(folder) / "put", cap)
+    values = [value(number, PAYLOAD) for number in range(16)]
+    keys = [key(number) for number in range(COUNT)]
+    readable.get(keys[0])
+    serial = iter(range(10**9))
+
+    def one(kind: str) -> bool:
+        if kind == "get":
+            return readable.get(choice.choice(keys)) is not None
+        new = next(serial)
+        return writable.put(key(number << 40 | new), values[new % 16]) is not False
+
+    def run(kind: str, seconds: float) -> tuple[int, dict[str, int], float]:
+        done, failed = 0, Counter[str]()
+        start = now = time.perf_counter()
+        while now < start + seconds:
+            try:
+                fine = one(kind)
+            except Exception as error:  # whatever it is: it is what the chapter counts
+                failed[f"{kind}: {type(error).__name__}: {error}"[:80]] += 1
+            else:
+                done += fine
+                if not fine:
+                    failed[f"{kind}: no value" if kind == "get" else "put: not stored"] += 1
+            now = time.perf_counter()
+        return done, dict(failed), now - start
+
+    return run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from findings import Absent, Comparison, Point, Ratio
 from measure import Round, Rounds, interleave
-from peers import CONTENDERS, FILE_STREAM, OURS, Contender, available
+from peers import CONTENDERS, FILE_STREAM, OURS, PLAIN, Contender, available
 from plan import KIB, Found, Plan
 from population import Population, remove
 from putting import UNUSED, Putting
@@ -23,11 +23,8 @@ FEW, BESIDE_PEER = 1_000, 10_000
 TOO_LONG = 3.0
 #: A round opens a cache this often, or as often as fits in so many seconds.
 OPENINGS, OPENING_SECONDS = 20, 0.2
-#: A process that has more entries to look after may take this much more memory...
+#: A process that has more entries to look after may take this many times the memory.
 MEMORY_TARGET = 1.05
-#: ... by these backends: a wrapper's population holds nothing that it could read. They stand for
-#: the wrappers, too, in the ratios to peers; the charts have all.
-PLAIN = ("file", "lmdb")
 
 
 def growth(plan: Plan, folder: Path) -> Found:
@@ -178,7 +175,10 @@ def _open(population: Population) -> Round:
 
 
 def _memory(plan: Plan, contenders: list[Contender], filled: dict[str, list[Population]]) -> Found:
-    """Memory of new processes that open a population; then read 1,000 times, and put."""
+    """Memory of new processes that open a population; then read 1,000 times, and put.
+
+    A wrapper's population holds nothing that it could read.
+    """
     few, many = FEW, plan.counts[-1]
     chosen = [each for each in contenders if each.on_disk and each.backend in (None, *PLAIN)]
     tasks = [

@@ -23,6 +23,8 @@ OURS, PEER = "ours", "peer"
 FILE_STREAM, IN_MEMORY = "cuda.core FileStream", "cuda.core InMemory"
 DISKCACHE, JAX, SQLITE = "diskcache", "JAX LRUCache", "SQLite"
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
+#: These stand for the wrappers, too, where charts have all four and tables would be too long.
+PLAIN = ("file", "lmdb")
 #: A cap that nothing here reaches.
 ROOMY = 8 << 30
 

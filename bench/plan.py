@@ -78,5 +78,5 @@ QUICK = Plan(
     memory_rounds=3,
     crowds=(1, 4),
     crowd_rounds=3,
-    crowd_seconds=0.3,
+    crowd_seconds=0.2,
 )

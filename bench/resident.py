@@ -22,8 +22,8 @@ from putting import UNUSED, Putting
 GETS = PUTS = 1_000
 #: A peer puts for this long at the most, in seconds, and twice at the least.
 LONGEST = 0.5
-#: Of the youngest entries this many are read.
-YOUNGEST = 800
+#: Of the youngest entries this share is read: they are there even just after a trim.
+YOUNGEST = 0.8
 
 _CHILD = """\
 import sys
@@ -61,7 +61,8 @@ def work(described: str, first: int) -> None:
     opened = _memory()
     # The youngest are those that earlier processes put, then those of the population.
     young = chain(range(first - 1, UNUSED - 1, -1), range(population.count - 1, -1, -1))
-    keys = [key(number) for number in islice(young, YOUNGEST)]
+    some = islice(young, min(int(YOUNGEST * population.count), GETS))
+    keys = [key(number) for number in some]
     for _, name in zip(range(GETS), cycle(keys), strict=False):
         if putting.opened.get(name) is None:
             raise SystemExit("not a hit")

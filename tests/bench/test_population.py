@@ -1,0 +1,94 @@
+"""Populations: filled by hand, they are what the cache itself would have made."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from peers import BY_NAME, CONTENDERS, OURS
+from plan import KIB
+from population import Population, entry, key, remove, value
+from putting import Putting
+from resident import tasks
+
+COUNT, PAYLOAD = 300, 4 * KIB
+
+
+@pytest.fixture(params=[each.name for each in CONTENDERS])
+def population(request: pytest.FixtureRequest, tmp_path: Path) -> Population:
+    contender = BY_NAME[request.param]
+    why = contender.missing()
+    if why is not None:
+        pytest.skip(why)
+    return Population.fill(contender, tmp_path / "it", COUNT, PAYLOAD)
+
+
+def readable(population: Population) -> bool:
+    """A wrapper's population holds what it did not compress."""
+    return "zstd" not in population.name
+
+
+def test_every_entry_is_there(population: Population) -> None:
+    opened = population.open()
+    if readable(population):
+        assert [opened.get(key(number)) for number in range(COUNT)] == [
+            value(number, PAYLOAD) for number in range(COUNT)
+        ]
+    used = opened.used()
+    assert used is None or used == population.cap
+    if opened.engine is not None:
+        assert opened.engine.entry_count == COUNT
+    opened.close()
+
+
+def test_it_is_at_its_cap_and_the_first_go_first(population: Population) -> None:
+    opened = population.open()
+    opened.put(key(COUNT), value(COUNT, PAYLOAD))
+    if opened.engine is not None:
+        gone = opened.engine.stats().evictions
+        assert COUNT > opened.engine.entry_count == COUNT + 1 - gone
+    else:
+        there = [opened.get(key(number)) is not None for number in range(COUNT + 1)]
+        gone = there.index(True)
+        assert 1 <= gone <= 10
+        assert all(there[gone:])
+    opened.close()
+
+
+def test_puts_are_timed_once_something_was_evicted(population: Population) -> None:
+    putting = Putting(population)
+    putting.settle()
+    assert putting.seconds > 0
+    (seconds,) = putting.task("put")().values()
+    assert 0 < seconds < 10
+    if population.contender.role == OURS:
+        assert putting.opened.engine is not None
+        assert putting.opened.engine.stats().evictions > putting.puts
+    putting.opened.close()
+
+
+def test_a_cache_that_evicts_nothing_is_found_out(tmp_path: Path) -> None:
+    roomy = Population(CONTENDERS[0].name, tmp_path, COUNT, PAYLOAD, 1 << 30)
+    putting = Putting(roomy)
+    with pytest.raises(RuntimeError, match="nothing was evicted"):
+        putting.settle()
+    putting.opened.close()
+
+
+def test_memory_is_taken_from_a_process_that_did_the_work(population: Population) -> None:
+    if not (population.contender.on_disk and readable(population)):
+        pytest.skip("not measured")
+    for round_ in islice(tasks("it", population), 2):
+        assert 5e6 < round_["it opened anonymous"] <= round_["it used"] <= round_["it peak"] < 2e9
+
+
+def test_removed_is_removed(population: Population) -> None:
+    remove([population])
+    assert not [path for path in population.directory.rglob("*") if path.is_file()]
+
+
+def test_values_differ_and_have_their_length() -> None:
+    assert len({value(number, PAYLOAD) for number in range(100)}) == 100
+    assert {len(value(number, PAYLOAD)) for number in range(100)} == {PAYLOAD}
+    assert entry(7, PAYLOAD).payload["cubin"] == value(7, PAYLOAD)
