@@ -51,6 +51,10 @@ def main() -> None:
         "--write-docs", action="store_true", help="write the figures into README.md and docs/"
     )
     arguments = parser.parse_args()
+    if arguments.write_docs and not arguments.earlier and (arguments.quick or arguments.only):
+        parser.error("--write-docs wants the full run, or --from")
+    if arguments.write_docs and not _are_kept(arguments):
+        parser.error(f"--write-docs wants results in {os.path.relpath(RESULTS)}, to be committed")
     try:
         evidence = _evidence(arguments)
     except KeyboardInterrupt:
@@ -63,6 +67,14 @@ def main() -> None:
     without = failed(evidence.runs[0])
     if without:
         parser.exit(1, f"failed: {', '.join(without)}\n")
+
+
+def _are_kept(arguments: argparse.Namespace) -> bool:
+    """Whether the results are where a test finds those that a page is written from."""
+    folders = {path.resolve().parent for path in arguments.earlier or ()} or {
+        arguments.results.resolve()
+    }
+    return folders == {RESULTS.resolve()}
 
 
 def _evidence(arguments: argparse.Namespace) -> Evidence:

@@ -139,6 +139,16 @@ def test_an_earlier_run_is_shown_again(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("arguments", [["--quick"], ["--only", "fine"], ["--from", "{}"], []])
+def test_the_pages_are_of_whole_runs_that_are_kept(tmp_path: Path, arguments: list[str]) -> None:
+    program(["fine"], tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    words = [word.format(path) for word in arguments]
+    done = program(["fine"], tmp_path, *words, "--write-docs")
+    assert done.returncode == 2
+    assert "--write-docs wants" in done.stderr
+
+
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("{", encoding="utf-8")
     for name in ("missing.json", "empty.json"):
