@@ -9,6 +9,7 @@ from typing import TypeAlias
 from kcache.nvrtc.changes import changed_since, stamps
 from kcache.nvrtc.files import FileDigests, Stamp
 from kcache.nvrtc.headers import HeaderSet, UncacheableError, is_header, tree_files
+from kcache.nvrtc.probes import probes
 from kcache.nvrtc.scan import (
     FileScan,
     Macro,
@@ -16,7 +17,6 @@ from kcache.nvrtc.scan import (
     leads_out,
     macros,
     names_file,
-    probes,
     scan,
     spliced,
 )
@@ -439,14 +439,14 @@ class Tracker:
         return tuple(
             (numbers.setdefault(_inode(self._search.path(place)), len(numbers)), place)
             for group in groups.values()
-            if len(group) > 1 and b"once" in self._texts[group[0]]
+            if len(group) > 1 and b"once" in spliced(self._texts[group[0]])
             for place in group
         )
 
     def _probes(self, absent: set[Place], present: set[Place]) -> None:
         """Add what `__has_include` found, and what it did not find."""
         if not any(self._scan(name).probes for name in self._texts) and (
-            b"__has_include" not in self._option_macros
+            b"__has_" not in self._option_macros
         ):
             return
         titles = {repr(name): name for name in self._texts}

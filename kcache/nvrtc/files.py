@@ -10,6 +10,7 @@ see "Racy Git" in git's documentation).
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import threading
 import time
@@ -98,12 +99,15 @@ class FileDigests:
         """Return a file's content, and remember its digest.
 
         Raises:
-            OSError: it can't be read.
+            OSError: it can't be read, or is a pipe.
         """
         self.reads += 1
         now = self._clock()
-        with open(path, "rb", buffering=0) as file:
-            before = stamp_of(os.fstat(file.fileno()))
+        with open(path, "rb", buffering=0, opener=_open) as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISFIFO(status.st_mode):
+                raise OSError(f"{path} is a pipe: what it holds can be read once")
+            before = stamp_of(status)
             content = file.readall()
             after = stamp_of(os.fstat(file.fileno()))
         if before == after and len(content) == before[0]:
@@ -163,3 +167,7 @@ class FileDigests:
             if len(self._scans) > _MAX_SCANS:
                 self._scans.popitem(last=False)
         return result
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe must hold nobody up

@@ -15,49 +15,56 @@ from typing import NamedTuple
 from kcache.nvrtc.search import Include
 
 __all__ = [
+    "DEFINE",
+    "GAP",
+    "PASTED",
     "FileScan",
     "Macro",
     "expand",
     "leads_out",
     "macros",
     "names_file",
-    "probes",
+    "operand_of",
+    "plain_text",
     "scan",
     "spliced",
     "uses_time",
 ]
 
-_GAP = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
+#: Blanks and comments. Possessive: a run of comments can be divided in more ways than can be tried.
+GAP = rb"(?:[ \t\f\v]|(?>/\*.*?\*/))*+"
 #: Without the `#`, so that the search is for a fixed word: three times as fast.
 _INCLUDE = re.compile(
-    rb"include(_next)?\b" + _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n]*)',
+    rb"include(_next)?\b" + GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n]*)',
     re.DOTALL,
 )
 #: A directive's name is looked for behind at most this much white space.
 _INDENT = 80
-_PROBED = _GAP + rb'(<[^>\n]*>|"[^"\n]*"|[^\n)]*)'
-_DEFINE = re.compile(
-    rb"(?:#|%:)" + _GAP + rb"define" + _GAP + rb"([A-Za-z_]\w*)(\([^)\n]*\))?([^\n]*)", re.DOTALL
+#: Groups: the name, the parameters in parentheses, the replacement.
+DEFINE = re.compile(
+    rb"(?:#|%:)" + GAP + rb"define" + GAP + rb"([A-Za-z_]\w*)(\([^)\n]*\))?([^\n]*)", re.DOTALL
 )
 _DIRECTIVE = re.compile(rb"(?:#|%:)[^\n]*")
-_EMBED = re.compile(rb"(?:#|%:)" + _GAP + rb"embed\b", re.DOTALL)
+_EMBED = re.compile(rb"(?:#|%:)" + GAP + rb"embed\b", re.DOTALL)
 _SPLICE = re.compile(rb"\\\r?\n")
+#: A part of `__has_include` that is joined to the rest.
+PASTED = re.compile(rb"(?<!\w)__has_(?:i|in|inc|incl|inclu|includ)?[ \t]*(?:##|[,)])")
 _TIME = re.compile(rb"__(?:DATE|TIME|TIMESTAMP)__")
 #: A failed assertion, or a message of the compiler: from here on a macro only prints.
 _ASSERTION = re.compile(rb"\b(?:__assert_?fail|_wassert|message)\s*\(.*", re.DOTALL)
 _FILE_WORDS = (b"__FILE__", b"__builtin_FILE", b"source_location")
-#: Comments and literals, so that a word inside either is not taken for code.
+#: Comments and literals, so that a word inside either is not taken for code. A quote that nothing
+#: closes (`#error don't`, text in a branch not taken) has the rest of its line be neither.
 _SKIPPED = re.compile(
     rb"//[^\n]*|/\*.*?\*/"
     rb"|(?<!\w)\.?\d(?:'?[\w.])*"  # numbers first: 1'000 holds no character literal
     rb'|(?<!\w)(?:u8|[uUL])?R"([^()\\\s]{0,16})\(.*?\)\1"'
     rb'|"(?:[^"\\\n]|\\.)*"'
-    rb"|'(?:[^'\\\n]|\\.)*'",
+    rb"|'(?:[^'\\\n]|\\.)*'"
+    rb"|(?P<open>[\"'][^\n]*)",
     re.DOTALL,
 )
 _LINE_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_CONDITION = re.compile(_GAP + rb"(?:#|%:)" + _GAP + rb"(?:el)?if\b", re.DOTALL)
-_WORD_FOLLOWS = re.compile(_GAP + rb"\w", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 #: Macros that no text defines, or not the way the compiler does: `__CUDA_ARCH__` and its like.
 _BUILT_IN = re.compile(r"__(?:\w+__|cplusplus|(?:cpp_|CUDA_ARCH|CUDACC|NV|EDG)\w*)")
@@ -88,7 +95,7 @@ class FileScan(NamedTuple):
     Attributes:
         includes: literal operands of `#include`.
         computed: operands of `#include` that are macros.
-        probes: whether it names `__has_include` or `__has_embed`.
+        probes: whether it names `__has_include` or `__has_embed`, or makes such a name.
         time: whether it uses `__DATE__`, `__TIME__` or `__TIMESTAMP__`.
         file: whether it uses `__FILE__` or its kin at all, be it in a macro.
         embed: whether it has an `#embed`.
@@ -109,7 +116,7 @@ def uses_time(text: bytes) -> bool:
     text = spliced(text)
     if b"__DATE__" not in text and b"__TIME" not in text:
         return False
-    return _TIME.search(_SKIPPED.sub(b" ", text)) is not None
+    return _TIME.search(_SKIPPED.sub(_blank, text)) is not None
 
 
 def scan(text: bytes) -> FileScan:
@@ -119,15 +126,16 @@ def scan(text: bytes) -> FileScan:
     computed: set[str] = set()
     if b"include" in text:
         for match in _include_directives(text):
-            _operand(match[2], includes, computed, onward=match[1] is not None)
+            operand_of(match[2], includes, computed, onward=match[1] is not None)
         if computed:  # most often prose in a comment; look again without
             computed.clear()
             for match in _include_directives(_SKIPPED.sub(_without_comment, text)):
-                _operand(match[2], set(), computed, onward=match[1] is not None)
+                operand_of(match[2], set(), computed, onward=match[1] is not None)
     return FileScan(
         frozenset(includes),
         frozenset(computed),
-        b"__has_include" in text or b"__has_embed" in text,
+        b"__has_" in text
+        and (b"__has_include" in text or b"__has_embed" in text or bool(PASTED.search(text))),
         uses_time(text),
         any(word in text for word in _FILE_WORDS),
         b"embed" in text and _EMBED.search(text) is not None,
@@ -160,12 +168,12 @@ def names_file(texts: Sequence[bytes], definitions: Iterable[bytes]) -> bool:
         new = {
             definition[1]
             for text in _holding(new, definitions)
-            for definition in _DEFINE.finditer(text)
+            for definition in DEFINE.finditer(text)
             if words.search(_ASSERTION.sub(b"", definition[3]))
         } - tainted
     words = _any_word(tainted)
     return any(
-        words.search(_SKIPPED.sub(b" ", _DIRECTIVE.sub(b"", text)))
+        words.search(_SKIPPED.sub(_blank, _DIRECTIVE.sub(b"", text)))
         for text in _holding(tainted, texts)
     )
 
@@ -188,89 +196,30 @@ def macros(texts: Iterable[bytes]) -> dict[str, list[Macro]]:
     """Return every macro that the texts define, with all of its definitions."""
     found: dict[str, list[Macro]] = {}
     for text in texts:
-        for match in _DEFINE.finditer(text):
+        for match in DEFINE.finditer(text):
             parameters = None
             if match[2] is not None:
-                parameters = tuple(p.strip() for p in _text(match[2]).strip("()").split(","))
-            found.setdefault(_text(match[1]), []).append(Macro(parameters, _text(match[3])))
+                parameters = tuple(p.strip() for p in plain_text(match[2]).strip("()").split(","))
+            found.setdefault(plain_text(match[1]), []).append(
+                Macro(parameters, plain_text(match[3]))
+            )
     return found
 
 
-def probes(texts: Mapping[str, bytes]) -> tuple[set[tuple[str | None, Include]], bool]:
-    """Return every operand of `__has_include` in the texts, and whether that is all of them.
-
-    `texts` maps names of files to their spliced text; an operand is given with its file, or with
-    None where it stands in a macro, which can be used in any file. Follows macros that wrap the
-    operator (`#define HAS(x) __has_include(x)`), and macros that wrap those. False says that some
-    operand is computed in another way.
-    """
-    found: set[tuple[str | None, Include]] = set()
-    complete = True
-    defined: dict[str, list[Macro]] | None = None
-    pending = [("__has_include", False), ("__has_include_next", True)]
-    seen = set(pending)
-    while pending:
-        word, onward = pending.pop()
-        uses = re.compile(
-            rb"(?<!\w)" + word.encode() + rb"(?!\w)(?:" + _GAP + rb"\(" + _PROBED + rb")?",
-            re.DOTALL,
-        )
-        for name, text in texts.items():
-            if word.encode() not in text:
-                continue
-            for match in uses.finditer(text):
-                definition = _definition_around(text, match.start())
-                if match[1] is None and definition is None:
-                    # `#ifdef __has_include`, `defined(__has_include)`, or a macro follows
-                    start = text.rfind(b"\n", 0, match.start()) + 1
-                    if _CONDITION.match(text, start) and _WORD_FOLLOWS.match(text, match.end()):
-                        complete = False
-                    continue
-                operands: set[Include] = set()
-                computed: set[str] = set()
-                _operand(match[1] or b"", operands, computed, onward=onward)
-                where: str | None = name
-                if definition is not None:
-                    where = None
-                    if definition[1] == word.encode():
-                        continue  # the definition of the wrapper itself
-                    parameters = _text(definition[2] or b"").strip("()").split(",")
-                    alias = match[1] is None and _text(definition[3]) == word
-                    if alias or computed & {p.strip() for p in parameters}:
-                        computed.clear()
-                        complete = complete and len(parameters) == 1
-                        wrapper = (_text(definition[1]), onward)
-                        if wrapper not in seen:
-                            seen.add(wrapper)
-                            pending.append(wrapper)
-                found |= {(where, operand) for operand in operands}
-                for operand in computed:
-                    if defined is None:
-                        defined = macros(texts.values())
-                    expanded = expand(operand, defined)
-                    complete = complete and expanded is not None
-                    found |= {(where, each._replace(next=onward)) for each in expanded or ()}
-    return found, complete
-
-
-def _definition_around(text: bytes, at: int) -> re.Match[bytes] | None:
-    """Return the `#define` on whose line position `at` lies, or None."""
-    start = text.rfind(b"\n", 0, at) + 1
-    if b"define" not in text[start:at]:
-        return None
-    end = text.find(b"\n", at)
-    return _DEFINE.match(text[start : end if end >= 0 else len(text)].lstrip())
+def _blank(match: re.Match[bytes]) -> bytes:
+    return match[0] if match["open"] else b" "
 
 
 def _without_comment(match: re.Match[bytes]) -> bytes:
     return b" " if match[0].startswith((b"//", b"/*")) else match[0]
 
 
-def _text(raw: bytes) -> str:
+def plain_text(raw: bytes) -> str:
+    """Return a piece of a line as text, without comments."""
     return _LINE_COMMENT.sub(b" ", raw).decode("utf-8", "surrogateescape").strip()
 
 
-def _operand(
+def operand_of(
     raw: bytes, literal: set[Include], computed: set[str], *, onward: bool = False
 ) -> None:
     """Add an operand to the literal or the computed ones; `onward` says of `#include_next`."""
@@ -280,7 +229,7 @@ def _operand(
     elif len(text) > 2 and text[0] == '"' and text[-1] == '"':
         literal.add(Include(text[1:-1], quoted=True, next=onward))
     else:
-        rest = _text(raw)
+        rest = plain_text(raw)
         if rest:  # no `expand` takes a computed `#include_next` for resolved
             computed.add(f"{rest} of #include_next" if onward else rest)
 
@@ -295,7 +244,7 @@ def expand(
     """
     literal: set[Include] = set()
     computed: set[str] = set()
-    _operand(operand.strip().encode("utf-8", "surrogateescape"), literal, computed)
+    operand_of(operand.strip().encode("utf-8", "surrogateescape"), literal, computed)
     if literal:
         (include,) = literal
         if include.quoted:  # never expanded

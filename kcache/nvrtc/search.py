@@ -151,4 +151,6 @@ def may_include(text: str) -> bool:
     """Tell whether a source can read any file at all: a quick test that errs on yes."""
     if "\\" in text:
         text = text.replace("\\\r\n", "").replace("\\\n", "")
+    if "__has_" in text and "##" in text:  # the rest of a `__has_include` may be joined to it
+        return True
     return "include" in text or "embed" in text or "import" in text

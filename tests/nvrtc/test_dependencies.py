@@ -334,6 +334,18 @@ def test_once_a_copy_becomes_a_link(cache, tree, link):
     assert not agreed(cache, _TWO, paths("inc")).cached
 
 
+def test_once_on_two_lines(cache, tree):
+    text = _ONCE.replace("once", "on\\\nce")
+    first = write(tree / "inc/a/x.h", text)
+    second = tree / "inc/b/x.h"
+    second.parent.mkdir()
+    second.symlink_to(first)
+    agreed(cache, _TWO, paths("inc"))
+    second.unlink()
+    shutil.copy2(first, second)
+    assert not agreed(cache, _TWO, paths("inc")).cached
+
+
 def test_once_across_linked_directories(cache, tree):
     write(tree / "real/x.h", _ONCE)
     (tree / "a").symlink_to("real")
@@ -374,6 +386,17 @@ def test_a_link_swings_to_another_directory(cache, tree):
         ("#define N(x) <x.h>\n#define HAS(x) __has_include(N(x))\n", "HAS(y)"),
         ("#define HAS(x) \\\n __has_include \\\n (x)\n", "HAS(<y.h>)"),
         ("#define S(x) #x\n#define HAS(x) __has_include(S(x))\n", "HAS(y.h)"),
+        ("#define HAS(x) __has_include(<x>)\n", "HAS(y.h)"),
+        ("#define HAS(x) __has_include(<x.h>)\n#define ALSO(x) HAS(x)\n", "ALSO(y)"),
+        ("#define HAS(d, x) __has_include(<d/x.h>)\n", "HAS(.,y)"),
+        ("#define HAS __has_include(<NAME.h>)\n#define NAME y\n", "HAS"),
+        ("#define HAS __has_include\n#define NAME y\n", "HAS(<NAME.h>)"),
+        ("#define HAS() __has_include\n", "HAS()(<y.h>)"),
+        ("#define OPEN (\n#define HAS __has_include OPEN <y.h>)\n", "HAS"),
+        ("/* one */ #define HAS(x) __has_include(<x.h>)\n", "HAS(y)"),
+        ("#define HAS(x) __has_##x(<y.h>)\n", "HAS(include)"),
+        ("#define GLUE(a, b) a##b\n", "GLUE(__has_, include)(<y.h>)"),
+        ("#define GLUE(a, b) a##b\n", "GLUE(__has_inc, lude)(<y.h>)"),
     ],
 )
 def test_has_include_turns_true_and_false(cache, tree, define, use, wrap):
@@ -402,6 +425,36 @@ def test_has_include_hits_where_nothing_relevant_changes(cache, tree):
     assert agreed(cache, source, paths("inc")).cached
     header.unlink()
     assert agreed(cache, source, paths("inc")).cached
+
+
+@pytest.mark.parametrize(
+    ("define", "use"),
+    [
+        ("#define HAS(x) __has_include(<x>)\n", "HAS(y.h)"),
+        ("#define HAS(d, x) __has_include(<d/x.h>)\n#define Y y\n", "HAS(sub,Y)"),
+        ("#define HAS(x) (defined(__has_include) && __has_include(x))\n", "HAS(<y.h>)"),
+        ("#define HAS defined __has_include\n", "HAS && __has_include(<y.h>)"),
+        ("// define HAS where __has_include isn't there\n", "__has_include(<y.h>)"),
+    ],
+)
+def test_a_macro_around_has_include_still_hits(cache, tree, define, use):
+    write(tree / "inc/x.h", define + _GUESS.format(use))
+    source = "#include <x.h>\n" + KERNEL
+    agreed(cache, source, paths("inc"))
+    assert agreed(cache, source, paths("inc")).cached
+    write(tree / "inc/y.h", "")
+    write(tree / "inc/sub/y.h", "")
+    assert not agreed(cache, source, paths("inc")).cached
+    assert agreed(cache, source, paths("inc")).cached
+
+
+def test_a_has_include_is_joined_in_a_source_that_seems_to_include_nothing(cache, tree):
+    write(tree / "q.h", "")
+    source = "#define GLUE(a, b, c) a##b##c\n"
+    source += _GUESS.format("GLUE(__has_, inc, lude)(<y.h>)") + KERNEL
+    agreed(cache, source, paths("inc"))
+    write(tree / "inc/y.h", "")
+    agreed(cache, source, paths("inc"))
 
 
 def test_has_include_in_an_option(cache, tree):

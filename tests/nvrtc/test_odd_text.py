@@ -1,0 +1,120 @@
+"""Headers as few write them: what is cached is what a fresh compile gives, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agreed, python, working_directory, write
+
+import kcache
+from kcache.nvrtc.scan import scan, uses_time
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Path]:
+    """A project folder, which is the working directory."""
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    with working_directory(folder):
+        yield folder
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\r#include <y.h>\r\n",
+        "%:\tinclude/**/<y.h>\n",
+        "#/* a\n\n b */include /* c\n */ <y.h> // d\n",
+        "#inc\\\nlude <\\\r\ny.\\\nh>\r\n",
+        " " * 3000 + "#" + " " * 3000 + "include <y.h>\n",
+        "#/*" + "x" * 100_000 + "*/include <y.h>\n",
+        "#define Y /* a */ <y.\\\nh> // b\n#include \\\nY\n",
+        "#if 0\nit's \"open\n#endif\n#define Y <y.h>\n#include Y\n// '\n",
+        '# 1 "other/x.h" 1\n#include <y.h>\n',
+        "#if 0\n#include <" + "n/" * 3000 + "n.h>\n#endif\n#include <y.h>\n",
+    ],
+)
+def test_an_include_as_few_write_it(cache: kcache.KernelCache, tree: Path, text: str) -> None:
+    write(tree / "inc/x.h", text)
+    header = write(tree / "inc/y.h", "#define V 1\n")
+    (tree / "first").mkdir()
+    options = ARCH.replace(include_paths=["first", "inc"])
+    source = "#include <x.h>\n" + KERNEL
+    agreed(cache, source, options)
+    agreed(cache, source, options)
+    header.write_text("#define V 2\n")
+    assert not agreed(cache, source, options).cached
+    shadow = write(tree / "first/y.h", "#define V 3\n")
+    assert not agreed(cache, source, options).cached
+    shadow.unlink()
+    agreed(cache, source, options)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#" + "/**/" * 200 + " include <y.h> // embed\n",
+        "#" + "/* a */ " * 200 + "pragma once\n#define WHERE __FILE__\n",
+        "#define/**/" + "/**/" * 200 + " X 1\n#define Y <y.h>\n#include Y\n",
+        "#if defined(__has_include) &&" + "/**/" * 200 + "__has_include(<y.h>)\n#endif\n",
+    ],
+)
+def test_a_row_of_comments_takes_no_longer_than_its_length(tmp_path: Path, line: str) -> None:
+    """Where a row can be divided in any way, trying all would outlast the test."""
+    write(tmp_path / "inc/x.h", line)
+    write(tmp_path / "inc/y.h", "")
+    python(
+        """
+        import signal, sys, kcache
+        signal.alarm(60)
+        options = kcache.CompileOptions(arch="sm_80", include_paths=[sys.argv[1]])
+        with kcache.KernelCache(sys.argv[2]) as cache:
+            for cached in (False, True):
+                made = cache.get_or_compile("#include <x.h>\\n__global__ void k() {}", (), options)
+                assert made.cached is cached
+        """,
+        tmp_path / "inc",
+        tmp_path / "cache",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "uses"),
+    [
+        ("#if 0\n#error don't /*\n#endif\nconst char* t = __TIME__; /* */\n", True),
+        ('#if 0\n"open /*\n#endif\nconst char* t = __TIME__; /* */\n', True),
+        ("#if 0\nit's\n#endif\n// __TIME__ isn't used\n", False),
+        ('/* it\'s */ /* __TIME__ */ const char* t = "__TIME__";\n', False),
+        ("int n = 1'000; // '\n/* __TIME__ */\n", False),
+    ],
+)
+def test_a_quote_that_nothing_closes_hides_no_code(text: str, uses: bool) -> None:
+    assert uses_time(text.encode()) is uses
+    assert scan(text.encode()).time is uses
+
+
+def test_a_pipe_in_the_place_of_a_header_is_no_header(tmp_path: Path) -> None:
+    """Nobody writes into it: whoever opened it for reading would wait for ever."""
+    header = write(tmp_path / "x.h", "#define V 1\n")
+    code = """
+        import os, signal, sys, kcache
+        os.chdir(sys.argv[1])
+        signal.alarm(60)
+        options = kcache.CompileOptions(arch="sm_80")
+        source = '#include "x.h"\\n__global__ void k() {}'
+        with kcache.KernelCache("cache") as cache:
+            if sys.argv[2] == "first":
+                cache.get_or_compile(source, (), options)
+            else:
+                assert cache.lookup(source, (), options) is None
+                print(cache.why(source, (), options).clauses)
+        """
+    python(code, tmp_path, "first")
+    header.unlink()
+    os.mkfifo(header)
+    assert "x.h is gone" in python(code, tmp_path, "second")
