@@ -1,7 +1,7 @@
 """Counts: the table of bytecode instructions; `python -m guard.counts` in tests/ measures it anew.
 
-A table is for one minor version of Python, since each has its own instructions; patch releases and
-machines differ by little, which `HEADROOM` covers.
+A table is for one minor version of Python, since each has its own instructions; patch releases
+differ by little, machines not at all.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 
 from guard.child import measuring, output
 
-__all__ = ["HEADROOM", "VERSION", "counted", "table"]
+__all__ = ["VERSION", "counted", "headroom", "table"]
 
-#: An operation may take a tenth more than the table says, for other patch releases of the library
-#: modules that it uses. One that takes so much less is a reason to measure the table anew: else
-#: what was gained could be lost again unseen.
-HEADROOM = 0.1
+#: By how much an operation may differ from the table: with the Python that measured it, and with
+#: another patch release, whose library modules may be others. One that takes less by so much is a
+#: reason to measure anew: else what was gained could be lost again unseen.
+_SAME, _OTHER = 0.02, 0.1
 #: The table's name for this interpreter.
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+_PYTHON = ".".join(map(str, sys.version_info[:3]))
 
 _FILE = Path(__file__).with_name("instructions.json")
 #: Depends on how deep the directory lies, and on what is mounted on this machine.
@@ -40,6 +41,11 @@ def table() -> dict[str, int] | None:
     return None if found is None else found["instructions"]
 
 
+def headroom() -> float:
+    """Returns by which share a count may differ from the table's."""
+    return _SAME if _tables()[VERSION]["python"] == _PYTHON else _OTHER
+
+
 def counted(folder: Path, *, compiler: bool) -> dict[str, int]:
     """Counts instructions in a fresh interpreter, which works in an empty folder."""
     found: dict[str, int] = json.loads(
@@ -55,7 +61,7 @@ def main() -> None:
     tables = _tables()
     before = tables.get(VERSION, {}).get("instructions", {})
     tables[VERSION] = {
-        "python": ".".join(map(str, sys.version_info[:3])),
+        "python": _PYTHON,
         "measured": f"{datetime.now(UTC):%Y-%m-%d}",
         "instructions": counts,
     }

@@ -15,8 +15,10 @@ from typing import Any
 from guard.scenarios import Operation, prepared, trust_files_at_once
 from looks import Looks
 
-__all__ = ["MARK", "instructions"]
+__all__ = ["HASHES", "MARK", "instructions"]
 
+#: With what kcache makes keys and checks envelopes; `openssl_sha256` is one, too.
+HASHES = ("sha256", "xxh3_128_digest")
 #: The rest is not about files, or happens only where something is imported or a process begun.
 _AUDITED = {
     *("open", "os.chmod", "os.link", "os.listdir", "os.mkdir", "os.remove", "os.rename"),
@@ -80,6 +82,24 @@ class Audit:
         return [*seen, *["stat"] * looks.count]
 
 
+def hashed(operation: Operation) -> dict[str, int]:
+    """Returns how often a hash of bytes is begun, by its name: what C does takes no instructions."""
+    counts = dict.fromkeys(HASHES, 0)
+
+    def profile(frame: FrameType, event: str, function: object) -> None:
+        if event == "c_call":
+            name = getattr(function, "__name__", "")
+            for known in HASHES:
+                counts[known] += name.endswith(known)
+
+    sys.setprofile(profile)
+    try:
+        operation()
+    finally:
+        sys.setprofile(None)
+    return counts
+
+
 def instructions(operation: Operation) -> int:
     """Returns how many bytecode instructions the operation executes; the same at each call."""
     counted = _by_monitoring if sys.version_info >= (3, 12) else _by_trace
@@ -141,6 +161,8 @@ def main(kind: str, folder: str, compiler: str) -> None:
             calls(operation, name)
         elif audit is not None:
             found[name] = audit.events(operation)
+        elif kind == "hashes":
+            found[name] = hashed(operation)
         elif kind == "bytes":
             found[name] = allocated(operation)
         else:
