@@ -5,8 +5,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from findings import Absent, Point, Ratio
 from measure import Round, Rounds, interleave
@@ -21,12 +23,19 @@ PAYLOAD = 4 * KIB
 KINDS = ("get", "put")
 
 
+@dataclass(slots=True)
+class Tally:
+    """Operations that were tried, and how many of them failed in which way."""
+
+    tried: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+
+
 def crowd(plan: Plan, folder: Path) -> Found:
     """Readers of one cache, and writers to another at its cap."""
     contenders, absent = available(CHAPTER, ON_DISK)
     yield from absent
-    failed: Counter[tuple[str, str]] = Counter()
-    tried: Counter[str] = Counter()
+    tallies = {each.name: Tally() for each in contenders}
     with ExitStack() as stack:
         tasks: list[Callable[[], Round]] = []
         for each in contenders:
@@ -34,11 +43,10 @@ def crowd(plan: Plan, folder: Path) -> Found:
             workers = stack.enter_context(Workers("crowd", max(plan.crowds), arguments))
             for kind in KINDS:
                 for size in plan.crowds:
-                    note = partial(_together, each.name, workers, kind, size, failed, tried)
-                    tasks.append(partial(note, plan.crowd_seconds))
+                    name = f"{each.name} {kind} {size}"
+                    run = partial(workers.run, size, kind, plan.crowd_seconds)
+                    tasks.append(partial(_together, name, run, tallies[each.name]))
         interleave(1, tasks)
-        failed.clear()
-        tried.clear()
         rounds = interleave(plan.crowd_rounds, tasks)
     for kind in KINDS:
         for each in contenders:
@@ -46,9 +54,10 @@ def crowd(plan: Plan, folder: Path) -> Found:
                 chart = f"{kind}s of {PAYLOAD // KIB} KiB in a second against processes"
                 rate = rounds.summary(f"{each.name} {kind} {size}")
                 yield Point(CHAPTER, chart, each.name, each.role, size, "processes", "1/s", rate)
-    for (name, what), count in sorted(failed.items()):
-        reason = f"{count:,} of {tried[name]:,} operations failed: {what}"
-        yield Absent(CHAPTER, f"{name}, a part of its operations", reason)
+    for name, tally in tallies.items():
+        for what, count in tally.failed.items():
+            reason = f"{count:,} of {tally.tried:,} operations failed: {what}"
+            yield Absent(CHAPTER, f"{name}, a part of its operations", reason)
     yield from _ratios(plan, contenders, rounds)
 
 
@@ -85,22 +94,14 @@ def _prepared(each: Contender, folder: Path) -> tuple[str, int]:
     return str(folder), population.cap
 
 
-def _together(
-    name: str,
-    workers: Workers,
-    kind: str,
-    size: int,
-    failed: Counter[tuple[str, str]],
-    tried: Counter[str],
-    seconds: float,
-) -> Round:
-    """Returns the operations in a second of so many workers, added up."""
+def _together(name: str, run: Callable[[], list[Any]], tally: Tally) -> Round:
+    """Returns the operations in a second of some workers, added up."""
     rate = 0.0
-    for done, failures, took in workers.run(size, kind, seconds):
+    for done, failed, took in run():
         rate += done / took
-        tried[name] += done + sum(failures.values())
-        failed.update({(name, what): count for what, count in failures.items()})
-    return {f"{name} {kind} {size}": rate}
+        tally.tried += done + sum(failed.values())
+        tally.failed.update(failed)
+    return {name: rate}
 
 
 def work(number: int, name: str, folder: str, cap: int) -> Callable[..., object]:
@@ -117,7 +118,7 @@ def work(number: int, name: str, folder: str, cap: int) -> Callable[..., object]
         if kind == "get":
             return readable.get(choice.choice(keys)) is not None
         new = next(serial)
-        return writable.put(key(number << 40 | new), values[new % 16]) is not False
+        return writable.put(key((number + 1) << 40 | new), values[new % 16]) is not False
 
     def run(kind: str, seconds: float) -> tuple[int, dict[str, int], float]:
         done, failed = 0, Counter[str]()

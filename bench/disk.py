@@ -13,8 +13,8 @@ from population import key
 from reading import outputs
 
 CHAPTER = "disk"
-#: Each kernel is kept under so many keys, as by a cache that has many; then what a cache takes once,
-#: however little it holds, counts little.
+#: Each kernel is kept under so many keys, so that what a cache takes once, however little it holds,
+#: counts as little as in a cache that is used.
 COPIES = 40
 PAYLOAD = "its payload"
 
