@@ -84,7 +84,7 @@ def comparison(evidence: Evidence) -> tuple[str, list[str]]:
         if found:
             names = ((name for name in names if name in found) for names in COLUMNS.values())
             first = (next(each, None) for each in names)
-            rows.append((line.label, *("" if name is None else found[name] for name in first)))
+            rows.append((line.label, *("-" if name is None else found[name] for name in first)))
             chapters.append(line.chapter)
     return (table(("", *COLUMNS), rows) if rows else "", chapters)
 

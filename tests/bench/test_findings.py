@@ -7,7 +7,7 @@ import json
 import pytest
 import tables
 from evidence import RESULTS, Evidence
-from findings import Findings
+from findings import Fact, Findings
 from matrix import comparison, matrix
 from names import peer_of, role_of
 from notation import aligned, number, quantity, size, table
@@ -88,6 +88,14 @@ def test_what_each_one_does_is_one_matrix() -> None:
     lines = matrix(findings().facts).splitlines()
     assert lines[0] == "|  | kcache `file` | diskcache |"
     assert lines[2:] == ["| truncated entry | miss | **served** |", "| synchronised |  | never |"]
+
+
+def test_many_columns_become_rows() -> None:
+    facts = [Fact("peers", f"syncs: kcache `{n}`", str(n), "", met=True) for n in range(8)]
+    lines = matrix(facts).splitlines()
+    assert lines[0] == "|  | syncs |"
+    assert lines[2] == "| kcache `0` | 0 |"
+    assert len(lines) == 2 + 8
 
 
 def test_every_peer_and_every_floor_has_a_table() -> None:
