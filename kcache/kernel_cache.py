@@ -288,7 +288,8 @@ class KernelCache:
         request = self._requests.unrecorded(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
-        return explain(self.engine, request, set_aside=self.config.set_aside())
+        aside, checked = self.config.set_aside(), self._resolver.checked(request)
+        return explain(self.engine, request, set_aside=aside, checked=checked)
 
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """Write down every request from now on, for `kcache warm`; used by `with`, to its end.

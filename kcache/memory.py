@@ -79,6 +79,12 @@ class MemoryTier(Generic[K, V]):
             self._items.move_to_end(key)
             return item[0]
 
+    def peek(self, key: K) -> V | None:
+        """Return the value under `key`, or None; no use of it."""
+        with self._lock:
+            item = self._items.get(key)
+            return None if item is None else item[0]
+
     def put(self, key: K, value: V, size: int, *, unless_since: int | None = None) -> None:
         """Keep `value`, whose payload is `size` bytes, and evict what no longer fits.
 

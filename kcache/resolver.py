@@ -132,6 +132,11 @@ class Resolver:
                 return self._load(checked.key, checked.dependencies, started, again=again)
         return self._find_checked(request, started, again=again)
 
+    def checked(self, request: Request) -> str:
+        """Return the key of the kernel whose headers need no second look; empty if they do."""
+        known = self._checked.get((request.key, request.location)) if self._check_once else None
+        return "" if known is None or request.self_contained else known.key
+
     def count_miss(self) -> None:
         """Count a request that the cache could not answer."""
         if self._writes:

@@ -6,7 +6,7 @@ decides, from what was found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache import journal
 from kcache.about import About
 from kcache.backend import EntryInfo
-from kcache.catalogue import DAMAGED, KERNEL, OTHER, Opened, look_into
+from kcache.catalogue import DAMAGED, KERNEL, OTHER, Item, Opened, describe, look_into
 from kcache.contrast import Cause, contrast, include_paths
 from kcache.errors import BackendError, CorruptEntryError
 
@@ -160,7 +160,7 @@ def causes(facts: Facts) -> Explanation:
     else:
         found += _missing(facts)
     near = facts.near if found and not facts.uncacheable else None
-    return Explanation(not found, tuple(found), facts.own.key, near)
+    return Explanation(not found, tuple(found), facts.about.request or facts.own.key, near)
 
 
 def _missing(facts: Facts) -> list[Cause]:
@@ -171,7 +171,7 @@ def _missing(facts: Facts) -> list[Cause]:
         return _nothing_there(facts)
     if facts.self_contained:
         return []
-    good = next((each for each in facts.sets if not each.differences), None)
+    good = _any_good(facts.sets)
     return _changed(facts) if good is None else _kernel_missing(facts, good)
 
 
@@ -185,24 +185,46 @@ def _problem(slot: Slot) -> Cause:
 
 def _nothing_there(facts: Facts) -> list[Cause]:
     own = _last(facts.events, facts.own.key)
+    everything = _last(facts.events, "")
     if own is not None:
-        return [_event(own)]
+        return [_event(_decisive(facts.events, own, everything))]
     if not facts.compared:
         return [Cause("never", "nothing is cached under its key")]
     if facts.near is None:
-        everything = _last(facts.events, "")
         if everything is None:
             return [_never(facts.about)]
         return [_event(everything, f"nothing is cached for {facts.about.source_name}, and ")]
     differences = contrast(facts.near.about, facts.about)
-    if not differences and facts.near.about.source_hash is None:
+    if differences:
+        return differences
+    if facts.near.about.source_hash is None:
         what = "what is cached under its name is of an older kcache, and does not tell its source"
         return [Cause("unknown", what)]
-    return differences or [_lost(facts.near)]
+    if facts.near.about.request != facts.about.request:
+        return [_written_differently(facts.near.about, facts.about)]
+    return [_lost(facts.near)]
+
+
+def _decisive(events: Sequence[Event], own: Event, everything: Event | None) -> Event:
+    """Return which event explains the miss: after one of all entries nothing earlier does.
+
+    The entry may have come back in between, which nothing tells. What can't be stored at all is
+    another matter: it would not be there in any case.
+    """
+    if everything is None or own.what in (journal.REJECTED, journal.UNCACHEABLE):
+        return own
+    return max(own, everything, key=lambda event: [each is event for each in events].index(True))
 
 
 def _never(about: About) -> Cause:
-    return Cause("never", f"nothing was ever cached here for {about.source_name}")
+    what = f"as far as is remembered, nothing was ever cached here for {about.source_name}"
+    return Cause("never", what)
+
+
+def _written_differently(old: About, new: About) -> Cause:
+    """Return that options of equal meaning are other words, which the key does not see through."""
+    what = "the same options are written in another way"
+    return Cause("option", what, " ".join(old.flags), " ".join(new.flags))
 
 
 def _lost(near: Near) -> Cause:
@@ -224,6 +246,11 @@ def _kernel_missing(facts: Facts, found: SetFacts) -> list[Cause]:
         what = "its output names the directories of its headers, and it was compiled for others"
         return [Cause("directory", what)]
     return [Cause("lost", "the headers are as they were, and the kernel is no longer there")]
+
+
+def _any_good(sets: Iterable[SetFacts]) -> SetFacts | None:
+    """Return the header set that is as it says, or None."""
+    return next((each for each in sets if not each.differences), None)
 
 
 def _changed(facts: Facts) -> list[Cause]:
@@ -284,6 +311,7 @@ def explain(
     unusable: str = "",
     compare: bool = True,
     digests: FileDigests | None = None,
+    checked: str = "",
 ) -> Explanation:
     """Return why a request would be compiled now; changes nothing, and compiles nothing.
 
@@ -294,6 +322,7 @@ def explain(
         unusable: why there is no engine, if that is more than that nothing was cached yet.
         compare: look for the entry that differs least, which takes reading all of them.
         digests: of files, as far as they are known.
+        checked: key of the kernel, where the headers are not looked at again.
     """
     aside = tuple(set_aside)
     about = About.of(request)
@@ -302,7 +331,10 @@ def explain(
     if engine is None:
         return causes(facts._replace(unusable=unusable))
     try:
-        return causes(_Gathering(engine, request, digests).complete(facts, compare=compare))
+        gathering = _Gathering(engine, request, digests)
+        if checked:
+            facts = facts._replace(own=Slot(checked), self_contained=True)
+        return causes(gathering.complete(facts, compare=compare))
     except (BackendError, OSError) as error:
         return causes(facts._replace(unusable=str(error)))
 
@@ -319,9 +351,13 @@ class _Gathering:
 
     def complete(self, facts: Facts, *, compare: bool) -> Facts:
         """Return the facts with all that is needed to tell the causes."""
-        opened = self._open(facts.own.key)
-        own = _slot(facts.own.key, opened)
+        opened = self._in_memory(facts.own.key)
         sets = () if facts.self_contained else tuple(self._sets(opened))
+        if opened is None or not (facts.self_contained or _any_good(sets)):
+            # Another process may have stored what the headers say now.
+            opened = self._stored(facts.own.key)
+            sets = () if facts.self_contained else tuple(self._sets(opened))
+        own = _slot(facts.own.key, opened)
         keys = (own.key, *(each.kernel.key for each in sets))
         events = self._engine.journal.events()
         told = tuple(e for e in events if not e.key or any(map(e.concerns, keys)))
@@ -334,6 +370,16 @@ class _Gathering:
         return facts._replace(near=near, compared=compare)
 
     def _open(self, key: str) -> Opened | None:
+        return self._in_memory(key) or self._stored(key)
+
+    def _in_memory(self, key: str) -> Opened | None:
+        """Return what this process has in memory, which is looked at first."""
+        entry = self._engine.memory.peek(key)
+        if entry is None:
+            return None
+        return Opened(describe(Item(key, 0, 0.0, OTHER), entry.metadata), entry)
+
+    def _stored(self, key: str) -> Opened | None:
         return look_into(self._engine.backend, EntryInfo(key, 0, 0), self._engine.producer)
 
     def _sets(self, opened: Opened | None) -> Iterator[SetFacts]:

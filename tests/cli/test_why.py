@@ -402,10 +402,43 @@ def test_cleared_trimmed_and_moved(compile_: Callable, why: Why, here: Callable)
     assert why().the("trimmed")
     compile_()
     assert here("migrate", "--to", "zstd").code == 0
-    assert why().the("trimmed")  # the last that is known of it by name
+    assert why().the("moved")  # whether it came back after the trim or not
     compile_("-D", "B")
     assert here("rm", why("-D", "B").all["key"]).code == 0
     assert why("-D", "C").the("moved")["what"].count("(to zstd)") == 1
+
+
+def test_what_became_of_all_entries_explains_more_than_what_became_of_one_before(
+    compile_: Callable, why: Why, here: Callable
+) -> None:
+    compile_()
+    assert here("rm", why().all["key"]).code == 0
+    compile_()
+    assert here("clear", "--yes").code == 0
+    assert why().the("cleared")
+    compile_("-D", "OTHER")
+    assert why().the("cleared")
+    assert here("rm", why("-D", "OTHER").all["key"]).code == 0
+    assert why("-D", "OTHER").the("deleted")
+
+
+def test_a_journal_that_was_lost_is_not_taken_for_a_proof(
+    compile_: Callable, why: Why, here: Callable, cache_directory: Path
+) -> None:
+    compile_()
+    assert here("rm", why().all["key"]).code == 0
+    (cache_directory / "journal").unlink()
+    assert "as far as is remembered" in why().the("never")["what"]
+
+
+def test_an_option_that_is_spelled_differently(
+    compile_: Callable, why: Why, here: Callable
+) -> None:
+    compile_()
+    told = Told(here("why", "k.cu", "--option=-arch=sm_90", "-o", "k.cubin", "--json").out)
+    cause = told.the("option")
+    assert "written in another way" in cause["what"]
+    assert (cause["before"], cause["after"]) == ("--gpu-architecture=sm_90", "-arch=sm_90")
 
 
 def test_removed_by_hand(

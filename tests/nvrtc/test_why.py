@@ -60,3 +60,54 @@ def test_a_question_is_not_recorded(tmp_path: Path) -> None:
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
     with kcache.KernelCache(tmp_path) as cache, pytest.raises(kcache.ConfigError, match="source"):
         cache.why("", options=kcache.CompileOptions(arch="sm_90"))
+
+
+def test_what_is_in_memory_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scale.h").write_text("#define SCALE 2\n")
+    options = kcache.CompileOptions(arch="sm_90")
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        cache.get_or_compile(SOURCE, options=options)
+        with kcache.KernelCache(tmp_path / "cache") as other:
+            other.clear()
+            assert other.why(SOURCE, options=options).causes[0].kind == "cleared"
+        assert cache.why(SOURCE, options=options).hit
+        assert cache.get_or_compile(SOURCE, options=options).cached
+        cache.clear_memory()
+        assert cache.why(SOURCE, options=options).causes[0].kind == "cleared"
+
+
+def test_what_another_process_has_compiled_since_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    header = tmp_path / "scale.h"
+    header.write_text("#define SCALE 2\n")
+    options = kcache.CompileOptions(arch="sm_90")
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        cache.get_or_compile(SOURCE, options=options)
+        header.write_text("#define SCALE 3\n")
+        assert cache.why(SOURCE, options=options).causes[0].kind == "header_changed"
+        with kcache.KernelCache(tmp_path / "cache") as other:
+            other.get_or_compile(SOURCE, options=options)
+        assert cache.why(SOURCE, options=options).hit
+        assert cache.get_or_compile(SOURCE, options=options).cached
+
+
+def test_headers_that_are_checked_once_have_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    header = tmp_path / "scale.h"
+    header.write_text("#define SCALE 2\n")
+    options = kcache.CompileOptions(arch="sm_90")
+    with kcache.KernelCache(tmp_path / "cache", header_check="once") as cache:
+        key = cache.why(SOURCE, options=options).key
+        cache.get_or_compile(SOURCE, options=options)
+        header.write_text("#define SCALE 3\n")
+        told = cache.why(SOURCE, options=options)
+        assert told.hit
+        assert told.key == key
+        assert cache.get_or_compile(SOURCE, options=options).cached
+        cache.clear()
+        assert cache.why(SOURCE, options=options).causes[0].kind == "cleared"
