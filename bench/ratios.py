@@ -1,6 +1,6 @@
 """Everything that is measured, side by side, in one run on one machine.
 
-    python bench/ratios.py --quick                   fewer rounds, fewer entries: a quarter of an hour
+    python bench/ratios.py --quick                   fewer rounds, fewer entries: a quarter hour
     python bench/ratios.py                           the full run (--full says the same)
     python bench/ratios.py --only start              one chapter; repeatable
     python bench/ratios.py --from FILE --write-docs  the figures of an earlier run into the docs;
