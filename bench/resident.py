@@ -62,7 +62,7 @@ def work(described: str, first: int) -> None:
     # The youngest are those that earlier processes put, then those of the population.
     young = chain(range(first - 1, UNUSED - 1, -1), range(population.count - 1, -1, -1))
     some = islice(young, min(int(YOUNGEST * population.count), GETS))
-    keys = [key(number) for number in some]
+    keys = [key(number) for number in reversed(list(some))]  # so that the youngest stay so
     for _, name in zip(range(GETS), cycle(keys), strict=False):
         if putting.opened.get(name) is None:
             raise SystemExit("not a hit")

@@ -32,10 +32,14 @@ class Workers:
         self._processes = [
             subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(count)
         ]
-        for number, process in enumerate(self._processes):
-            _tell(process, [module, number, *arguments])
-        for process in self._processes:
-            _answer(process)
+        try:
+            for number, process in enumerate(self._processes):
+                _tell(process, [module, number, *arguments])
+            for process in self._processes:
+                _answer(process)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from putting import Putting
 from resident import tasks
 
 COUNT, PAYLOAD = 300, 4 * KIB
+
+
+@pytest.fixture(autouse=True)
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sync", lambda: None)  # waits for whatever else this machine writes
 
 
 @pytest.fixture(params=[each.name for each in CONTENDERS])

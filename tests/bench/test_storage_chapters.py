@@ -1,0 +1,294 @@
+"""The chapters about storage, on little: what they yield, and that their probes can tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from crowd import crowd
+from files import files
+from findings import Absent, Fact, Point, Ratio
+from growth import growth
+from million import million
+from peers import BY_NAME, CONTENDERS, DISKCACHE, FILE_STREAM, MEMORY, Contender, Opened
+from plan import KIB, QUICK, Plan
+from probes import MISS, SMALL_COUNT, flipped, oversize, run, truncated
+from sizes import kernel_like, noise, sizes
+from sqlite_cache import SqliteCache
+from trust import _facts
+from workers import Workers
+
+SMALL = replace(
+    QUICK,
+    fills=2,
+    calls=2,
+    value_sizes=(KIB, 100 * KIB),
+    counts=(100, 1_000),
+    file_counts=(50, 100),
+    crowds=(1, 2),
+    crowd_rounds=1,
+    crowd_seconds=0.05,
+    memory_rounds=1,
+)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what takes long: nothing of it is about what is tested here."""
+    monkeypatch.setattr(os, "sync", lambda: None)  # waits for whatever else this machine writes
+    import crowd as crowd_module
+    import growth as growth_module
+    import sizes as sizes_module
+
+    chosen = tuple(
+        each for each in CONTENDERS if each.name in ("kcache `file`", "kcache `lmdb`", FILE_STREAM)
+    )
+    monkeypatch.setattr(growth_module, "CONTENDERS", chosen)
+    monkeypatch.setattr(growth_module, "BESIDE_PEER", 1_000)
+    monkeypatch.setattr(growth_module, "FEW", 100)
+    monkeypatch.setattr(crowd_module, "ON_DISK", chosen)
+    monkeypatch.setattr(sizes_module, "CONTENDERS", chosen)
+
+
+def needs_the_peer() -> None:
+    why = BY_NAME[FILE_STREAM].missing()
+    if why is not None:
+        pytest.skip(why)
+
+
+def points(found: list[object], chart: str, series: str) -> dict[float, float]:
+    """What a line of a chart shows."""
+    return {
+        each.x: each.y.median
+        for each in found
+        if isinstance(each, Point) and (each.chart, each.series) == (chart, series)
+    }
+
+
+def with_target(found: list[object]) -> Iterator[tuple[str, str, float | None]]:
+    return (
+        (each.figure, each.against, each.target)
+        for each in found
+        if isinstance(each, Ratio) and each.target
+    )
+
+
+def test_growth_has_every_target_that_names_4_kib(tmp_path: Path) -> None:
+    needs_the_peer()
+    found = list(growth(SMALL, tmp_path))
+    promised = set(with_target(found))
+    assert (
+        "kcache `lmdb`, put of 4 KiB at the cap among 1,000 entries",
+        "among 100",
+        2.0,
+    ) in promised
+    assert (
+        "kcache `lmdb`, put of 4 KiB at the cap among 1,000 entries",
+        FILE_STREAM,
+        100.0,
+    ) in promised
+    for backend in ("file", "lmdb"):
+        assert (
+            f"kcache `{backend}`, open and ask for usage, 1,000 entries of 4 KiB",
+            "an empty one",
+            1.5,
+        ) in promised
+        memory = {
+            figure for figure, _, target in promised if target == 1.05 and f"`{backend}`" in figure
+        }
+        assert len(memory) == 2
+    assert set(points(found, "put of 4 KiB at the cap against entries", FILE_STREAM)) == {
+        100,
+        1_000,
+    }
+    assert set(points(found, "opening against entries", "kcache `file`")) == {100, 1_000}
+    assert not list(tmp_path.rglob("*-cache"))
+
+
+def test_files_have_their_targets_beside_the_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_the_peer()
+    import files as files_module
+
+    monkeypatch.setattr(files_module, "BESIDE_PEER", 100)
+    found = list(files(SMALL, tmp_path))
+    assert {target for *_, target in with_target(found)} == {2.0, 100.0}
+    mean, most = (each for each in found if isinstance(each, Fact))
+    assert 0 < float(mean.found) < 500
+    assert int(most.found.replace(",", "")) >= float(mean.found)
+
+
+def test_sizes_have_points_for_each_size_and_ratios_at_100_kib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_the_peer()
+    found = list(sizes(SMALL, tmp_path))
+    for series in (
+        "kcache `file`",
+        "kcache `lmdb`",
+        FILE_STREAM,
+        "raw file read",
+        "raw LMDB get",
+        MEMORY.name,
+    ):
+        line = points(found, "get against size", series)
+        assert set(line) == {KIB, 100 * KIB}
+        assert all(0 < y < 1 for y in line.values())
+    ratios = {(each.figure, each.against) for each in found if isinstance(each, Ratio)}
+    assert ("kcache `file`, get of 100 KiB", FILE_STREAM) in ratios
+    assert ("kcache `lmdb`, get of 100 KiB", "raw LMDB get") in ratios
+    assert not [figure for figure, _ in ratios if figure.startswith("kcache memory, put")]
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_are_as_long_as_they_should_be_and_differ() -> None:
+    assert len(noise(5_000, 1)) == 5_000
+    assert noise(5_000, 1) != noise(5_000, 2)
+
+
+def test_what_stands_for_kernels_compresses_alike_at_every_size(
+    nvrtc: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import zlib
+
+    import reading
+    import sizes as sizes_module
+
+    monkeypatch.setattr(reading, "REAL", ("trivial",))
+    try:
+        reading.whole_outputs.cache_clear()
+        sizes_module._material.cache_clear()
+        once = len(reading.whole_outputs())
+        small, large = (kernel_like(size, 1) for size in (once, 8 * once))
+    finally:
+        reading.whole_outputs.cache_clear()
+        sizes_module._material.cache_clear()
+    assert (len(small), len(large)) == (once, 8 * once)
+    # Repeated as it is, the large one would be compressed eight times better.
+    assert len(zlib.compress(large)) / len(large) > 0.6 * len(zlib.compress(small)) / len(small)
+
+
+def test_crowd_adds_up_what_its_processes_manage(tmp_path: Path) -> None:
+    needs_the_peer()
+    found = list(crowd(SMALL, tmp_path))
+    assert not [each for each in found if isinstance(each, Absent)]
+    for kind in ("get", "put"):
+        line = points(found, f"{kind}s of 4 KiB in a second against processes", "kcache `file`")
+        assert set(line) == {1, 2}
+        assert min(line.values()) > 1
+
+
+def test_a_worker_that_ends_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="a worker ended with status 1"):
+        Workers("no_such_module_at_all", 1, ())
+
+
+def test_a_million_is_left_to_the_full_run(tmp_path: Path) -> None:
+    (absent,) = million(QUICK, tmp_path)
+    assert isinstance(absent, Absent)
+    assert Plan().million == 1_000_000
+
+
+def test_million_measures_each_operation(tmp_path: Path) -> None:
+    found = list(million(replace(SMALL, million=3_000), tmp_path))
+    charts = {each.chart for each in found if isinstance(each, Point)}
+    assert len(charts) == 4
+    assert sorted(target for *_, target in with_target(found) if target) == [1.5, 2.0]
+
+
+# -- probes ----------------------------------------------------------------------------------------
+
+
+def test_what_kcache_serves_after_damage(tmp_path: Path) -> None:
+    for name in ("kcache `file`", "kcache `lmdb`"):
+        for probe in ("truncated", "flipped"):
+            place = tmp_path / f"{name} {probe}"
+            place.mkdir()
+            assert run(probe, name, place) == MISS
+
+
+class Naive:
+    """A cache of files that checks nothing, evicts everything for what is too large, and has a cap."""
+
+    def __init__(self, folder: Path, cap: int) -> None:
+        self.folder, self.cap = folder, cap
+        folder.mkdir(exist_ok=True)
+
+    def get(self, key: str) -> bytes | None:
+        path = self.folder / key
+        return path.read_bytes() if path.exists() else None
+
+    def put(self, key: str, value: bytes) -> None:
+        (self.folder / key).write_bytes(value)
+        while sum(path.stat().st_size for path in self.folder.iterdir()) > self.cap:
+            min(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns).unlink()
+
+
+def naive(folder: Path, cap: int) -> Opened:
+    cache = Naive(folder, cap)
+    return Opened(cache.get, cache.put, lambda: None, lambda: None)
+
+
+def test_a_cache_that_checks_nothing_is_found_out(tmp_path: Path) -> None:
+    wrong = Contender("naive", "peer", naive, (), *[""] * 5)
+    for number, (probe, outcome) in enumerate(
+        {truncated: "served", flipped: "served", oversize: f"0 of {SMALL_COUNT} kept"}.items()
+    ):
+        assert probe(wrong, tmp_path / str(number)) == outcome
+
+
+def test_an_entry_that_is_whole_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import probes
+
+    monkeypatch.setattr(probes, "_where", lambda folder: (tmp_path / "other", 0))
+    (tmp_path / "other").write_bytes(b"x" * 9)
+    with pytest.raises(RuntimeError, match="the damage did not reach the value"):
+        flipped(BY_NAME["kcache `file`"], tmp_path / "it")
+
+
+def test_a_process_that_is_killed_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import probes
+
+    script = tmp_path / "dies.py"
+    script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.setattr(probes, "__file__", str(script))
+    assert run("truncated", "kcache `file`", tmp_path) == "process killed by SIGKILL"
+
+
+@pytest.mark.parametrize("probe", ["header", "full", "read_only"])
+def test_kernels_survive(probe: str, tmp_path: Path, nvrtc: tuple[int, int]) -> None:
+    wanted = "compiled again" if probe == "header" else "kernel returned"
+    assert run(probe, "kcache `file`", tmp_path) == wanted
+
+
+def test_kcache_is_one_column_and_says_which_backend_fails() -> None:
+    fine = dict.fromkeys(("kcache `file`", "kcache `lmdb`"), "miss")
+    (one, other) = _facts("damage", "miss", {**fine, DISKCACHE: "served"})
+    assert (one.figure, one.found, one.met) == ("damage: kcache", "miss", True)
+    assert (other.figure, other.found, other.met) == (f"damage: {DISKCACHE}", "served", False)
+    (bad,) = _facts("damage", "miss", {**fine, "kcache `lmdb`": "served"})
+    assert (bad.found, bad.met) == ("`file` miss, `lmdb` served", False)
+
+
+# -- the table that many would write ---------------------------------------------------------------
+
+
+def test_sqlite_counts_what_it_holds(tmp_path: Path) -> None:
+    cache = SqliteCache(tmp_path, 10_000)
+    cache.fill((f"{number}", bytes(1_000)) for number in range(5))
+    assert cache.used() == 5_000
+    assert cache.put("0", bytes(2_000))
+    assert cache.used() == 6_000
+    assert not cache.put("large", bytes(10_001))
+    assert cache.put("full", bytes(10_000))
+    assert cache.used() == 10_000
+    assert [cache.get(f"{number}") for number in range(5)] == [None] * 5
+    cache.close()
