@@ -54,8 +54,15 @@ def _attempt(work: Callable[[], object]) -> str:
         work()
     except Exception as error:
         traceback.print_exc()
-        return f"{type(error).__name__}: {str(error).strip() or 'no reason given'}".splitlines()[0]
+        return _reason(error)
     return ""
+
+
+def _reason(error: Exception) -> str:
+    """Returns an error in one line: of more than one, the first, and the last, which says why."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    text = lines[0] if len(lines) == 1 else f"{lines[0][:60].rstrip()} ... {lines[-1].strip()}"
+    return f"{type(error).__name__}: {text}"
 
 
 def _report(name: str, took: Took, total: float) -> None:

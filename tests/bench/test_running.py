@@ -78,7 +78,7 @@ def test_every_chapter_is_kept_when_it_ends() -> None:
 
     def fail(plan: Plan, folder: Path) -> Found:
         yield ratio("two", "found before", "diskcache", 1.0)
-        raise RuntimeError("no luck\nsecond line")
+        raise RuntimeError("no luck\nsecond line\nlast line")
 
     kept: list[tuple[int, list[str]]] = []
     chapters = {"one": Chapter("One", measure), "two": Chapter("Two", fail)}
@@ -86,7 +86,7 @@ def test_every_chapter_is_kept_when_it_ends() -> None:
     found = run(chapters, QUICK, "command", lambda f: kept.append((len(f.ratios), list(f.took))))
     assert kept == [(1, ["one"]), (2, ["one", "two"]), (3, ["one", "two", "three"])]
     assert failed(found) == ["two"]
-    assert found.took["two"].error == "RuntimeError: no luck"
+    assert found.took["two"].error == "RuntimeError: no luck ... last line"
     assert [each.figure for each in found.ratios] == ["a figure", "found before", "a figure"]
 
 
