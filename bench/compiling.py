@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,7 @@ _COLUMNS = {
     "hot from disk": "disk",
     "hot from memory": "memory",
 }
+_ONCE = {'hot from memory, `header_check="once"`': "once"}
 _PEER_COLUMNS = {
     f"{FILE_STREAM}, cold": "peer cold",
     f"{FILE_STREAM}, hot, fresh process": "peer process",
@@ -58,19 +60,29 @@ def kernels(plan: Plan, folder: Path) -> Found:
 
 def _kernel(plan: Plan, job: Job, peer: CoreCache | None) -> Found:
     name = job.case.name
-    with job.memory_cache, job.disk_cache:
+    with job.memory_cache, job.disk_cache, job.once_cache:
         headers = job.hit(job.memory_cache).dependencies
-        hits = [job.disk, job.memory, job.fresh_process]
-        tasks = [job.bare, job.miss, *hits]
-        if plan.splits and headers:
+        hits: list[Callable[[], Round]] = [job.disk, job.memory, job.fresh_process]
+        tasks: list[Callable[[], Round]] = [job.bare, job.miss, *hits]
+        # A quick run has one cold compile by cuda.core of what takes many seconds, and no ratio.
+        brief = name in COSTLY and not plan.splits
+        if headers:
+            hits.append(job.once)
+            tasks.append(job.once)
+        if headers and plan.splits:
             tasks.append(job.traced)
+        filled: Round = {}
         if peer is not None:
             digest = partial(_digest, headers)
-            hits += [peer.disk, peer.memory, peer.fresh_process, digest]
-            tasks += [peer.cold, *hits[3:]]
+            beside = [peer.disk, peer.memory, peer.fresh_process, digest]
+            filled = peer.cold()
+            hits += beside
+            tasks += beside if brief else [peer.cold, *beside]
         interleave(1, hits)
         rounds = interleave(plan.costly if name in COSTLY else plan.compiles, tasks)
-    columns = _COLUMNS | (_PEER_COLUMNS if peer is not None else {})
+        if brief:
+            rounds.add(filled)
+    columns = _COLUMNS | (_ONCE if headers else {}) | (_PEER_COLUMNS if peer is not None else {})
     for column, key in columns.items():
         row = f"`{name}`, {len(headers)} headers"
         yield Timing("kernels", row, f"kernel: {column}", rounds.summary(key))
@@ -114,12 +126,15 @@ def _beside_peer(name: str, headers: int, rounds: Rounds) -> Found:
     ratio = Comparison("kernels", rounds).ratio
     hit = f"`{name}`, {_verified(headers)}"
     lax = "hit, no header verified" if headers else "hit"
-    yield ratio(f"`{name}`, cold", "miss", f"{FILE_STREAM}, cold", "peer cold")
+    if len(rounds["peer cold"]) == len(rounds["miss"]):
+        yield ratio(f"`{name}`, cold", "miss", f"{FILE_STREAM}, cold", "peer cold")
     fresh = f"{hit}, in a fresh process, its start included"
     yield ratio(fresh, "process", f"{FILE_STREAM} {lax}, likewise", "peer process")
     yield ratio(f"{hit}, from disk", "disk", f"{FILE_STREAM} {lax}", "peer disk")
     yield ratio(f"{hit}, from memory", "memory", f"{IN_MEMORY} {lax}", "peer memory")
     if headers:
+        once = f"`{name}`, hit, headers verified once per process, from memory"
+        yield ratio(once, "once", f"{IN_MEMORY} {lax}", "peer memory")
         added = zip(rounds["peer memory"], rounds["digest"], strict=True)
         for each in added:
             rounds.add({"peer digested": sum(each)})

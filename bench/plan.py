@@ -61,7 +61,7 @@ class Plan:
 
 
 QUICK = Plan(
-    processes=11,
+    processes=9,
     calls=15,
     compiles=3,
     stampedes=1,
