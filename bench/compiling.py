@@ -74,10 +74,12 @@ def _kernel(plan: Plan, job: Job, peer: CoreCache | None) -> Found:
         filled: Round = {}
         if peer is not None:
             digest = partial(_digest, headers)
-            beside = [peer.disk, peer.memory, peer.fresh_process, digest]
+            beside: list[Callable[[], Round]] = [peer.disk, peer.memory, peer.fresh_process, digest]
             filled = peer.cold()
             hits += beside
-            tasks += beside if brief else [peer.cold, *beside]
+            tasks += beside
+            if not brief:
+                tasks.append(peer.cold)
         interleave(1, hits)
         rounds = interleave(plan.costly if name in COSTLY else plan.compiles, tasks)
         if brief:
