@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,10 @@ from kcache import flight
 from kcache.flight import Flight, Made, Work
 from kcache.keylocks import KeyLocks
 from kcache.stats import Counters
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a library's locks are looked at"
+)
 
 NAME = key("waited for")
 #: Pauses within the first half second, in which they get longer, and in each second after it.
