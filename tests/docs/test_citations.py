@@ -16,6 +16,8 @@ PAGES = {named(path): path for path in pages.pages()}
 #: `tests/x.py::name`, `tests/x.py::Class::name`; of a marked block, too.
 _TEST = re.compile(r"\b((?:tests|examples)/[\w/.-]+\.py)((?:::\w+)+)")
 _FILE = re.compile(r"`((?:tests|bench)/[\w/.-]*\w/?)`")
+#: A file that the page has its reader write.
+_OWN = re.compile(r"^<!-- file: (\S+) -->$", re.M)
 
 
 @cache
@@ -33,7 +35,9 @@ def defined(file: Path) -> frozenset[str]:
 
 def missing(text: str) -> list[str]:
     """Returns what a text names of the repository and what is not there."""
-    lacking = [path for path in _FILE.findall(text) if not (ROOT / path).exists()]
+    own = _OWN.findall(text)
+    named_files = (path for path in _FILE.findall(text) if path not in own)
+    lacking = [path for path in named_files if not (ROOT / path).exists()]
     for file, names in _TEST.findall(text):
         name = names.removeprefix("::")
         there = (ROOT / file).is_file() and name in defined(ROOT / file)
