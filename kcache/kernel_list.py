@@ -113,7 +113,7 @@ def _parse(path: str, data: bytes) -> object:
             return cast("object", json.loads(data.decode("utf-8-sig")))
         import tomllib
 
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; allowed: UTF-8"

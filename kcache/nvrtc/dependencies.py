@@ -17,6 +17,7 @@ from kcache.nvrtc.scan import (
     leads_out,
     macros,
     names_file,
+    packs,
     scan,
     spliced,
 )
@@ -190,6 +191,10 @@ class Tracker:
             return False
         others = [self._option_macros, self._source, *self._in_memory.values()]
         return names_file(headers, others)
+
+    def packs(self) -> bool:
+        """Tell whether a text that was found may set how structures are packed."""
+        return any(map(packs, self._texts.values())) or packs(self._option_macros)
 
     # -- gathering -----------------------------------------------------------------------------
 

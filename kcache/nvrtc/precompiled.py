@@ -23,6 +23,10 @@ goes on to the end of them; a null directive, or a token in a branch not taken, 
 *The outcome* is the same bytes, unless it has debug information (`-G`) or is LTOIR: those name
 lambdas by a count of lines that leaves out what was precompiled. They are compiled plainly.
 
+*Packing.* What `#pragma pack` has set is not restored: after a header that pushes and pops it, all
+structures of the code are packed as in between, and after one that sets it for good, none are. With
+a header that names it, everything is compiled plainly. CUB, CUTLASS and the CUDA headers have none.
+
 *The log* lacks warnings of the preamble. They are those of the compile that made it, up to the line
 which says so.
 
@@ -287,6 +291,8 @@ class PrecompiledHeaders:
             variant = Variant.of(tracker.from_trace(trace))
         except UncacheableError as error:
             raise _RefusedError(str(error)) from error
+        if tracker.packs():
+            raise _RefusedError("#pragma pack is not kept in one", for_now=True)
         kept = _Kept(_precompile(part), trace, variant)
         # It holds what the compile before it read only if nothing changed since that began; and it
         # told nothing, so that what came and went since it began counts too.

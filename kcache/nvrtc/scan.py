@@ -25,6 +25,7 @@ __all__ = [
     "macros",
     "names_file",
     "operand_of",
+    "packs",
     "plain_text",
     "scan",
     "spliced",
@@ -49,6 +50,8 @@ _EMBED = re.compile(rb"(?:#|%:)" + GAP + rb"embed\b", re.DOTALL)
 _SPLICE = re.compile(rb"\\\r?\n")
 #: A part of `__has_include` that is joined to the rest.
 PASTED = re.compile(rb"(?<!\w)__has_(?:i|in|inc|incl|inclu|includ)?[ \t]*(?:##|[,)])")
+#: As a directive, as `_Pragma`, and as the argument of a macro that makes one.
+_PACK = re.compile(rb"pragma[^\n]*\bpack\b|\bpack\s*\(\s*(?:push|pop|\d+\s*\)|\))", re.IGNORECASE)
 _TIME = re.compile(rb"__(?:DATE|TIME|TIMESTAMP)__")
 #: A failed assertion, or a message of the compiler: from here on a macro only prints.
 _ASSERTION = re.compile(rb"\b(?:__assert_?fail|_wassert|message)\s*\(.*", re.DOTALL)
@@ -117,6 +120,11 @@ def uses_time(text: bytes) -> bool:
     if b"__DATE__" not in text and b"__TIME" not in text:
         return False
     return _TIME.search(_SKIPPED.sub(_blank, text)) is not None
+
+
+def packs(text: bytes) -> bool:
+    """Tell whether `text` may set how structures are packed, by `#pragma pack`."""
+    return b"pack" in text and _PACK.search(spliced(text)) is not None
 
 
 def scan(text: bytes) -> FileScan:

@@ -403,6 +403,30 @@ def test_a_header_that_ends_amid_a_declaration(family: Family, tree: Path, heade
     assert not family.uses(begin, PATHS)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "#pragma pack(push, 1)\nstruct A { char a; int b; };\n#pragma pack(pop)\n",
+        "#pragma pack(1)\n",
+        "#pr\\\nagma /* a */ pack(push, 1)\n",
+        '_Pragma("pack(1)")\n',
+        "#define PRAGMA(x) _Pragma(#x)\nPRAGMA(pack(push, 1))\n",
+    ],
+)
+def test_a_header_that_packs_structures(family: Family, tree: Path, header: str) -> None:
+    """NVRTC does not restore it: the structures of the code would have other sizes."""
+    layout = tree / "second/layout.h"
+    layout.write_text(header)
+    begin = "#include <layout.h>\nstruct B { char a; int b; };\n#define V sizeof(B)\n"
+    family.compile(begin, PATHS)
+    family.compile(begin, PATHS)
+    assert not family.uses(begin, PATHS)
+    layout.write_text("// nothing\n")
+    family.compile(begin, PATHS)
+    family.compile(begin, PATHS)
+    assert family.uses(begin, PATHS)
+
+
 def test_a_header_with_the_time(family: Family, tree: Path) -> None:
     edit("second/x.h", "#define V sizeof(__TIME__)\n")
     for _ in range(2):
