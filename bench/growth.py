@@ -187,7 +187,6 @@ def _memory(plan: Plan, contenders: list[Contender], filled: dict[str, list[Popu
         for population in filled[each.name]
         if population.count in (few, many)
     ]
-    interleave(1, tasks)
     rounds = interleave(plan.memory_rounds, tasks)
     charts = {
         "used anonymous": "memory that no file is behind, after gets and puts, against entries",
@@ -217,7 +216,7 @@ def _more_entries(each: Contender, rounds: Rounds, few: int, many: int) -> Itera
         f"used{kind}": "the same, 1,000 gets, 1,000 puts at the cap",
     }
     if each.role != OURS:
-        words = {"peak": "open, 1,000 gets, puts at the cap for half a second; peak"}
+        words = {"peak": "open, 1,000 gets, puts at the cap for a fifth of a second; peak"}
     for stage, what in words.items():
         yield _bytes(
             rounds,

@@ -26,7 +26,7 @@ from kcache.registry import open_backend
 
 #: A payload starts at another place in this for each number, so that no two are alike.
 _NOISE = random.Random(0).randbytes(300 * KIB)
-_BATCH = 1_000
+_BATCH = 10_000
 
 
 def key(number: int) -> str:

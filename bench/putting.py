@@ -15,7 +15,7 @@ from kcache.eviction import EVICT_BATCH
 PUTS = 4 * (EVICT_BATCH + 1)
 #: A round of a peer's puts has as many as fit in this time, in seconds, up to a limit: some peers
 #: look at everything in each.
-PEER_SECONDS, PEER_PUTS = 0.4, 130
+PEER_SECONDS, PEER_PUTS = 0.25, 130
 #: Numbers from here on are those of no entry that a population starts with.
 UNUSED = 10_000_000
 

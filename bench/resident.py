@@ -21,7 +21,7 @@ from putting import UNUSED, Putting
 
 GETS = PUTS = 1_000
 #: A peer puts for this long at the most, in seconds, and twice at the least.
-LONGEST = 0.5
+LONGEST = 0.2
 #: Of the youngest entries this share is read: they are there even just after a trim.
 YOUNGEST = 0.8
 
