@@ -28,7 +28,7 @@ class Tally:
     """Operations that were tried, and how many of them failed in which way."""
 
     tried: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter[str])
 
 
 def crowd(plan: Plan, folder: Path) -> Found:

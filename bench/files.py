@@ -82,7 +82,7 @@ def _that_fit(counts: tuple[int, ...], folder: Path) -> tuple[int, ...]:
 
 def _looks(putting: Putting) -> list[int]:
     """Returns how many files each of many puts looks at."""
-    counts = []
+    counts: list[int] = []
     for new in putting.new(2 * PUTS):
         with Looks() as looks:
             putting.put(new)

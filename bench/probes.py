@@ -131,7 +131,7 @@ def full(contender: Contender, folder: Path) -> str:
     try:
         return _outcome(compile_one, path)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def read_only(contender: Contender, folder: Path) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import chain, cycle, islice
 from pathlib import Path
+from typing import Any
 
 from measure import Round, run_python
 from peers import OURS
@@ -54,8 +55,9 @@ def task(name: str, population: Population) -> "partial[Round]":
 
 def work(described: str, first: int) -> None:
     """What the new process does."""
-    plain = json.loads(described)
-    population = Population(**{**plain, "directory": Path(plain["directory"])})
+    plain: dict[str, Any] = json.loads(described)
+    plain["directory"] = Path(plain["directory"])
+    population = Population(**plain)
     putting = Putting(population, first)
     putting.opened.used()
     opened = _memory()

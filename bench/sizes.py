@@ -132,7 +132,7 @@ def _material(size: int) -> bytes:
     does, but not because the first one is there.
     """
     whole = whole_outputs()
-    parts = []
+    parts: list[bytes] = []
     for number in range(-(-2 * size // len(whole))):
         table = bytes(random.Random(number).sample(range(256), 256)) if number else None
         parts.append(whole.translate(table) if table else whole)

@@ -6,7 +6,7 @@ sizes kept in a row instead of summed up, an object over the cap refused.
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,7 +83,7 @@ class SqliteCache:
         return int(row.fetchone()[0])
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self) -> Generator[None]:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
