@@ -225,7 +225,7 @@ class CacheEngine:
         started = _now()
         entry, from_memory = self.fetch(key, again=again)
         if entry is not None:
-            self.count_hit(entry, started, from_memory=from_memory)
+            self.counters.hit(entry.cost, _now() - started, from_memory)
         return entry
 
     def _create(self, key: str, create: Callable[[], Entry]) -> Entry:
@@ -240,7 +240,7 @@ class CacheEngine:
             return Made(entry, reusable=True, stored=self.put(key, entry))
 
         def share(entry: Entry) -> Entry:
-            self.count_hit(entry, _now(), from_memory=True)
+            self.counters.hit(entry.cost, 0.0, True)
             return entry
 
         if self._flight is None:
@@ -365,13 +365,10 @@ class CacheEngine:
             return self._load(key, again=again), False
         entry = self.memory.get(key) if isinstance(key, str) else None
         if entry is not None:
-            self._touch_memory_hit(key)
+            if self._touches.due(key, self._clock(), self.memory):
+                self._touch(key)
             return entry, True
         return self._load(key, again=again), False
-
-    def count_hit(self, entry: Entry, started: float, *, from_memory: bool) -> None:
-        """Count a hit on `entry` that began at `started`, a `time.perf_counter` value."""
-        self.counters.hit(entry.cost, _now() - started, from_memory)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -427,8 +424,8 @@ class CacheEngine:
             return self.backend.delete(key)
         return 0
 
-    def _touch_memory_hit(self, key: str) -> None:
-        if self._touches.due(key, self._clock(), len(self.memory)) and not self.read_only:
+    def _touch(self, key: str) -> None:
+        if not self.read_only:
             with self._surviving("touch"):
                 self.backend.touch(key)
 

@@ -285,8 +285,14 @@ class KernelCache:
         """
         from kcache.why import explain
 
-        request = self._requests.unrecorded(
-            source, names, options, headers, extra_key=extra_key, source_name=source_name
+        request = self._requests.make(
+            source,
+            names,
+            options,
+            headers,
+            extra_key=extra_key,
+            source_name=source_name,
+            record=False,
         )
         aside, checked = self.config.set_aside(), self._resolver.checked(request)
         return explain(self.engine, request, set_aside=aside, checked=checked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sized
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -35,11 +35,11 @@ class Touches(Generic[K]):
         self._interval = interval
         self._due: dict[K, float] = {}
 
-    def due(self, key: K, now: float, kept: int) -> bool:
-        """Tell whether to record this use of `key` at `now`; `kept` items are in memory."""
+    def due(self, key: K, now: float, kept: Sized) -> bool:
+        """Tell whether to record this use of `key` at `now`; `kept` is what is in memory."""
         if now < self._due.get(key, 0.0):
             return False
-        if len(self._due) > 2 * kept:
+        if len(self._due) > 2 * len(kept):
             self._due = {k: due for k, due in self._due.copy().items() if due > now}
         first = key not in self._due
         self._due[key] = now + self._interval
@@ -59,11 +59,13 @@ class MemoryTier(Generic[K, V]):
     Threads: every method may be called from any thread. Fork: a child starts with a copy.
     """
 
-    __slots__ = ("__weakref__", "_items", "_lock", "_used", "changes", "max_size")
+    __slots__ = ("__weakref__", "_items", "_lock", "_newest", "_used", "changes", "max_size")
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        #: The item that was used last, if it was read last: it need not be moved again.
+        self._newest: tuple[V, int] | None = None
         self._used = 0
         self._lock = Lock()
         #: How often something was put (not: read) or removed; see `put`.
@@ -72,12 +74,15 @@ class MemoryTier(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value under `key` and mark it as used, or None."""
-        with self._lock:
-            item = self._items.get(key)
-            if item is None:
-                return None
-            self._items.move_to_end(key)
-            return item[0]
+        item = self._items.get(key)
+        if item is None:
+            return None
+        if item is not self._newest:
+            with self._lock:
+                if self._items.get(key) is item:  # not evicted or replaced a moment ago
+                    self._items.move_to_end(key)
+                    self._newest = item
+        return item[0]
 
     def peek(self, key: K) -> V | None:
         """Return the value under `key`, or None; no use of it."""
@@ -97,6 +102,7 @@ class MemoryTier(Generic[K, V]):
                 self.changes += 1
             elif unless_since != self.changes:
                 return
+            self._newest = None
             old = self._items.pop(key, None)
             if old is not None:
                 self._used -= old[1]
@@ -112,6 +118,7 @@ class MemoryTier(Generic[K, V]):
         """Forget `key`, if it is there."""
         with self._lock:
             self.changes += 1
+            self._newest = None
             item = self._items.pop(key, None)
             if item is not None:
                 self._used -= item[1]
@@ -120,6 +127,7 @@ class MemoryTier(Generic[K, V]):
         """Forget everything."""
         with self._lock:
             self.changes += 1
+            self._newest = None
             self._items.clear()
             self._used = 0
 

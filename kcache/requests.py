@@ -103,49 +103,35 @@ class Requests:
         *,
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
+        record: bool = True,
     ) -> Request:
         """Return the request that the arguments make, remembered where that is cheap.
+
+        The recorders are told of it, unless `record` is false.
 
         Raises:
             ConfigError: an argument is not allowed, or no architecture is given and there is no
                 GPU; CompilerNotFoundError: there is no compiler.
         """
-        request = self.unrecorded(
-            source, names, options, headers, extra_key=extra_key, source_name=source_name
-        )
-        for recorder in self.recorders:
-            recorder.note(request)
-        return request
-
-    def unrecorded(
-        self,
-        source: str,
-        names: str | Sequence[str] = (),
-        options: CompileOptions | None = None,
-        headers: Mapping[str, str] | None = None,
-        *,
-        extra_key: bytes = b"",
-        source_name: str = "kernel.cu",
-    ) -> Request:
-        """Return what `make` does, without telling the recorders."""
-        if headers or extra_key:
-            return self._make(
-                source, names, options, headers, extra_key=extra_key, source_name=source_name
-            )
-        try:
-            expressions = names if isinstance(names, str) else tuple(names)
-            call = (source, expressions, options, source_name)
-            request = self._known.get(call)
-        except TypeError:  # wrong types, which `_make` names
-            return self._make(
-                source, names, options, headers, extra_key=extra_key, source_name=source_name
-            )
+        call: _Call | None = None
+        request = None
+        if not (headers or extra_key):
+            try:
+                expressions = names if isinstance(names, (str, tuple)) else tuple(names)
+                call = (source, expressions, options, source_name)
+                request = self._known.get(call)
+            except TypeError:  # wrong types, which `_make` names
+                call = None
         # A request with includes depends on the working directory, which may have changed.
         if request is None or not (request.anywhere or request.is_here()):
             request = self._make(
                 source, names, options, headers, extra_key=extra_key, source_name=source_name
             )
-            self._known.put(call, request, 2 * len(source) + _REQUEST_OVERHEAD)
+            if call is not None:
+                self._known.put(call, request, 2 * len(source) + _REQUEST_OVERHEAD)
+        if record:
+            for recorder in self.recorders:
+                recorder.note(request)
         return request
 
     def of(self, call: CompileRequest) -> Request:

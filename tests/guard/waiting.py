@@ -45,7 +45,7 @@ def waiter(text: str, home: Path, source: str, backend: str = "file") -> list[st
         inner = cache.engine.backend
         taken = {info.key: inner.get(info.key) for info in list(inner.scan())}
         locks = KeyLocks(str(place / "flight"))
-        key = cache._requests.unrecorded(source, (), options).key
+        key = cache._requests.make(source, (), options).key
         assert locks.acquire(key)
         for name in taken:
             assert inner.delete(name)
