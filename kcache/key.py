@@ -18,7 +18,6 @@ KEY_SCHEMA = "kcache-key/1"
 
 
 class _Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
     def hexdigest(self) -> str: ...
 
 
@@ -49,13 +48,11 @@ def digest_fields(label: str, fields: Iterable[tuple[str, bytes]]) -> str:
     two different lists of fields give the same bytes. SHA-256 is used as a checksum that does not
     collide, not for secrecy.
     """
-    digest = _sha256()
+    parts: list[bytes] = []
     for name, value in ((label, b""), *fields):
         encoded = name.encode("utf-8", "surrogateescape")
-        digest.update(_LENGTHS.pack(len(encoded), len(value)))
-        digest.update(encoded)
-        digest.update(value)
-    return digest.hexdigest()
+        parts += (_LENGTHS.pack(len(encoded), len(value)), encoded, value)
+    return _sha256(b"".join(parts)).hexdigest()
 
 
 def hash_source(text: str) -> str:

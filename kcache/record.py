@@ -8,6 +8,7 @@ on one.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
 
 if TYPE_CHECKING:
@@ -97,6 +98,15 @@ class Record:
     def __hash__(self) -> int:
         return hash(self._values())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make it anew from its fields, in another process too: what else it holds is derived."""
+        values = self._values()
+        proxies = tuple(isinstance(value, MappingProxyType) for value in values)
+        plain = tuple(
+            dict(value) if proxy else value for value, proxy in zip(values, proxies, strict=True)
+        )
+        return _restored, (type(self), plain, proxies)
+
     def __repr__(self) -> str:
         shown = (name for name in self._names if name not in self._quiet)
         return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in shown)})"
@@ -111,3 +121,9 @@ class Record:
         from dataclasses import FrozenInstanceError
 
         raise FrozenInstanceError(f"cannot change field {name!r} of {type(self).__name__}")
+
+
+def _restored(kind: type[Record], values: tuple[Any, ...], proxies: tuple[bool, ...]) -> Record:
+    """Return the record that `Record.__reduce__` took apart; a mapping proxy can't be pickled."""
+    pairs = zip(values, proxies, strict=True)
+    return kind(*(MappingProxyType(value) if proxy else value for value, proxy in pairs))

@@ -15,7 +15,13 @@ from kcache.catalogue import MANIFEST, Item, Opened, look_into
 from kcache.cli.cache import directory_option, json_option, open_existing
 from kcache.cli.keys import SHORT, key_prefix, resolve
 from kcache.cli.listing import item_json
-from kcache.cli.output import OUTPUTS, named_by_suffix, refuse_terminal, write_output
+from kcache.cli.output import (
+    OUTPUTS,
+    OutputPath,
+    named_by_suffix,
+    refuse_terminal,
+    write_output,
+)
 from kcache.cli.terminal import STDOUT, columns, plain, say, show
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.info import format_size, format_time
@@ -77,7 +83,7 @@ def show_entry(*, key: str, as_json: bool, directory: str | None) -> None:
     "-o",
     "--output",
     metavar="OUT",
-    type=click.Path(),
+    type=OutputPath(),
     help="Where to write it, - for standard output.  [default: the key's first digits, with the "
     "suffix of what is written]",
 )

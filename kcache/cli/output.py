@@ -11,9 +11,23 @@ import click
 
 from kcache.cli.terminal import naming, write_stdout
 
-__all__ = ["OUTPUTS", "named_by_suffix", "refuse_terminal", "write_output"]
+__all__ = ["OUTPUTS", "OutputPath", "named_by_suffix", "refuse_terminal", "write_output"]
 
 OUTPUTS = ("cubin", "ptx", "ltoir")
+
+
+class OutputPath(click.Path):
+    """The name of a file to write; an empty one, as of a variable that is not set, is refused."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "":
+            self.fail("'' is not allowed; allowed: a file, or - for standard output", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def named_by_suffix(output: str | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import click
 
 from kcache import CompileOptions
-from kcache.cli.output import OUTPUTS, named_by_suffix
+from kcache.cli.output import OUTPUTS, OutputPath, named_by_suffix
 from kcache.cli.terminal import read_stdin
 from kcache.errors import ConfigError
 from kcache.nvrtc.options import parse_arch
@@ -143,7 +143,7 @@ def _options(output_help: str) -> list[Callable[[Callable[..., object]], Callabl
             help="Level of the assembler.",
         ),
         option("--fast-math", is_flag=True, help="Fast, less exact arithmetic."),
-        option("-o", "--output", metavar="OUT", type=click.Path(), help=output_help),
+        option("-o", "--output", metavar="OUT", type=OutputPath(), help=output_help),
         option(
             "--emit",
             type=click.Choice(OUTPUTS),

@@ -36,6 +36,7 @@ _INCLUDE = ("-I", "--include-path")
 _PRE_INCLUDE = ("-include", "--pre-include")
 _DEFINES = ("-D", "--define-macro")
 _ARCH_OPTION = ("-arch", "--gpu-architecture")
+_WITH_VALUE = frozenset((*_INCLUDE, *_PRE_INCLUDE, *_ARCH_OPTION, *_DEFINES))
 #: Options whose output names the directory that the compiler ran in.
 _PATHS_IN_OUTPUT = ("-G", "--device-debug", "-lineinfo", "--generate-line-info")
 
@@ -150,7 +151,10 @@ class CompileOptions(Record):
     @property
     def extra(self) -> ExtraOptions:
         """What the cache has to know of `extra_options`."""
-        return ExtraOptions.parse(self.extra_options)
+        known = self.__dict__.get("_extra")
+        if known is None:  # asked for several times by each request
+            self._put("_extra", known := ExtraOptions.parse(self.extra_options))
+        return cast("ExtraOptions", known)
 
     @property
     def target(self) -> str | None:
@@ -234,7 +238,7 @@ class ExtraOptions(NamedTuple):
                 name, value = "-I", option[2:].removeprefix("=")
             elif option.startswith("-D") and option != "-D":
                 name, value = "-D", option[2:].removeprefix("=")
-            elif name in (*_INCLUDE, *_PRE_INCLUDE, *_ARCH_OPTION, *_DEFINES) and not equals:
+            elif name in _WITH_VALUE and not equals:
                 value = next(rest, "")
             if name in _DEFINES:
                 value = value.strip(" ")

@@ -70,6 +70,13 @@ def test_wrong_usage_is_2_and_leaves_standard_output_alone(
         assert b"Usage: kcache" in done.stderr
 
 
+@pytest.mark.parametrize("command", [("compile", "-"), ("extract", "0"), ("report",)])
+def test_an_empty_name_for_the_output_is_refused(command: tuple[str, ...], here: Callable) -> None:
+    said = here(*command, "-o", "")
+    assert said.code == 2
+    assert "'' is not allowed; allowed: a file, or - for standard output" in said.err
+
+
 def test_the_script_and_the_module_are_the_same(run: Callable) -> None:
     script = Path(sys.executable).with_name("kcache")
     if not script.exists():

@@ -10,7 +10,7 @@ import tempfile
 import click
 
 from kcache.cli.cache import directory_option, named_directory, open_existing
-from kcache.cli.output import write_output
+from kcache.cli.output import OutputPath, write_output
 from kcache.cli.terminal import naming, progress, say
 from kcache.errors import BackendError
 from kcache.info import format_size
@@ -23,7 +23,7 @@ __all__ = ["report"]
     "-o",
     "--output",
     metavar="OUT",
-    type=click.Path(),
+    type=OutputPath(),
     default="kcache-report.html",
     show_default=True,
     help="Where to write it, - for standard output.",
