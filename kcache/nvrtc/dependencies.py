@@ -9,13 +9,13 @@ from typing import TypeAlias
 from kcache.nvrtc.changes import changed_since, stamps
 from kcache.nvrtc.files import FileDigests, Stamp
 from kcache.nvrtc.headers import HeaderSet, UncacheableError, is_header, tree_files
+from kcache.nvrtc.macros import Macros
 from kcache.nvrtc.probes import probes
 from kcache.nvrtc.scan import (
+    Definitions,
     FileScan,
-    Macro,
     expand,
     leads_out,
-    macros,
     names_file,
     packs,
     scan,
@@ -28,7 +28,6 @@ __all__ = ["Tracker"]
 
 #: Roots with more files than this are not taken whole for a dependency.
 MAX_TREE = 20_000
-
 
 #: Includes, each with the file that it stands in.
 _Asked: TypeAlias = "list[tuple[Include, Place | str | None]]"
@@ -74,6 +73,7 @@ class Tracker:
         #: Texts by the place of the file; None is the source, text names are in-memory headers.
         self._texts: dict[Place | str | None, bytes] = {None: self._source}
         self._texts.update(self._in_memory)
+        self._joined: dict[Place | str | None, bytes] = {}
         self._scans: dict[Place | str | None, FileScan] = {}
         self._found: dict[Place, bool] = {}
         #: Files that exist where an include was looked for, and were not read.
@@ -211,7 +211,9 @@ class Tracker:
     def _scan(self, name: Place | str | None) -> FileScan:
         found = self._scans.get(name)
         if found is None:
-            found = self._scans[name] = self._digests.scanned(self._texts[name], scan)
+            found = self._scans[name] = self._digests.scanned(
+                self._texts[name], lambda _: scan(self._spliced(name))
+            )
         return found
 
     def _exists(self, place: Place) -> bool:
@@ -245,8 +247,15 @@ class Tracker:
         found = list(filter(self._exists, self._candidates(include, includer)))
         return found if include.next else found[:1]
 
-    def _macros(self) -> dict[str, list[Macro]]:
-        return macros([*map(spliced, self._texts.values()), self._option_macros])
+    def _macros(self) -> Macros:
+        return Macros([*map(self._spliced, self._texts), self._option_macros])
+
+    def _spliced(self, name: Place | str | None) -> bytes:
+        """Return a text with continued lines joined."""
+        found = self._joined.get(name)
+        if found is None:
+            found = self._joined[name] = spliced(self._texts[name])
+        return found
 
     def _add_direct_includes(self) -> None:
         """Read what the source and `--pre-include` name, whether the branch was taken or not.
@@ -263,7 +272,7 @@ class Tracker:
                     self._read(place)
             followed |= new
             # What was read may define the macros of the next, so until there is no next.
-            defined = self._macros() if found.computed else {}
+            defined: Definitions = self._macros() if found.computed else {}
             named = {operand: expand(operand, defined) for operand in found.computed}
             new = set()
             new.update((include, None) for each in named.values() for include in each or ())
@@ -278,9 +287,7 @@ class Tracker:
                     covered_by_extra_key=True,
                 )
 
-    def _check_inside(
-        self, operand: str, name: Place | str | None, defined: Mapping[str, list[Macro]]
-    ) -> None:
+    def _check_inside(self, operand: str, name: Place | str | None, defined: Definitions) -> None:
         """Raise unless what a computed include names lies below the include directories."""
         outside = isinstance(name, str) or (isinstance(name, Place) and name.root == ABSOLUTE)
         if outside or leads_out(operand, defined):
@@ -387,7 +394,7 @@ class Tracker:
         """Return what is included, and by which file; and the operands that can't be told."""
         asked: _Asked = [(include, _COMMAND_LINE) for include in self._pre_includes]
         unknown: list[tuple[str, Place | str | None]] = []
-        defined: dict[str, list[Macro]] | None = None
+        defined: Macros | None = None
         for name in (None, *self._in_memory, *read):
             found = self._scan(name)
             asked += ((include, name) for include in found.includes)
@@ -444,20 +451,19 @@ class Tracker:
         return tuple(
             (numbers.setdefault(_inode(self._search.path(place)), len(numbers)), place)
             for group in groups.values()
-            if len(group) > 1 and b"once" in spliced(self._texts[group[0]])
+            if len(group) > 1 and b"once" in self._spliced(group[0])
             for place in group
         )
 
     def _probes(self, absent: set[Place], present: set[Place]) -> None:
         """Add what `__has_include` found, and what it did not find."""
-        if not any(self._scan(name).probes for name in self._texts) and (
-            b"__has_" not in self._option_macros
-        ):
+        scans = [scan(self._option_macros), *map(self._scan, self._texts)]
+        if not any(found.probes for found in scans):
             return
         titles = {repr(name): name for name in self._texts}
-        named = {title: spliced(self._texts[name]) for title, name in titles.items()}
+        named = {title: self._spliced(name) for title, name in titles.items()}
         found, complete = probes({**named, "options": self._option_macros})
-        if not complete:
+        if not complete or any(each.joins for each in scans):
             raise UncacheableError(
                 "an operand of __has_include is computed, and can't be followed",
                 covered_by_extra_key=True,
@@ -491,4 +497,4 @@ def _inode(path: str) -> tuple[int, int] | None:
 
 
 def _asserts(text: bytes) -> bool:
-    return b"assert" in text or scan(text).file
+    return b"assert" in text or scan(spliced(text)).file

@@ -62,7 +62,7 @@ from kcache.nvrtc import compiler
 from kcache.nvrtc.files import FileDigests, next_tick
 from kcache.nvrtc.headers import UncacheableError
 from kcache.nvrtc.manifest import Variant
-from kcache.nvrtc.scan import scan
+from kcache.nvrtc.scan import scan, spliced
 
 if TYPE_CHECKING:
     from kcache.nvrtc.compiler import Compiled
@@ -378,7 +378,7 @@ def preamble(source: str) -> str | None:
             break
         at = directive.end()
         end = at if depth == 0 else end
-    begin, rest = scan(source[:end].encode()), scan(source[end:].encode())
+    begin, rest = (scan(spliced(part.encode())) for part in (source[:end], source[end:]))
     if "??" in source:  # a trigraph may hide a directive
         return None
     if rest.includes or rest.computed or rest.embed or "import" in source[end:]:

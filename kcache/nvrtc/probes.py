@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from kcache.nvrtc.macros import Macros
 from kcache.nvrtc.scan import (
     DEFINE,
     GAP,
-    PASTED,
     Macro,
     expand,
-    macros,
     operand_of,
     plain_text,
 )
@@ -34,8 +33,6 @@ _BEFORE = 40
 _DEFINING = re.compile(rb"(?:#|%:|\*/).*\bdefine\b")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORD = re.compile(rb"[A-Za-z_]\w*")
-#: Without the `#`, so that the search is for a fixed word.
-_DEFINED = re.compile(rb"define" + GAP + rb"([A-Za-z_]\w*)", re.DOTALL)
 _OPERATORS = (("__has_include", False), ("__has_include_next", True))
 
 
@@ -60,7 +57,7 @@ def probes(texts: Mapping[str, bytes]) -> tuple[set[tuple[str | None, Include]],
     `texts` maps names of files to their spliced text; an operand is given with its file, or with
     None where it stands in a macro, which can be used in any file. Follows macros that wrap the
     operator, such as `#define HAS(x) __has_include(<x>)`, and macros that wrap those. False says
-    that some operand, or the operator itself, is made in another way.
+    that some operand is made in another way.
     """
     return _Search(texts).run()
 
@@ -74,12 +71,9 @@ class _Search:
         self._complete = True
         self._pending = [_Word(name, onward) for name, onward in _OPERATORS]
         self._seen = set(self._pending)
-        self._macros: dict[str, list[Macro]] | None = None
-        self._defined_names: set[bytes] | None = None
+        self._macros = Macros(texts.values())
 
     def run(self) -> tuple[set[tuple[str | None, Include]], bool]:
-        if any(b"__has_" in text and PASTED.search(text) for text in self._texts.values()):
-            self._complete = False
         while self._pending:
             word = self._pending.pop()
             raw = word.name.encode()
@@ -154,27 +148,18 @@ class _Search:
         wrapper = word.macro
         if wrapper is not None and wrapper.parameters != (wrapper.body,):
             return True
-        return raw[:1] == b"<" and not self._names().isdisjoint(_WORD.findall(raw))
-
-    def _names(self) -> set[bytes]:
-        """Return what may be the name of a macro: a tenth of the time that all of them take."""
-        if self._defined_names is None:
-            texts = self._texts.values()
-            self._defined_names = {name for text in texts for name in _DEFINED.findall(text)}
-        return self._defined_names
+        return raw[:1] == b"<" and not self._macros.names.isdisjoint(_WORD.findall(raw))
 
     def _expanded(self, operand: str) -> Iterable[Include] | None:
         return expand(operand, self._definitions())
 
-    def _definitions(self) -> dict[str, list[Macro]]:
+    def _definitions(self) -> Macros:
         """Return all macros; those that wrap the operator as if they were its operand."""
-        if self._macros is None:
-            self._macros = macros(self._texts.values())
         wrappers: dict[str, list[Macro]] = {}
         for word in self._seen:
             if word.macro is not None:
                 wrappers.setdefault(word.name, []).append(word.macro)
-        return {**self._macros, **wrappers} if wrappers else self._macros
+        return self._macros.beside(wrappers) if wrappers else self._macros
 
 
 def _line_around(text: bytes, at: int) -> tuple[bytes, bool]:
