@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -100,29 +101,27 @@ def _remove_files(folder: Path) -> None:
 # -- kcache --------------------------------------------------------------------------------------
 
 
-def _ours(backend: str) -> Callable[[Path, int, int], int]:
-    def fill(directory: Path, count: int, payload: int) -> int:
-        roomy = count * 2 * (payload + 4 * KIB) + KIB
-        plain = "lmdb" if backend.endswith("lmdb") else "file"
-        # Opened first: the engine's own files are there before the entries.
-        with kcache.open_engine(directory, backend=plain, max_size=roomy):
-            pass
-        if plain == "file":
-            (directory / "file" / "counters").unlink()
-            _write_files(directory / "file", count, payload)
-        else:
-            _write_lmdb(directory, count, payload, roomy)
-        with kcache.open_engine(directory, backend=plain, max_size=roomy) as engine:
-            if engine.entry_count != count:
-                raise RuntimeError(f"{engine.entry_count} entries instead of {count}")
-            size = engine.size_bytes
-        # A wrapper gets the same files: noise would not be smaller compressed, and nothing that
-        # is there from the start is read, only evicted.
-        if backend != plain:
-            os.rename(directory / plain, directory / backend)
-        return size
-
-    return fill
+def fill_ours(backend: str, directory: Path, count: int, payload: int) -> int:
+    """Makes a cache of kcache's with a backend's name; returns what its entries take."""
+    roomy = count * 2 * (payload + 4 * KIB) + KIB
+    plain = "lmdb" if backend.endswith("lmdb") else "file"
+    # Opened first: the engine's own files are there before the entries.
+    with kcache.open_engine(directory, backend=plain, max_size=roomy):
+        pass
+    if plain == "file":
+        (directory / "file" / "counters").unlink()
+        _write_files(directory / "file", count, payload)
+    else:
+        _write_lmdb(directory, count, payload, roomy)
+    with kcache.open_engine(directory, backend=plain, max_size=roomy) as engine:
+        if engine.entry_count != count:
+            raise RuntimeError(f"{engine.entry_count} entries instead of {count}")
+        size = engine.size_bytes
+    # A wrapper gets the same files: noise would not be smaller compressed, and nothing that
+    # is there from the start is read, only evicted.
+    if backend != plain:
+        os.rename(directory / plain, directory / backend)
+    return size
 
 
 def _write_files(root: Path, count: int, payload: int) -> None:
@@ -218,7 +217,7 @@ def _in_memory(directory: Path, count: int, payload: int) -> int:
 
 
 _FILLERS: dict[str, Callable[[Path, int, int], int]] = {
-    **{name: _ours(each.backend) for name, each in BY_NAME.items() if each.backend},
+    **{name: partial(fill_ours, each.backend) for name, each in BY_NAME.items() if each.backend},
     FILE_STREAM: _file_stream,
     IN_MEMORY: _in_memory,
     DISKCACHE: _diskcache,

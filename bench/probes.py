@@ -18,6 +18,8 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH leaves it out
+
 from peers import BY_NAME, FILE_STREAM, ROOMY, Contender
 from population import key
 

@@ -15,14 +15,22 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias, TypeVar
 
 import xxhash
 
 from kcache.forks import after_fork
 
-__all__ = ["FRESH_NS", "FileDigests", "Stamp", "file_clock_ns", "next_tick", "stamp_of"]
+__all__ = [
+    "FRESH_NS",
+    "NO_STAMP",
+    "FileDigests",
+    "Stamp",
+    "file_clock_ns",
+    "next_tick",
+    "stamp_of",
+]
 
 T = TypeVar("T")
 
@@ -31,6 +39,10 @@ Stamp: TypeAlias = tuple[int, int, int, int, int]
 
 #: Two seconds: the coarsest timestamps in use (FAT).
 FRESH_NS = 2_000_000_000
+#: The stamp of no file.
+NO_STAMP: Stamp = (0, 0, 0, 0, 0)
+#: Bytes of a digest.
+SIZE = 16
 _MAX_FILES = 65_536
 _MAX_SCANS = 8_192
 
@@ -114,29 +126,41 @@ class FileDigests:
             self.remember(path, before, self.of(content), read_at=now)
         return content
 
-    def matches(self, path: str, digest: bytes, stored: Stamp | None = None) -> bool:
-        """Tell whether the file at `path` has that digest now; a missing file has none.
+    def differing(
+        self, paths: Iterable[str], digests: bytes, at: int, stored: Iterable[Stamp]
+    ) -> Iterator[str]:
+        """Yield those of the paths whose files do not have their digest now, or are not there.
 
-        `stored` is a stamp under which another process trusted that digest.
+        Args:
+            paths: of the files.
+            digests: holds theirs one after the other, from position `at` on.
+            stored: the stamp under which another process trusted each; `NO_STAMP` for none.
         """
-        try:
-            status = os.stat(path)
-            now = (
-                status.st_size,
-                status.st_mtime_ns,
-                status.st_ctime_ns,
-                status.st_ino,
-                status.st_dev,
-            )
-            known = self._known.get(path)
-            if known is not None and known[0] == now:
-                return known[1] == digest
-            if now == stored:
-                self._note(path, now, digest)
-                return True
-            return self.of(self.read(path)) == digest
-        except OSError:
-            return False
+        get, stat_ = self._known.get, os.stat
+        for path, stamp in zip(paths, stored, strict=False):
+            digest = digests[at : at + SIZE]
+            at += SIZE
+            try:
+                status = stat_(path)
+                now = (
+                    status.st_size,
+                    status.st_mtime_ns,
+                    status.st_ctime_ns,
+                    status.st_ino,
+                    status.st_dev,
+                )
+                known = get(path)
+                if known is not None and known[0] == now:
+                    if known[1] == digest:
+                        continue
+                elif now == stamp:
+                    self._note(path, now, digest)
+                    continue
+                elif self.of(self.read(path)) == digest:
+                    continue
+            except OSError:
+                pass
+            yield path
 
     def remember(self, path: str, stamp: Stamp, digest: bytes, *, read_at: int) -> None:
         """Trust `digest` for as long as `stamp` holds, if the file was not fresh when read."""

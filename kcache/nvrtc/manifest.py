@@ -27,7 +27,7 @@ from typing import NamedTuple
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
 from kcache.key import digest_fields
-from kcache.nvrtc.files import FRESH_NS, FileDigests, Stamp, file_clock_ns, stamp_of
+from kcache.nvrtc.files import FRESH_NS, NO_STAMP, FileDigests, Stamp, file_clock_ns, stamp_of
 from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
 
@@ -39,7 +39,6 @@ MAX_SETS = 16
 MAX_LOCATIONS = 4
 
 _STAMP = struct.Struct("<5q")
-_NO_STAMP: Stamp = (0, 0, 0, 0, 0)
 
 
 class Difference(NamedTuple):
@@ -122,7 +121,8 @@ class Variant:
         """Return the absolute paths of the headers, sorted; one tuple per location."""
         found = self._paths.get(location)
         if found is None:
-            found = self._paths[location] = tuple(sorted(path for path, _ in self._files(search)))
+            paths = (path for _, group in self._files(search) for path in group)
+            found = self._paths[location] = tuple(sorted(paths))
         return found
 
     def result_key(self, request_key: str, search: HeaderSearch) -> str:
@@ -146,9 +146,9 @@ class Variant:
         if any(root >= len(search.prefixes) for root, _ in sections.files):
             yield Difference("root", "")
             return
-        matches = digests.matches
-        for (path, digest), stamp in zip(self._files(search), self._stored(location), strict=False):
-            if not matches(path, digest, stamp):
+        stamps = iter(self._stored(location))
+        for at, paths in self._files(search):
+            for path in digests.differing(paths, self.raw, at, stamps):
                 yield Difference("changed" if is_header(path) else "gone", path)
         if sections.once and not _same_identities(sections.once, search):
             yield Difference("identity", "")
@@ -174,24 +174,22 @@ class Variant:
             hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]
         return search.path(hidden[0]) if hidden else None
 
-    def _files(self, search: HeaderSearch) -> Iterator[tuple[str, bytes]]:
-        """Yield (absolute path, digest) of the headers that were read."""
+    def _files(self, search: HeaderSearch) -> Iterator[tuple[int, list[str]]]:
+        """Yield absolute paths of the headers that were read, and where their digests begin."""
         sections = self.sections()
         base = search.directory + "/"
         at = sections.digests_at
-        raw = self.raw
         for root, paths in sections.files:
             prefix = "" if root == ABSOLUTE else search.prefixes[root]
             if root != ABSOLUTE and not prefix.startswith("/"):
                 prefix = base + prefix
-            for path in paths:
-                yield prefix + path, raw[at : at + 16]
-                at += 16
+            yield at, [prefix + path for path in paths]
+            at += 16 * len(paths)
 
     def _added(self, root: int, search: HeaderSearch) -> Iterator[str]:
         """Yield what is in a root beside the files of the set; the root itself if that is much."""
         top = os.path.join(search.directory, search.prefixes[root])
-        listed = {path for path, _ in self._files(search)}
+        listed = {path for _, paths in self._files(search) for path in paths}
         found = tree_files(top, len(listed))
         if found is None:
             yield top
@@ -238,7 +236,7 @@ class Variant:
                     while existing not in ("", "/") and not os.path.isdir(existing):
                         existing = os.path.dirname(existing)
                     deepest[folder] = existing
-                names = found.setdefault(existing, _Watched(_NO_STAMP, [])).names
+                names = found.setdefault(existing, _Watched(NO_STAMP, [])).names
                 assert names is not None
                 names.append(path[len(existing) :].lstrip("/"))
         return found
@@ -247,7 +245,8 @@ class Variant:
 
     def remember(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
         """Take up the present stamps, for storing; tell whether they differ from those stored."""
-        files = [digests.known(path) or _NO_STAMP for path, _ in self._files(search)]
+        paths = (path for _, group in self._files(search) for path in group)
+        files = [digests.known(path) or NO_STAMP for path in paths]
         known = self._directories.get(location, {})
         raw = b"".join(
             (
@@ -271,14 +270,14 @@ class Variant:
         """
         raw = self.stamps.get(location)
         if raw is None or location in self._directories:
-            return itertools.repeat(_NO_STAMP)
+            return itertools.repeat(NO_STAMP)
         end = _STAMP.size * sum(len(paths) for _, paths in self.sections().files)
         try:
             stamps = list(_STAMP.iter_unpack(raw[:end]))
             self._directories[location] = self._stored_directories(raw[end:])
         except (struct.error, ValueError):
-            return itertools.repeat(_NO_STAMP)
-        return itertools.chain(stamps, itertools.repeat(_NO_STAMP))
+            return itertools.repeat(NO_STAMP)
+        return itertools.chain(stamps, itertools.repeat(NO_STAMP))
 
     @staticmethod
     def _stored_directories(raw: bytes) -> dict[str, _Watched]:
@@ -354,7 +353,7 @@ def _watched(directory: str, names: list[str], now: Stamp, read_at: int) -> _Wat
     fresh = max(now[1], now[2]) >= read_at - FRESH_NS
     firsts = {name.partition("/")[0] for name in names}
     there = any(os.path.lexists(os.path.join(directory, first)) for first in firsts)
-    return _Watched(_NO_STAMP if fresh or there else now, names)
+    return _Watched(NO_STAMP if fresh or there else now, names)
 
 
 def _same_identities(once: Iterable[tuple[int, Place]], search: HeaderSearch) -> bool:

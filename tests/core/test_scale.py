@@ -7,13 +7,15 @@ import itertools
 import shutil
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from core.helpers import entry, key, output_of
 from looks import Looks
-from population import Population
+from population import fill_ours
 
+import kcache
 from kcache.eviction import EVICT_BATCH
 from kcache_backends.lmdb import MAX_TOUCHED
 
@@ -25,6 +27,23 @@ PUTS = 8 * (EVICT_BATCH + 1)
 FEW = 1_000
 
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
+
+
+@dataclass
+class Population:
+    """A cache that is full, of `count` entries of 64 bytes."""
+
+    backend: str
+    directory: Path
+    count: int
+
+    def __post_init__(self) -> None:
+        self.cap = max(fill_ours(self.backend, self.directory, self.count, 64), 1024)
+
+    def open(self) -> kcache.CacheEngine:
+        return kcache.open_engine(self.directory, backend=self.backend, max_size=self.cap)
+
+
 SIZES = (20_000, pytest.param(120_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)]))
 
 
@@ -34,7 +53,7 @@ def crowded(
 ) -> Iterator[Population]:
     """A file cache that is full, of 20,000 entries or more of 64 bytes."""
     place = tmp_path_factory.mktemp("crowded")
-    yield Population.fill(place, "file", request.param, 64)
+    yield Population("file", place, request.param)
     shutil.rmtree(place)  # pytest would keep those of the last three runs
 
 
@@ -76,7 +95,7 @@ def last_transaction(place: Path) -> int:
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Population:
     """An LMDB cache that is full, of 5,000 entries of 64 bytes."""
-    return Population.fill(tmp_path_factory.mktemp("full"), "lmdb", 5_000, 64)
+    return Population("lmdb", tmp_path_factory.mktemp("full"), 5_000)
 
 
 def test_a_put_at_the_cap_is_one_transaction(full: Population) -> None:
@@ -135,10 +154,6 @@ def _held(population: Population) -> int:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_open_engine_takes_no_memory_per_entry(backend: str, tmp_path: Path) -> None:
-    below = backend.removeprefix("zstd+") if "lmdb" in backend else "file"
-    held = []
-    for count in (10, FEW):
-        population = Population.fill(tmp_path / str(count), below, count, 64)
-        held.append(_held(population if backend == below else population.under(backend)))
+    held = [_held(Population(backend, tmp_path / str(count), count)) for count in (10, FEW)]
     # A key alone takes more than a hundred bytes.
     assert held[1] - held[0] < 10 * FEW

@@ -50,7 +50,7 @@ LARGEST = 300_000
 @pytest.mark.timeout(600)
 def test_eight_processes_stay_below_one_cap(name: str, long: bool, tmp_path: Path) -> None:
     place = tmp_path / "cache"
-    rounds = 2_000 if long else 60
+    rounds = 2_000 if long else 100
     numbers = 500  # some 40 MB: sizes are mixed, and small ones more frequent
     largest = LARGEST + 1024
     reading, writing = os.pipe()
@@ -95,7 +95,7 @@ def test_eight_processes_stay_below_one_cap(name: str, long: bool, tmp_path: Pat
             sum(map(int, row)) for row in zip(*(line.split() for line in lines), strict=True)
         )
     print(f"{name}: highest du {highest} in {samples} samples; {hits} hits, {evictions} evictions")
-    assert samples > 20
+    assert samples > 5
     assert hits > 0
     assert evictions > 0
     assert errors <= WRITERS
