@@ -66,7 +66,8 @@ def work(described: str, first: int) -> None:
     some = islice(young, min(int(YOUNGEST * population.count), GETS))
     keys = [key(number) for number in reversed(list(some))]  # so that the youngest stay so
     for _, name in zip(range(GETS), cycle(keys), strict=False):
-        if putting.opened.get(name) is None:
+        # A peer may evict in another order, or more than it must.
+        if putting.opened.get(name) is None and population.contender.role == OURS:
             raise SystemExit("not a hit")
     end = time.perf_counter() + LONGEST
     for number in range(PUTS):
