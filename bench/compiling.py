@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from core_cache import FILE_STREAM, IN_MEMORY, CoreCache
+from core_cache import CoreCache
 from corpus import NAMES, MissingHeadersError, load
 from findings import Absent, Comparison, Ratio, Timing
 from main_job import Job
 from measure import Round, Rounds, Summary, interleave
 from miss_split import COMPILING, PARTS, REST, Stopwatch
-from peer import peer_module
+from peers import CUDA_CORE, FILE_STREAM, IN_MEMORY, available
 from plan import Found, Plan
 
 #: What a miss may cost, as a ratio to the bare compile.
@@ -40,13 +40,9 @@ _PEER_COLUMNS = {
 
 def kernels(plan: Plan, folder: Path) -> Found:
     """The kernels of the corpus: compiled bare, cold, and hit in every way, beside cuda.core."""
-    peer = True
-    try:
-        peer_module(".utils")
-    except RuntimeError as error:
-        peer = False
-        for who in (FILE_STREAM, IN_MEMORY):
-            yield Absent("kernels", who, str(error))
+    known, lacking = available("kernels", CUDA_CORE)
+    yield from lacking
+    peer = len(known) == len(CUDA_CORE)
     for name in NAMES:
         place = folder / name
         place.mkdir()

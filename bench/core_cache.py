@@ -20,7 +20,6 @@ from measure import PRINT_PEAK, Round, run_python
 from peer import peer_module
 from raw_nvrtc import nvrtc_version
 
-FILE_STREAM, IN_MEMORY = "cuda.core FileStream", "cuda.core InMemory"
 #: Stands for the digest of all headers.
 DIGEST = b"headers"
 

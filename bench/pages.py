@@ -179,7 +179,6 @@ KINDS: dict[str, Callable[[Evidence, str, Path], Iterator[str]]] = {
     "chart": _chart,
     "chapter": _chapter,
     "ratios": _ratios,
-    "ratio": _ratios,
 }
 
 

@@ -242,6 +242,8 @@ PEERS = (
 CONTENDERS = (*map(_kcache, BACKENDS), *PEERS)
 ON_DISK = tuple(contender for contender in CONTENDERS if contender.on_disk)
 BY_NAME = {contender.name: contender for contender in (*CONTENDERS, MEMORY)}
+#: cuda.core's two caches.
+CUDA_CORE = (BY_NAME[FILE_STREAM], BY_NAME[IN_MEMORY])
 
 
 # -- peers: a table of what each does ------------------------------------------------------------

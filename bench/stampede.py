@@ -9,12 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from core_cache import FILE_STREAM
 from corpus import MissingHeadersError, generated_source, load
 from findings import Absent, Comparison, Fact, Point, Timing
 from main_job import Job
 from measure import Round, Rounds, clean_environment, interleave
-from peer import peer_module
+from peers import BY_NAME, FILE_STREAM, available
 from plan import Found, Plan
 
 import kcache
@@ -177,12 +176,9 @@ def _crowds(plan: Plan, folder: Path) -> Found:
         compiles[f"{who} {count}"].add(made)
         return {f"{who} {count}": seconds}
 
-    who = [OURS]
-    try:
-        peer_module(".utils")
-        who.append(FILE_STREAM)
-    except RuntimeError as error:
-        yield Absent("stampede", FILE_STREAM, str(error))
+    peers, lacking = available("stampede", (BY_NAME[FILE_STREAM],))
+    yield from lacking
+    who = [OURS, *(each.name for each in peers)]
     tasks: list[Callable[[], Round]] = [
         partial(run, name, count) for count in CROWDS for name in who
     ]

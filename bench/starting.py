@@ -3,10 +3,10 @@
 from functools import partial
 from pathlib import Path
 
-from core_cache import FILE_STREAM
 from findings import Absent, Comparison, Fact, Ratio, Timing
 from main_job import SELF_CONTAINED, Job
 from measure import PRINT_PEAK, Round, Rounds, interleave, run_python
+from peers import FILE_STREAM
 from plan import Found, Plan
 
 _IMPORT = """\

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from core_cache import FILE_STREAM, IN_MEMORY, CoreCache
+from core_cache import CoreCache
 from corpus import Case
-from findings import Absent, Comparison, Point
+from findings import Comparison, Point
 from main_job import Job
 from measure import Round, interleave, per_call
-from peer import peer_module
+from peers import CUDA_CORE, FILE_STREAM, IN_MEMORY, available
 from plan import Found, Plan
 
 import kcache
@@ -29,13 +29,9 @@ def headers(plan: Plan, folder: Path) -> Found:
     """Hits of a kernel that includes 1 to 1,000 headers, none of which has changed."""
     cases = [_case(folder / str(count), count) for count in COUNTS]
     time.sleep(SETTLED)
-    peer = True
-    try:
-        peer_module(".utils")
-    except RuntimeError as error:
-        peer = False
-        for who in (FILE_STREAM, IN_MEMORY):
-            yield Absent("headers", who, str(error))
+    known, lacking = available("headers", CUDA_CORE)
+    yield from lacking
+    peer = len(known) == len(CUDA_CORE)
     for case, count in zip(cases, COUNTS, strict=True):
         yield from _verified(plan, case, count, folder / str(count), peer=peer)
 

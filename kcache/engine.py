@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from kcache.errors import (
     IncompatibleEntryError,
 )
 from kcache.eviction import DELETE_BATCH, LOW_WATER, Eviction, check_size
+from kcache.forks import after_fork
 from kcache.journal import CLEARED, DELETED, EVICTED, REFUSED, REJECTED, TRIMMED, Journal
 from kcache.memory import MemoryTier, Touches
 from kcache.stats import NOTES, Counters, Flusher, Stats, StatsFile
@@ -117,7 +117,7 @@ class CacheEngine:
         self._reported: set[str] = set()
         self._at_end = weakref.finalize(self, _end, backend, self._flusher)
         self._end_with_child()
-        _engines.add(self)
+        after_fork(self)
 
     @property
     def max_size(self) -> int:
@@ -483,15 +483,3 @@ def _end(backend: Backend, flusher: Flusher) -> None:
             close()
         except SURVIVED as error:
             log.debug("closing failed: %s", error)
-
-
-_engines: weakref.WeakSet[CacheEngine] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for engine in list(_engines):
-        engine.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

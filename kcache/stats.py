@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import struct
 import threading
-import weakref
 import zlib
 from collections import deque
 from collections.abc import Iterable
 
 from kcache.errors import BackendError
+from kcache.forks import after_fork
 from kcache.history import COUNTED, History
 from kcache.locks import RangeLocks
 from kcache.positioned import pread, pwrite
@@ -210,7 +210,7 @@ class StatsFile:
         self._slot = 0
         self._pid = 0
         self._mutex = threading.Lock()
-        _files.add(self)
+        after_fork(self)
 
     def add(self, amounts: Iterable[float]) -> None:
         """Add counts, in the order of `FIELDS`, to this process's record."""
@@ -369,15 +369,3 @@ class Flusher:
                 self.flush()
             finally:
                 self.file.close()
-
-
-_files: weakref.WeakSet[StatsFile] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for file in list(_files):
-        file.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

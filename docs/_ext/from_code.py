@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
 import click
@@ -60,11 +61,12 @@ def first_paragraph(of: object) -> str:
     return " ".join((inspect.getdoc(of) or "").partition("\n\n")[0].split())
 
 
-class Generated(SphinxDirective):
+class Generated(SphinxDirective, ABC):
     """A directive that makes reStructuredText."""
 
+    @abstractmethod
     def lines(self) -> Iterator[str]:
-        raise NotImplementedError
+        """Yield the lines."""
 
     def run(self) -> list[nodes.Node]:
         return self.parse_text_to_nodes("\n".join(self.lines()))

@@ -212,7 +212,7 @@ class Tracker:
         found = self._scans.get(name)
         if found is None:
             found = self._scans[name] = self._digests.scanned(
-                self._texts[name], lambda _: scan(self._spliced(name))
+                self._texts[name], lambda: scan(self._spliced(name))
             )
         return found
 

@@ -25,6 +25,7 @@ from kcache.forks import after_fork
 __all__ = [
     "FRESH_NS",
     "NO_STAMP",
+    "SIZE",
     "FileDigests",
     "Stamp",
     "file_clock_ns",
@@ -177,15 +178,15 @@ class FileDigests:
         known = self._known.get(path)
         return None if known is None else known[0]
 
-    def scanned(self, content: bytes, scan: Callable[[bytes], T]) -> T:
-        """Return `scan(content)`, remembered by content; always ask with the same function."""
+    def scanned(self, content: bytes, scan: Callable[[], T]) -> T:
+        """Return what `scan` makes of `content`, remembered by content; always ask for the same."""
         key = self.of(content)
         with self._lock:
             found = self._scans.get(key)
             if found is not None:
                 self._scans.move_to_end(key)
                 return found  # type: ignore[return-value]
-        result = scan(content)
+        result = scan()
         with self._lock:
             self._scans[key] = result
             if len(self._scans) > _MAX_SCANS:

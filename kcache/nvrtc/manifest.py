@@ -27,7 +27,7 @@ from typing import NamedTuple
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
 from kcache.key import digest_fields
-from kcache.nvrtc.files import FRESH_NS, NO_STAMP, FileDigests, Stamp, file_clock_ns, stamp_of
+from kcache.nvrtc.files import FRESH_NS, NO_STAMP, SIZE, FileDigests, Stamp, file_clock_ns, stamp_of
 from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
 
@@ -184,7 +184,7 @@ class Variant:
             if root != ABSOLUTE and not prefix.startswith("/"):
                 prefix = base + prefix
             yield at, [prefix + path for path in paths]
-            at += 16 * len(paths)
+            at += SIZE * len(paths)
 
     def _added(self, root: int, search: HeaderSearch) -> Iterator[str]:
         """Yield what is in a root beside the files of the set; the root itself if that is much."""
@@ -399,7 +399,7 @@ def _decode(raw: bytes) -> _Sections:
             head, *paths = group.split("\0")
             found[head[0]].append((int(head[1:]), paths))
         count = sum(len(paths) for _, paths in found["f"])
-        if len(raw) != 4 + length + 16 * count:
+        if len(raw) != 4 + length + SIZE * count:
             raise ValueError("not one digest per file")
         return _Sections(
             found["f"],

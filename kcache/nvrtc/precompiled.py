@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kcache import log
 from kcache.errors import CompileError
+from kcache.forks import after_fork
 from kcache.nvrtc import compiler
 from kcache.nvrtc.files import FileDigests, next_tick
 from kcache.nvrtc.headers import UncacheableError
@@ -179,7 +180,13 @@ class PrecompiledHeaders:
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
         self._refused: set[_Key] = set()
         self._making: set[_Key] = set()
-        _instances.add(self)
+        after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forget, in a child process, what the parent keeps, and its threads' lock."""
+        self._lock = threading.Lock()
+        self._kept = OrderedDict()
+        self._making = set()
 
     def compile(self, request: Request) -> tuple[Compiled, Trace] | None:
         """Compile with the precompiled header of the request's preamble; None where there is none.
@@ -416,17 +423,12 @@ def _with_warnings(warnings: str, text: str) -> str:
 
 
 _heap_lock = threading.Lock()
-_instances: weakref.WeakSet[PrecompiledHeaders] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Forget what the parent keeps, and its threads' locks."""
+    """Forget a lock that a thread of the parent may have held."""
     global _heap_lock  # noqa: PLW0603
     _heap_lock = threading.Lock()
-    for instance in list(_instances):
-        instance._lock = threading.Lock()
-        instance._kept = OrderedDict()
-        instance._making = set()
 
 
 if hasattr(os, "register_at_fork"):

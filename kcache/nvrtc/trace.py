@@ -33,6 +33,8 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
+from kcache.forks import after_fork
+
 __all__ = ["Following", "Trace", "Tracer"]
 
 _BUILTIN = "__nv_nvrtc_builtin_header.h"
@@ -137,7 +139,7 @@ class Tracer:
         #: The process whose temporary directory it is; a forked child makes its own.
         self._owner = 0
         self._lock = threading.Lock()
-        _tracers.add(self)
+        after_fork(self)
 
     def begin(self) -> Following | None:
         """Return a compile to follow, or None where it can't be done without risk."""
@@ -156,6 +158,10 @@ class Tracer:
                 os.close(fd)
             return None
         return Following(fd, f"--fdevice-time-trace={base}")
+
+    def after_fork(self) -> None:
+        """Replace the lock, in a child process whose parent may have held it at the fork."""
+        self._lock = threading.Lock()
 
     def _link(self, fd: int) -> str:
         """Return a path that becomes a link to descriptor `fd` once `.json` is appended."""
@@ -207,15 +213,10 @@ def _room_for_trace() -> bool:
     return descriptors == resource.RLIM_INFINITY or used + _SPARE_DESCRIPTORS <= descriptors
 
 
-_tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
-
-
 def _after_fork_in_child() -> None:
-    """Forget the compiles of the parent's threads, which may have held the locks."""
+    """Forget the compiles of the parent's threads, which may have held the lock."""
     Following._guard = threading.Lock()
     Following._active.clear()
-    for tracer in list(_tracers):
-        tracer._lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

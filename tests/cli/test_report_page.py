@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.browser import Browser, Tab, chromium, started
+from cli.browser import Tab
 from cli.helpers import age, damage, fill, kernel, key, manifest, recency, use
 from core.helpers import QUICK
 from hypothesis import given
@@ -531,28 +531,6 @@ STANDS_OUT = """[...document.querySelectorAll("body *")].filter(node => {
   const box = node.getBoundingClientRect();
   return box.width && (box.left < -0.5 || box.right > innerWidth + 0.5);
 }).map(node => node.tagName + "." + node.getAttribute("class") + ": " + node.textContent.slice(0, 60))"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = chromium()
-    if program is None:
-        pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
-    with started(program, tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
-@pytest.fixture
-def tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
-    tabs: list[Tab] = []
-
-    def tab(width: int = 1400, *, dark: bool = False, media: str = "") -> Tab:
-        tabs.append(Tab(browser, width=width, dark=dark, media=media))
-        return tabs[-1]
-
-    yield tab
-    for opened in tabs:
-        opened.close()
 
 
 def pages(folder: Path) -> dict[str, Path]:

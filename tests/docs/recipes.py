@@ -46,6 +46,16 @@ _USES = re.compile(r"[\w.-]+/[\w./-]+@[\w.-]+")
 # -- images --------------------------------------------------------------------------------------
 
 
+def follow(reader: Reader, block: Block) -> None:
+    """Does what a reader does with a block, a recipe for an image or a workflow among them."""
+    if "dockerfile" in block.marks:
+        follow_dockerfile(reader, block)
+    elif "workflow" in block.marks:
+        follow_workflow(reader, block)
+    else:
+        reader.follow(block)
+
+
 def follow_dockerfile(reader: Reader, block: Block) -> None:
     """Does what a Dockerfile says; raises AssertionError where a command fails."""
     root = reader.folder.with_name("image")

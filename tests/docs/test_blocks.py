@@ -44,7 +44,7 @@ from pathlib import Path
 import pytest
 from docs.pages import ROOT, Block, blocks, named, pages
 from docs.reader import Reader
-from docs.recipes import follow_dockerfile, follow_workflow
+from docs.recipes import follow
 
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="the pages are for a POSIX shell"),
@@ -104,12 +104,7 @@ def read(page: str, place: Path, request: pytest.FixtureRequest, also: str = "")
     reader = Reader(place, lenient=lenient)
     try:
         for block in found:
-            if "dockerfile" in block.marks:
-                follow_dockerfile(reader, block)
-            elif "workflow" in block.marks:
-                follow_workflow(reader, block)
-            else:
-                reader.follow(block)
+            follow(reader, block)
     finally:
         reader.close()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from docs.pages import PageError, blocks, spans
 from docs.reader import Reader
-from docs.recipes import follow_dockerfile, follow_workflow
+
+from docs import recipes
 
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="the pages are for a POSIX shell"),
@@ -31,12 +32,7 @@ def follow(tmp_path: Path) -> Iterator[Follow]:
         reader = Reader(tmp_path / f"reader{len(readers)}", lenient=lenient)
         readers.append(reader)
         for block in blocks(page):
-            if "dockerfile" in block.marks:
-                follow_dockerfile(reader, block)
-            elif "workflow" in block.marks:
-                follow_workflow(reader, block)
-            else:
-                reader.follow(block)
+            recipes.follow(reader, block)
         return reader.folder
 
     yield follow

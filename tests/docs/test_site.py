@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from cli.browser import Browser, Tab, chromium, started
+from cli.browser import Tab
 from docs.pages import DOCS, ROOT, named, prose
 
 click = pytest.importorskip("click", reason="the extra cli is not installed")
@@ -157,28 +157,6 @@ def test_every_option_of_every_command_is_on_the_page(html: dict[Path, Html]) ->
 
 
 # -- in a browser --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = chromium()
-    if program is None:
-        pytest.skip("Chromium is not installed")
-    with started(program, tmp_path_factory.mktemp("profile")) as running:
-        yield running
-
-
-@pytest.fixture
-def tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
-    opened: list[Tab] = []
-
-    def tab(width: int, *, dark: bool) -> Tab:
-        opened.append(Tab(browser, width=width, dark=dark))
-        return opened[-1]
-
-    yield tab
-    for one in opened:
-        one.close()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

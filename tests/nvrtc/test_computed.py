@@ -8,20 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agreed, working_directory, write
+from nvrtc.reference import ARCH, KERNEL, agreed, write
 
 import kcache
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Path]:
-    """A project folder, which is the working directory."""
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    with working_directory(folder):
-        yield folder
 
 
 @pytest.fixture(params=["trace", "scan"], autouse=True)

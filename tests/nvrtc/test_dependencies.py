@@ -16,15 +16,6 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 _GUESS = "#if {0}\n#define V 1\n#else\n#define V 2\n#endif\n"
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A project folder, which is the working directory."""
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    with working_directory(folder):
-        yield folder
-
-
 def paths(*folders: Path | str) -> kcache.CompileOptions:
     return ARCH.replace(include_paths=[str(folder) for folder in folders])
 

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agreed, python, working_directory, write
+from nvrtc.reference import ARCH, KERNEL, agreed, python, write
 
 import kcache
 from kcache.nvrtc.scan import scan, spliced, uses_time
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Path]:
-    """A project folder, which is the working directory."""
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    with working_directory(folder):
-        yield folder
 
 
 @pytest.mark.parametrize(

@@ -10,24 +10,28 @@ import kcache
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
+OPTIONS = kcache.CompileOptions(arch="sm_90")
 SOURCE = '#include "scale.h"\n__global__ void k(float* x) { x[0] *= SCALE; }\n'
 
 
-def test_each_answer_is_that_of_the_next_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The header of `SOURCE`, in the working directory."""
     monkeypatch.chdir(tmp_path)
-    header = tmp_path / "scale.h"
-    header.write_text("#define SCALE 2\n")
-    options = kcache.CompileOptions(arch="sm_90")
+    found = tmp_path / "scale.h"
+    found.write_text("#define SCALE 2\n")
+    return found
+
+
+def test_each_answer_is_that_of_the_next_request(tmp_path: Path, header: Path) -> None:
     with kcache.KernelCache(tmp_path / "cache") as cache:
 
         def kinds() -> list[str]:
             before = cache.stats()
-            told = cache.why(SOURCE, options=options)
+            told = cache.why(SOURCE, options=OPTIONS)
             assert cache.stats() == before, "an answer is not counted"
             assert told.hit is not bool(told.causes)
-            assert cache.get_or_compile(SOURCE, options=options).cached is told.hit
+            assert cache.get_or_compile(SOURCE, options=OPTIONS).cached is told.hit
             return [cause.kind for cause in told.causes]
 
         assert kinds() == ["never"]
@@ -36,78 +40,61 @@ def test_each_answer_is_that_of_the_next_request(
         assert kinds() == ["header_changed"]
         cache.clear()
         assert kinds() == ["cleared"]
-        assert cache.why(SOURCE, options=options.replace(arch="sm_80")).causes[0].kind == "arch"
+        assert cache.why(SOURCE, options=OPTIONS.replace(arch="sm_80")).causes[0].kind == "arch"
 
 
 def test_it_says_that_the_cache_is_not_looked_into(tmp_path: Path) -> None:
-    options = kcache.CompileOptions(arch="sm_90")
     source = "__global__ void k() {}"
     with kcache.KernelCache(tmp_path, recache=True) as cache:
-        cache.get_or_compile(source, options=options)
-        (cause,) = cache.why(source, options=options).causes
+        cache.get_or_compile(source, options=OPTIONS)
+        (cause,) = cache.why(source, options=OPTIONS).causes
     assert cause.kind == "recache"
     assert "recache is set" in cause.what
 
 
 def test_a_question_is_not_recorded(tmp_path: Path) -> None:
-    options = kcache.CompileOptions(arch="sm_90")
     recording = tmp_path / "list.jsonl"
     with kcache.KernelCache(tmp_path / "cache") as cache, cache.record(recording):
-        cache.why("__global__ void k() {}", options=options)
+        cache.why("__global__ void k() {}", options=OPTIONS)
     assert not recording.exists() or not recording.read_text()
 
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
     with kcache.KernelCache(tmp_path) as cache, pytest.raises(kcache.ConfigError, match="source"):
-        cache.why("", options=kcache.CompileOptions(arch="sm_90"))
+        cache.why("", options=OPTIONS)
 
 
-def test_what_is_in_memory_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "scale.h").write_text("#define SCALE 2\n")
-    options = kcache.CompileOptions(arch="sm_90")
+def test_what_is_in_memory_is_not_missed(tmp_path: Path, header: Path) -> None:
     with kcache.KernelCache(tmp_path / "cache") as cache:
-        cache.get_or_compile(SOURCE, options=options)
+        cache.get_or_compile(SOURCE, options=OPTIONS)
         with kcache.KernelCache(tmp_path / "cache") as other:
             other.clear()
-            assert other.why(SOURCE, options=options).causes[0].kind == "cleared"
-        assert cache.why(SOURCE, options=options).hit
-        assert cache.get_or_compile(SOURCE, options=options).cached
+            assert other.why(SOURCE, options=OPTIONS).causes[0].kind == "cleared"
+        assert cache.why(SOURCE, options=OPTIONS).hit
+        assert cache.get_or_compile(SOURCE, options=OPTIONS).cached
         cache.clear_memory()
-        assert cache.why(SOURCE, options=options).causes[0].kind == "cleared"
+        assert cache.why(SOURCE, options=OPTIONS).causes[0].kind == "cleared"
 
 
-def test_what_another_process_has_compiled_since_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    header = tmp_path / "scale.h"
-    header.write_text("#define SCALE 2\n")
-    options = kcache.CompileOptions(arch="sm_90")
+def test_what_another_process_has_compiled_since_is_found(tmp_path: Path, header: Path) -> None:
     with kcache.KernelCache(tmp_path / "cache") as cache:
-        cache.get_or_compile(SOURCE, options=options)
+        cache.get_or_compile(SOURCE, options=OPTIONS)
         header.write_text("#define SCALE 3\n")
-        assert cache.why(SOURCE, options=options).causes[0].kind == "header_changed"
+        assert cache.why(SOURCE, options=OPTIONS).causes[0].kind == "header_changed"
         with kcache.KernelCache(tmp_path / "cache") as other:
-            other.get_or_compile(SOURCE, options=options)
-        assert cache.why(SOURCE, options=options).hit
-        assert cache.get_or_compile(SOURCE, options=options).cached
+            other.get_or_compile(SOURCE, options=OPTIONS)
+        assert cache.why(SOURCE, options=OPTIONS).hit
+        assert cache.get_or_compile(SOURCE, options=OPTIONS).cached
 
 
-def test_headers_that_are_checked_once_have_not_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    header = tmp_path / "scale.h"
-    header.write_text("#define SCALE 2\n")
-    options = kcache.CompileOptions(arch="sm_90")
+def test_headers_that_are_checked_once_have_not_changed(tmp_path: Path, header: Path) -> None:
     with kcache.KernelCache(tmp_path / "cache", header_check="once") as cache:
-        key = cache.why(SOURCE, options=options).key
-        cache.get_or_compile(SOURCE, options=options)
+        key = cache.why(SOURCE, options=OPTIONS).key
+        cache.get_or_compile(SOURCE, options=OPTIONS)
         header.write_text("#define SCALE 3\n")
-        told = cache.why(SOURCE, options=options)
+        told = cache.why(SOURCE, options=OPTIONS)
         assert told.hit
         assert told.key == key
-        assert cache.get_or_compile(SOURCE, options=options).cached
+        assert cache.get_or_compile(SOURCE, options=OPTIONS).cached
         cache.clear()
-        assert cache.why(SOURCE, options=options).causes[0].kind == "cleared"
+        assert cache.why(SOURCE, options=OPTIONS).causes[0].kind == "cleared"
