@@ -231,7 +231,7 @@ def test_a_damaged_medium_is_told_and_mended(
 
 
 def test_a_writer_at_work_is_no_problem_of_the_medium() -> None:
-    from kcache.cli.verify import _check
+    from kcache.cli.commands.verify import _check
     from kcache.testing import MemoryBackend
 
     class Busy(MemoryBackend):
@@ -289,7 +289,7 @@ def test_a_cache_in_use_is_sound(cache_directory: Path, run: Callable, backend: 
 def test_a_damaged_entry_that_was_replaced_meanwhile_is_not_deleted(
     cache_directory: Path,
 ) -> None:
-    from kcache.cli.verify import _delete
+    from kcache.cli.commands.verify import _delete
 
     fill(cache_directory, {A: kernel()})
     with kcache.KernelCache(cache_directory) as cache:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from kcache.cli.measured import NAMES, Job, Measurement
+from kcache.cli.commands.demo_process import NAMES, Job, Measurement
 from kcache.cli.terminal import STDOUT, naming, show, spinner
 from kcache.errors import ConfigError, KcacheError
 from kcache.info import format_size, format_time
@@ -98,7 +98,13 @@ def _run(job: Job, title: str) -> Run:
         ConfigError: it can't be done with this set-up; KcacheError: it failed.
     """
     # -P: the working directory may hold another kcache, such as a clone of the repository.
-    command = [sys.executable, "-P", "-m", "kcache.cli.measured", json.dumps(job._asdict())]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "kcache.cli.commands.demo_process",
+        json.dumps(job._asdict()),
+    ]
     with spinner(title):
         started = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
