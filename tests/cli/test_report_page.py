@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 from kcache import KernelCache, Stats
 from kcache.catalogue import KERNEL, Item
-from kcache.cli.page.attention import NOTE, WARNING, remarks
-from kcache.cli.page.markup import el
-from kcache.cli.page.portrait import Portrait, Share, gather
-from kcache.cli.page.sections import page
-from kcache.cli.page.timeline import days, last_hours
+from kcache.cli.html_report.attention import NOTE, WARNING, remarks
+from kcache.cli.html_report.markup import el
+from kcache.cli.html_report.sections import page
+from kcache.cli.html_report.snapshot import Portrait, Share, gather
+from kcache.cli.html_report.timeline import days, last_hours
 from kcache.entry import encode
 from kcache.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
 from kcache.kernel_cache import PRODUCER

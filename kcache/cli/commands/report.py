@@ -36,8 +36,8 @@ def report(*, output: str, directory: str | None) -> None:
     deserves attention. The page is one small file that loads nothing and runs no scripts. It names
     your kernels and the cache's directory: mind whom you send it to.
     """
-    from kcache.cli.page.portrait import gather
-    from kcache.cli.page.sections import page
+    from kcache.cli.html_report.sections import page
+    from kcache.cli.html_report.snapshot import gather
 
     cache = open_existing(directory)
     if cache is None:

@@ -7,13 +7,13 @@ from datetime import tzinfo
 
 from kcache.age import format_age
 from kcache.catalogue import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item
+from kcache.cli.html_report import charts
+from kcache.cli.html_report.attention import WARNING, remarks
+from kcache.cli.html_report.markup import Node, document, el
+from kcache.cli.html_report.over_time import over_time
+from kcache.cli.html_report.pieces import NONE, TIMES, card, cut, date, number_of, table
+from kcache.cli.html_report.snapshot import Portrait, Share
 from kcache.cli.keys import SHORT
-from kcache.cli.page import charts
-from kcache.cli.page.attention import WARNING, remarks
-from kcache.cli.page.markup import Node, document, el
-from kcache.cli.page.over_time import over_time
-from kcache.cli.page.pieces import NONE, TIMES, card, cut, date, number_of, table
-from kcache.cli.page.portrait import Portrait, Share
 from kcache.info import format_size, format_time
 from kcache.stats import Stats
 

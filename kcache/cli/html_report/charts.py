@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kcache.cli.page.markup import Node, el
+from kcache.cli.html_report.markup import Node, el
 
 __all__ = ["Bar", "area", "bars", "meter", "ring", "swatch", "track"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
 
-from kcache.cli.page.markup import Node, el
+from kcache.cli.html_report.markup import Node, el
 
 __all__ = ["NONE", "TIMES", "card", "cut", "date", "number_of", "table"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kcache.catalogue import DAMAGED, UNREADABLE
-from kcache.cli.page.portrait import Portrait
+from kcache.cli.html_report.snapshot import Portrait
 from kcache.info import format_size
 
 __all__ = ["NOTE", "WARNING", "Remark", "remarks"]
