@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.cache import directory_option, open_cache
+from kcache.cli.compile_arguments import Asked, Source, compile_options
+from kcache.cli.open_cache import directory_option, open_cache
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
-from kcache.cli.source import Asked, Source, compile_options
 from kcache.cli.terminal import STDOUT, counted, say, working
 from kcache.errors import CompileError, ConfigError
 from kcache.info import format_size, format_time

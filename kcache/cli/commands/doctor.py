@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.cache import directory_option, json_option
+from kcache.cli.open_cache import directory_option, json_option
 from kcache.cli.terminal import counted, plain, show, width
 
 if TYPE_CHECKING:

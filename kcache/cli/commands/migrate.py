@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.catalogue import DAMAGED, OTHER, UNREADABLE, coldest_first
-from kcache.cli.cache import directory_option, may_write, open_cache, open_existing
+from kcache.cli.open_cache import directory_option, may_write, open_cache, open_existing
 from kcache.cli.terminal import counted, progress, say, show
 from kcache.config import Config
 from kcache.errors import UnknownBackendError

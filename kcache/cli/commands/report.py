@@ -9,7 +9,7 @@ import tempfile
 
 import click
 
-from kcache.cli.cache import directory_option, named_directory, open_existing
+from kcache.cli.open_cache import directory_option, named_directory, open_existing
 from kcache.cli.output import OutputPath, write_output
 from kcache.cli.terminal import naming, progress, say
 from kcache.errors import BackendError

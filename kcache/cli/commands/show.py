@@ -12,9 +12,9 @@ import click
 
 from kcache.age import format_age
 from kcache.catalogue import MANIFEST, Item, Opened, look_into
-from kcache.cli.cache import directory_option, json_option, open_existing
 from kcache.cli.commands.ls import item_json
 from kcache.cli.keys import SHORT, key_prefix, resolve
+from kcache.cli.open_cache import directory_option, json_option, open_existing
 from kcache.cli.output import (
     OUTPUTS,
     OutputPath,

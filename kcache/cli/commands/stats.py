@@ -11,7 +11,7 @@ import click
 
 from kcache._version import __version__
 from kcache.backend import Usage
-from kcache.cli.cache import (
+from kcache.cli.open_cache import (
     directory_option,
     json_option,
     may_write,

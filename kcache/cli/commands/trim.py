@@ -9,8 +9,8 @@ import click
 from kcache import KernelCache
 from kcache.age import parse_age
 from kcache.catalogue import would_evict
-from kcache.cli.cache import directory_option, may_write, open_existing
 from kcache.cli.keys import SHORT, key_prefix, resolve
+from kcache.cli.open_cache import directory_option, may_write, open_existing
 from kcache.cli.terminal import can_ask, counted, say, show
 from kcache.config import parse_size
 from kcache.errors import BackendError

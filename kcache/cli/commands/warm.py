@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from kcache.cli.bar import Bar
-from kcache.cli.cache import directory_option, json_option, may_write, open_cache, open_existing
+from kcache.cli.open_cache import (
+    directory_option,
+    json_option,
+    may_write,
+    open_cache,
+    open_existing,
+)
 from kcache.cli.terminal import columns, counted, fit, plain, say, show, working
 from kcache.errors import CompileError
 from kcache.info import format_size, format_time

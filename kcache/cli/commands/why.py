@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.age import format_age
-from kcache.cli.cache import directory_option, json_option, named_directory, open_existing
+from kcache.cli.compile_arguments import Asked, compile_options
 from kcache.cli.keys import SHORT
-from kcache.cli.source import Asked, compile_options
+from kcache.cli.open_cache import directory_option, json_option, named_directory, open_existing
 from kcache.cli.terminal import columns, plain, show
 from kcache.config import Config, aside
 from kcache.errors import BackendError
