@@ -9,9 +9,10 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache._version import __version__
+    from kcache.admin.explain import Explanation
+    from kcache.admin.request_diff import Cause
     from kcache.backend import Backend, EntryInfo, Usage
     from kcache.config import default_cache_directory
-    from kcache.contrast import Cause
     from kcache.engine import CacheEngine
     from kcache.entry import Entry
     from kcache.errors import (
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.options import CompileOptions
     from kcache.requests import CompileRequest
     from kcache.stats import Stats
-    from kcache.why import Explanation
 
 __all__ = [
     "Backend",
@@ -70,7 +70,7 @@ _MODULES = {
     "_version": ("__version__",),
     "backend": ("Backend", "EntryInfo", "Usage"),
     "config": ("default_cache_directory",),
-    "contrast": ("Cause",),
+    "admin.request_diff": ("Cause",),
     "engine": ("CacheEngine",),
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
@@ -80,7 +80,7 @@ _MODULES = {
     "nvrtc.options": ("CompileOptions",),
     "requests": ("CompileRequest",),
     "stats": ("Stats",),
-    "why": ("Explanation",),
+    "admin.explain": ("Explanation",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+    from kcache.admin.explain import Explanation
     from kcache.asynchronous import AsyncFront
     from kcache.errors import CompileError
     from kcache.flight import Flight
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.request import Request
     from kcache.recorder import Recorder
-    from kcache.why import Explanation
 
 __all__ = ["KernelCache", "compile_to_ptx", "open_engine"]
 
@@ -283,7 +283,7 @@ class KernelCache:
         Arguments and errors as for `get_or_compile`; compiles nothing, changes nothing, and is
         neither counted nor recorded. May read the metadata of every entry.
         """
-        from kcache.why import explain
+        from kcache.admin.explain import explain
 
         request = self._requests.make(
             source,
@@ -357,7 +357,7 @@ class KernelCache:
 
     def print_info(self, file: TextIO | None = None) -> None:
         """Print where the cache is, how full it is and what it has done, to `file` or stdout."""
-        from kcache.info import format_info  # not needed for a hit
+        from kcache.admin.info import format_info  # not needed for a hit
 
         where = self._directory or "(none)"
         text = format_info(self.engine, directory=where, backend=self.config.backend.value)

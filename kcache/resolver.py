@@ -205,7 +205,7 @@ class Resolver:
 
     def _say_why(self, request: Request) -> None:
         """Log why a request is compiled, as far as that is found out quickly."""
-        from kcache.why import explain
+        from kcache.admin.explain import explain
 
         aside = () if self.reads else (("recache", "the cache is not looked into"),)
         digests = self._known_digests()

@@ -18,11 +18,11 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import ExtensionMetadata
 
 import kcache.errors
+from kcache.admin.info import format_size
+from kcache.admin.prometheus import _COUNTERS, exposition
 from kcache.backend import Usage
 from kcache.cli.app import app as cli
 from kcache.config import VARIABLES, Variable
-from kcache.info import format_size
-from kcache.prometheus import _COUNTERS, exposition
 from kcache.stats import FIELDS, Stats
 
 #: Fields whose numbers are no plain count, by the end of their names.

@@ -149,7 +149,7 @@ def test_a_missing_library_is_named(name: str, cache_directory: Path, run: Calla
         ("sys.modules['cuda.bindings'] = None", "bindings are not installed", "kcache-cuda[cu13]"),
         ("import kcache.nvrtc.library as l; l._BUILTINS = ('no',)", "builtins library", "again"),
         (
-            "import kcache.facts as f; f.driver_version = lambda: (11, 8)",
+            "import kcache.admin.machine_facts as f; f.driver_version = lambda: (11, 8)",
             "the driver is older than the toolkit: the driver supports CUDA 11.8",
             "Update the driver",
         ),

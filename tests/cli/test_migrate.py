@@ -17,9 +17,9 @@ from cli.test_terminal import Terminal
 
 import kcache
 from kcache import Entry
+from kcache.admin.migration import Migration
 from kcache.catalogue import coldest_first, look_into
 from kcache.kernel_cache import PRODUCER
-from kcache.migration import Migration
 
 PAIRS = [pair for pair in itertools.product(BACKENDS, BACKENDS) if pair[0] != pair[1]]
 
@@ -258,7 +258,7 @@ def test_a_target_that_cannot_be_written_ends_it_and_loses_nothing(
 STEPS = """
 import sys
 from kcache.cli.app import app
-from kcache.migration import Migration
+from kcache.admin.migration import Migration
 move = Migration.move
 def slow(self, info):
     move(self, info)

@@ -13,9 +13,9 @@ import pytest
 from core.helpers import key, look, path_of
 
 import kcache
+from kcache.admin.doctor import LEAST_VERSIONS, LEVELS, OK, PROBLEM, WARNING, Finding, diagnose
+from kcache.admin.machine_facts import Compiler, Contents, Facts, Place, driver_version, gather
 from kcache.config import Config, Setting
-from kcache.doctor import LEAST_VERSIONS, LEVELS, OK, PROBLEM, WARNING, Finding, diagnose
-from kcache.facts import Compiler, Contents, Facts, Place, driver_version, gather
 from kcache.filesystem import FileSystem, file_system
 from kcache.stats import Stats
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kcache
+from kcache.admin.machine_facts import driver_version
 from kcache.driver import open_library
-from kcache.facts import driver_version
 
 
 class Gpu:

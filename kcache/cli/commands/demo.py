@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import click
 
+from kcache.admin.info import format_size, format_time
 from kcache.cli.commands.demo_process import NAMES, Job, Measurement
 from kcache.cli.terminal import STDOUT, naming, show, spinner
 from kcache.errors import ConfigError, KcacheError
-from kcache.info import format_size, format_time
 from kcache.nvrtc.options import parse_arch
 
 __all__ = ["demo", "find_cccl"]

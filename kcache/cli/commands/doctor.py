@@ -12,7 +12,7 @@ from kcache.cli.open_cache import directory_option, json_option
 from kcache.cli.terminal import counted, plain, show, width
 
 if TYPE_CHECKING:
-    from kcache.doctor import Finding
+    from kcache.admin.doctor import Finding
 
 __all__ = ["doctor"]
 
@@ -31,8 +31,8 @@ def doctor(*, as_json: bool, directory: str | None) -> None:
     Changes nothing. Exits with 1 if there is a problem; a warning is none, things work in spite of
     it.
     """
-    from kcache.doctor import PROBLEM, WARNING, diagnose
-    from kcache.facts import gather
+    from kcache.admin.doctor import PROBLEM, WARNING, diagnose
+    from kcache.admin.machine_facts import gather
 
     findings = diagnose(gather(directory))
     if as_json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kcache.admin.info import format_size, format_time
 from kcache.age import format_age
 from kcache.catalogue import MANIFEST, Item, Opened, look_into
 from kcache.cli.commands.ls import item_json
@@ -24,7 +25,6 @@ from kcache.cli.output import (
 )
 from kcache.cli.terminal import STDOUT, columns, plain, say, show
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.info import format_size, format_time
 from kcache.kernel_cache import PRODUCER
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache._version import __version__
+from kcache.admin.info import format_info, format_size, stats_lines
+from kcache.admin.prometheus import exposition
 from kcache.backend import Usage
 from kcache.cli.open_cache import (
     directory_option,
@@ -20,9 +22,7 @@ from kcache.cli.open_cache import (
 )
 from kcache.cli.terminal import columns, say, show
 from kcache.config import VARIABLES, Config, Setting
-from kcache.info import format_info, format_size, stats_lines
 from kcache.nvrtc import library
-from kcache.prometheus import exposition
 from kcache.stats import StatsFile
 
 if TYPE_CHECKING:

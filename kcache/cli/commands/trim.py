@@ -7,6 +7,7 @@ import time
 import click
 
 from kcache import KernelCache
+from kcache.admin.info import format_size
 from kcache.age import parse_age
 from kcache.catalogue import would_evict
 from kcache.cli.keys import SHORT, key_prefix, resolve
@@ -15,7 +16,6 @@ from kcache.cli.terminal import can_ask, counted, say, show
 from kcache.config import parse_size
 from kcache.errors import BackendError
 from kcache.eviction import LOW_WATER
-from kcache.info import format_size
 from kcache.journal import DELETED
 
 __all__ = ["clear", "remove", "trim"]

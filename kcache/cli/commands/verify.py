@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kcache.admin.info import format_size
 from kcache.catalogue import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE, Item, look_into
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
 from kcache.cli.terminal import counted, plain, progress, say, show
 from kcache.errors import BackendError
-from kcache.info import format_size
 from kcache.journal import REFUSED
 from kcache.kernel_cache import PRODUCER
 

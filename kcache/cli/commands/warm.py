@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from kcache.admin.info import format_size, format_time
 from kcache.cli.bar import Bar
 from kcache.cli.open_cache import (
     directory_option,
@@ -21,7 +22,6 @@ from kcache.cli.open_cache import (
 )
 from kcache.cli.terminal import columns, counted, fit, plain, say, show, working
 from kcache.errors import CompileError
-from kcache.info import format_size, format_time
 from kcache.kernel_list import read_list
 
 if TYPE_CHECKING:

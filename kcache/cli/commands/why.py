@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kcache.admin.explain import Explanation, explain
 from kcache.age import format_age
 from kcache.cli.compile_arguments import Asked, compile_options
 from kcache.cli.keys import SHORT
@@ -20,12 +21,11 @@ from kcache.cli.terminal import columns, plain, show
 from kcache.config import Config, aside
 from kcache.errors import BackendError
 from kcache.requests import Requests
-from kcache.why import Explanation, explain
 
 if TYPE_CHECKING:
     from kcache import KernelCache
-    from kcache.contrast import Cause
-    from kcache.why import Near
+    from kcache.admin.explain import Near
+    from kcache.admin.request_diff import Cause
 
 __all__ = ["why"]
 

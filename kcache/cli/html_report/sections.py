@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import tzinfo
 
+from kcache.admin.info import format_size, format_time
 from kcache.age import format_age
 from kcache.catalogue import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item
 from kcache.cli.html_report import charts
@@ -14,7 +15,6 @@ from kcache.cli.html_report.over_time import over_time
 from kcache.cli.html_report.pieces import NONE, TIMES, card, cut, date, number_of, table
 from kcache.cli.html_report.snapshot import Portrait, Share
 from kcache.cli.keys import SHORT
-from kcache.info import format_size, format_time
 from kcache.stats import Stats
 
 __all__ = ["page"]

@@ -1,4 +1,4 @@
-"""Facts: what `kcache.doctor` judges of this machine, gathered without changing anything.
+"""Facts: what `kcache.admin.doctor` judges of this machine, gathered without changing anything.
 
 Gathering does not fail: what can't be found out is None, or the reason as text. Nothing that may be
 broken is imported before it is asked for, so this works where a dependency is missing.

@@ -1,6 +1,6 @@
 """Diagnosis: what is right and wrong with a machine's set-up, decided from facts alone.
 
-`diagnose` reads nothing but the `kcache.facts.Facts` that it is given. Every check is a function
+`diagnose` reads nothing but the `kcache.admin.machine_facts.Facts` that it is given. Every check is a function
 that yields findings, so that what is not known yields none.
 """
 
@@ -11,8 +11,8 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from kcache.facts import Facts, Version
-from kcache.info import format_size
+from kcache.admin.info import format_size
+from kcache.admin.machine_facts import Facts, Version
 
 __all__ = ["LEAST_VERSIONS", "LEVELS", "OK", "PROBLEM", "WARNING", "Finding", "diagnose"]
 

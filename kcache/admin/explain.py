@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache import journal
 from kcache.about import About
+from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.backend import EntryInfo
 from kcache.catalogue import DAMAGED, KERNEL, OTHER, Item, Opened, describe, look_into
-from kcache.contrast import Cause, contrast, include_paths
 from kcache.errors import BackendError, CorruptEntryError
 
 if TYPE_CHECKING:

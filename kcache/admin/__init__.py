@@ -1,0 +1,1 @@
+"""List, explain, diagnose, verify, migrate: without a terminal."""
