@@ -28,7 +28,7 @@ PARTS = {
         "kcache.nvrtc.frontend:Frontend._with_paths",
     ),
     "making the manifest": ("kcache.resolver:Resolver._store_manifest",),
-    "storing": ("kcache.engine:CacheEngine.put",),
+    "storing": ("kcache.engine.engine:CacheEngine.put",),
 }
 #: The part that the bare compile is compared with.
 COMPILING = "compiling"

@@ -8,7 +8,7 @@ from measure import Round, per_item
 from peers import OURS
 from population import Population, key, value
 
-from kcache.eviction import EVICT_BATCH
+from kcache.engine.eviction import EVICT_BATCH
 
 #: A round of kcache's puts at the cap has this many, so that it holds as many trims as any other: a
 #: put that finds no room evicts what the next `EVICT_BATCH` need.

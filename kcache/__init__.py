@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from kcache.admin.request_diff import Cause
     from kcache.backend import Backend, EntryInfo, Usage
     from kcache.config import default_cache_directory
-    from kcache.engine import CacheEngine
+    from kcache.engine.engine import CacheEngine
+    from kcache.engine.stats import Stats
     from kcache.entry import Entry
     from kcache.errors import (
         BackendError,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from kcache.key import CacheKey, hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
     from kcache.requests import CompileRequest
-    from kcache.stats import Stats
 
 __all__ = [
     "Backend",
@@ -71,7 +71,7 @@ _MODULES = {
     "backend": ("Backend", "EntryInfo", "Usage"),
     "config": ("default_cache_directory",),
     "admin.request_diff": ("Cause",),
-    "engine": ("CacheEngine",),
+    "engine.engine": ("CacheEngine",),
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "kernel": ("CompiledKernel",),
@@ -79,7 +79,7 @@ _MODULES = {
     "key": ("CacheKey", "hash_options", "hash_source"),
     "nvrtc.options": ("CompileOptions",),
     "requests": ("CompileRequest",),
-    "stats": ("Stats",),
+    "engine.stats": ("Stats",),
     "admin.explain": ("Explanation",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

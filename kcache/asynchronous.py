@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from kcache.flight import Busy, copied
+from kcache.engine.single_flight import Busy, copied
 from kcache.resolver import Answer
 from kcache.workers import Workers, usable_cores
 

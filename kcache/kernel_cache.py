@@ -13,15 +13,15 @@ from kcache import log
 from kcache.backend import Backend
 from kcache.config import Config, parse_size
 from kcache.directory import prepare
-from kcache.engine import DEFAULT_MAX_SIZE, CacheEngine
+from kcache.engine.engine import DEFAULT_MAX_SIZE, CacheEngine
+from kcache.engine.journal import Journal
+from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import ConfigError
-from kcache.journal import Journal
 from kcache.nvrtc.options import CompileOptions
 from kcache.place import open_place, prepared
 from kcache.registry import open_backend
 from kcache.requests import CompileRequest, Requests, compile_request, with_target
 from kcache.resolver import Answer, Resolver, Ways
-from kcache.stats import Stats, StatsFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from kcache.admin.explain import Explanation
     from kcache.asynchronous import AsyncFront
+    from kcache.engine.single_flight import Flight
     from kcache.errors import CompileError
-    from kcache.flight import Flight
     from kcache.kernel import CompiledKernel
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
@@ -416,7 +416,7 @@ class KernelCache:
         return None if self._directory is None else os.path.join(self._directory, LOCK_FILE)
 
     def _make_flight(self) -> Flight[Answer]:
-        from kcache.flight import Flight  # not needed for a hit
+        from kcache.engine.single_flight import Flight  # not needed for a hit
 
         engine = self.engine
         path = None if engine.read_only else self._lock_file()

@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 
+from kcache.engine.single_flight import Busy
 from kcache.errors import ArgumentTypeError, CompileError, ConfigError
-from kcache.flight import Busy
 
 if TYPE_CHECKING:
     from kcache.kernel import CompiledKernel

@@ -6,18 +6,18 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache import log
+from kcache.engine.journal import REJECTED, UNCACHEABLE
+from kcache.engine.stats import NOTES
 from kcache.entry import Entry
 from kcache.errors import CompileError, ConfigError, CorruptEntryError
-from kcache.journal import REJECTED, UNCACHEABLE
 from kcache.kernel import CompiledKernel
-from kcache.stats import NOTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-    from kcache.engine import CacheEngine
-    from kcache.flight import Busy, Flight, Made, Work
+    from kcache.engine.engine import CacheEngine
+    from kcache.engine.single_flight import Busy, Flight, Made, Work
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend, Outcome
     from kcache.nvrtc.manifest import Manifest, Variant
@@ -177,7 +177,7 @@ class Resolver:
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
         """
-        from kcache.flight import Made
+        from kcache.engine.single_flight import Made
 
         expected, request = request, self._ways.settle(request)
         if request is not expected:  # another compiler than was expected: another key
@@ -400,7 +400,7 @@ class _Compile:
         self._made = False
 
     def work(self) -> Work[Answer]:
-        from kcache.flight import Work
+        from kcache.engine.single_flight import Work
 
         request = self._request
         return Work(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, thread
 from typing import Any, TypeVar
 
-from kcache.flight import Busy
+from kcache.engine.single_flight import Busy
 
 __all__ = ["Workers", "usable_cores"]
 

@@ -22,9 +22,9 @@ from inks import THEMES
 from notation import number, quantity
 from plots import all_charts
 
-from kcache.engine import DEFAULT_WAIT
-from kcache.eviction import LOW_WATER
-from kcache.flight import _LONGEST_PAUSE
+from kcache.engine.engine import DEFAULT_WAIT
+from kcache.engine.eviction import LOW_WATER
+from kcache.engine.single_flight import _LONGEST_PAUSE
 from kcache.kernel_cache import _JOURNAL_SHARE
 from kcache.nvrtc.files import FRESH_NS
 from kcache_backends._environment import PATIENCE as LMDB_PATIENCE

@@ -23,7 +23,7 @@ from kcache.admin.prometheus import _COUNTERS, exposition
 from kcache.backend import Usage
 from kcache.cli.app import app as cli
 from kcache.config import VARIABLES, Variable
-from kcache.stats import FIELDS, Stats
+from kcache.engine.stats import FIELDS, Stats
 
 #: Fields whose numbers are no plain count, by the end of their names.
 _UNITS = {"seconds": "seconds", "_ms": "milliseconds", "bytes_evicted": "bytes", "_rate": "0 to 1"}

@@ -11,16 +11,16 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache import journal
 from kcache.about import About
 from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.backend import EntryInfo
 from kcache.catalogue import DAMAGED, KERNEL, OTHER, Item, Opened, describe, look_into
+from kcache.engine.engine import journal
 from kcache.errors import BackendError, CorruptEntryError
 
 if TYPE_CHECKING:
-    from kcache.engine import CacheEngine
-    from kcache.journal import Event
+    from kcache.engine.engine import CacheEngine
+    from kcache.engine.journal import Event
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.manifest import Difference, Variant
     from kcache.nvrtc.request import Request

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kcache.engine import CacheEngine
-    from kcache.stats import Stats
+    from kcache.engine.engine import CacheEngine
+    from kcache.engine.stats import Stats
 
 __all__ = ["format_info", "format_size", "format_time"]
 

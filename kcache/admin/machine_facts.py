@@ -23,7 +23,7 @@ from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError
 from kcache.filesystem import FileSystem, file_system
 
 if TYPE_CHECKING:
-    from kcache.stats import Stats
+    from kcache.engine.stats import Stats
 
 __all__ = ["Compiler", "Contents", "Facts", "Place", "Version", "gather"]
 
@@ -290,7 +290,7 @@ def _contents(config: Config, path: str) -> Contents:
 
 
 def _stats(path: str) -> tuple[Stats | None, str]:
-    from kcache.stats import StatsFile
+    from kcache.engine.stats import StatsFile
 
     try:
         return StatsFile(os.path.join(path, "stats")).total(), ""

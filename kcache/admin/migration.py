@@ -10,7 +10,7 @@ from kcache.errors import BackendError
 
 if TYPE_CHECKING:
     from kcache.backend import EntryInfo
-    from kcache.engine import CacheEngine
+    from kcache.engine.engine import CacheEngine
     from kcache.entry import Entry
 
 __all__ = ["Migration"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kcache.backend import Usage
-    from kcache.stats import Stats
+    from kcache.engine.stats import Stats
 
 __all__ = ["exposition"]
 

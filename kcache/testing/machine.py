@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 )
 
 from kcache.backend import Backend
-from kcache.engine import CacheEngine
+from kcache.engine.engine import CacheEngine
+from kcache.engine.eviction import EVICT_BATCH, LOW_WATER
 from kcache.entry import Entry, encode
-from kcache.eviction import EVICT_BATCH, LOW_WATER
 from kcache.testing._base import key
 from kcache.testing.clock import FakeClock
 

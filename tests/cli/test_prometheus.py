@@ -12,7 +12,7 @@ from cli.helpers import fill, kernel, key
 import kcache
 from kcache import Stats, Usage
 from kcache.admin.prometheus import exposition
-from kcache.stats import FIELDS
+from kcache.engine.stats import FIELDS
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is missing")
 

@@ -29,10 +29,10 @@ from kcache.cli.html_report.markup import el
 from kcache.cli.html_report.sections import page
 from kcache.cli.html_report.snapshot import Portrait, Share, gather
 from kcache.cli.html_report.timeline import days, last_hours
+from kcache.engine.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
+from kcache.engine.stats import FIELDS, StatsFile
 from kcache.entry import encode
-from kcache.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
 from kcache.kernel_cache import PRODUCER
-from kcache.stats import FIELDS, StatsFile
 from kcache.testing import MemoryBackend
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "look-at-a-cache.md"

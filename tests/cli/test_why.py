@@ -14,7 +14,7 @@ import pytest
 from cli.helpers import BACKENDS, damage, key, recency, use
 
 import kcache
-from kcache.journal import Journal
+from kcache.engine.journal import Journal
 from kcache.kernel_cache import PRODUCER
 from kcache.testing import MemoryBackend
 

@@ -16,8 +16,8 @@ import kcache
 from kcache.admin.doctor import LEAST_VERSIONS, LEVELS, OK, PROBLEM, WARNING, Finding, diagnose
 from kcache.admin.machine_facts import Compiler, Contents, Facts, Place, driver_version, gather
 from kcache.config import Config, Setting
+from kcache.engine.stats import Stats
 from kcache.filesystem import FileSystem, file_system
-from kcache.stats import Stats
 
 GIB = 1 << 30
 PLACE = Place(

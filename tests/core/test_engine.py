@@ -34,10 +34,10 @@ from kcache import (
     Usage,
     open_engine,
 )
-from kcache.engine import TOUCH_INTERVAL
+from kcache.engine.engine import TOUCH_INTERVAL
+from kcache.engine.eviction import DELETE_BATCH, EVICT_BATCH
 from kcache.entry import encode
 from kcache.errors import ArgumentTypeError
-from kcache.eviction import DELETE_BATCH, EVICT_BATCH
 from kcache.testing import FaultyBackend, MemoryBackend
 from kcache_backends.file import FileBackend
 

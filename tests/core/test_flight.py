@@ -16,11 +16,11 @@ import pytest
 from core.helpers import entry, fork, key, wait
 
 from kcache import CompileError, open_engine
-from kcache import keylocks as keylocks_module
-from kcache.flight import Busy, Flight, Made, Work
-from kcache.keylocks import KeyLocks
+from kcache.engine.engine import key_locks as keylocks_module
+from kcache.engine.key_locks import KeyLocks
+from kcache.engine.single_flight import Busy, Flight, Made, Work
+from kcache.engine.stats import Counters
 from kcache.locks import RangeLocks
-from kcache.stats import Counters
 
 KEY = key("flight")
 LONG = 60.0

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache import BackendError, open_engine
-from kcache.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
+from kcache.engine.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
+from kcache.engine.stats import Counters, Flusher, Stats, StatsFile
 from kcache.locks import RangeLocks
-from kcache.stats import Counters, Flusher, Stats, StatsFile
 
 #: An hour, counted from the epoch, and the bytes of the whole file.
 FIRST = 490_000

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kcache
-from kcache.engine import CacheEngine
-from kcache.journal import (
+from kcache.engine.engine import CacheEngine
+from kcache.engine.journal import (
     CLEARED,
     DELETED,
     EVENTS,

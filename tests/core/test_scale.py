@@ -16,7 +16,7 @@ from looks import Looks
 from population import fill_ours
 
 import kcache
-from kcache.eviction import EVICT_BATCH
+from kcache.engine.eviction import EVICT_BATCH
 from kcache_backends.lmdb import MAX_TOUCHED
 
 #: What a put at the cap may look at: files on average, and files in the worst case.

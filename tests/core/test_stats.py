@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache import BackendError, Stats, open_engine
-from kcache.stats import FIELDS, Counters, StatsFile
+from kcache.engine.stats import FIELDS, Counters, StatsFile
 
 HITS = FIELDS.index("hits")
 
@@ -384,7 +384,7 @@ def test_counts_are_flushed_every_few_seconds(
     memory_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("kcache.engine._now", lambda: now[0])
+    monkeypatch.setattr("kcache.engine.engine._now", lambda: now[0])
     file = StatsFile(tmp_path / "stats")
     with open_engine(tmp_path, memory_size=memory_size) as engine:
         engine.put(key(1), entry())

@@ -15,13 +15,13 @@ from docs.tables import dumps, read, section, tables
 
 import kcache
 from kcache import Entry, KernelCache
+from kcache.engine.history import COUNTED, HOURS, History
+from kcache.engine.journal import EVENTS, Journal
+from kcache.engine.key_locks import KeyLocks
+from kcache.engine.stats import FIELDS, Stats, StatsFile
 from kcache.entry import FORMAT_VERSION, MAX_SECTIONS, decode, encode
-from kcache.history import COUNTED, HOURS, History
-from kcache.journal import EVENTS, Journal
 from kcache.kernel_cache import PRODUCER
-from kcache.keylocks import KeyLocks
 from kcache.nvrtc.manifest import MAX_SETS, Manifest
-from kcache.stats import FIELDS, Stats, StatsFile
 from kcache_backends._lmdb_records import stored_size
 from kcache_backends._shards import SHARDS, ShardCounters
 from kcache_backends.file import FileBackend

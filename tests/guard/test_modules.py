@@ -34,8 +34,26 @@ except FileNotFoundError:  # not Linux
 """
 
 CORE = {
-    *("backend", "config", "directory", "engine", "entry", "errors", "eviction", "forks"),
-    *("history", "journal", "kernel", "kernel_cache", "locks", "log", "memory", "nvrtc"),
+    *(
+        "backend",
+        "config",
+        "directory",
+        "engine.engine",
+        "entry",
+        "errors",
+        "engine.eviction",
+        "forks",
+    ),
+    *(
+        "engine.history",
+        "engine.journal",
+        "kernel",
+        "kernel_cache",
+        "locks",
+        "log",
+        "memory",
+        "nvrtc",
+    ),
     *(
         "nvrtc.options",
         "place",
@@ -44,13 +62,13 @@ CORE = {
         "registry",
         "requests",
         "resolver",
-        "stats",
+        "engine.stats",
     ),
 }
 HIT = CORE | {"key", "nvrtc.library", "nvrtc.request", "nvrtc.search"}
 #: To look whether the headers are what they were.
 HEADER_HIT = HIT | {"nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
-WAIT = {"flight", "keylocks"}
+WAIT = {"engine.single_flight", "engine.key_locks"}
 _FILE = {"_coldest", "_file_check", "_files", "_shards", "file"}
 _LMDB = {"_environment", "_files", "_lmdb_files", "_lmdb_records", "lmdb"}
 BACKENDS = {"file": _FILE, "zstd": _FILE | {"zstd"}, "lmdb": _LMDB, "zstd+lmdb": _LMDB | {"zstd"}}

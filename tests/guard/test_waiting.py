@@ -12,10 +12,10 @@ import pytest
 from guard.measure import instructions
 from guard.scenarios import key
 
-from kcache import flight
-from kcache.flight import Flight, Made, Work
-from kcache.keylocks import KeyLocks
-from kcache.stats import Counters
+from kcache.engine.engine import single_flight as flight
+from kcache.engine.key_locks import KeyLocks
+from kcache.engine.single_flight import Flight, Made, Work
+from kcache.engine.stats import Counters
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere a library's locks are looked at"

@@ -9,7 +9,7 @@ from pathlib import Path
 from guard.child import code, environment
 
 import kcache
-from kcache.keylocks import KeyLocks
+from kcache.engine.key_locks import KeyLocks
 
 __all__ = ["MISSING", "PAUSE", "waiter"]
 

@@ -15,13 +15,13 @@ from kcache.catalogue import DAMAGED, OTHER, UNREADABLE, coldest_first
 from kcache.cli.open_cache import directory_option, may_write, open_cache, open_existing
 from kcache.cli.terminal import counted, progress, say, show
 from kcache.config import Config
+from kcache.engine.journal import MOVED
 from kcache.errors import UnknownBackendError
-from kcache.journal import MOVED
 from kcache.kernel_cache import PRODUCER
 from kcache.registry import backend_names
 
 if TYPE_CHECKING:
-    from kcache.engine import CacheEngine
+    from kcache.engine.engine import CacheEngine
 
 __all__ = ["migrate"]
 

@@ -22,8 +22,8 @@ from kcache.cli.open_cache import (
 )
 from kcache.cli.terminal import columns, say, show
 from kcache.config import VARIABLES, Config, Setting
+from kcache.engine.stats import StatsFile
 from kcache.nvrtc import library
-from kcache.stats import StatsFile
 
 if TYPE_CHECKING:
     from kcache import KernelCache

@@ -14,9 +14,9 @@ from kcache.cli.keys import SHORT, key_prefix, resolve
 from kcache.cli.open_cache import directory_option, may_write, open_existing
 from kcache.cli.terminal import can_ask, counted, say, show
 from kcache.config import parse_size
+from kcache.engine.eviction import LOW_WATER
+from kcache.engine.journal import DELETED
 from kcache.errors import BackendError
-from kcache.eviction import LOW_WATER
-from kcache.journal import DELETED
 
 __all__ = ["clear", "remove", "trim"]
 

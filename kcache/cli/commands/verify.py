@@ -11,8 +11,8 @@ from kcache.catalogue import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE, Item,
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
 from kcache.cli.terminal import counted, plain, progress, say, show
+from kcache.engine.journal import REFUSED
 from kcache.errors import BackendError
-from kcache.journal import REFUSED
 from kcache.kernel_cache import PRODUCER
 
 if TYPE_CHECKING:

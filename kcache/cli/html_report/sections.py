@@ -15,7 +15,7 @@ from kcache.cli.html_report.over_time import over_time
 from kcache.cli.html_report.pieces import NONE, TIMES, card, cut, date, number_of, table
 from kcache.cli.html_report.snapshot import Portrait, Share
 from kcache.cli.keys import SHORT
-from kcache.stats import Stats
+from kcache.engine.stats import Stats
 
 __all__ = ["page"]
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache._version import __version__
 from kcache.catalogue import KERNEL, MANIFEST, Item, items
-from kcache.history import History, Hour
+from kcache.engine.history import History, Hour
+from kcache.engine.stats import Stats, StatsFile
 from kcache.kernel_cache import PRODUCER
 from kcache.nvrtc import library
-from kcache.stats import Stats, StatsFile
 
 if TYPE_CHECKING:
     from kcache import KernelCache

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta, tzinfo
 from typing import NamedTuple
 
-from kcache.history import HOUR_SECONDS, Hour
+from kcache.engine.history import HOUR_SECONDS, Hour
 
 __all__ = ["Span", "days", "last_hours"]
 

@@ -25,12 +25,12 @@ __all__ = ["COUNTED", "HOURS", "HOUR_SECONDS", "History", "Hour"]
 #: So many hours are kept: 90 days.
 HOURS = 90 * 24
 HOUR_SECONDS = 3600
-#: The fields of `kcache.stats.Stats` that are counted by the hour, in the order of the file.
+#: The fields of `kcache.engine.stats.Stats` that are counted by the hour, in the order of the file.
 COUNTED = ("hits", "misses", "compiles", "evictions", "saved_seconds", "compile_seconds")
 
 
 class Hour(Record):
-    """What all processes did in one hour; counts are those of `kcache.stats.Stats`.
+    """What all processes did in one hour; counts are those of `kcache.engine.stats.Stats`.
 
     Attributes:
         start: its beginning, seconds since the epoch.

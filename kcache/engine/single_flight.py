@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from kcache import log
+from kcache.engine.key_locks import KeyLocks
 from kcache.forks import after_fork
-from kcache.keylocks import KeyLocks
 
 if TYPE_CHECKING:
-    from kcache.stats import Counters
+    from kcache.engine.stats import Counters
 
 __all__ = ["Busy", "Flight", "Made", "Work", "copied"]
 

@@ -16,9 +16,9 @@ import zlib
 from collections import deque
 from collections.abc import Iterable
 
+from kcache.engine.history import COUNTED, History
 from kcache.errors import BackendError
 from kcache.forks import after_fork
-from kcache.history import COUNTED, History
 from kcache.locks import RangeLocks
 from kcache.positioned import pread, pwrite
 from kcache.record import Record

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 from kcache import log
 from kcache.backend import KEY_LENGTH, Backend, check_key, key_error
+from kcache.engine.eviction import DELETE_BATCH, LOW_WATER, Eviction, check_size
+from kcache.engine.journal import CLEARED, DELETED, EVICTED, REFUSED, REJECTED, TRIMMED, Journal
+from kcache.engine.stats import NOTES, Counters, Flusher, Stats, StatsFile
 from kcache.entry import Entry, encode, open_envelope
 from kcache.errors import (
     BackendError,
@@ -22,16 +25,13 @@ from kcache.errors import (
     FullError,
     IncompatibleEntryError,
 )
-from kcache.eviction import DELETE_BATCH, LOW_WATER, Eviction, check_size
 from kcache.forks import after_fork
-from kcache.journal import CLEARED, DELETED, EVICTED, REFUSED, REJECTED, TRIMMED, Journal
 from kcache.memory import MemoryTier, Touches
-from kcache.stats import NOTES, Counters, Flusher, Stats, StatsFile
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kcache.flight import Flight
+    from kcache.engine.single_flight import Flight
 
 __all__ = ["DEFAULT_MAX_SIZE", "CacheEngine"]
 
@@ -229,7 +229,7 @@ class CacheEngine:
         return entry
 
     def _create(self, key: str, create: Callable[[], Entry]) -> Entry:
-        from kcache.flight import Flight, Made, Work  # not needed for a hit
+        from kcache.engine.single_flight import Flight, Made, Work  # not needed for a hit
 
         made: list[bool] = []
 

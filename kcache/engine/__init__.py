@@ -1,0 +1,1 @@
+"""A bounded, counted, checked cache; knows no kernels and no files."""
