@@ -27,7 +27,7 @@ PARTS = {
         "kcache.nvrtc.dependencies:Tracker.changed_since",
         "kcache.nvrtc.frontend:Frontend._with_paths",
     ),
-    "making the manifest": ("kcache.resolver:Resolver._store_manifest",),
+    "making the manifest": ("kcache.kernels.resolver:Resolver._store_manifest",),
     "storing": ("kcache.engine.engine:CacheEngine.put",),
 }
 #: The part that the bare compile is compared with.

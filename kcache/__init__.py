@@ -28,11 +28,11 @@ if TYPE_CHECKING:
         StaleKernelError,
         UnknownBackendError,
     )
-    from kcache.kernel import CompiledKernel
     from kcache.kernel_cache import KernelCache, compile_to_ptx, open_engine
+    from kcache.kernels.compiled_kernel import CompiledKernel
+    from kcache.kernels.request_factory import CompileRequest
     from kcache.key import CacheKey, hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
-    from kcache.requests import CompileRequest
 
 __all__ = [
     "Backend",
@@ -74,11 +74,11 @@ _MODULES = {
     "engine.engine": ("CacheEngine",),
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
-    "kernel": ("CompiledKernel",),
+    "kernels.compiled_kernel": ("CompiledKernel",),
     "kernel_cache": ("KernelCache", "compile_to_ptx", "open_engine"),
     "key": ("CacheKey", "hash_options", "hash_source"),
     "nvrtc.options": ("CompileOptions",),
-    "requests": ("CompileRequest",),
+    "kernels.request_factory": ("CompileRequest",),
     "engine.stats": ("Stats",),
     "admin.explain": ("Explanation",),
 }

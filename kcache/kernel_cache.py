@@ -17,25 +17,25 @@ from kcache.engine.engine import DEFAULT_MAX_SIZE, CacheEngine
 from kcache.engine.journal import Journal
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import ConfigError
+from kcache.kernels.request_factory import CompileRequest, Requests, compile_request, with_target
+from kcache.kernels.resolver import Answer, Resolver, Ways
 from kcache.nvrtc.options import CompileOptions
 from kcache.place import open_place, prepared
 from kcache.registry import open_backend
-from kcache.requests import CompileRequest, Requests, compile_request, with_target
-from kcache.resolver import Answer, Resolver, Ways
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
     from kcache.admin.explain import Explanation
-    from kcache.asynchronous import AsyncFront
     from kcache.engine.single_flight import Flight
     from kcache.errors import CompileError
-    from kcache.kernel import CompiledKernel
+    from kcache.kernels.aio import AsyncFront
+    from kcache.kernels.compiled_kernel import CompiledKernel
+    from kcache.kernels.recording import Recorder
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.request import Request
-    from kcache.recorder import Recorder
 
 __all__ = ["KernelCache", "compile_to_ptx", "open_engine"]
 
@@ -204,7 +204,7 @@ class KernelCache:
         Arguments and errors as for `get_or_compile`.
         """
         if self._async is None:
-            from kcache.asynchronous import AsyncFront
+            from kcache.kernels.aio import AsyncFront
 
             self._async = AsyncFront(self._resolver, self._requests)
         return await self._async.get(
@@ -235,7 +235,7 @@ class KernelCache:
                 request, and nothing was compiled.
             CompilerNotFoundError: NVRTC is not installed.
         """
-        from kcache.many import compile_all
+        from kcache.kernels.batch import compile_all
 
         made: list[Request] = []
         for number, given in enumerate(requests):
@@ -431,7 +431,7 @@ class KernelCache:
 
 
 def _recorder(path: str) -> Recorder:
-    from kcache.recorder import Recorder  # few runs are recorded
+    from kcache.kernels.recording import Recorder  # few runs are recorded
 
     return Recorder(path)
 

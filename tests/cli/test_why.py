@@ -581,7 +581,7 @@ def test_an_unsafe_directory_is_refused_as_by_compile(
 def cached(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     """Compile a source with these arguments; then return the causes for other arguments."""
     from kcache.admin.explain import explain
-    from kcache.requests import Requests
+    from kcache.kernels.request_factory import Requests
 
     options = kcache.CompileOptions(arch="sm_90")
     with kcache.KernelCache(tmp_path / "api", memory_size=0) as cache:
@@ -614,7 +614,7 @@ def test_sources_of_the_default_name_have_nothing_to_do_with_each_other(
     cached: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     from kcache.admin.explain import explain
-    from kcache.requests import Requests
+    from kcache.kernels.request_factory import Requests
 
     cached({}, {})
     other = Requests(0).make("__global__ void f() {}", "f", kcache.CompileOptions(arch="sm_90"))
@@ -625,7 +625,7 @@ def test_sources_of_the_default_name_have_nothing_to_do_with_each_other(
 
 def test_any_backend_will_do() -> None:
     from kcache.admin.explain import explain
-    from kcache.requests import Requests
+    from kcache.kernels.request_factory import Requests
 
     options = kcache.CompileOptions(arch="sm_90")
     with kcache.KernelCache(backend=MemoryBackend()) as cache:
@@ -638,7 +638,7 @@ def test_any_backend_will_do() -> None:
 def test_a_backend_that_fails_is_a_cause() -> None:
     from kcache.admin.explain import explain
     from kcache.backend import UnavailableBackend
-    from kcache.requests import Requests
+    from kcache.kernels.request_factory import Requests
 
     request = Requests(0).make(PLAIN, "k<int>", kcache.CompileOptions(arch="sm_90"))
     with kcache.KernelCache(backend=UnavailableBackend("no room for it")) as cache:

@@ -16,9 +16,9 @@ import pytest
 from core.helpers import fork, wait
 
 from kcache import CompileOptions, ConfigError
-from kcache.kernel_list import Wanted, read_list
+from kcache.kernels.kernel_list import Wanted, read_list
+from kcache.kernels.recording import Recorder
 from kcache.nvrtc.request import Request
-from kcache.recorder import Recorder
 
 KERNEL = "__global__ void k() {}\n"
 INCLUDING = '#include "scale.cuh"\n' + KERNEL

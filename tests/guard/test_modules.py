@@ -47,7 +47,7 @@ CORE = {
     *(
         "engine.history",
         "engine.journal",
-        "kernel",
+        "kernels.compiled_kernel",
         "kernel_cache",
         "locks",
         "log",
@@ -60,8 +60,8 @@ CORE = {
         "positioned",
         "record",
         "registry",
-        "requests",
-        "resolver",
+        "kernels.request_factory",
+        "kernels.resolver",
         "engine.stats",
     ),
 }

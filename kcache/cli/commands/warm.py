@@ -22,11 +22,11 @@ from kcache.cli.open_cache import (
 )
 from kcache.cli.terminal import columns, counted, fit, plain, say, show, working
 from kcache.errors import CompileError
-from kcache.kernel_list import read_list
+from kcache.kernels.kernel_list import read_list
 
 if TYPE_CHECKING:
     from kcache import CompiledKernel, KernelCache
-    from kcache.kernel_list import Wanted
+    from kcache.kernels.kernel_list import Wanted
 
 __all__ = ["warm"]
 

@@ -20,7 +20,7 @@ from kcache.cli.open_cache import directory_option, json_option, named_directory
 from kcache.cli.terminal import columns, plain, show
 from kcache.config import Config, aside
 from kcache.errors import BackendError
-from kcache.requests import Requests
+from kcache.kernels.request_factory import Requests
 
 if TYPE_CHECKING:
     from kcache import KernelCache

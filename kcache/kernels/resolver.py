@@ -10,7 +10,7 @@ from kcache.engine.journal import REJECTED, UNCACHEABLE
 from kcache.engine.stats import NOTES
 from kcache.entry import Entry
 from kcache.errors import CompileError, ConfigError, CorruptEntryError
-from kcache.kernel import CompiledKernel
+from kcache.kernels.compiled_kernel import CompiledKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

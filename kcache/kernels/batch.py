@@ -13,9 +13,9 @@ from kcache.engine.single_flight import Busy
 from kcache.errors import ArgumentTypeError, CompileError, ConfigError
 
 if TYPE_CHECKING:
-    from kcache.kernel import CompiledKernel
+    from kcache.kernels.compiled_kernel import CompiledKernel
+    from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import Request
-    from kcache.resolver import Resolver
 
 __all__ = ["Progress", "compile_all"]
 
@@ -66,7 +66,7 @@ def _compiled(
     """Yield (place, result) of each request, in the order in which they are done."""
     left = set(range(len(requests)))
     with suppress(RuntimeError):  # no thread can be started, or the interpreter is ending
-        from kcache.workers import Workers, usable_cores
+        from kcache.kernels.worker_pool import Workers, usable_cores
 
         workers = Workers(min(jobs or usable_cores(), len(requests)))
         try:

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kcache.errors import ConfigError
+from kcache.kernels.recording import MARK, read_recording
 from kcache.nvrtc.options import CompileOptions, ExtraOptions, parse_arch
 from kcache.nvrtc.request import DEFAULT_NAME, Request
-from kcache.recorder import MARK, read_recording
 
 if TYPE_CHECKING:
-    from kcache.requests import CompileRequest
+    from kcache.kernels.request_factory import CompileRequest
 
 __all__ = ["Wanted", "read_list"]
 
@@ -167,7 +167,7 @@ class _Written:
         self, table: _Table, options: CompileOptions, path: str, text: str, archs: Sequence[str]
     ) -> Iterator[tuple[CompileRequest, str]]:
         """Yield one source for each architecture, with its working directory."""
-        from kcache.requests import CompileRequest
+        from kcache.kernels.request_factory import CompileRequest
 
         directory = self._directory(table, path)
         includes = [self._seen_from(directory, str(each)) for each in options.include_paths]

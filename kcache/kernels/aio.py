@@ -13,14 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.engine.single_flight import Busy, copied
-from kcache.resolver import Answer
-from kcache.workers import Workers, usable_cores
+from kcache.kernels.resolver import Answer
+from kcache.kernels.worker_pool import Workers, usable_cores
 
 if TYPE_CHECKING:
-    from kcache.kernel import CompiledKernel
+    from kcache.kernels.compiled_kernel import CompiledKernel
+    from kcache.kernels.request_factory import CompileRequest, Requests
+    from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import Request
-    from kcache.requests import CompileRequest, Requests
-    from kcache.resolver import Resolver
 
 __all__ = ["AsyncFront"]
 

@@ -12,8 +12,8 @@ from kcache.nvrtc.options import CompileOptions
 from kcache.record import Record
 
 if TYPE_CHECKING:
+    from kcache.kernels.recording import Recorder
     from kcache.nvrtc.request import Request
-    from kcache.recorder import Recorder
 
 __all__ = ["CompileRequest", "Requests", "compile_request", "with_target"]
 

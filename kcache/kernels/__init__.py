@@ -1,0 +1,1 @@
+"""From arguments to a kernel: find it, or have it compiled."""
