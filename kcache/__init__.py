@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kcache.kernel_cache import KernelCache, compile_to_ptx, open_engine
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.request_factory import CompileRequest
-    from kcache.key import CacheKey, hash_options, hash_source
+    from kcache.nvrtc.key import CacheKey, hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
 
 __all__ = [
@@ -76,7 +76,7 @@ _MODULES = {
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "kernels.compiled_kernel": ("CompiledKernel",),
     "kernel_cache": ("KernelCache", "compile_to_ptx", "open_engine"),
-    "key": ("CacheKey", "hash_options", "hash_source"),
+    "nvrtc.key": ("CacheKey", "hash_options", "hash_source"),
     "nvrtc.options": ("CompileOptions",),
     "kernels.request_factory": ("CompileRequest",),
     "engine.stats": ("Stats",),

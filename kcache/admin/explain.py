@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.about import About
 from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.backend import EntryInfo
-from kcache.catalogue import DAMAGED, KERNEL, OTHER, Item, Opened, describe, look_into
 from kcache.engine.engine import journal
 from kcache.errors import BackendError, CorruptEntryError
+from kcache.nvrtc.inventory import DAMAGED, KERNEL, OTHER, Item, Opened, describe, look_into
+from kcache.nvrtc.metadata import About
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
@@ -56,7 +56,7 @@ class Slot(NamedTuple):
 
     Attributes:
         key: 64 hexadecimal digits.
-        kind: as in `kcache.catalogue`; empty if there is nothing.
+        kind: as in `kcache.nvrtc.inventory`; empty if there is nothing.
         problem: why it is not served, empty if it is.
         about: what it says of its request, if it is a kernel's.
     """

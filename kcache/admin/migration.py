@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kcache.catalogue import DAMAGED, OTHER, UNREADABLE, look_into
 from kcache.entry import encode
 from kcache.errors import BackendError
+from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, look_into
 
 if TYPE_CHECKING:
     from kcache.backend import EntryInfo

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kcache.about import About
+from kcache.nvrtc.metadata import About
 from kcache.nvrtc.options import ExtraOptions
 
 __all__ = ["Cause", "contrast", "include_paths"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.backend import KEY_LENGTH
-from kcache.catalogue import matching, unique_length
 from kcache.errors import BackendError
+from kcache.nvrtc.inventory import matching, unique_length
 
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo

@@ -323,7 +323,7 @@ class Resolver:
 
     def _store(self, request: Request, outcome: Outcome) -> tuple[Answer, bool]:
         """Store what was compiled; return it, and whether it will be found."""
-        from kcache.about import metadata_of
+        from kcache.nvrtc.metadata import metadata_of
 
         key = request.key
         dependencies: tuple[str, ...] = ()

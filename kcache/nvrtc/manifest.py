@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
-from kcache.key import digest_fields
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, SIZE, FileDigests, Stamp, file_clock_ns, stamp_of
 from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
+from kcache.nvrtc.key import digest_fields
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
 
 __all__ = ["MAX_LOCATIONS", "MAX_SETS", "Difference", "Manifest", "Variant"]

@@ -15,8 +15,8 @@ import pytest
 from core.helpers import fork, wait
 
 from kcache import Entry, KernelCache
-from kcache.catalogue import coldest_first
 from kcache.nvrtc.headers import HeaderSet
+from kcache.nvrtc.inventory import coldest_first
 from kcache.nvrtc.manifest import Manifest, Variant
 from kcache.nvrtc.search import Place
 

@@ -250,8 +250,8 @@ def test_a_reader_that_goes_away_ends_it_quietly(cache_directory: Path) -> None:
 def test_entries_that_go_meanwhile_are_left_out(
     cache_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kcache.catalogue import items
     from kcache.kernel_cache import PRODUCER
+    from kcache.nvrtc.inventory import items
 
     names = sorted(key(n, "00") for n in range(5))
     fill(cache_directory, {name: kernel(10) for name in names})

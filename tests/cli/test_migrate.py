@@ -18,8 +18,8 @@ from cli.test_terminal import Terminal
 import kcache
 from kcache import Entry
 from kcache.admin.migration import Migration
-from kcache.catalogue import coldest_first, look_into
 from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc.inventory import coldest_first, look_into
 
 PAIRS = [pair for pair in itertools.product(BACKENDS, BACKENDS) if pair[0] != pair[1]]
 

@@ -23,7 +23,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache import KernelCache, Stats
-from kcache.catalogue import KERNEL, Item
 from kcache.cli.html_report.attention import NOTE, WARNING, remarks
 from kcache.cli.html_report.markup import el
 from kcache.cli.html_report.sections import page
@@ -33,6 +32,7 @@ from kcache.engine.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
 from kcache.engine.stats import FIELDS, StatsFile
 from kcache.entry import encode
 from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc.inventory import KERNEL, Item
 from kcache.testing import MemoryBackend
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "look-at-a-cache.md"

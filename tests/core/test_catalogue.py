@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kcache import CacheEngine, Entry
 from kcache.backend import Backend, EntryInfo
-from kcache.catalogue import (
+from kcache.nvrtc.inventory import (
     DAMAGED,
     OTHER,
     coldest_first,

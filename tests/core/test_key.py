@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kcache import CacheKey, CompileOptions, hash_options, hash_source
 from kcache.backend import is_key
-from kcache.key import digest_fields
+from kcache.nvrtc.key import digest_fields
 
 KEY = CacheKey(
     source_hash=hash_source("__global__ void f() {}"),

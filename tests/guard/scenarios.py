@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kcache
-from kcache.key import CacheKey
 from kcache.nvrtc import files, manifest
+from kcache.nvrtc.key import CacheKey
 
 __all__ = [
     "BACKENDS",

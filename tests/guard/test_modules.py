@@ -65,7 +65,7 @@ CORE = {
         "engine.stats",
     ),
 }
-HIT = CORE | {"key", "nvrtc.library", "nvrtc.request", "nvrtc.search"}
+HIT = CORE | {"nvrtc.key", "nvrtc.library", "nvrtc.request", "nvrtc.search"}
 #: To look whether the headers are what they were.
 HEADER_HIT = HIT | {"nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
 WAIT = {"engine.single_flight", "engine.key_locks"}

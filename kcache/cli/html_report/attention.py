@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kcache.admin.info import format_size
-from kcache.catalogue import DAMAGED, UNREADABLE
 from kcache.cli.html_report.snapshot import Portrait
+from kcache.nvrtc.inventory import DAMAGED, UNREADABLE
 
 __all__ = ["NOTE", "WARNING", "Remark", "remarks"]
 

@@ -7,7 +7,6 @@ from datetime import tzinfo
 
 from kcache.admin.info import format_size, format_time
 from kcache.age import format_age
-from kcache.catalogue import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item
 from kcache.cli.html_report import charts
 from kcache.cli.html_report.attention import WARNING, remarks
 from kcache.cli.html_report.markup import Node, document, el
@@ -16,6 +15,7 @@ from kcache.cli.html_report.pieces import NONE, TIMES, card, cut, date, number_o
 from kcache.cli.html_report.snapshot import Portrait, Share
 from kcache.cli.keys import SHORT
 from kcache.engine.stats import Stats
+from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item
 
 __all__ = ["page"]
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache._version import __version__
-from kcache.catalogue import KERNEL, MANIFEST, Item, items
 from kcache.engine.history import History, Hour
 from kcache.engine.stats import Stats, StatsFile
 from kcache.kernel_cache import PRODUCER
 from kcache.nvrtc import library
+from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items
 
 if TYPE_CHECKING:
     from kcache import KernelCache
@@ -69,7 +69,7 @@ class Portrait:
         size: stored bytes, as the backend counts them.
         stats: the counts of all processes.
         hours: the hours of the last 90 days in which something was counted.
-        kinds: entries of each kind of `kcache.catalogue`.
+        kinds: entries of each kind of `kcache.nvrtc.inventory`.
         archs: kernels by target, largest share first, the rest as one.
         kernels: kernels by source and name expressions, likewise.
         largest: the largest entries that are no manifests.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompilerNotFoundError
-from kcache.key import digest_fields, hash_source
+from kcache.nvrtc.key import digest_fields, hash_source
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
