@@ -21,7 +21,7 @@ from corpus import generated_source
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import kcache
-from kcache.memory import ITEM_OVERHEAD
+from kcache.util.memory_tier import ITEM_OVERHEAD
 
 MIB = 1 << 20
 #: As many as the CUTLASS GEMM reads.

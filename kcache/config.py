@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.errors import ConfigError
-from kcache.record import Record
+from kcache.util.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path

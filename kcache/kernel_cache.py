@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kcache import log
 from kcache.backend import Backend
 from kcache.config import Config, parse_size
 from kcache.directory import prepare
@@ -22,6 +21,7 @@ from kcache.kernels.resolver import Answer, Resolver, Ways
 from kcache.nvrtc.options import CompileOptions
 from kcache.place import open_place, prepared
 from kcache.registry import open_backend
+from kcache.util import log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -386,7 +386,7 @@ class KernelCache:
         Raises:
             ConfigError: `max_size` is no size, or `older_than` no age.
         """
-        from kcache.age import parse_age  # not needed for a hit
+        from kcache.util.units import parse_age  # not needed for a hit
 
         return self.engine.trim(
             None if max_size is None else parse_size(max_size, name="max_size"),

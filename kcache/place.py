@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kcache import log
 from kcache.backend import Backend, UnavailableBackend
 from kcache.config import Config, default_cache_directory, temporary_cache_directory
 from kcache.directory import prepare
 from kcache.errors import BackendError, ConfigError
 from kcache.registry import open_backend
+from kcache.util import log
 
 __all__ = ["open_place", "prepared"]
 

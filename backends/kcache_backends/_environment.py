@@ -21,7 +21,7 @@ from typing import ClassVar
 import lmdb
 
 from kcache.errors import BackendError, FullError
-from kcache.locks import RangeLocks
+from kcache.util.locks import RangeLocks
 from kcache_backends._files import failure, make_private
 from kcache_backends._lmdb_files import (
     DATA,

@@ -10,7 +10,7 @@ from stat import S_ISDIR, S_ISREG
 import lmdb
 
 from kcache.errors import BackendError
-from kcache.locks import RangeLocks
+from kcache.util.locks import RangeLocks
 from kcache_backends._files import is_ours, somebody
 
 __all__ = [

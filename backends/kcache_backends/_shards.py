@@ -17,8 +17,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kcache.locks import RangeLocks
-from kcache.positioned import pread, pwrite
+from kcache.util.locks import RangeLocks
+from kcache.util.positioned import pread, pwrite
 
 __all__ = ["SHARDS", "ShardCount", "ShardCounters", "read_counts"]
 

@@ -16,7 +16,7 @@ import lmdb
 
 from kcache.backend import Backend, EntryInfo, Usage
 from kcache.errors import BackendError, CorruptEntryError, FullError
-from kcache.filesystem import FileSystem, file_system
+from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
 from kcache_backends._environment import DAMAGE, Environment, MissingError, translated
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from kcache.config import VARIABLES, Config, default_cache_directory, temporary_cache_directory
 from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError, KcacheError
-from kcache.filesystem import FileSystem, file_system
+from kcache.util.mounts import FileSystem, file_system
 
 if TYPE_CHECKING:
     from kcache.engine.stats import Stats

@@ -12,7 +12,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kcache import log
 from kcache.backend import KEY_LENGTH, Backend, check_key, key_error
 from kcache.engine.eviction import DELETE_BATCH, LOW_WATER, Eviction, check_size
 from kcache.engine.journal import CLEARED, DELETED, EVICTED, REFUSED, REJECTED, TRIMMED, Journal
@@ -25,8 +24,9 @@ from kcache.errors import (
     FullError,
     IncompatibleEntryError,
 )
-from kcache.forks import after_fork
-from kcache.memory import MemoryTier, Touches
+from kcache.util import log
+from kcache.util.forks import after_fork
+from kcache.util.memory_tier import MemoryTier, Touches
 
 if TYPE_CHECKING:
     from typing import Self

@@ -16,9 +16,9 @@ import zlib
 from collections.abc import Callable, Iterable
 
 from kcache.errors import BackendError
-from kcache.locks import RangeLocks
-from kcache.positioned import pread, pwrite
-from kcache.record import Record
+from kcache.util.locks import RangeLocks
+from kcache.util.positioned import pread, pwrite
+from kcache.util.record import Record
 
 __all__ = ["COUNTED", "HOURS", "HOUR_SECONDS", "History", "Hour"]
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from kcache.record import Record
+from kcache.util.record import Record
 
 __all__ = [
     "CLEARED",

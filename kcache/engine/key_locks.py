@@ -8,9 +8,9 @@ import sys
 from contextlib import suppress
 from typing import Protocol
 
-from kcache.forks import after_fork
-from kcache.locks import RangeLocks
-from kcache.positioned import pread, pwrite
+from kcache.util.forks import after_fork
+from kcache.util.locks import RangeLocks
+from kcache.util.positioned import pread, pwrite
 
 __all__ = ["ByteLocks", "FileLocks", "KeyLocks"]
 

@@ -9,9 +9,9 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from kcache import log
 from kcache.engine.key_locks import KeyLocks
-from kcache.forks import after_fork
+from kcache.util import log
+from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
     from kcache.engine.stats import Counters

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 
 from kcache.engine.history import COUNTED, History
 from kcache.errors import BackendError
-from kcache.forks import after_fork
-from kcache.locks import RangeLocks
-from kcache.positioned import pread, pwrite
-from kcache.record import Record
+from kcache.util.forks import after_fork
+from kcache.util.locks import RangeLocks
+from kcache.util.positioned import pread, pwrite
+from kcache.util.record import Record
 
 __all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from kcache.entry import Entry
-from kcache.record import Record
+from kcache.util.record import Record
 
 if TYPE_CHECKING:
     from kcache.entry import JSON

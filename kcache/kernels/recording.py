@@ -20,9 +20,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from kcache import log
 from kcache.errors import ConfigError
 from kcache.nvrtc.options import CompileOptions
+from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache.kernels.request_factory import CompileRequest

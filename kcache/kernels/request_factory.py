@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from kcache import log
 from kcache.errors import ArgumentTypeError, CompilerNotFoundError, ConfigError
-from kcache.memory import MemoryTier
 from kcache.nvrtc.options import CompileOptions
-from kcache.record import Record
+from kcache.util import log
+from kcache.util.memory_tier import MemoryTier
+from kcache.util.record import Record
 
 if TYPE_CHECKING:
     from kcache.kernels.recording import Recorder

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache import log
 from kcache.engine.journal import REJECTED, UNCACHEABLE
 from kcache.engine.stats import NOTES
 from kcache.entry import Entry
 from kcache.errors import CompileError, ConfigError, CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.util import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping
 from threading import Lock
 
-from kcache.driver import open_driver
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.launch.code import Kernel
 from kcache.launch.contexts import Contexts
 from kcache.launch.handle import LoadedKernel, core
 from kcache.launch.modules import Module
+from kcache.util.cuda_driver import open_driver
 
 __all__ = ["LoadedKernel", "generation", "load", "reset"]
 

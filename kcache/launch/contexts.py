@@ -9,12 +9,12 @@ from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from kcache.driver import FORKED
 from kcache.errors import ArgumentTypeError, DeviceError, StaleKernelError
 from kcache.launch.modules import Module, Modules, load_module
+from kcache.util.cuda_driver import FORKED
 
 if TYPE_CHECKING:
-    from kcache.driver import Driver
+    from kcache.util.cuda_driver import Driver
 
 __all__ = ["Context", "Contexts"]
 

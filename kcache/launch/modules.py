@@ -9,14 +9,14 @@ from importlib import import_module
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from kcache.driver import DriverError
 from kcache.errors import ConfigError, DeviceError
 from kcache.launch.code import Code, Parameter, choose, kernels_of, parameters_of
-from kcache.memory import MemoryTier
+from kcache.util.cuda_driver import DriverError
+from kcache.util.memory_tier import MemoryTier
 
 if TYPE_CHECKING:
-    from kcache.driver import Driver
     from kcache.launch.contexts import Context
+    from kcache.util.cuda_driver import Driver
 
 __all__ = ["MAX_SIZE", "Function", "Module", "Modules", "load_module"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from kcache.driver import open_library
 from kcache.errors import ConfigError, DeviceError
+from kcache.util.cuda_driver import open_library
 
 __all__ = ["current_arch"]
 

@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 
 import xxhash
 
-from kcache.forks import after_fork
+from kcache.util.forks import after_fork
 
 __all__ = [
     "FRESH_NS",

@@ -7,7 +7,6 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from kcache import log
 from kcache.errors import CompileError
 from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled
@@ -17,6 +16,7 @@ from kcache.nvrtc.headers import HeaderSet, UncacheableError
 from kcache.nvrtc.precompiled import PrecompiledHeaders
 from kcache.nvrtc.request import TRIGRAPHS, Request
 from kcache.nvrtc.trace import Trace, Tracer
+from kcache.util import log
 
 __all__ = ["Frontend", "Outcome"]
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Protocol
 
-from kcache.record import Record
+from kcache.util.record import Record
 
 __all__ = ["CacheKey", "SupportsFlags", "digest_fields", "hash_options", "hash_source"]
 

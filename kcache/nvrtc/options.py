@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
-from kcache.record import Record
+from kcache.util.record import Record
 
 __all__ = ["Arch", "CompileOptions", "ExtraOptions", "parse_arch"]
 

@@ -56,14 +56,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from kcache import log
 from kcache.errors import CompileError
-from kcache.forks import after_fork
 from kcache.nvrtc import compiler
 from kcache.nvrtc.files import FileDigests, next_tick
 from kcache.nvrtc.headers import UncacheableError
 from kcache.nvrtc.manifest import Variant
 from kcache.nvrtc.scan import scan, spliced
+from kcache.util import log
+from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
     from kcache.nvrtc.compiler import Compiled

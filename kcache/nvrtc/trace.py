@@ -33,7 +33,7 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-from kcache.forks import after_fork
+from kcache.util.forks import after_fork
 
 __all__ = ["Following", "Trace", "Tracer"]
 

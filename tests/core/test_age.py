@@ -9,7 +9,7 @@ import pytest
 from core.helpers import key, look
 
 from kcache import ConfigError, KernelCache
-from kcache.age import format_age, parse_age
+from kcache.util.units import format_age, parse_age
 from kcache_backends.file import FileBackend
 
 HOUR, DAY = 3600, 86400

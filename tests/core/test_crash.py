@@ -17,7 +17,7 @@ import pytest
 from core.helpers import entry, fork, key, look, stored_size, wait
 
 from kcache import CacheEngine, open_engine
-from kcache.locks import RangeLocks
+from kcache.util.locks import RangeLocks
 from kcache_backends.file import FileBackend
 
 SHARD = 5
@@ -51,7 +51,7 @@ class At:
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Any:
         name = frame.f_code.co_filename
-        if "kcache_backends" not in name and not name.endswith("kcache/locks.py"):
+        if "kcache_backends" not in name and not name.endswith("kcache/util/locks.py"):
             return None
         if event == "line" and not self.releases_a_lock(frame):
             if self.left == 0:

@@ -17,7 +17,7 @@ from kcache.admin.doctor import LEAST_VERSIONS, LEVELS, OK, PROBLEM, WARNING, Fi
 from kcache.admin.machine_facts import Compiler, Contents, Facts, Place, driver_version, gather
 from kcache.config import Config, Setting
 from kcache.engine.stats import Stats
-from kcache.filesystem import FileSystem, file_system
+from kcache.util.mounts import FileSystem, file_system
 
 GIB = 1 << 30
 PLACE = Place(

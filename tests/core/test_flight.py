@@ -20,7 +20,7 @@ from kcache.engine.engine import key_locks as keylocks_module
 from kcache.engine.key_locks import KeyLocks
 from kcache.engine.single_flight import Busy, Flight, Made, Work
 from kcache.engine.stats import Counters
-from kcache.locks import RangeLocks
+from kcache.util.locks import RangeLocks
 
 KEY = key("flight")
 LONG = 60.0
@@ -592,7 +592,7 @@ class TestWithoutLocks:
         def refuse(*_: object, **__: object) -> bool:
             raise OSError(errno.ENOLCK, "no locks")
 
-        monkeypatch.setattr("kcache.locks._range_lock", refuse)
+        monkeypatch.setattr("kcache.util.locks._range_lock", refuse)
         one = flight(path)
         assert threads(4, lambda: one.run(KEY, shelf.work())) == ["made"] * 4
         assert shelf.times == 1

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kcache import BackendError, open_engine
 from kcache.engine.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
 from kcache.engine.stats import Counters, Flusher, Stats, StatsFile
-from kcache.locks import RangeLocks
+from kcache.util.locks import RangeLocks
 
 #: An hour, counted from the epoch, and the bytes of the whole file.
 FIRST = 490_000

@@ -15,7 +15,7 @@ from core.helpers import entry, fork, key, output_of, stored_size, wait
 from kcache import BackendError, KernelCache, open_engine
 from kcache.entry import encode
 from kcache.errors import FullError
-from kcache.filesystem import FileSystem, file_system
+from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import lmdb as module
 from kcache_backends._environment import Environment
 from kcache_backends.file import FileBackend

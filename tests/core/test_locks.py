@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from core.helpers import fork, wait
 
-from kcache import locks as locks_module
-from kcache.locks import RangeLocks
+from kcache.util import locks as locks_module
+from kcache.util.locks import RangeLocks
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def test_an_interrupt_at_any_line_leaves_the_range_to_the_others(file: Path) -> 
             left = [line]
 
             def tracer(frame: Any, event: str, _: object, left: list[int] = left) -> Any:
-                if not frame.f_code.co_filename.endswith("kcache/locks.py"):
+                if not frame.f_code.co_filename.endswith("kcache/util/locks.py"):
                     return None
                 if event == "line" and "_unlock" not in frame.f_code.co_name:
                     left[0] -= 1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kcache import CompiledKernel, Entry, open_engine
-from kcache.memory import ITEM_OVERHEAD, MemoryTier
+from kcache.util.memory_tier import ITEM_OVERHEAD, MemoryTier
 
 KEYS = st.sampled_from("abcdefgh")
 ROOM = 5 * ITEM_OVERHEAD

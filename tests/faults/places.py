@@ -18,7 +18,7 @@ from core.helpers import key, look
 
 from backends import raw
 from kcache import Entry
-from kcache.locks import RangeLocks
+from kcache.util.locks import RangeLocks
 from kcache_backends._lmdb_records import stored_size
 
 __all__ = [

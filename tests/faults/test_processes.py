@@ -15,7 +15,7 @@ from core.helpers import fork, key, wait
 from faults.places import NAMES, disk_bound, disk_usage, is_lmdb, is_whole, sealed, truth
 
 from kcache import BackendError, CacheEngine, open_engine
-from kcache.filesystem import FileSystem
+from kcache.util.mounts import FileSystem
 from kcache_backends import _environment, _shards
 from kcache_backends.lmdb import LmdbBackend
 

@@ -12,7 +12,7 @@ import pytest
 
 import kcache
 from kcache.admin.machine_facts import driver_version
-from kcache.driver import open_library
+from kcache.util.cuda_driver import open_library
 
 
 class Gpu:

@@ -15,8 +15,8 @@ from core.helpers import fork, wait
 
 import kcache
 import kcache.launch
-from kcache.driver import open_driver, open_library
 from kcache.errors import ConfigError, DeviceError, StaleKernelError
+from kcache.util.cuda_driver import open_driver, open_library
 
 pytestmark = pytest.mark.gpu
 
@@ -326,7 +326,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from conftest import Gpu
 import kcache
-from kcache.driver import open_driver, open_library
+from kcache.util.cuda_driver import open_driver, open_library
 gpu = Gpu()
 source = 'extern "C" __global__ void none() {}'
 with kcache.KernelCache(sys.argv[1]) as cache:

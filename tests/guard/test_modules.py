@@ -42,23 +42,23 @@ CORE = {
         "entry",
         "errors",
         "engine.eviction",
-        "forks",
+        "util.forks",
     ),
     *(
         "engine.history",
         "engine.journal",
         "kernels.compiled_kernel",
         "kernel_cache",
-        "locks",
-        "log",
-        "memory",
+        "util.locks",
+        "util.log",
+        "util.memory_tier",
         "nvrtc",
     ),
     *(
         "nvrtc.options",
         "place",
-        "positioned",
-        "record",
+        "util.positioned",
+        "util.record",
         "registry",
         "kernels.request_factory",
         "kernels.resolver",
@@ -73,7 +73,7 @@ _FILE = {"_coldest", "_file_check", "_files", "_shards", "file"}
 _LMDB = {"_environment", "_files", "_lmdb_files", "_lmdb_records", "lmdb"}
 BACKENDS = {"file": _FILE, "zstd": _FILE | {"zstd"}, "lmdb": _LMDB, "zstd+lmdb": _LMDB | {"zstd"}}
 #: Modules of kcache that a backend needs beside the engine's.
-MORE = {"lmdb": {"filesystem"}, "zstd+lmdb": {"filesystem"}}
+MORE = {"lmdb": {"util.mounts"}, "zstd+lmdb": {"util.mounts"}}
 #: Packages of others.
 PACKAGES = {
     "file": {"xxhash"},

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kcache.driver import FORKED
 from kcache.errors import ConfigError, DeviceError, StaleKernelError
 from kcache.launch.contexts import Context, Contexts
+from kcache.util.cuda_driver import FORKED
 
 
 class Table:

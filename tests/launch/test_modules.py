@@ -13,7 +13,7 @@ import pytest
 from kcache.errors import DeviceError
 from kcache.launch.code import Code
 from kcache.launch.modules import Modules
-from kcache.memory import ITEM_OVERHEAD
+from kcache.util.memory_tier import ITEM_OVERHEAD
 
 
 class Source(NamedTuple):

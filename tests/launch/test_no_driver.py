@@ -9,8 +9,8 @@ import pytest
 from core.helpers import output_of
 
 import kcache
-from kcache.driver import LIBRARY, describe, open_library
 from kcache.errors import DeviceError
+from kcache.util.cuda_driver import LIBRARY, describe, open_library
 
 
 def without_driver() -> None:
@@ -100,7 +100,7 @@ def test_kernels_are_got_without_the_launcher() -> None:
 import sys
 import kcache
 kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
-print("kcache.launch" in sys.modules, "kcache.driver" in sys.modules)
+print("kcache.launch" in sys.modules, "kcache.util.cuda_driver" in sys.modules)
 """
     assert output_of(code) == "False False"
 

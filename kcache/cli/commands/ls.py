@@ -81,7 +81,7 @@ def _sort(rows: list[Item], sort: str, reverse: bool) -> None:
 
 
 def _table(rows: Iterable[Item], digits: int, now: float) -> str:
-    from kcache.age import format_age
+    from kcache.util.units import format_age
 
     head = ("KEY", "SIZE", "AGE", "USED", "COMPILE", "ARCH", "KERNEL")
     lines = [

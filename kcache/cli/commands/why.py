@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.admin.explain import Explanation, explain
-from kcache.age import format_age
 from kcache.cli.compile_arguments import Asked, compile_options
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import directory_option, json_option, named_directory, open_existing
@@ -21,6 +20,7 @@ from kcache.cli.terminal import columns, plain, show
 from kcache.config import Config, aside
 from kcache.errors import BackendError
 from kcache.kernels.request_factory import Requests
+from kcache.util.units import format_age
 
 if TYPE_CHECKING:
     from kcache import KernelCache

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from datetime import tzinfo
 
 from kcache.admin.info import format_size, format_time
-from kcache.age import format_age
 from kcache.cli.html_report import charts
 from kcache.cli.html_report.attention import WARNING, remarks
 from kcache.cli.html_report.markup import Node, document, el
@@ -16,6 +15,7 @@ from kcache.cli.html_report.snapshot import Portrait, Share
 from kcache.cli.keys import SHORT
 from kcache.engine.stats import Stats
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item
+from kcache.util.units import format_age
 
 __all__ = ["page"]
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sized
 from threading import Lock
 from typing import Generic, TypeVar
 
-from kcache.forks import after_fork
+from kcache.util.forks import after_fork
 
 __all__ = ["ITEM_OVERHEAD", "MemoryTier", "Touches"]
 

@@ -1,0 +1,1 @@
+"""Knows nothing of caches: locks, forks, mounts, units, CUDA driver."""
