@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.backend import EntryInfo
-from kcache.engine.engine import journal
+from kcache.engine import journal
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, OTHER, Item, Opened, describe, look_into
 from kcache.nvrtc.metadata import About

@@ -16,7 +16,7 @@ import pytest
 from core.helpers import entry, fork, key, wait
 
 from kcache import CompileError, open_engine
-from kcache.engine.engine import key_locks as keylocks_module
+from kcache.engine import key_locks as keylocks_module
 from kcache.engine.key_locks import KeyLocks
 from kcache.engine.single_flight import Busy, Flight, Made, Work
 from kcache.engine.stats import Counters

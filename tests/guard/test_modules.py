@@ -34,6 +34,7 @@ except FileNotFoundError:  # not Linux
 """
 
 CORE = {
+    *("engine", "kernels", "util"),
     *(
         "backend",
         "config",

@@ -12,7 +12,7 @@ import pytest
 from guard.measure import instructions
 from guard.scenarios import key
 
-from kcache.engine.engine import single_flight as flight
+from kcache.engine import single_flight
 from kcache.engine.key_locks import KeyLocks
 from kcache.engine.single_flight import Flight, Made, Work
 from kcache.engine.stats import Counters
@@ -47,7 +47,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     times = SimpleNamespace(monotonic=made.monotonic, sleep=made.sleep)
-    monkeypatch.setattr(flight, "time", times)
+    monkeypatch.setattr(single_flight, "time", times)
     return made
 
 
