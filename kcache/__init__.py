@@ -28,11 +28,12 @@ if TYPE_CHECKING:
         StaleKernelError,
         UnknownBackendError,
     )
-    from kcache.kernel_cache import KernelCache, compile_to_ptx, open_engine
+    from kcache.kernel_cache import KernelCache, compile_to_ptx
     from kcache.kernels.compiled_kernel import CompiledKernel
-    from kcache.kernels.request_factory import CompileRequest
     from kcache.nvrtc.key import CacheKey, hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
+    from kcache.nvrtc.request import CompileRequest
+    from kcache.registry import open_engine
 
 __all__ = [
     "Backend",
@@ -75,10 +76,11 @@ _MODULES = {
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "kernels.compiled_kernel": ("CompiledKernel",),
-    "kernel_cache": ("KernelCache", "compile_to_ptx", "open_engine"),
+    "kernel_cache": ("KernelCache", "compile_to_ptx"),
     "nvrtc.key": ("CacheKey", "hash_options", "hash_source"),
     "nvrtc.options": ("CompileOptions",),
-    "kernels.request_factory": ("CompileRequest",),
+    "nvrtc.request": ("CompileRequest",),
+    "registry": ("open_engine",),
     "engine.stats": ("Stats",),
     "admin.explain": ("Explanation",),
 }

@@ -6,13 +6,13 @@ The only module that reads the environment.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.errors import ConfigError
 from kcache.util.record import Record
+from kcache.util.units import parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,6 @@ __all__ = [
     "aside",
     "default_cache_directory",
     "library_hints",
-    "parse_size",
 ]
 
 T = TypeVar("T")
@@ -35,44 +34,12 @@ DEFAULT_MEMORY_SIZE = 64 << 20
 #: take up to some minutes; a process that was stopped would hold the others for ever.
 DEFAULT_WAIT = 300.0
 
-_UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{suffix}": base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
-}
-_SIZE = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
-#: Far more than any size has; Python refuses to convert thousands.
-_MAX_DIGITS = 100
 #: A longer wait overflows the operating system's.
 _MOST_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off", ""))
 HEADER_CHECKS = ("always", "once")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-
-
-def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
-    """Return a size in bytes from an integer or text such as `"512MB"` or `"1.5GiB"`.
-
-    KB, MB, GB, TB (and K, M, G, T) are powers of 1000; KiB, MiB, GiB, TiB of 1024.
-
-    Raises:
-        ConfigError: the value is no such size, or less than `least` bytes.
-    """
-    size: int | None = None
-    if isinstance(value, int) and not isinstance(value, bool):
-        size = value
-    elif isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        match = re.fullmatch(_SIZE, value, re.ASCII)
-        unit = _UNITS.get(match[2].upper()) if match else None
-        if match and unit is not None and len(match[1]) <= _MAX_DIGITS:
-            size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-    if size is None or size < least:
-        raise ConfigError(
-            f"{name}={value!r} is not allowed; allowed: at least {least} bytes, as an integer or "
-            'as text with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "512MB"'
-        )
-    return size
 
 
 def _parse_flag(value: str | bool, *, name: str) -> bool:

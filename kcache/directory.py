@@ -9,7 +9,10 @@ from contextlib import suppress
 
 from kcache.errors import BackendError, ConfigError
 
-__all__ = ["prepare"]
+__all__ = ["LOCK_FILE", "make_private", "prepare"]
+
+#: By which processes exclude each other while one compiles, in the cache's directory.
+LOCK_FILE = "flight"
 
 #: See https://bford.info/cachedir/: tells backup programs that the directory can be left out.
 _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
@@ -53,6 +56,17 @@ def _make(directory: str) -> None:
     parent = os.path.dirname(os.path.abspath(directory))
     if parent != directory and not os.path.isdir(parent):
         _make(parent)
+    with suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+
+
+def make_private(directory: str) -> None:
+    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
+    if os.path.isdir(directory):
+        return
+    parent = os.path.dirname(directory)
+    if parent != directory:
+        make_private(parent)
     with suppress(FileExistsError):
         os.mkdir(directory, 0o700)
 

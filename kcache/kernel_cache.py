@@ -10,18 +10,20 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kcache.backend import Backend
-from kcache.config import Config, parse_size
-from kcache.directory import prepare
-from kcache.engine.engine import DEFAULT_MAX_SIZE, CacheEngine
+from kcache.config import Config
+from kcache.directory import LOCK_FILE
+from kcache.engine.engine import CacheEngine
 from kcache.engine.journal import Journal
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import ConfigError
-from kcache.kernels.request_factory import CompileRequest, Requests, compile_request, with_target
+from kcache.kernels.request_factory import Requests, with_target
 from kcache.kernels.resolver import Answer, Resolver, Ways
+from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
-from kcache.place import open_place, prepared
-from kcache.registry import open_backend
+from kcache.nvrtc.request import CompileRequest, compile_request
+from kcache.registry import open_place, prepared
 from kcache.util import log
+from kcache.util.units import parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,12 +39,8 @@ if TYPE_CHECKING:
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.request import Request
 
-__all__ = ["KernelCache", "compile_to_ptx", "open_engine"]
+__all__ = ["KernelCache", "compile_to_ptx"]
 
-#: Layout of what the NVRTC frontend stores. Raise it when that changes: older entries then miss.
-PRODUCER = "kcache-nvrtc/1"
-#: By which processes exclude each other while one compiles, in the cache's directory.
-LOCK_FILE = "flight"
 #: The journal's two files together hold 1/200 of the cap at most, and 16 KiB beside a small one.
 _JOURNAL_SHARE = 400
 _JOURNAL_LEAST = 8 << 10
@@ -434,46 +432,6 @@ def _recorder(path: str) -> Recorder:
     from kcache.kernels.recording import Recorder  # few runs are recorded
 
     return Recorder(path)
-
-
-def open_engine(
-    directory: str | os.PathLike[str],
-    *,
-    backend: str = "file",
-    max_size: int | str = DEFAULT_MAX_SIZE,
-    memory_size: int | str = 0,
-    read_only: bool = False,
-) -> CacheEngine:
-    """Return an engine over the backend called `backend`, in `directory`.
-
-    Sizes are in bytes, or text such as `"512MB"`. With `memory_size=0` every get reaches the
-    backend. The engine counts into the directory's statistics.
-
-    Raises:
-        ConfigError: a size is not allowed, or the directory is unsafe.
-        UnknownBackendError: no such backend is installed.
-        BackendError: the backend can't be opened there.
-    """
-    config = Config.load(
-        {
-            "directory": directory,
-            "backend": backend,
-            "max_size": max_size,
-            "memory_size": memory_size,
-        },
-        environ={},
-    )
-    place = os.fspath(directory)
-    prepare(place, read_only=read_only)
-    max_size = config.max_size.value
-    return CacheEngine(
-        open_backend(config.backend.value, place, max_size=max_size, read_only=read_only),
-        max_size=max_size,
-        memory_size=config.memory_size.value,
-        read_only=read_only,
-        stats_file=None if read_only else StatsFile(os.path.join(place, "stats")),
-        lock_file=os.path.join(place, LOCK_FILE),
-    )
 
 
 def compile_to_ptx(

@@ -1,16 +1,27 @@
-"""The registry: from the name of a backend to the class behind it."""
+"""The registry: from the name of a backend to the class behind it, and to a cache's directory."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
 
-from kcache.backend import Backend
-from kcache.errors import BackendError, UnknownBackendError
+from kcache.backend import Backend, UnavailableBackend
+from kcache.config import (
+    DEFAULT_MAX_SIZE,
+    Config,
+    default_cache_directory,
+    temporary_cache_directory,
+)
+from kcache.directory import LOCK_FILE, prepare
+from kcache.errors import BackendError, ConfigError, UnknownBackendError
+from kcache.util import log
 
-__all__ = ["GROUP", "backend_names", "open_backend"]
+if TYPE_CHECKING:
+    from kcache.engine.engine import CacheEngine
+
+__all__ = ["GROUP", "backend_names", "open_backend", "open_engine", "open_place", "prepared"]
 
 #: Entry-point group for other packages' backends: name -> `Backend` subclass or factory, called as
 #: `factory(directory, max_size=..., read_only=...)`.
@@ -57,4 +68,98 @@ def _load(name: str) -> object:
         return point.load()
     raise UnknownBackendError(
         f"backend={name!r} is not known; allowed: {', '.join(backend_names())}"
+    )
+
+
+def open_place(config: Config, *, read_only: bool) -> tuple[str | None, Backend]:
+    """Return a directory that is safe to use, and the backend in it.
+
+    A directory that the user named must be safe, or ConfigError says why not; where it can't be
+    used for another reason, the cache does without. Of the defaults the first usable is taken.
+    """
+    named = config.directory.value
+    reason = "no directory"
+    for directory in _candidates(named):
+        try:
+            prepare(directory, read_only=read_only)
+        except ConfigError as error:
+            if named is not None:
+                raise
+            reason = str(error)
+        except BackendError as error:
+            reason = str(error)
+        else:
+            return directory, _backend_there(config, directory, read_only=read_only)
+        log.info("not usable: %s", reason)
+    return None, UnavailableBackend(reason)
+
+
+def _candidates(named: str | None) -> Iterator[str]:
+    if named is not None:
+        yield named
+    else:  # each only if it is needed: to find them takes a fresh process longer than a hit
+        yield str(default_cache_directory())
+        yield temporary_cache_directory()
+
+
+def _backend_there(config: Config, directory: str, *, read_only: bool) -> Backend:
+    """Return the backend, or, where it refuses the place (LMDB on NFS), one that says why."""
+    name, max_size = config.backend.value, config.max_size.value
+    try:
+        return open_backend(name, directory, max_size=max_size, read_only=read_only)
+    except BackendError as error:
+        return UnavailableBackend(str(error))
+
+
+def prepared(directory: str | None, read_only: bool) -> str | None:
+    """Return a directory for the statistics, or None where there is none or it can't be used."""
+    if directory is not None:
+        try:
+            prepare(directory, read_only=read_only)
+        except BackendError as error:
+            log.info("not usable: %s", error)
+            return None
+    return directory
+
+
+def open_engine(
+    directory: str | os.PathLike[str],
+    *,
+    backend: str = "file",
+    max_size: int | str = DEFAULT_MAX_SIZE,
+    memory_size: int | str = 0,
+    read_only: bool = False,
+) -> CacheEngine:
+    """Return an engine over the backend called `backend`, in `directory`.
+
+    Sizes are in bytes, or text such as `"512MB"`. With `memory_size=0` every get reaches the
+    backend. The engine counts into the directory's statistics.
+
+    Raises:
+        ConfigError: a size is not allowed, or the directory is unsafe.
+        UnknownBackendError: no such backend is installed.
+        BackendError: the backend can't be opened there.
+    """
+    from kcache.engine.engine import CacheEngine
+    from kcache.engine.stats import StatsFile
+
+    config = Config.load(
+        {
+            "directory": directory,
+            "backend": backend,
+            "max_size": max_size,
+            "memory_size": memory_size,
+        },
+        environ={},
+    )
+    place = os.fspath(directory)
+    prepare(place, read_only=read_only)
+    max_size = config.max_size.value
+    return CacheEngine(
+        open_backend(config.backend.value, place, max_size=max_size, read_only=read_only),
+        max_size=max_size,
+        memory_size=config.memory_size.value,
+        read_only=read_only,
+        stats_file=None if read_only else StatsFile(os.path.join(place, "stats")),
+        lock_file=os.path.join(place, LOCK_FILE),
     )

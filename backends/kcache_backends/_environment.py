@@ -20,9 +20,10 @@ from typing import ClassVar
 
 import lmdb
 
+from kcache.directory import make_private
 from kcache.errors import BackendError, FullError
 from kcache.util.locks import RangeLocks
-from kcache_backends._files import failure, make_private
+from kcache_backends._files import failure
 from kcache_backends._lmdb_files import (
     DATA,
     TABLE,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from stat import S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
@@ -14,7 +13,6 @@ __all__ = [
     "failure",
     "is_ours",
     "listing",
-    "make_private",
     "require_ours",
     "size_of",
     "somebody",
@@ -78,17 +76,6 @@ def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
                     yield item.name, status
     except (FileNotFoundError, NotADirectoryError):
         return
-
-
-def make_private(directory: str) -> None:
-    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
-    if os.path.isdir(directory):
-        return
-    parent = os.path.dirname(directory)
-    if parent != directory:
-        make_private(parent)
-    with suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
 
 
 def sync_directory(path: str) -> None:

@@ -17,8 +17,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kcache.util.locks import RangeLocks
-from kcache.util.positioned import pread, pwrite
+from kcache.util.locks import RangeLocks, pread, pwrite
 
 __all__ = ["SHARDS", "ShardCount", "ShardCounters", "read_counts"]
 

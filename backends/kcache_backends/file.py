@@ -20,10 +20,11 @@ from functools import partial
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
+from kcache.directory import make_private
 from kcache.errors import BackendError, ConfigError
 from kcache_backends._coldest import SAMPLE, ColdSample
 from kcache_backends._file_check import check_shard
-from kcache_backends._files import failure, listing, make_private, require_ours, size_of
+from kcache_backends._files import failure, listing, require_ours, size_of
 from kcache_backends._files import sync_directory as sync
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters, read_counts
 

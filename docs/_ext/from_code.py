@@ -18,12 +18,12 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import ExtensionMetadata
 
 import kcache.errors
-from kcache.admin.info import format_size
 from kcache.admin.prometheus import _COUNTERS, exposition
 from kcache.backend import Usage
 from kcache.cli.app import app as cli
 from kcache.config import VARIABLES, Variable
 from kcache.engine.stats import FIELDS, Stats
+from kcache.util.units import format_size
 
 #: Fields whose numbers are no plain count, by the end of their names.
 _UNITS = {"seconds": "seconds", "_ms": "milliseconds", "bytes_evicted": "bytes", "_rate": "0 to 1"}

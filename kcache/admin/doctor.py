@@ -1,7 +1,7 @@
 """Diagnosis: what is right and wrong with a machine's set-up, decided from facts alone.
 
-`diagnose` reads nothing but the `kcache.admin.machine_facts.Facts` that it is given. Every check is a function
-that yields findings, so that what is not known yields none.
+`diagnose` reads nothing but the `Facts` (`machine_facts`) that it is given. Every check is
+a function that yields findings, so that what is not known yields none.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from kcache.admin.info import format_size
-from kcache.admin.machine_facts import Facts, Version
+from kcache.admin.machine_facts import Facts
+from kcache.util.cuda_driver import Version
+from kcache.util.units import format_size
 
 __all__ = ["LEAST_VERSIONS", "LEVELS", "OK", "PROBLEM", "WARNING", "Finding", "diagnose"]
 

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcache.util.units import format_size, format_time
+
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.engine.stats import Stats
 
-__all__ = ["format_info", "format_size", "format_time"]
-
-
-def format_size(size: float) -> str:
-    """Return bytes in the largest fitting unit of 1024, such as `"1.5 MiB"`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def format_time(seconds: float) -> str:
-    """Return a duration in its natural unit, such as `"1.2 ms"`."""
-    for unit, scale in (("us", 1e-3), ("ms", 1.0)):
-        if seconds < scale:
-            return f"{seconds * 1e3 / scale:.1f} {unit}"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+__all__ = ["format_info", "stats_lines"]
 
 
 def format_info(

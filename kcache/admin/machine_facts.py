@@ -6,7 +6,6 @@ broken is imported before it is asked for, so this works where a dependency is m
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -20,19 +19,18 @@ from typing import TYPE_CHECKING
 
 from kcache.config import VARIABLES, Config, default_cache_directory, temporary_cache_directory
 from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError, KcacheError
+from kcache.util.cuda_driver import Version, driver_version
 from kcache.util.mounts import FileSystem, file_system
 
 if TYPE_CHECKING:
     from kcache.engine.stats import Stats
 
-__all__ = ["Compiler", "Contents", "Facts", "Place", "Version", "gather"]
+__all__ = ["Compiler", "Contents", "Facts", "Place", "gather"]
 
 #: What kcache needs beside Python itself.
 _LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
 #: Entries that a diagnosis reads.
 _SAMPLE = 1000
-
-Version = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,21 +353,6 @@ def _compiler() -> Compiler:
         names = os.listdir(os.path.dirname(path)) if path else ()
         builtins = any(name.startswith(library._BUILTINS) for name in names)
     return Compiler(bindings, path, builtins, version, error)
-
-
-def driver_version() -> Version | None:
-    """Return the newest CUDA version that the driver supports, not initialising it; None without.
-
-    `cuDriverGetVersion` returns 1000 * major + 10 * minor.
-    """
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-    value = ctypes.c_int()
-    try:
-        if ctypes.CDLL(name).cuDriverGetVersion(ctypes.byref(value)) != 0:
-            return None  # the toolkit's stub of the driver, say
-    except (OSError, AttributeError):
-        return None
-    return value.value // 1000, value.value % 1000 // 10
 
 
 def _trace_error() -> str:

@@ -16,8 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable
 
 from kcache.errors import BackendError
-from kcache.util.locks import RangeLocks
-from kcache.util.positioned import pread, pwrite
+from kcache.util.locks import RangeLocks, pread, pwrite
 from kcache.util.record import Record
 
 __all__ = ["COUNTED", "HOURS", "HOUR_SECONDS", "History", "Hour"]

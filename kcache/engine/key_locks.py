@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from kcache.util.forks import after_fork
-from kcache.util.locks import RangeLocks
-from kcache.util.positioned import pread, pwrite
+from kcache.util.locks import RangeLocks, pread, pwrite
 
 __all__ = ["ByteLocks", "FileLocks", "KeyLocks"]
 

@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from kcache.engine.history import COUNTED, History
 from kcache.errors import BackendError
 from kcache.util.forks import after_fork
-from kcache.util.locks import RangeLocks
-from kcache.util.positioned import pread, pwrite
+from kcache.util.locks import RangeLocks, pread, pwrite
 from kcache.util.record import Record
 
 __all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]

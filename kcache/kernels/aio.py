@@ -18,9 +18,9 @@ from kcache.kernels.worker_pool import Workers, usable_cores
 
 if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
-    from kcache.kernels.request_factory import CompileRequest, Requests
+    from kcache.kernels.request_factory import Requests
     from kcache.kernels.resolver import Resolver
-    from kcache.nvrtc.request import Request
+    from kcache.nvrtc.request import CompileRequest, Request
 
 __all__ = ["AsyncFront"]
 

@@ -19,7 +19,7 @@ from kcache.nvrtc.options import CompileOptions, ExtraOptions, parse_arch
 from kcache.nvrtc.request import DEFAULT_NAME, Request
 
 if TYPE_CHECKING:
-    from kcache.kernels.request_factory import CompileRequest
+    from kcache.nvrtc.request import CompileRequest
 
 __all__ = ["Wanted", "read_list"]
 
@@ -167,7 +167,7 @@ class _Written:
         self, table: _Table, options: CompileOptions, path: str, text: str, archs: Sequence[str]
     ) -> Iterator[tuple[CompileRequest, str]]:
         """Yield one source for each architecture, with its working directory."""
-        from kcache.kernels.request_factory import CompileRequest
+        from kcache.nvrtc.request import CompileRequest
 
         directory = self._directory(table, path)
         includes = [self._seen_from(directory, str(each)) for each in options.include_paths]

@@ -25,8 +25,7 @@ from kcache.nvrtc.options import CompileOptions
 from kcache.util import log
 
 if TYPE_CHECKING:
-    from kcache.kernels.request_factory import CompileRequest
-    from kcache.nvrtc.request import Request
+    from kcache.nvrtc.request import CompileRequest, Request
 
 __all__ = ["MARK", "Recorded", "Recorder", "read_recording"]
 
@@ -140,7 +139,7 @@ def _encode(request: Request, roots: tuple[str, ...]) -> bytes:
 
 
 def _decode(found: object, now: tuple[str, ...], missing: dict[str, None]) -> Recorded:
-    from kcache.kernels.request_factory import CompileRequest
+    from kcache.nvrtc.request import CompileRequest
 
     if not isinstance(found, dict) or MARK not in found:
         raise ConfigError(f"it is no recorded request; allowed: objects with {MARK!r}")

@@ -1,80 +1,25 @@
-"""Requests: what somebody asks a cache for, and how it becomes what the cache works on."""
+"""Requests: from what somebody asks a cache for to what the cache works on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from kcache.errors import ArgumentTypeError, CompilerNotFoundError, ConfigError
+from kcache.errors import ArgumentTypeError, CompilerNotFoundError
 from kcache.nvrtc.options import CompileOptions
 from kcache.util import log
 from kcache.util.memory_tier import MemoryTier
-from kcache.util.record import Record
 
 if TYPE_CHECKING:
     from kcache.kernels.recording import Recorder
-    from kcache.nvrtc.request import Request
+    from kcache.nvrtc.request import CompileRequest, Request
 
-__all__ = ["CompileRequest", "Requests", "compile_request", "with_target"]
+__all__ = ["Requests", "with_target"]
 
 #: Bytes charged for a remembered request beside its source text.
 _REQUEST_OVERHEAD = 2048
 
 _Call = tuple[str, "str | tuple[str, ...]", CompileOptions | None, str]
-
-
-class CompileRequest(Record):
-    """The arguments of one `KernelCache.get_or_compile`, for `KernelCache.compile_many`. Immutable.
-
-    Attributes:
-        source: CUDA C++ source text.
-        names: name expressions whose lowered names are wanted, one or several.
-        options: see `CompileOptions`; None for the current GPU's architecture and no options.
-        headers: in-memory headers, include name -> text.
-        extra_key: bytes that make the key differ.
-        source_name: name of the source in the compiler's messages.
-    """
-
-    source: str
-    names: str | Sequence[str] = ()
-    options: CompileOptions | None = None
-    headers: Mapping[str, str] | None = None
-    extra_key: bytes = b""
-    source_name: str = "kernel.cu"
-
-
-def compile_request(given: object) -> CompileRequest:
-    """Return the request that `given` is: a `CompileRequest`, source text, a tuple or a mapping.
-
-    A tuple holds the fields of `CompileRequest` in their order, a mapping under their names.
-
-    Raises:
-        ArgumentTypeError: it is none of these; ConfigError: it has a field too many or too few.
-    """
-    if isinstance(given, CompileRequest):
-        return given
-    if isinstance(given, str):
-        return CompileRequest(given)
-    fields = CompileRequest._names
-    values: dict[str, Any]
-    if isinstance(given, Mapping):
-        values = dict(cast("Mapping[str, Any]", given))
-        for name in values:
-            if name not in fields:
-                raise ConfigError(f"no field {name!r}; allowed: {', '.join(fields)}")
-        if "source" not in values:
-            raise ConfigError("the field 'source' is missing; allowed: CUDA C++ source text")
-        return CompileRequest(**values)
-    if isinstance(given, (tuple, list)):
-        items = cast("Sequence[Any]", given)
-        if not 1 <= len(items) <= len(fields):
-            raise ConfigError(f"{len(items)} fields are not allowed; allowed: {', '.join(fields)}")
-        values = dict(zip(fields, items, strict=False))
-        return CompileRequest(**values)
-    raise ArgumentTypeError(
-        f"{type(given).__name__} is not allowed; allowed: kcache.CompileRequest, source text, "
-        f"or a tuple or mapping of {', '.join(fields)}"
-    )
 
 
 class Requests:

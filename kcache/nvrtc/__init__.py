@@ -1,1 +1,6 @@
-"""The NVRTC frontend."""
+"""The compiler: options, request, key, metadata, one compile."""
+
+from __future__ import annotations
+
+#: Layout of what the NVRTC frontend stores. Raise it when that changes: older entries then miss.
+PRODUCER = "kcache-nvrtc/1"

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
 from kcache.nvrtc.search import HeaderSearch, may_include
+from kcache.util.record import Record
 
-__all__ = ["DEFAULT_NAME", "TRIGRAPHS", "Request", "working_directory"]
+__all__ = [
+    "DEFAULT_NAME",
+    "TRIGRAPHS",
+    "CompileRequest",
+    "Request",
+    "compile_request",
+    "working_directory",
+]
 
 #: Trigraphs that can make a directive of what does not look like one: `#`, and a spliced line.
 TRIGRAPHS = ("??=", "??/")
@@ -156,6 +164,60 @@ class Request(NamedTuple):
             defines,
             tuple(bound),
         )
+
+
+class CompileRequest(Record):
+    """The arguments of one `KernelCache.get_or_compile`, for `KernelCache.compile_many`. Immutable.
+
+    Attributes:
+        source: CUDA C++ source text.
+        names: name expressions whose lowered names are wanted, one or several.
+        options: see `CompileOptions`; None for the current GPU's architecture and no options.
+        headers: in-memory headers, include name -> text.
+        extra_key: bytes that make the key differ.
+        source_name: name of the source in the compiler's messages.
+    """
+
+    source: str
+    names: str | Sequence[str] = ()
+    options: CompileOptions | None = None
+    headers: Mapping[str, str] | None = None
+    extra_key: bytes = b""
+    source_name: str = "kernel.cu"
+
+
+def compile_request(given: object) -> CompileRequest:
+    """Return the request that `given` is: a `CompileRequest`, source text, a tuple or a mapping.
+
+    A tuple holds the fields of `CompileRequest` in their order, a mapping under their names.
+
+    Raises:
+        ArgumentTypeError: it is none of these; ConfigError: it has a field too many or too few.
+    """
+    if isinstance(given, CompileRequest):
+        return given
+    if isinstance(given, str):
+        return CompileRequest(given)
+    fields = CompileRequest._names
+    values: dict[str, Any]
+    if isinstance(given, Mapping):
+        values = dict(cast("Mapping[str, Any]", given))
+        for name in values:
+            if name not in fields:
+                raise ConfigError(f"no field {name!r}; allowed: {', '.join(fields)}")
+        if "source" not in values:
+            raise ConfigError("the field 'source' is missing; allowed: CUDA C++ source text")
+        return CompileRequest(**values)
+    if isinstance(given, (tuple, list)):
+        items = cast("Sequence[Any]", given)
+        if not 1 <= len(items) <= len(fields):
+            raise ConfigError(f"{len(items)} fields are not allowed; allowed: {', '.join(fields)}")
+        values = dict(zip(fields, items, strict=False))
+        return CompileRequest(**values)
+    raise ArgumentTypeError(
+        f"{type(given).__name__} is not allowed; allowed: kcache.CompileRequest, source text, "
+        f"or a tuple or mapping of {', '.join(fields)}"
+    )
 
 
 def _uses_time(text: str) -> bool:

@@ -12,7 +12,10 @@ from typing import Any
 
 from kcache.errors import DeviceError
 
-__all__ = ["Driver", "DriverError", "open_driver", "open_library"]
+__all__ = ["Driver", "DriverError", "Version", "driver_version", "open_driver", "open_library"]
+
+#: Major and minor.
+Version = tuple[int, int]
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
@@ -272,6 +275,20 @@ def open_driver() -> Driver:
             raise DeviceError(FORKED)
         _driver = Driver(open_library())
     return _driver
+
+
+def driver_version() -> Version | None:
+    """Return the newest CUDA version that the driver supports, not initialising it; None without.
+
+    `cuDriverGetVersion` returns 1000 * major + 10 * minor.
+    """
+    value = ctypes.c_int()
+    try:
+        if ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(value)) != 0:
+            return None  # the toolkit's stub of the driver, say
+    except (OSError, AttributeError):
+        return None
+    return value.value // 1000, value.value % 1000 // 10
 
 
 def open_library() -> ctypes.CDLL:

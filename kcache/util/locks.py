@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-__all__ = ["RangeLocks"]
+__all__ = ["RangeLocks", "pread", "pwrite"]
 
 #: Seconds between two tries for a lock that somebody holds, the first time and at most. Holders
 #: keep one for 0.1 ms (a rename) to some 10 ms (a commit that the disk confirms).
@@ -172,3 +172,25 @@ class RangeLocks:
                 raise
             self.supported = False
             return False
+
+
+# -- reading and writing at an offset, also where the system has no such calls ---------------------
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or hasattr(os, "pread"):
+    pread = os.pread
+    pwrite = os.pwrite
+else:  # Windows; untested there
+    _seeking = threading.Lock()
+
+    def pread(fd: int, length: int, offset: int, /) -> bytes:
+        """Read up to `length` bytes at `offset`."""
+        with _seeking:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, length)
+
+    def pwrite(fd: int, data: bytes, offset: int, /) -> int:
+        """Write `data` at `offset`; return how many bytes were written."""
+        with _seeking:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.write(fd, data)

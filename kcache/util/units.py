@@ -1,4 +1,4 @@
-"""Ages: spans of time from seconds to years, as people write and read them."""
+"""Units: sizes and spans of time, as people write and read them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,62 @@ import re
 
 from kcache.errors import ConfigError
 
-__all__ = ["format_age", "parse_age"]
+__all__ = ["format_age", "format_size", "format_time", "parse_age", "parse_size"]
 
-_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SIZE_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
+}
+_SIZE = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
+#: Far more than any size has; Python refuses to convert thousands.
+_MAX_DIGITS = 100
+_AGE_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 #: From which number of seconds on a unit is read more easily than the one before.
 _SHOWN = ((86400 * 2, 86400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
+
+
+def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
+    """Return a size in bytes from an integer or text such as `"512MB"` or `"1.5GiB"`.
+
+    KB, MB, GB, TB (and K, M, G, T) are powers of 1000; KiB, MiB, GiB, TiB of 1024.
+
+    Raises:
+        ConfigError: the value is no such size, or less than `least` bytes.
+    """
+    size: int | None = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        match = re.fullmatch(_SIZE, value, re.ASCII)
+        unit = _SIZE_UNITS.get(match[2].upper()) if match else None
+        if match and unit is not None and len(match[1]) <= _MAX_DIGITS:
+            size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    if size is None or size < least:
+        raise ConfigError(
+            f"{name}={value!r} is not allowed; allowed: at least {least} bytes, as an integer or "
+            'as text with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "512MB"'
+        )
+    return size
+
+
+def format_size(size: float) -> str:
+    """Return bytes in the largest fitting unit of 1024, such as `"1.5 MiB"`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_time(seconds: float) -> str:
+    """Return a duration in its natural unit, such as `"1.2 ms"`."""
+    for unit, scale in (("us", 1e-3), ("ms", 1.0)):
+        if seconds < scale:
+            return f"{seconds * 1e3 / scale:.1f} {unit}"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def parse_age(value: float | str, *, name: str = "age") -> float:
@@ -26,7 +77,7 @@ def parse_age(value: float | str, *, name: str = "age") -> float:
         seconds = value
     elif isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*([A-Za-z]+)\s*", value, re.ASCII)
-        unit = _UNITS.get(match[2].lower()) if match else None
+        unit = _AGE_UNITS.get(match[2].lower()) if match else None
         if match and unit is not None:
             seconds = float(match[1]) * unit
     if seconds is None or not seconds >= 0:

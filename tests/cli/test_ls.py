@@ -250,7 +250,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(cache_directory: Path) -> None:
 def test_entries_that_go_meanwhile_are_left_out(
     cache_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kcache.kernel_cache import PRODUCER
+    from kcache.nvrtc import PRODUCER
     from kcache.nvrtc.inventory import items
 
     names = sorted(key(n, "00") for n in range(5))

@@ -18,7 +18,7 @@ from cli.test_terminal import Terminal
 import kcache
 from kcache import Entry
 from kcache.admin.migration import Migration
-from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import coldest_first, look_into
 
 PAIRS = [pair for pair in itertools.product(BACKENDS, BACKENDS) if pair[0] != pair[1]]

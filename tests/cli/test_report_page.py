@@ -31,7 +31,7 @@ from kcache.cli.html_report.timeline import days, last_hours
 from kcache.engine.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
 from kcache.engine.stats import FIELDS, StatsFile
 from kcache.entry import encode
-from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import KERNEL, Item
 from kcache.testing import MemoryBackend
 

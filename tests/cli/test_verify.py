@@ -29,7 +29,7 @@ from core.helpers import look, path_of
 
 import kcache
 from kcache.entry import FORMAT_VERSION, encode
-from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc import PRODUCER
 
 A, B, C, M = (key(name) for name in "abcm")
 

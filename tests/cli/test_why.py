@@ -15,7 +15,7 @@ from cli.helpers import BACKENDS, damage, key, recency, use
 
 import kcache
 from kcache.engine.journal import Journal
-from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc import PRODUCER
 from kcache.testing import MemoryBackend
 
 pytestmark = pytest.mark.usefixtures("nvrtc")

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache import ConfigError, KernelCache, default_cache_directory
-from kcache.config import VARIABLES, Config, parse_size
+from kcache.config import VARIABLES, Config
+from kcache.util.units import parse_size
 
 # -- sizes ---------------------------------------------------------------------------------------
 

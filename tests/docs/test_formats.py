@@ -20,7 +20,7 @@ from kcache.engine.journal import EVENTS, Journal
 from kcache.engine.key_locks import KeyLocks
 from kcache.engine.stats import FIELDS, Stats, StatsFile
 from kcache.entry import FORMAT_VERSION, MAX_SECTIONS, decode, encode
-from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.manifest import MAX_SETS, Manifest
 from kcache_backends._lmdb_records import stored_size
 from kcache_backends._shards import SHARDS, ShardCounters

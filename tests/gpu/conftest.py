@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import kcache
-from kcache.admin.machine_facts import driver_version
-from kcache.util.cuda_driver import open_library
+from kcache.util.cuda_driver import driver_version, open_library
 
 
 class Gpu:

@@ -34,42 +34,19 @@ except FileNotFoundError:  # not Linux
 """
 
 CORE = {
-    *("engine", "kernels", "util"),
-    *(
-        "backend",
-        "config",
-        "directory",
-        "engine.engine",
-        "entry",
-        "errors",
-        "engine.eviction",
-        "util.forks",
-    ),
-    *(
-        "engine.history",
-        "engine.journal",
-        "kernels.compiled_kernel",
-        "kernel_cache",
-        "util.locks",
-        "util.log",
-        "util.memory_tier",
-        "nvrtc",
-    ),
-    *(
-        "nvrtc.options",
-        "place",
-        "util.positioned",
-        "util.record",
-        "registry",
-        "kernels.request_factory",
-        "kernels.resolver",
-        "engine.stats",
-    ),
+    *("backend", "config", "directory", "entry", "errors", "registry"),
+    *("engine", "engine.engine", "engine.eviction", "engine.history", "engine.journal"),
+    *("engine.stats", "util", "util.forks", "util.locks", "util.log", "util.memory_tier"),
+    *("util.record", "util.units"),
 }
-HIT = CORE | {"nvrtc.key", "nvrtc.library", "nvrtc.request", "nvrtc.search"}
+HIT = CORE | {
+    *("kernel_cache", "kernels", "kernels.compiled_kernel", "kernels.request_factory"),
+    *("kernels.resolver", "nvrtc", "nvrtc.key", "nvrtc.library", "nvrtc.options"),
+    *("nvrtc.request", "nvrtc.search"),
+}
 #: To look whether the headers are what they were.
 HEADER_HIT = HIT | {"nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
-WAIT = {"engine.single_flight", "engine.key_locks"}
+WAIT = {"engine.key_locks", "engine.single_flight"}
 _FILE = {"_coldest", "_file_check", "_files", "_shards", "file"}
 _LMDB = {"_environment", "_files", "_lmdb_files", "_lmdb_records", "lmdb"}
 BACKENDS = {"file": _FILE, "zstd": _FILE | {"zstd"}, "lmdb": _LMDB, "zstd+lmdb": _LMDB | {"zstd"}}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.info import format_size, format_time
 from kcache.cli.compile_arguments import Asked, Source, compile_options
 from kcache.cli.open_cache import directory_option, open_cache
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
 from kcache.cli.terminal import STDOUT, counted, say, working
 from kcache.errors import CompileError, ConfigError
+from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:
     from kcache import CompiledKernel, CompileOptions, KernelCache, Stats

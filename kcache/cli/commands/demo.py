@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import click
 
-from kcache.admin.info import format_size, format_time
 from kcache.cli.commands.demo_process import NAMES, Job, Measurement
 from kcache.cli.terminal import STDOUT, naming, show, spinner
 from kcache.errors import ConfigError, KcacheError
 from kcache.nvrtc.options import parse_arch
+from kcache.util.units import format_size, format_time
 
 __all__ = ["demo", "find_cccl"]
 

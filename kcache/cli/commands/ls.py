@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 
 import click
 
-from kcache.admin.info import format_size, format_time
 from kcache.cli.open_cache import directory_option, json_option, open_existing
 from kcache.cli.terminal import columns, fit, plain, say, show
-from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item, items, unique_length
+from kcache.util.units import format_size, format_time
 
 __all__ = ["item_json", "list_entries", "what_it_is"]
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.info import format_size
 from kcache.admin.migration import Migration
 from kcache.cli.open_cache import directory_option, may_write, open_cache, open_existing
 from kcache.cli.terminal import counted, progress, say, show
 from kcache.config import Config
 from kcache.engine.journal import MOVED
 from kcache.errors import UnknownBackendError
-from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, coldest_first
 from kcache.registry import backend_names
+from kcache.util.units import format_size
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine

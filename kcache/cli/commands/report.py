@@ -9,11 +9,11 @@ import tempfile
 
 import click
 
-from kcache.admin.info import format_size
 from kcache.cli.open_cache import directory_option, named_directory, open_existing
 from kcache.cli.output import OutputPath, write_output
 from kcache.cli.terminal import naming, progress, say
 from kcache.errors import BackendError
+from kcache.util.units import format_size
 
 __all__ = ["report"]
 

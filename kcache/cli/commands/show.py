@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.info import format_size, format_time
 from kcache.cli.commands.ls import item_json
 from kcache.cli.keys import SHORT, key_prefix, resolve
 from kcache.cli.open_cache import directory_option, json_option, open_existing
@@ -23,9 +22,9 @@ from kcache.cli.output import (
 )
 from kcache.cli.terminal import STDOUT, columns, plain, say, show
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import MANIFEST, Item, Opened, look_into
-from kcache.util.units import format_age
+from kcache.util.units import format_age, format_size, format_time
 
 if TYPE_CHECKING:
     from kcache.entry import JSON, Entry

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache._version import __version__
-from kcache.admin.info import format_info, format_size, stats_lines
+from kcache.admin.info import format_info, stats_lines
 from kcache.admin.prometheus import exposition
 from kcache.backend import Usage
 from kcache.cli.open_cache import (
@@ -24,6 +24,7 @@ from kcache.cli.terminal import columns, say, show
 from kcache.config import VARIABLES, Config, Setting
 from kcache.engine.stats import StatsFile
 from kcache.nvrtc import library
+from kcache.util.units import format_size
 
 if TYPE_CHECKING:
     from kcache import KernelCache

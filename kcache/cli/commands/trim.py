@@ -7,16 +7,14 @@ import time
 import click
 
 from kcache import KernelCache
-from kcache.admin.info import format_size
 from kcache.cli.keys import SHORT, key_prefix, resolve
 from kcache.cli.open_cache import directory_option, may_write, open_existing
 from kcache.cli.terminal import can_ask, counted, say, show
-from kcache.config import parse_size
 from kcache.engine.eviction import LOW_WATER
 from kcache.engine.journal import DELETED
 from kcache.errors import BackendError
 from kcache.nvrtc.inventory import would_evict
-from kcache.util.units import parse_age
+from kcache.util.units import format_size, parse_age, parse_size
 
 __all__ = ["clear", "remove", "trim"]
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.info import format_size
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
 from kcache.cli.terminal import counted, plain, progress, say, show
 from kcache.engine.journal import REFUSED
 from kcache.errors import BackendError
-from kcache.kernel_cache import PRODUCER
+from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE, Item, look_into
+from kcache.util.units import format_size
 
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo

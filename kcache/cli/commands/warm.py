@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from kcache.admin.info import format_size, format_time
-from kcache.cli.bar import Bar
 from kcache.cli.open_cache import (
     directory_option,
     json_option,
@@ -20,9 +18,10 @@ from kcache.cli.open_cache import (
     open_cache,
     open_existing,
 )
-from kcache.cli.terminal import columns, counted, fit, plain, say, show, working
+from kcache.cli.terminal import Bar, columns, counted, fit, plain, say, show, working
 from kcache.errors import CompileError
 from kcache.kernels.kernel_list import read_list
+from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:
     from kcache import CompiledKernel, KernelCache

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kcache.admin.info import format_size
 from kcache.cli.html_report.snapshot import Portrait
 from kcache.nvrtc.inventory import DAMAGED, UNREADABLE
+from kcache.util.units import format_size
 
 __all__ = ["NOTE", "WARNING", "Remark", "remarks"]
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import tzinfo
 from itertools import accumulate
 
-from kcache.admin.info import format_time
 from kcache.cli.html_report import charts
 from kcache.cli.html_report.charts import Bar
 from kcache.cli.html_report.markup import Node, el
 from kcache.cli.html_report.pieces import NONE, card, number_of, table
 from kcache.cli.html_report.snapshot import Portrait
 from kcache.cli.html_report.timeline import Span, days, last_hours
+from kcache.util.units import format_time
 
 __all__ = ["over_time"]
 

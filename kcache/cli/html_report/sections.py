@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import tzinfo
 
-from kcache.admin.info import format_size, format_time
 from kcache.cli.html_report import charts
 from kcache.cli.html_report.attention import WARNING, remarks
 from kcache.cli.html_report.markup import Node, document, el
@@ -15,7 +14,7 @@ from kcache.cli.html_report.snapshot import Portrait, Share
 from kcache.cli.keys import SHORT
 from kcache.engine.stats import Stats
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item
-from kcache.util.units import format_age
+from kcache.util.units import format_age, format_size, format_time
 
 __all__ = ["page"]
 

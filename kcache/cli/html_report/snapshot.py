@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache._version import __version__
 from kcache.engine.history import History, Hour
 from kcache.engine.stats import Stats, StatsFile
-from kcache.kernel_cache import PRODUCER
-from kcache.nvrtc import library
+from kcache.nvrtc import PRODUCER, library
 from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items
 
 if TYPE_CHECKING:
