@@ -9,12 +9,13 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache._version import __version__
-    from kcache.admin.explain import Explanation
+    from kcache.admin.miss_causes import Explanation
     from kcache.admin.request_diff import Cause
     from kcache.backend import Backend, EntryInfo, Usage
     from kcache.config import default_cache_directory
     from kcache.engine.engine import CacheEngine
-    from kcache.engine.stats import Stats
+    from kcache.engine.journal import Journal
+    from kcache.engine.stats import Stats, StatsFile
     from kcache.entry import Entry
     from kcache.errors import (
         BackendError,
@@ -53,10 +54,12 @@ __all__ = [
     "Entry",
     "EntryInfo",
     "Explanation",
+    "Journal",
     "KcacheError",
     "KernelCache",
     "StaleKernelError",
     "Stats",
+    "StatsFile",
     "UnknownBackendError",
     "Usage",
     "__version__",
@@ -81,8 +84,9 @@ _MODULES = {
     "nvrtc.options": ("CompileOptions",),
     "nvrtc.request": ("CompileRequest",),
     "registry": ("open_engine",),
-    "engine.stats": ("Stats",),
-    "admin.explain": ("Explanation",),
+    "engine.journal": ("Journal",),
+    "engine.stats": ("Stats", "StatsFile"),
+    "admin.miss_causes": ("Explanation",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

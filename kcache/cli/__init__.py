@@ -1,4 +1,4 @@
-"""The command line: `kcache`, and `python -m kcache`."""
+"""Commands for a terminal: the shared pieces, and the entry point `kcache`."""
 
 from __future__ import annotations
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.backend import KEY_LENGTH
+from kcache.cli.open_cache import open_existing
 from kcache.errors import BackendError
-from kcache.nvrtc.inventory import matching, unique_length
+from kcache.nvrtc import PRODUCER
+from kcache.nvrtc.inventory import Opened, look_into, matching, unique_length
 
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo
 
-__all__ = ["SHORT", "key_prefix", "resolve"]
+__all__ = ["SHORT", "key_argument", "key_prefix", "open_entry", "resolve"]
 
 #: Digits of a key that messages show.
 SHORT = 12
@@ -38,6 +40,9 @@ def key_prefix(text: str) -> str:
     return digits
 
 
+key_argument = click.argument("key", type=key_prefix, metavar="KEY")
+
+
 def resolve(backend: Backend | None, prefixes: Iterable[str]) -> list[EntryInfo]:
     """Return the entry that each prefix means, each entry once; no backend holds none.
 
@@ -59,3 +64,21 @@ def resolve(backend: Backend | None, prefixes: Iterable[str]) -> list[EntryInfo]
                 f"{len(infos)} entries have keys that begin with {prefix}: {shown}{more}"
             )
     return list({infos[0].key: infos[0] for infos in found.values()}.values())
+
+
+def open_entry(directory: str | None, key: str) -> Opened:
+    """Return the entry that the beginning of a key means.
+
+    Raises:
+        BackendError: it means none or several.
+    """
+    cache = open_existing(directory)
+    if cache is None:
+        resolve(None, [key])
+    else:
+        with cache:
+            (info,) = resolve(cache.engine.backend, [key])
+            opened = look_into(cache.engine.backend, info, PRODUCER)
+        if opened is not None:
+            return opened
+    raise BackendError(f"the entry {key[:SHORT]} was deleted meanwhile")

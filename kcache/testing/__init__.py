@@ -1,4 +1,4 @@
-"""What a backend's author tests with: the contract suite, a model, and backends to test against.
+"""The contract suite for authors of backends, with a model and backends to test against.
 
 `BackendContract` needs pytest and Hypothesis, `run_cache_machine` Hypothesis, the rest nothing:
 `pip install 'kcache-cuda[testing]'`. Nothing else in kcache imports this package.

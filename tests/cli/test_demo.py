@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from kcache.cli import demo
+from kcache.cli.commands import demo
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 #: Prints the modules that getting the kernel imports, beyond what `measure` imports before.
 IMPORTS = """import sys
 from types import SimpleNamespace
-from kcache.cli import measured
+from kcache.cli.commands import demo_process
 seen = []
 def perf_counter():
     seen.append(set(sys.modules))
     return float(len(seen))
-measured.time = SimpleNamespace(perf_counter=perf_counter)
-job = measured.Job(sys.argv[1], "sm_90", sys.argv[2], recache=False)
-assert measured.measure(job).cached
+demo_process.time = SimpleNamespace(perf_counter=perf_counter)
+job = demo_process.Job(sys.argv[1], "sm_90", sys.argv[2], recache=False)
+assert demo_process.measure(job).cached
 print(*(seen[1] - seen[0]))
 """
 

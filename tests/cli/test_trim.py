@@ -247,10 +247,10 @@ def test_rm_is_refused_where_the_cache_is_not_to_be_written(
 def test_an_entry_that_goes_meanwhile_is_no_failure(
     cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kcache.cli import contents
+    from kcache.cli.commands import rm
 
     names = filled(cache_directory, count=2)
-    resolve = contents.resolve
+    resolve = rm.resolve
 
     def resolve_late(*arguments: object) -> object:
         found = resolve(*arguments)  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ def test_an_entry_that_goes_meanwhile_is_no_failure(
             cache.engine.delete(names[0])
         return found
 
-    monkeypatch.setattr(contents, "resolve", resolve_late)
+    monkeypatch.setattr(rm, "resolve", resolve_late)
     said = here("rm", *names)
     assert said.code == 0
     assert said.err == f"kcache: {names[0][:12]} was deleted meanwhile\n"

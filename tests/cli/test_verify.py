@@ -231,7 +231,7 @@ def test_a_damaged_medium_is_told_and_mended(
 
 
 def test_a_writer_at_work_is_no_problem_of_the_medium() -> None:
-    from kcache.cli.commands.verify import _check
+    from kcache.admin.verify import _check
     from kcache.testing import MemoryBackend
 
     class Busy(MemoryBackend):
@@ -289,15 +289,15 @@ def test_a_cache_in_use_is_sound(cache_directory: Path, run: Callable, backend: 
 def test_a_damaged_entry_that_was_replaced_meanwhile_is_not_deleted(
     cache_directory: Path,
 ) -> None:
-    from kcache.cli.commands.verify import _delete
+    from kcache.admin.verify import _delete
 
     fill(cache_directory, {A: kernel()})
     with kcache.KernelCache(cache_directory) as cache:
         (info,) = cache.engine.backend.scan()
-        assert _delete(cache.engine.backend, info)
+        assert _delete(cache.engine.backend, info, pytest.fail)
         assert cache.entry_count == 1
         cache.engine.delete(A)
-        assert _delete(cache.engine.backend, info)
+        assert _delete(cache.engine.backend, info, pytest.fail)
 
 
 def test_a_bar_on_a_terminal_only(cache_directory: Path) -> None:

@@ -57,19 +57,19 @@ def causes() -> set[str]:
     """Returns the kinds of causes that the code makes, by its own words."""
     found: set[str] = set()
     for module in (
-        "why",
-        "contrast",
-        "facts",
-        "requests",
+        "admin/explain",
+        "admin/machine_facts",
+        "admin/miss_causes",
+        "admin/request_diff",
+        "cli/commands/why",
         "kernel_cache",
-        "about",
-        "resolver",
-        "cli/why",
+        "kernels/request_factory",
+        "kernels/resolver",
+        "nvrtc/metadata",
     ):
         path = ROOT / "kcache" / f"{module}.py"
-        if path.is_file():
-            text = path.read_text(encoding="utf-8")
-            found |= set(re.findall(r"""\bCause\(\s*"(\w+)\"""", text))
+        text = path.read_text(encoding="utf-8")
+        found |= set(re.findall(r"""\bCause\(\s*"(\w+)\"""", text))
     return found
 
 

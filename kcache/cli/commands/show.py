@@ -1,4 +1,4 @@
-"""Commands about one entry: `kcache show` and `kcache extract`."""
+"""`kcache show`: everything that is known of one entry."""
 
 from __future__ import annotations
 
@@ -11,28 +11,18 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.cli.commands.ls import item_json
-from kcache.cli.keys import SHORT, key_prefix, resolve
-from kcache.cli.open_cache import directory_option, json_option, open_existing
-from kcache.cli.output import (
-    OUTPUTS,
-    OutputPath,
-    named_by_suffix,
-    refuse_terminal,
-    write_output,
-)
-from kcache.cli.terminal import STDOUT, columns, plain, say, show
-from kcache.errors import BackendError, CorruptEntryError
-from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import MANIFEST, Item, Opened, look_into
+from kcache.cli.keys import SHORT, key_argument, open_entry
+from kcache.cli.open_cache import directory_option, json_option
+from kcache.cli.terminal import columns, plain, show
+from kcache.errors import CorruptEntryError
+from kcache.nvrtc.inventory import MANIFEST, Item
 from kcache.util.units import format_age, format_size, format_time
 
 if TYPE_CHECKING:
     from kcache.entry import JSON, Entry
     from kcache.nvrtc.manifest import Variant
 
-__all__ = ["extract", "show_entry"]
-
-_key_argument = click.argument("key", type=key_prefix, metavar="KEY")
+__all__ = ["show_entry"]
 
 #: Metadata that `show` has a line of its own for.
 _TOLD = {
@@ -52,7 +42,7 @@ _PLACES = {
 
 
 @click.command("show", short_help="Show everything that is known of one entry.")
-@_key_argument
+@key_argument
 @json_option("object")
 @directory_option
 def show_entry(*, key: str, as_json: bool, directory: str | None) -> None:
@@ -61,73 +51,13 @@ def show_entry(*, key: str, as_json: bool, directory: str | None) -> None:
     Of a kernel: its source, target, names, compiler, options and log, and the sizes of what was
     stored. Of a manifest: which headers were read, and which must be absent.
     """
-    item, entry = _open(directory, key)
+    item, entry = open_entry(directory, key)
     if as_json:
         show(json.dumps(_as_json(item, entry), indent=2))
     else:
         show("\n".join(_lines(item, entry)))
     if entry is None:
         raise CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {plain(item.problem)}")
-
-
-@click.command(short_help="Write a kernel's machine code or PTX to a file.")
-@_key_argument
-@click.option(
-    "--emit",
-    type=click.Choice(OUTPUTS),
-    help="What to write.  [default: as the suffix of OUT says, else the first of these that "
-    "there is]",
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="OUT",
-    type=OutputPath(),
-    help="Where to write it, - for standard output.  [default: the key's first digits, with the "
-    "suffix of what is written]",
-)
-@directory_option
-def extract(*, key: str, emit: str | None, output: str | None, directory: str | None) -> None:
-    """Write what was compiled for the entry KEY, for `cuobjdump`, `nvdisasm` and other tools.
-
-    KEY is the first digits of a key that `kcache ls` shows.
-    """
-    item, entry = _open(directory, key)
-    if entry is None:
-        raise CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {plain(item.problem)}")
-    emit = emit or named_by_suffix(output) or next(filter(entry.payload.get, OUTPUTS), OUTPUTS[0])
-    data = entry.payload.get(emit)
-    if data is None:
-        there = ", ".join(map(plain, entry.payload)) or "nothing"
-        raise BackendError(f"{item.kind} {item.key[:SHORT]} has no {emit}; it has: {there}")
-    if output is None:
-        output = f"{item.key[:SHORT]}.{emit}"
-    if output == "-":
-        refuse_terminal(emit)
-    write_output(data, output)
-    place = STDOUT if output == "-" else output
-    say(
-        f"{emit} of {plain(item.source_name) or item.key[:SHORT]} -> {place} "
-        f"({format_size(len(data))})"
-    )
-
-
-def _open(directory: str | None, key: str) -> Opened:
-    """Return the entry that the beginning of a key means.
-
-    Raises:
-        BackendError: it means none or several.
-    """
-    cache = open_existing(directory)
-    if cache is None:
-        resolve(None, [key])
-    else:
-        with cache:
-            (info,) = resolve(cache.engine.backend, [key])
-            opened = look_into(cache.engine.backend, info, PRODUCER)
-        if opened is not None:
-            return opened
-    raise BackendError(f"the entry {key[:SHORT]} was deleted meanwhile")
 
 
 # -- as text ---------------------------------------------------------------------------------------

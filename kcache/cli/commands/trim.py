@@ -1,4 +1,4 @@
-"""Commands that take something out of the cache: `kcache rm`, `kcache trim` and `kcache clear`."""
+"""`kcache trim`: the entries that were used least recently leave."""
 
 from __future__ import annotations
 
@@ -7,46 +7,14 @@ import time
 import click
 
 from kcache import KernelCache
-from kcache.cli.keys import SHORT, key_prefix, resolve
 from kcache.cli.open_cache import directory_option, may_write, open_existing
-from kcache.cli.terminal import can_ask, counted, say, show
+from kcache.cli.terminal import counted, show
 from kcache.engine.eviction import LOW_WATER
-from kcache.engine.journal import DELETED
 from kcache.errors import BackendError
 from kcache.nvrtc.inventory import would_evict
 from kcache.util.units import format_size, parse_age, parse_size
 
-__all__ = ["clear", "remove", "trim"]
-
-
-@click.command("rm", short_help="Delete single entries.")
-@click.argument("keys", metavar="KEY...", nargs=-1, required=True, type=key_prefix)
-@click.option("-y", "--yes", is_flag=True, help="Accepted as by `clear`; nothing is asked.")
-@directory_option
-def remove(*, keys: tuple[str, ...], yes: bool, directory: str | None) -> None:
-    """Delete the entries KEY, each the first digits of a key that `kcache ls` shows.
-
-    If one KEY fits no entry, or several, nothing is deleted.
-    """
-    del yes
-    may_write("rm")
-    cache = open_existing(directory, read_only=False)
-    if cache is None:
-        resolve(None, keys)
-        return
-    with cache:
-        backend = cache.engine.backend
-        found = resolve(backend, keys)
-        count = freed = 0
-        for info in found:
-            size = backend.delete(info.key)
-            count += size > 0
-            freed += size
-            if size:
-                cache.engine.journal.note(DELETED, info.key)
-            else:
-                say(f"{info.key[:SHORT]} was deleted meanwhile")
-    show(f"deleted {counted(count)}, {format_size(freed)}")
+__all__ = ["trim"]
 
 
 @click.command(short_help="Evict what was used least recently.")
@@ -93,29 +61,3 @@ def _preview(cache: KernelCache, size: int | None, age: float | None) -> tuple[i
         goal = int(cache.engine.max_size * LOW_WATER)
     since = 0 if age is None else time.time_ns() - age * 1e9
     return would_evict(cache.engine.backend, goal, since_ns=since)
-
-
-@click.command(short_help="Delete every entry.")
-@click.option("-y", "--yes", is_flag=True, help="Don't ask. Needed where nobody can be asked.")
-@directory_option
-def clear(*, yes: bool, directory: str | None) -> None:
-    """Delete every entry of the cache.
-
-    The counts stay: `kcache stats --zero` is for those.
-    """
-    may_write("clear")
-    if not yes and not can_ask():
-        raise click.UsageError("There is nobody to ask. Pass --yes to delete every entry.")
-    cache = open_existing(directory, read_only=False)
-    if cache is None:
-        show("nothing to delete: nothing has been cached yet")
-        return
-    with cache:
-        size, count = cache.size_bytes, cache.entry_count
-        question = f"Delete {counted(count)}, {format_size(size)}, in {cache.directory}?"
-        if not yes and not click.confirm(question, err=True):
-            raise click.exceptions.Exit(1)
-        removed = cache.clear()
-        if cache.stats().errors:
-            raise BackendError(f"{removed} of {count} entries deleted: see the warnings above")
-    show(f"deleted {counted(removed)}, {format_size(size)}")

@@ -1,1 +1,1 @@
-"""`kcache report`: one HTML page about a cache, for people who would rather look than read."""
+"""The page that `kcache report` writes: HTML about a cache."""

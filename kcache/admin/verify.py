@@ -1,0 +1,123 @@
+"""Verify: every entry of a cache read and checked, and the medium below them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from kcache.errors import BackendError
+from kcache.nvrtc import PRODUCER
+from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE, Item, look_into
+
+if TYPE_CHECKING:
+    from kcache.backend import Backend, EntryInfo
+
+__all__ = ["Report", "verify"]
+
+#: Of 256 shards of a file backend, a busy writer is in the same one at two looks once in 256 times.
+_MORE_LOOKS = 2
+
+#: Begins to show a piece of work, by its title and number of steps; gives what to call after each.
+Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+Warn = Callable[[str], None]
+
+
+class Report:
+    """What a pass over a cache has found."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, int] = {KERNEL: 0, MANIFEST: 0, OTHER: 0, DAMAGED: 0, UNREADABLE: 0}
+        self.bytes = 0
+        self.bad: list[Item] = []
+        self.deleted = 0
+        #: What is wrong with the medium, and of that what a repair has left.
+        self.medium: list[str] = []
+        self.left: list[str] = []
+
+    def add(self, item: Item) -> None:
+        """Count one entry that was read."""
+        self.kinds[item.kind] += 1
+        self.bytes += item.size
+        if item.kind in (DAMAGED, UNREADABLE):
+            self.bad.append(item)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries that were read."""
+        return sum(self.kinds.values())
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing damaged is there any more."""
+        return self.deleted == len(self.bad) and not self.left
+
+
+def verify(
+    backend: Backend, report: Report, *, repair: bool, progress: Progress, warn: Warn
+) -> None:
+    """Read the entries, then check the medium; a medium that gives none out, the other way round.
+
+    Args:
+        backend: what is checked.
+        report: what is found is added to it.
+        repair: delete what is damaged, and mend the medium.
+        progress: begins to show how far a piece of work is, by its title and number of steps.
+        warn: told of a damaged entry that can't be deleted.
+
+    Raises:
+        BackendError: the medium can't be checked either.
+    """
+    failure = _read_all(backend, report, repair=repair, progress=progress, warn=warn)
+    report.medium += [*failure, *_check(backend, repair=repair)]
+    if not repair:
+        report.left += report.medium
+    elif report.medium:
+        report.left += backend.check()
+        if failure:
+            report.left += _read_all(backend, report, repair=repair, progress=progress, warn=warn)
+
+
+def _check(backend: Backend, *, repair: bool) -> list[str]:
+    """Return what is wrong with the medium.
+
+    Without `repair` it is looked at without holding anybody up, so that a writer at work can look
+    like damage: what not every one of several looks sees is none.
+    """
+    found = list(backend.check(repair=repair))
+    for _ in range(0 if repair else _MORE_LOOKS):
+        if found:
+            again = set(backend.check())
+            found = [problem for problem in found if problem in again]
+    return found
+
+
+def _read_all(
+    backend: Backend, report: Report, *, repair: bool, progress: Progress, warn: Warn
+) -> list[str]:
+    """Read every entry; return why that failed, in one sentence, or none."""
+    try:
+        with progress("verifying", backend.usage().entries) as advance:
+            for info in backend.scan():
+                opened = look_into(backend, info, PRODUCER)
+                advance()
+                if opened is not None:
+                    report.add(opened.item)
+                    if repair and opened.item.kind == DAMAGED:
+                        report.deleted += _delete(backend, info, warn)
+    except BackendError as error:
+        return [str(error)]
+    return []
+
+
+def _delete(backend: Backend, info: EntryInfo, warn: Warn) -> bool:
+    """Delete a damaged entry, unless it is gone or sound by now; tell whether that is so."""
+    opened = look_into(backend, info, PRODUCER)
+    if opened is None or opened.item.kind != DAMAGED:
+        return opened is None or opened.item.kind != UNREADABLE
+    try:
+        backend.delete(info.key)
+    except BackendError as error:
+        warn(str(error))
+        return False
+    return True

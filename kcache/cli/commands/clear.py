@@ -1,0 +1,38 @@
+"""`kcache clear`: every entry, deleted."""
+
+from __future__ import annotations
+
+import click
+
+from kcache.cli.open_cache import directory_option, may_write, open_existing
+from kcache.cli.terminal import can_ask, counted, show
+from kcache.errors import BackendError
+from kcache.util.units import format_size
+
+__all__ = ["clear"]
+
+
+@click.command(short_help="Delete every entry.")
+@click.option("-y", "--yes", is_flag=True, help="Don't ask. Needed where nobody can be asked.")
+@directory_option
+def clear(*, yes: bool, directory: str | None) -> None:
+    """Delete every entry of the cache.
+
+    The counts stay: `kcache stats --zero` is for those.
+    """
+    may_write("clear")
+    if not yes and not can_ask():
+        raise click.UsageError("There is nobody to ask. Pass --yes to delete every entry.")
+    cache = open_existing(directory, read_only=False)
+    if cache is None:
+        show("nothing to delete: nothing has been cached yet")
+        return
+    with cache:
+        size, count = cache.size_bytes, cache.entry_count
+        question = f"Delete {counted(count)}, {format_size(size)}, in {cache.directory}?"
+        if not yes and not click.confirm(question, err=True):
+            raise click.exceptions.Exit(1)
+        removed = cache.clear()
+        if cache.stats().errors:
+            raise BackendError(f"{removed} of {count} entries deleted: see the warnings above")
+    show(f"deleted {counted(removed)}, {format_size(size)}")

@@ -1,0 +1,62 @@
+"""`kcache extract`: a kernel's machine code or PTX, written to a file."""
+
+from __future__ import annotations
+
+import click
+
+from kcache.cli.keys import SHORT, key_argument, open_entry
+from kcache.cli.open_cache import directory_option
+from kcache.cli.output import (
+    OUTPUTS,
+    OutputPath,
+    named_by_suffix,
+    refuse_terminal,
+    write_output,
+)
+from kcache.cli.terminal import STDOUT, plain, say
+from kcache.errors import BackendError, CorruptEntryError
+from kcache.util.units import format_size
+
+__all__ = ["extract"]
+
+
+@click.command(short_help="Write a kernel's machine code or PTX to a file.")
+@key_argument
+@click.option(
+    "--emit",
+    type=click.Choice(OUTPUTS),
+    help="What to write.  [default: as the suffix of OUT says, else the first of these that "
+    "there is]",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    type=OutputPath(),
+    help="Where to write it, - for standard output.  [default: the key's first digits, with the "
+    "suffix of what is written]",
+)
+@directory_option
+def extract(*, key: str, emit: str | None, output: str | None, directory: str | None) -> None:
+    """Write what was compiled for the entry KEY, for `cuobjdump`, `nvdisasm` and other tools.
+
+    KEY is the first digits of a key that `kcache ls` shows.
+    """
+    item, entry = open_entry(directory, key)
+    if entry is None:
+        raise CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {plain(item.problem)}")
+    emit = emit or named_by_suffix(output) or next(filter(entry.payload.get, OUTPUTS), OUTPUTS[0])
+    data = entry.payload.get(emit)
+    if data is None:
+        there = ", ".join(map(plain, entry.payload)) or "nothing"
+        raise BackendError(f"{item.kind} {item.key[:SHORT]} has no {emit}; it has: {there}")
+    if output is None:
+        output = f"{item.key[:SHORT]}.{emit}"
+    if output == "-":
+        refuse_terminal(emit)
+    write_output(data, output)
+    place = STDOUT if output == "-" else output
+    say(
+        f"{emit} of {plain(item.source_name) or item.key[:SHORT]} -> {place} "
+        f"({format_size(len(data))})"
+    )
