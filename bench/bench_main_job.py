@@ -8,10 +8,10 @@ Ratios are the business of `ratios.py`, which interleaves what it compares.
 from collections.abc import Iterator
 
 import pytest
-from corpus import NAMES, Case, MissingHeadersError, load
-from main_job import Job
+from harness.corpus import NAMES, Case, MissingHeadersError, load
+from harness.main_job import Job
+from harness.raw_nvrtc import compile_case
 from pytest_benchmark.fixture import BenchmarkFixture
-from raw_nvrtc import compile_case
 
 import kcache
 

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import xxhash
-from bench_memory_tier import POPULATIONS
 from core_cache import IN_MEMORY
-from findings import Absent, Comparison, Ratio
-from main_job import SELF_CONTAINED, Job
-from measure import Round, Summary, interleave, per_call, per_item, raw_read
+from harness.findings import Absent, Comparison, Ratio
+from harness.main_job import SELF_CONTAINED, Job
+from harness.measure import Round, Summary, interleave, per_call, per_item, raw_read
+from harness.memory_tier_bytes import POPULATIONS
+from harness.plan import Found, Plan
 from peer import peer_module
-from plan import Found, Plan
 
 import kcache
 

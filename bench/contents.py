@@ -25,7 +25,7 @@ import together
 import trust
 import verifying
 import warm
-from plan import Found, Plan
+from harness.plan import Found, Plan
 
 CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "kernels": compiling.kernels,

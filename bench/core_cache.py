@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from corpus import Case
-from measure import PRINT_PEAK, Round, run_python
+from harness.corpus import Case
+from harness.measure import PRINT_PEAK, Round, run_python
+from harness.raw_nvrtc import nvrtc_version
 from peer import peer_module
-from raw_nvrtc import nvrtc_version
 
 #: Stands for the digest of all headers.
 DIGEST = b"headers"

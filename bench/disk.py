@@ -4,11 +4,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from corpus import NAMES
-from findings import Ratio
-from measure import Summary
+from harness.corpus import NAMES
+from harness.findings import Ratio
+from harness.measure import Summary
+from harness.plan import Found, Plan
 from peers import ON_DISK, OURS, ROOMY, Contender, available
-from plan import Found, Plan
 from population import key
 from reading import outputs
 

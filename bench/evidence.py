@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from findings import Absent, Fact, Findings, Point, Ratio, Timing
-from names import OURS, PEERS
+from harness.findings import Absent, Fact, Findings, Point, Ratio, Timing
+from harness.names import OURS, PEERS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"

@@ -4,11 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
-from findings import Comparison, Fact, Point
-from looks import Looks
-from measure import interleave
+from harness.findings import Comparison, Fact, Point
+from harness.measure import interleave
+from harness.plan import KIB, Found, Plan
+from harness.stat_counter import Looks
 from peers import BY_NAME, FILE_STREAM, Contender, available
-from plan import KIB, Found, Plan
 from population import Population, remove
 from putting import PUTS, UNUSED, Putting
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from findings import Absent, Comparison, Point, Ratio
-from measure import Round, Rounds, interleave
+from harness.findings import Absent, Comparison, Point, Ratio
+from harness.measure import Round, Rounds, interleave
+from harness.plan import KIB, Found, Plan
 from peers import CONTENDERS, FILE_STREAM, OURS, PLAIN, Contender, available
-from plan import KIB, Found, Plan
 from population import Population, remove
 from putting import UNUSED, Putting
 from resident import task as memory_task

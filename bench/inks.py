@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from names import role_of
+from harness.names import role_of
 from plots import Chart
 
 THEMES = ("light", "dark")

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from evidence import Evidence, compared
-from findings import Fact
-from names import OURS
+from harness.findings import Fact
+from harness.names import OURS
 from notation import quantity, table
 
 

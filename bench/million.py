@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from findings import Absent, Comparison, Point
-from measure import Round, interleave, per_item
+from harness.findings import Absent, Comparison, Point
+from harness.measure import Round, interleave, per_item
+from harness.plan import KIB, Found, Plan
 from peers import BY_NAME
-from plan import KIB, Found, Plan
 from population import Population, key
 from putting import UNUSED, Putting
 

@@ -27,7 +27,7 @@ from html import escape
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, Evidence
-from findings import Ratio
+from harness.findings import Ratio
 from inks import THEMES
 from matrix import comparison
 from notation import table

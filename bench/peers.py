@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from findings import Absent, Fact
-from plan import Found, Plan
+from harness.findings import Absent, Fact
+from harness.plan import Found, Plan
 from sqlite_cache import SqliteCache
 
 import kcache

@@ -17,8 +17,8 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from harness.plan import KIB
 from peers import BY_NAME, DISKCACHE, FILE_STREAM, IN_MEMORY, JAX, SQLITE, Contender, Opened
-from plan import KIB
 from sqlite_cache import SqliteCache
 
 import kcache

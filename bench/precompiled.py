@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from corpus import Case, MissingHeadersError, load
-from findings import Absent, Comparison, Fact
-from measure import Rounds
-from plan import Found, Plan
-from raw_nvrtc import nvrtc_version
+from harness.corpus import Case, MissingHeadersError, load
+from harness.findings import Absent, Comparison, Fact
+from harness.measure import Rounds
+from harness.plan import Found, Plan
+from harness.raw_nvrtc import nvrtc_version
 
 import kcache
 

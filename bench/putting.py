@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable
 
-from measure import Round, per_item
+from harness.measure import Round, per_item
 from peers import OURS
 from population import Population, key, value
 

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from contents import CHAPTERS, TITLES
 from evidence import RESULTS, Evidence
-from findings import Findings
-from main_job import SELF_CONTAINED
+from harness.findings import Findings
+from harness.main_job import SELF_CONTAINED
+from harness.plan import QUICK, Plan
+from harness.raw_nvrtc import compile_case
+from harness.run_chapters import Chapter, failed, replace_text, run
 from notation import aligned
 from pages import CHARTS, charts_in, pages, picture, write_pages
-from plan import QUICK, Plan
 from plots import all_charts
-from raw_nvrtc import compile_case
-from running import Chapter, failed, replace_text, run
 from tables import summary, whole
 
 

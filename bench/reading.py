@@ -8,11 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import lmdb
-from corpus import NAMES, load
-from findings import Comparison, Ratio, Timing
-from main_job import Job
-from measure import Round, Summary, interleave, per_item, raw_read
-from plan import KIB, Found, Plan
+from harness.corpus import NAMES, load
+from harness.findings import Comparison, Ratio, Timing
+from harness.main_job import Job
+from harness.measure import Round, Summary, interleave, per_item, raw_read
+from harness.plan import KIB, Found, Plan
 from population import entry, key
 
 import kcache

@@ -14,9 +14,9 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from measure import Round, run_python
+from harness.measure import Round, run_python
+from harness.plan import KIB
 from peers import OURS
-from plan import KIB
 from population import Population, key
 from putting import UNUSED, Putting
 

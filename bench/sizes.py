@@ -10,10 +10,10 @@ from functools import cache, partial
 from pathlib import Path
 
 import lmdb
-from findings import Comparison, Point
-from measure import Round, Rounds, interleave, per_item, raw_read
+from harness.findings import Comparison, Point
+from harness.measure import Round, Rounds, interleave, per_item, raw_read
+from harness.plan import KIB, Found, Plan
 from peers import BY_NAME, CONTENDERS, MEMORY, OURS, ROOMY, Contender, Opened, available
-from plan import KIB, Found, Plan
 from population import key
 from reading import whole_outputs
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from evidence import Evidence, compared, is_promise
-from findings import Fact, Findings, Point, Ratio, Timing
+from harness.findings import Fact, Findings, Point, Ratio, Timing
+from harness.measure import Summary
+from harness.names import floor_of, peer_of
 from matrix import matrix
-from measure import Summary
-from names import floor_of, peer_of
 from notation import count, number, quantity, size, table
 from plots import Chart, charts_of
 

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from corpus import Case, MissingHeadersError, load
-from findings import Absent, Comparison
-from main_job import Job
-from measure import Round, interleave
-from plan import Found, Plan
-from raw_nvrtc import compile_case
+from harness.corpus import Case, MissingHeadersError, load
+from harness.findings import Absent, Comparison
+from harness.main_job import Job
+from harness.measure import Round, interleave
+from harness.plan import Found, Plan
+from harness.raw_nvrtc import compile_case
 
 import kcache
 

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import probes
-from findings import Fact
+from harness.findings import Fact
+from harness.plan import KIB, Found, Plan
+from harness.worker_processes import Workers
 from peers import BY_NAME, FILE_STREAM, ON_DISK, OURS, Contender, available
-from plan import KIB, Found, Plan
 from population import key, value
-from workers import Workers
 
 CHAPTER = "trust"
 #: What is tried, by the name of its probe: in words, what should be found, and with whom. Caches

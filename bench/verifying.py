@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from core_cache import CoreCache
-from corpus import Case
-from findings import Comparison, Point
-from main_job import Job
-from measure import Round, interleave, per_call
+from harness.corpus import Case
+from harness.findings import Comparison, Point
+from harness.main_job import Job
+from harness.measure import Round, interleave, per_call
+from harness.plan import Found, Plan
 from peers import CUDA_CORE, FILE_STREAM, IN_MEMORY, available
-from plan import Found, Plan
 
 import kcache
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from corpus import KERNELS, Case, MissingHeadersError, load
-from findings import Absent, Comparison, Fact, Timing
-from measure import Rounds, clean_environment
-from plan import Found, Plan
+from harness.corpus import KERNELS, Case, MissingHeadersError, load
+from harness.findings import Absent, Comparison, Fact, Timing
+from harness.measure import Rounds, clean_environment
+from harness.plan import Found, Plan
 
 #: What the second run may take of the first.
 TARGET = 1 / 20

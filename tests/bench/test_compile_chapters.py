@@ -8,11 +8,11 @@ import pytest
 import stampede
 import verifying
 from core_cache import DIGEST, CoreCache
-from corpus import Case, generated_source, load
-from findings import Absent, Point, Ratio
-from main_job import Job
-from measure import PRINT_PEAK, run_python
-from plan import Plan
+from harness.corpus import Case, generated_source, load
+from harness.findings import Absent, Point, Ratio
+from harness.main_job import Job
+from harness.measure import PRINT_PEAK, run_python
+from harness.plan import Plan
 
 FEW = Plan(processes=3, calls=3, compiles=3, costly=3, splits=0)
 

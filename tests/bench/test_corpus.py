@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from corpus import KERNELS, NAMES, MissingHeadersError, load
-from raw_nvrtc import compile_case
+from harness.corpus import KERNELS, NAMES, MissingHeadersError, load
+from harness.raw_nvrtc import compile_case
 
 HERE = Path(__file__).parent
 NAME = "_Z9attentionILi64ELi64ELi64ELb1EEvPK6__halfS2_S2_PS0_iif"

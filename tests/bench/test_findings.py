@@ -7,9 +7,9 @@ import json
 import pytest
 import tables
 from evidence import RESULTS, Evidence
-from findings import Fact, Findings
+from harness.findings import Fact, Findings
+from harness.names import peer_of, role_of
 from matrix import comparison, matrix
-from names import peer_of, role_of
 from notation import aligned, number, quantity, size, table
 
 from .sample import evidence, findings, ratio

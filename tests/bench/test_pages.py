@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pages
 import pytest
-from findings import Findings
+from harness.findings import Findings
 
 from .sample import evidence
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from findings import Fact
+from harness.findings import Fact
+from harness.plan import KIB, QUICK
 from peers import BY_NAME, CONTENDERS, FILE_STREAM, JAX, OURS, ROOMY, Contender, available, peers
-from plan import KIB, QUICK
 from population import key, value
 
 PAYLOAD = 4 * KIB

@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from harness.plan import KIB
 from peers import BY_NAME, CONTENDERS, OURS
-from plan import KIB
 from population import Population, entry, key, remove, value
 from putting import Putting
 from resident import tasks

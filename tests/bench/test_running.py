@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from findings import Findings
-from plan import QUICK, Found, Plan
-from running import Chapter, failed, run
+from harness.findings import Findings
+from harness.plan import QUICK, Found, Plan
+from harness.run_chapters import Chapter, failed, run
 
 from .sample import ratio
 
@@ -25,8 +25,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 sys.path.insert(0, {bench!r})
-from findings import Ratio
-from measure import Summary
+from harness.findings import Ratio
+from harness.measure import Summary
 
 def ratio(chapter, value):
     one = Summary(value, value, value, 1)

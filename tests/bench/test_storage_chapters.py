@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from crowd import crowd
 from files import files
-from findings import Absent, Fact, Point, Ratio
 from growth import growth
+from harness.findings import Absent, Fact, Point, Ratio
+from harness.plan import KIB, QUICK, Plan
+from harness.worker_processes import Workers
 from million import million
 from peers import BY_NAME, CONTENDERS, DISKCACHE, FILE_STREAM, MEMORY, Contender, Opened
-from plan import KIB, QUICK, Plan
 from probes import MISS, SMALL_COUNT, flipped, oversize, run, truncated
 from sizes import kernel_like, noise, sizes
 from sqlite_cache import SqliteCache
 from trust import _facts
-from workers import Workers
 
 SMALL = replace(
     QUICK,

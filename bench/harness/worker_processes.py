@@ -11,7 +11,7 @@ from typing import IO, Any, Self
 _CODE = """\
 import sys
 sys.path.insert(0, {bench!r})
-from workers import serve
+from harness.worker_processes import serve
 serve()
 """
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from corpus import Case, generated_source
-from measure import PRINT_PEAK, Process, Round, run_python
-from raw_nvrtc import compile_case, nvrtc_version
-
 import kcache
+from harness.corpus import Case, generated_source
+from harness.measure import PRINT_PEAK, Process, Round, run_python
+from harness.raw_nvrtc import compile_case, nvrtc_version
 
 #: The kernel that is self-contained: 4 KB of source, no include, no name expression.
 SELF_CONTAINED = generated_source(4096)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from findings import Findings, Took
-from machine import describe_machine, load, today, versions
-from plan import Found, Plan
+from harness.findings import Findings, Took
+from harness.machine import describe_machine, load, today, versions
+from harness.plan import Found, Plan
 
 #: What is done with the findings after each chapter.
 Keep = Callable[[Findings], object]

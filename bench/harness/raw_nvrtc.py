@@ -2,7 +2,7 @@
 
 This is the floor that a cache miss is measured against. From the command line:
 
-    python bench/raw_nvrtc.py cub_reduce --arch sm_90 --repeat 3 --trace
+    python bench/harness/raw_nvrtc.py cub_reduce --arch sm_90 --repeat 3 --trace
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from types import ModuleType
 
-from corpus import NAMES, Case, load
+from harness.corpus import NAMES, Case, load
 
 
 class RawCompileError(RuntimeError):

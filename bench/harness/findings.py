@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from measure import Rounds, Summary
+from harness.measure import Rounds, Summary
 
 
 @dataclass(frozen=True, slots=True)

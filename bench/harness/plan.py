@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from corpus import NAMES
-from findings import Absent, Fact, Point, Ratio, Timing
+from harness.corpus import NAMES
+from harness.findings import Absent, Fact, Point, Ratio, Timing
 
 #: What a chapter yields.
 Found = Iterator[Ratio | Fact | Timing | Point | Absent]

@@ -1,0 +1,1 @@
+"""How to measure: rounds, processes, the machine, the findings."""
