@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from core_cache import CoreCache
+from contenders.contenders import CUDA_CORE, FILE_STREAM, IN_MEMORY, available
+from contenders.cuda_core import CoreCache
 from harness.corpus import NAMES, MissingHeadersError, load
 from harness.findings import Absent, Comparison, Ratio, Timing
 from harness.main_job import Job
 from harness.measure import Round, Rounds, Summary, interleave
 from harness.miss_stopwatch import COMPILING, PARTS, REST, Stopwatch
 from harness.plan import Found, Plan
-from peers import CUDA_CORE, FILE_STREAM, IN_MEMORY, available
 
 #: What a miss may cost, as a ratio to the bare compile.
 MISS_TARGETS = {"cub_reduce": 1.10, "cub_radix_sort": 1.10, "cutlass_gemm": 1.25}

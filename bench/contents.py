@@ -15,7 +15,6 @@ import files
 import growth
 import loaded
 import million
-import peers
 import precompiled
 import reading
 import sizes
@@ -25,6 +24,7 @@ import together
 import trust
 import verifying
 import warm
+from contenders import contenders
 from harness.plan import Found, Plan
 
 CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
@@ -33,7 +33,7 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "memory": chapters.memory,
     "engine": chapters.engine,
     "tier": chapters.tier,
-    "peers": peers.peers,
+    "peers": contenders.peers,
     "sizes": sizes.sizes,
     "growth": growth.growth,
     "files": files.files,

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from contenders.contenders import BY_NAME, ON_DISK, OURS, PLAIN, ROOMY, Contender, available
+from contenders.population import Population, key, value
 from harness.findings import Absent, Point, Ratio
 from harness.measure import Round, Rounds, interleave
 from harness.plan import KIB, Found, Plan
 from harness.worker_processes import Workers
-from peers import BY_NAME, ON_DISK, OURS, PLAIN, ROOMY, Contender, available
-from population import Population, key, value
 
 CHAPTER = "crowd"
 COUNT = 1_000

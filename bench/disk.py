@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from contenders.contenders import ON_DISK, OURS, ROOMY, Contender, available
+from contenders.population import key
 from harness.corpus import NAMES
 from harness.findings import Ratio
 from harness.measure import Summary
 from harness.plan import Found, Plan
-from peers import ON_DISK, OURS, ROOMY, Contender, available
-from population import key
 from reading import outputs
 
 CHAPTER = "disk"

@@ -4,13 +4,13 @@ import os
 import shutil
 from pathlib import Path
 
+from contenders.contenders import BY_NAME, FILE_STREAM, Contender, available
+from contenders.population import Population, remove
+from contenders.puts_at_cap import PUTS, UNUSED, Putting
 from harness.findings import Comparison, Fact, Point
 from harness.measure import interleave
 from harness.plan import KIB, Found, Plan
 from harness.stat_counter import Looks
-from peers import BY_NAME, FILE_STREAM, Contender, available
-from population import Population, remove
-from putting import PUTS, UNUSED, Putting
 
 OURS = "kcache `file`"
 PAYLOAD = 100 * KIB

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+from contenders.contenders import CONTENDERS, FILE_STREAM, OURS, PLAIN, Contender, available
+from contenders.population import Population, remove
+from contenders.puts_at_cap import UNUSED, Putting
+from contenders.resident_memory import task as memory_task
 from harness.findings import Absent, Comparison, Point, Ratio
 from harness.measure import Round, Rounds, interleave
 from harness.plan import KIB, Found, Plan
-from peers import CONTENDERS, FILE_STREAM, OURS, PLAIN, Contender, available
-from population import Population, remove
-from putting import UNUSED, Putting
-from resident import task as memory_task
 
 CHAPTER = "growth"
 PAYLOAD = 4 * KIB

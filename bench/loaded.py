@@ -8,12 +8,12 @@ PTX, its compile, unless the driver's own cache has it.
 import time
 from pathlib import Path
 
+from contenders.peer import peer_module
 from harness.corpus import NAMES, MissingHeadersError, load
 from harness.findings import Absent, Comparison, Timing
 from harness.main_job import Job
 from harness.measure import Rounds, interleave, per_call
 from harness.plan import Found, Plan
-from peer import peer_module
 
 import kcache
 import kcache.launch

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
+from contenders.contenders import BY_NAME
+from contenders.population import Population, key
+from contenders.puts_at_cap import UNUSED, Putting
 from harness.findings import Absent, Comparison, Point
 from harness.measure import Round, interleave, per_item
 from harness.plan import KIB, Found, Plan
-from peers import BY_NAME
-from population import Population, key
-from putting import UNUSED, Putting
 
 from kcache import CacheEngine
 

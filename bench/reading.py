@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import lmdb
+from contenders.population import entry, key
 from harness.corpus import NAMES, load
 from harness.findings import Comparison, Ratio, Timing
 from harness.main_job import Job
 from harness.measure import Round, Summary, interleave, per_item, raw_read
 from harness.plan import KIB, Found, Plan
-from population import entry, key
 
 import kcache
 from kcache.backend import Backend

@@ -10,11 +10,20 @@ from functools import cache, partial
 from pathlib import Path
 
 import lmdb
+from contenders.contenders import (
+    BY_NAME,
+    CONTENDERS,
+    MEMORY,
+    OURS,
+    ROOMY,
+    Contender,
+    Opened,
+    available,
+)
+from contenders.population import key
 from harness.findings import Comparison, Point
 from harness.measure import Round, Rounds, interleave, per_item, raw_read
 from harness.plan import KIB, Found, Plan
-from peers import BY_NAME, CONTENDERS, MEMORY, OURS, ROOMY, Contender, Opened, available
-from population import key
 from reading import whole_outputs
 
 #: Ratios are reported for this size.

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from contenders.contenders import BY_NAME, FILE_STREAM, available
 from harness.corpus import MissingHeadersError, generated_source, load
 from harness.findings import Absent, Comparison, Fact, Point, Timing
 from harness.main_job import Job
 from harness.measure import Round, Rounds, clean_environment, interleave
 from harness.plan import Found, Plan
-from peers import BY_NAME, FILE_STREAM, available
 
 import kcache
 

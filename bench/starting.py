@@ -3,11 +3,11 @@
 from functools import partial
 from pathlib import Path
 
+from contenders.contenders import FILE_STREAM
 from harness.findings import Absent, Comparison, Fact, Ratio, Timing
 from harness.main_job import SELF_CONTAINED, Job
 from harness.measure import PRINT_PEAK, Round, Rounds, interleave, run_python
 from harness.plan import Found, Plan
-from peers import FILE_STREAM
 
 _IMPORT = """\
 from time import perf_counter

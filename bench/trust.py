@@ -8,25 +8,31 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import probes
+from contenders import fault_probes
+from contenders.contenders import BY_NAME, FILE_STREAM, ON_DISK, OURS, Contender, available
+from contenders.population import key, value
 from harness.findings import Fact
 from harness.plan import KIB, Found, Plan
 from harness.worker_processes import Workers
-from peers import BY_NAME, FILE_STREAM, ON_DISK, OURS, Contender, available
-from population import key, value
 
 CHAPTER = "trust"
 #: What is tried, by the name of its probe: in words, what should be found, and with whom. Caches
 #: of bytes have no compiler.
 BYTES: dict[str, tuple[str, str]] = {
-    "truncated": ("the file that holds an entry is cut to a third, then asked for", probes.MISS),
-    "flipped": ("one bit of a value is damaged, then asked for", probes.MISS),
-    "oversize": ("an object of twice the cap is put beside 8 that fit", probes.KEPT),
+    "truncated": (
+        "the file that holds an entry is cut to a third, then asked for",
+        fault_probes.MISS,
+    ),
+    "flipped": ("one bit of a value is damaged, then asked for", fault_probes.MISS),
+    "oversize": ("an object of twice the cap is put beside 8 that fit", fault_probes.KEPT),
 }
 KERNELS: dict[str, tuple[str, str]] = {
-    "header": ("an included header is edited, then the same source asked for", probes.AGAIN),
-    "full": ("no file may grow (as on a full disk) while a kernel is compiled", probes.RETURNED),
-    "read_only": ("the directory is read-only while a kernel is compiled", probes.RETURNED),
+    "header": ("an included header is edited, then the same source asked for", fault_probes.AGAIN),
+    "full": (
+        "no file may grow (as on a full disk) while a kernel is compiled",
+        fault_probes.RETURNED,
+    ),
+    "read_only": ("the directory is read-only while a kernel is compiled", fault_probes.RETURNED),
 }
 WRITERS, CAP, PAYLOAD = 8, 1_000_000, 32 * KIB
 #: Each writer alone puts nine tenths of the cap: one that counts its own puts only sees no reason
@@ -51,7 +57,7 @@ def trust(plan: Plan, folder: Path) -> Found:
         probe, each = case
         place = folder / f"{probe} {each.name}"
         place.mkdir()
-        return probes.run(probe, each.name, place)
+        return fault_probes.run(probe, each.name, place)
 
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(cases, pool.map(run, cases), strict=True))

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from core_cache import CoreCache
+from contenders.contenders import CUDA_CORE, FILE_STREAM, IN_MEMORY, available
+from contenders.cuda_core import CoreCache
 from harness.corpus import Case
 from harness.findings import Comparison, Point
 from harness.main_job import Job
 from harness.measure import Round, interleave, per_call
 from harness.plan import Found, Plan
-from peers import CUDA_CORE, FILE_STREAM, IN_MEMORY, available
 
 import kcache
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import stampede
 import verifying
-from core_cache import DIGEST, CoreCache
+from contenders.cuda_core import DIGEST, CoreCache
 from harness.corpus import Case, generated_source, load
 from harness.findings import Absent, Point, Ratio
 from harness.main_job import Job

@@ -8,10 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from contenders.contenders import (
+    BY_NAME,
+    CONTENDERS,
+    FILE_STREAM,
+    JAX,
+    OURS,
+    ROOMY,
+    Contender,
+    available,
+    peers,
+)
+from contenders.population import key, value
 from harness.findings import Fact
 from harness.plan import KIB, QUICK
-from peers import BY_NAME, CONTENDERS, FILE_STREAM, JAX, OURS, ROOMY, Contender, available, peers
-from population import key, value
 
 PAYLOAD = 4 * KIB
 

@@ -7,11 +7,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from contenders.contenders import BY_NAME, CONTENDERS, OURS
+from contenders.population import Population, entry, key, remove, value
+from contenders.puts_at_cap import Putting
+from contenders.resident_memory import tasks
 from harness.plan import KIB
-from peers import BY_NAME, CONTENDERS, OURS
-from population import Population, entry, key, remove, value
-from putting import Putting
-from resident import tasks
 
 COUNT, PAYLOAD = 300, 4 * KIB
 

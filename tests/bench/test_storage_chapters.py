@@ -8,6 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from contenders.contenders import (
+    BY_NAME,
+    CONTENDERS,
+    DISKCACHE,
+    FILE_STREAM,
+    MEMORY,
+    Contender,
+    Opened,
+)
+from contenders.fault_probes import MISS, SMALL_COUNT, flipped, oversize, run, truncated
+from contenders.sqlite import SqliteCache
 from crowd import crowd
 from files import files
 from growth import growth
@@ -15,10 +26,7 @@ from harness.findings import Absent, Fact, Point, Ratio
 from harness.plan import KIB, QUICK, Plan
 from harness.worker_processes import Workers
 from million import million
-from peers import BY_NAME, CONTENDERS, DISKCACHE, FILE_STREAM, MEMORY, Contender, Opened
-from probes import MISS, SMALL_COUNT, flipped, oversize, run, truncated
 from sizes import kernel_like, noise, sizes
-from sqlite_cache import SqliteCache
 from trust import _facts
 
 SMALL = replace(
@@ -244,9 +252,9 @@ def test_a_cache_that_checks_nothing_is_found_out(tmp_path: Path) -> None:
 def test_an_entry_that_is_whole_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import probes
+    from contenders import fault_probes
 
-    monkeypatch.setattr(probes, "_where", lambda folder: (tmp_path / "other", 0))
+    monkeypatch.setattr(fault_probes, "_where", lambda folder: (tmp_path / "other", 0))
     (tmp_path / "other").write_bytes(b"x" * 9)
     with pytest.raises(RuntimeError, match="the damage did not reach the value"):
         flipped(BY_NAME["kcache `file`"], tmp_path / "it")
@@ -255,11 +263,11 @@ def test_an_entry_that_is_whole_is_no_damage(
 def test_a_process_that_is_killed_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import probes
+    from contenders import fault_probes
 
     script = tmp_path / "dies.py"
     script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
-    monkeypatch.setattr(probes, "__file__", str(script))
+    monkeypatch.setattr(fault_probes, "__file__", str(script))
     assert run("truncated", "kcache `file`", tmp_path) == "process killed by SIGKILL"
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from harness.findings import Absent, Fact
 from harness.plan import Found, Plan
-from sqlite_cache import SqliteCache
 
 import kcache
+from contenders.sqlite import SqliteCache
 from kcache.entry import JSON
 
 OURS, PEER = "ours", "peer"
@@ -231,7 +231,7 @@ PEERS = (
         PEER,
         sqlite,
         ("sqlite3",),
-        settings="one table written for this benchmark (`bench/sqlite_cache.py`): WAL, "
+        settings="one table written for this benchmark (`bench/contenders/sqlite.py`): WAL, "
         "`synchronous=NORMAL`",
         syncs="nothing but checkpoints (`synchronous=NORMAL`)",
         verifies="nothing",

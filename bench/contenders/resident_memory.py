@@ -16,9 +16,10 @@ from typing import Any
 
 from harness.measure import Round, run_python
 from harness.plan import KIB
-from peers import OURS
-from population import Population, key
-from putting import UNUSED, Putting
+
+from contenders.contenders import OURS
+from contenders.population import Population, key
+from contenders.puts_at_cap import UNUSED, Putting
 
 GETS = PUTS = 1_000
 #: A peer puts for this long at the most, in seconds, and twice at the least.
@@ -29,7 +30,7 @@ YOUNGEST = 0.8
 _CHILD = """\
 import sys
 sys.path.insert(0, {bench!r})
-from resident import work
+from contenders.resident_memory import work
 work({population!r}, {first})
 """
 

@@ -18,10 +18,19 @@ from importlib import import_module
 from pathlib import Path
 
 from harness.plan import KIB
-from peers import BY_NAME, DISKCACHE, FILE_STREAM, IN_MEMORY, JAX, SQLITE, Contender, Opened
-from sqlite_cache import SqliteCache
 
 import kcache
+from contenders.contenders import (
+    BY_NAME,
+    DISKCACHE,
+    FILE_STREAM,
+    IN_MEMORY,
+    JAX,
+    SQLITE,
+    Contender,
+    Opened,
+)
+from contenders.sqlite import SqliteCache
 from kcache.entry import JSON, encode
 from kcache.registry import open_backend
 

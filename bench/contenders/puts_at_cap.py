@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 
 from harness.measure import Round, per_item
-from peers import OURS
-from population import Population, key, value
 
+from contenders.contenders import OURS
+from contenders.population import Population, key, value
 from kcache.engine.eviction import EVICT_BATCH
 
 #: A round of kcache's puts at the cap has this many, so that it holds as many trims as any other: a

@@ -18,7 +18,8 @@ from typing import Any
 from harness.corpus import Case
 from harness.measure import PRINT_PEAK, Round, run_python
 from harness.raw_nvrtc import nvrtc_version
-from peer import peer_module
+
+from contenders.peer import peer_module
 
 #: Stands for the digest of all headers.
 DIGEST = b"headers"

@@ -4,7 +4,7 @@ Each runs in a process of its own, since some of what happens here ends it. A pr
 a contender and an empty folder; it returns in a word or two what was found out. The chapter "trust"
 runs them all and compares.
 
-    python bench/probes.py PROBE CONTENDER FOLDER
+    python bench/contenders/fault_probes.py PROBE CONTENDER FOLDER
 """
 
 import ctypes
@@ -20,10 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH leaves it out
 
-from peers import BY_NAME, FILE_STREAM, ROOMY, Contender
-from population import key
-
 import kcache
+from contenders.contenders import BY_NAME, FILE_STREAM, ROOMY, Contender
+from contenders.population import key
 
 VALUE = random.Random(1).randbytes(100 << 10)
 CAP, SMALL, LARGE, SMALL_COUNT = 1_000_000, 100_000, 2_000_000, 8

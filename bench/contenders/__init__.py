@@ -1,0 +1,1 @@
+"""kcache and what it is compared with, behind one interface."""
