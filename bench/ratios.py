@@ -19,16 +19,16 @@ import sys
 from pathlib import Path
 
 from contents import CHAPTERS, TITLES
-from evidence import RESULTS, Evidence
 from harness.findings import Findings
 from harness.main_job import SELF_CONTAINED
 from harness.plan import QUICK, Plan
 from harness.raw_nvrtc import compile_case
 from harness.run_chapters import Chapter, failed, replace_text, run
-from notation import aligned
-from pages import CHARTS, charts_in, pages, picture, write_pages
-from plots import all_charts
-from tables import summary, whole
+from report.chart_specs import all_charts
+from report.evidence import RESULTS, Evidence
+from report.notation import aligned
+from report.pages import CHARTS, charts_in, pages, picture, write_pages
+from report.tables import summary, whole
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def write_results(found: Findings, folder: Path, suffix: str) -> Path:
 def _draw(evidence: Evidence, folder: Path) -> int:
     """Draws every chart into `folder`; returns how many there are, 0 without Matplotlib."""
     try:
-        from charts import write_charts
+        from report.draw import write_charts
 
         return len(write_charts(all_charts(evidence), folder))
     except ImportError as error:
@@ -128,7 +128,7 @@ def _draw(evidence: Evidence, folder: Path) -> int:
 
 def _write_docs(evidence: Evidence) -> None:
     """Writes the generated parts, and the charts that the pages then show, and no others."""
-    from charts import write_charts
+    from report.draw import write_charts
 
     for part in write_pages(evidence):
         print(f"{part.page.name}: {part.name}: nothing was measured", file=sys.stderr)

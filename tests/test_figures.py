@@ -1,6 +1,6 @@
 """Figures in README.md and docs/: all from committed results files, none by hand.
 
-A measured figure stands in a generated part (see `bench/pages.py`), or in a paragraph that says
+A measured figure stands in a generated part (see `bench/report/pages.py`), or in a paragraph that says
 "Measured on DATE by `command`" with the `bench/results/FILE.json` that has it. Settings and limits
 are figures that nobody measured: they are listed here, each with what it is, and those that the
 code has are taken from there.
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-import pages
 import pytest
 from evidence import RESULTS, ROOT, Evidence, everything
 from findings import Absent, Fact, Point, Ratio
 from inks import THEMES
 from notation import number, quantity
 from plots import all_charts
+from report import pages
 
 from kcache.engine.engine import DEFAULT_WAIT
 from kcache.engine.eviction import LOW_WATER

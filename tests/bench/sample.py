@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from evidence import Evidence
 from harness.findings import Absent, Fact, Findings, Point, Ratio, Timing, Took
 from harness.measure import Summary
+from report.evidence import Evidence
 
 MACHINE = {"CPU": "A CPU", "cores": "2", "kernel": "Linux", "file system": "ext4"}
 VERSIONS = {"Python": "3.11.7", "kcache-cuda": "0.1.0", "cuda-core": "1.2.2"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-import tables
-from evidence import RESULTS, Evidence
 from harness.findings import Fact, Findings
 from harness.names import peer_of, role_of
-from matrix import comparison, matrix
-from notation import aligned, number, quantity, size, table
+from report import tables
+from report.evidence import RESULTS, Evidence
+from report.matrix import comparison, matrix
+from report.notation import aligned, number, quantity, size, table
 
 from .sample import evidence, findings, ratio
 

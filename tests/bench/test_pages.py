@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pages
 import pytest
 from harness.findings import Findings
+from report import pages
 
 from .sample import evidence
 

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from evidence import Evidence
 from harness.findings import Point, Timing
 from harness.measure import Summary
 from harness.names import OURS, role_of
-from notation import count, quantity, size
+
+from report.evidence import Evidence
+from report.notation import count, quantity, size
 
 #: Tables of times that are drawn, by chapter and what their rows are; one column makes one group.
 BARS = {

@@ -4,9 +4,9 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from inks import PAPER
-from notation import SCALES
-from plots import Chart, plain
+from report.chart_specs import Chart, plain
+from report.notation import SCALES
+from report.palette import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

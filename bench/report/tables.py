@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from evidence import Evidence, compared, is_promise
 from harness.findings import Fact, Findings, Point, Ratio, Timing
 from harness.measure import Summary
 from harness.names import floor_of, peer_of
-from matrix import matrix
-from notation import count, number, quantity, size, table
-from plots import Chart, charts_of
+
+from report.chart_specs import Chart, charts_of
+from report.evidence import Evidence, compared, is_promise
+from report.matrix import matrix
+from report.notation import count, number, quantity, size, table
 
 RATIO_HEAD = ("figure", "", "compared with", "", "ratio", "quartiles")
 #: How a chart is embedded in a page.

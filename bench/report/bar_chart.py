@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from frames import FONT, LINE, framed, is_wide, round_figures
-from inks import PAPER, Pen
-from notation import quantity, scale
-from plots import Chart, Mark, Series, plain
+from report.axes import FONT, LINE, framed, is_wide, round_figures
+from report.chart_specs import Chart, Mark, Series, plain
+from report.notation import quantity, scale
+from report.palette import PAPER, Pen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,13 +26,14 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from evidence import RESULTS, ROOT, Evidence
 from harness.findings import Ratio
-from inks import THEMES
-from matrix import comparison
-from notation import table
-from plots import Chart, all_charts, why
-from tables import RATIO_HEAD, chapter, ratio_row, runs, source_line, targets, whole
+
+from report.chart_specs import Chart, all_charts, why
+from report.evidence import RESULTS, ROOT, Evidence
+from report.matrix import comparison
+from report.notation import table
+from report.palette import THEMES
+from report.tables import RATIO_HEAD, chapter, ratio_row, runs, source_line, targets, whole
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.names import role_of
-from plots import Chart
+
+from report.chart_specs import Chart
 
 THEMES = ("light", "dark")
 #: Paper, ink, faint ink, lines of the grid. The papers are those of the documentation's theme.

@@ -10,11 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from bars import draw_bars
-from frames import FONT
-from inks import PAPER, THEMES, pens_of
-from lines import draw_lines
-from plots import Chart
+from report.axes import FONT
+from report.bar_chart import draw_bars
+from report.chart_specs import Chart
+from report.line_chart import draw_lines
+from report.palette import PAPER, THEMES, pens_of
 
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from evidence import Evidence, compared
 from harness.findings import Fact
 from harness.names import OURS
-from notation import quantity, table
+
+from report.evidence import Evidence, compared
+from report.notation import quantity, table
 
 
 def matrix(facts: Iterable[Fact]) -> str:

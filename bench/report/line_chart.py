@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from frames import FONT, framed, is_wide, round_figures
-from inks import PAPER, Pen
-from notation import quantity, scale, size
-from plots import Chart, Series
+from report.axes import FONT, framed, is_wide, round_figures
+from report.chart_specs import Chart, Series
+from report.notation import quantity, scale, size
+from report.palette import PAPER, Pen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
