@@ -7,48 +7,50 @@ It yields what it finds; see `findings`.
 from collections.abc import Callable
 from pathlib import Path
 
-import chapters
-import compiling
-import crowd
-import disk
-import files
-import growth
-import loaded
-import million
-import precompiled
-import reading
-import sizes
-import stampede
-import starting
-import together
-import trust
-import verifying
-import warm
 from contenders import contenders
 from harness.plan import Found, Plan
+from memory_and_engine.memory_and_engine import (
+    backends,
+    compile_many,
+    damage,
+    disk_usage,
+    file_counts,
+    fresh_process,
+    growth,
+    header_count,
+    lmdb_million,
+    loaded_kernel,
+    main_job_ratios,
+    many_processes,
+    memory_and_engine,
+    precompiled_headers,
+    sizes,
+    stampede,
+    warm_up,
+)
 
 CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
-    "kernels": compiling.kernels,
-    "start": starting.start,
-    "memory": chapters.memory,
-    "engine": chapters.engine,
-    "tier": chapters.tier,
+    "kernels": main_job_ratios.kernels,
+    "start": fresh_process.start,
+    "memory": memory_and_engine.memory,
+    "engine": memory_and_engine.engine,
+    "tier": memory_and_engine.tier,
     "peers": contenders.peers,
     "sizes": sizes.sizes,
     "growth": growth.growth,
-    "files": files.files,
-    "million": million.million,
-    "gets": reading.gets,
-    "zstd": reading.zstd,
-    "crowd": crowd.crowd,
-    "disk": disk.disk,
-    "trust": trust.trust,
+    "files": file_counts.files,
+    "million": lmdb_million.million,
+    "gets": backends.gets,
+    "zstd": backends.zstd,
+    "crowd": many_processes.crowd,
+    "disk": disk_usage.disk,
+    "trust": damage.trust,
     "stampede": stampede.stampede,
-    "many": together.many,
-    "headers": verifying.headers,
-    "precompiled": precompiled.precompiled,
-    "warm": warm.warm,
-    "loaded": loaded.loaded,
+    "many": compile_many.many,
+    "headers": header_count.headers,
+    "precompiled": precompiled_headers.precompiled,
+    "warm": warm_up.warm,
+    "loaded": loaded_kernel.loaded,
 }
 TITLES = {
     "kernels": "The main job: compile once, hit ever after",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import stampede
-import verifying
+from chapters.memory_and_engine import header_count, stampede
 from contenders.cuda_core import DIGEST, CoreCache
 from harness.corpus import Case, generated_source, load
 from harness.findings import Absent, Point, Ratio
@@ -76,7 +75,7 @@ def test_compiles_of_a_stampede_are_counted(core: object, tmp_path: Path) -> Non
 
 
 def test_the_chapter_about_headers_has_a_point_for_each(core: object, tmp_path: Path) -> None:
-    found = list(verifying.headers(FEW, tmp_path))
+    found = list(header_count.headers(FEW, tmp_path))
     assert not [each for each in found if isinstance(each, Absent)]
     points = [each for each in found if isinstance(each, Point)]
     assert {(each.series, each.role) for each in points} == {

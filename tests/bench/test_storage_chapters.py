@@ -8,6 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from chapters.damage import _facts
+from chapters.file_counts import files
+from chapters.growth import growth
+from chapters.lmdb_million import million
+from chapters.many_processes import crowd
+from chapters.sizes import kernel_like, noise, sizes
 from contenders.contenders import (
     BY_NAME,
     CONTENDERS,
@@ -19,15 +25,9 @@ from contenders.contenders import (
 )
 from contenders.fault_probes import MISS, SMALL_COUNT, flipped, oversize, run, truncated
 from contenders.sqlite import SqliteCache
-from crowd import crowd
-from files import files
-from growth import growth
 from harness.findings import Absent, Fact, Point, Ratio
 from harness.plan import KIB, QUICK, Plan
 from harness.worker_processes import Workers
-from million import million
-from sizes import kernel_like, noise, sizes
-from trust import _facts
 
 SMALL = replace(
     QUICK,
@@ -47,9 +47,9 @@ SMALL = replace(
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes long: nothing of it is about what is tested here."""
     monkeypatch.setattr(os, "sync", lambda: None)  # waits for whatever else this machine writes
-    import crowd as crowd_module
-    import growth as growth_module
-    import sizes as sizes_module
+    from chapters.memory_and_engine import growth as growth_module
+    from chapters.memory_and_engine import many_processes as crowd_module
+    from chapters.memory_and_engine import sizes as sizes_module
 
     chosen = tuple(
         each for each in CONTENDERS if each.name in ("kcache `file`", "kcache `lmdb`", FILE_STREAM)
@@ -120,7 +120,7 @@ def test_files_have_their_targets_beside_the_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_the_peer()
-    import files as files_module
+    from chapters.memory_and_engine import file_counts as files_module
 
     monkeypatch.setattr(files_module, "BESIDE_PEER", 100)
     found = list(files(SMALL, tmp_path))
@@ -163,17 +163,17 @@ def test_what_stands_for_kernels_compresses_alike_at_every_size(
 ) -> None:
     import zlib
 
-    import reading
-    import sizes as sizes_module
+    from chapters.memory_and_engine import backends
+    from chapters.memory_and_engine import sizes as sizes_module
 
-    monkeypatch.setattr(reading, "REAL", ("trivial",))
+    monkeypatch.setattr(backends, "REAL", ("trivial",))
     try:
-        reading.whole_outputs.cache_clear()
+        backends.whole_outputs.cache_clear()
         sizes_module._material.cache_clear()
-        once = len(reading.whole_outputs())
+        once = len(backends.whole_outputs())
         small, large = (kernel_like(size, 1) for size in (once, 8 * once))
     finally:
-        reading.whole_outputs.cache_clear()
+        backends.whole_outputs.cache_clear()
         sizes_module._material.cache_clear()
     assert (len(small), len(large)) == (once, 8 * once)
     # Repeated as it is, the large one would be compressed eight times better.

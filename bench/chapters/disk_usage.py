@@ -10,7 +10,8 @@ from harness.corpus import NAMES
 from harness.findings import Ratio
 from harness.measure import Summary
 from harness.plan import Found, Plan
-from reading import outputs
+
+from chapters.backends import outputs
 
 CHAPTER = "disk"
 #: Each kernel is kept under so many keys, so that what a cache takes once, however little it holds,

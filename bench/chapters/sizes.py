@@ -24,7 +24,8 @@ from contenders.population import key
 from harness.findings import Comparison, Point
 from harness.measure import Round, Rounds, interleave, per_item, raw_read
 from harness.plan import KIB, Found, Plan
-from reading import whole_outputs
+
+from chapters.backends import whole_outputs
 
 #: Ratios are reported for this size.
 USUAL = 100 * KIB
