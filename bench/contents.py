@@ -1,15 +1,13 @@
 """The table of contents: every chapter of the benchmarks, in the order in which they are run.
 
 A chapter is a function of a `Plan`, which says how often and on how much, and of an empty folder.
-It yields what it finds; see `findings`.
+It yields what it finds; see `harness.findings`.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
-from contenders import contenders
-from harness.plan import Found, Plan
-from memory_and_engine.memory_and_engine import (
+from chapters import (
     backends,
     compile_many,
     damage,
@@ -28,6 +26,8 @@ from memory_and_engine.memory_and_engine import (
     stampede,
     warm_up,
 )
+from contenders import contenders
+from harness.plan import Found, Plan
 
 CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "kernels": main_job_ratios.kernels,

@@ -15,12 +15,12 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from evidence import RESULTS, ROOT, Evidence, everything
-from findings import Absent, Fact, Point, Ratio
-from inks import THEMES
-from notation import number, quantity
-from plots import all_charts
+from harness.findings import Absent, Fact, Point, Ratio
 from report import pages
+from report.chart_specs import all_charts
+from report.evidence import RESULTS, ROOT, Evidence, everything
+from report.notation import number, quantity
+from report.palette import THEMES
 
 from kcache.engine.engine import DEFAULT_WAIT
 from kcache.engine.eviction import LOW_WATER

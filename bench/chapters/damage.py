@@ -90,7 +90,7 @@ def _cap(contenders: Iterable[Contender], folder: Path) -> Iterator[Fact]:
     found: dict[str, int] = {}
     for each in contenders:
         place = folder / f"cap {each.name}"
-        with Workers("trust", WRITERS, (each.name, str(place))) as workers:
+        with Workers("chapters.damage", WRITERS, (each.name, str(place))) as workers:
             failed = sum(workers.run(WRITERS))
         # Counted when all have ended: by then a write-ahead log is part of its database.
         found[each.name] = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())

@@ -8,7 +8,7 @@ PTX, its compile, unless the driver's own cache has it.
 import time
 from pathlib import Path
 
-from contenders.peer import peer_module
+from contenders.contenders import peer_module
 from harness.corpus import NAMES, MissingHeadersError, load
 from harness.findings import Absent, Comparison, Timing
 from harness.main_job import Job

@@ -40,7 +40,9 @@ def crowd(plan: Plan, folder: Path) -> Found:
         tasks: list[Callable[[], Round]] = []
         for each in contenders:
             arguments = (each.name, *_prepared(each, folder / each.name))
-            workers = stack.enter_context(Workers("crowd", max(plan.crowds), arguments))
+            workers = stack.enter_context(
+                Workers("chapters.many_processes", max(plan.crowds), arguments)
+            )
             for kind in KINDS:
                 for size in plan.crowds:
                     name = f"{each.name} {kind} {size}"

@@ -6,12 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import xxhash
-from contenders.cuda_core import IN_MEMORY
-from contenders.peer import peer_module
+from bench_memory_tier import POPULATIONS
+from contenders.contenders import IN_MEMORY, peer_module
 from harness.findings import Absent, Comparison, Ratio
 from harness.main_job import SELF_CONTAINED, Job
 from harness.measure import Round, Summary, interleave, per_call, per_item, raw_read
-from harness.memory_tier_bytes import POPULATIONS
 from harness.plan import Found, Plan
 
 import kcache

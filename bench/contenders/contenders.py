@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from harness.findings import Absent, Fact
@@ -274,3 +275,14 @@ def _described(contenders: list[Contender]) -> Iterator[Fact]:
         for contender in contenders:
             found = getattr(contender, attribute)
             yield Fact("peers", f"{row}: {contender.name}", found, "", met=True)
+
+
+def peer_module(submodule: str = "") -> ModuleType:
+    """Returns `cuda.core` or a submodule of it, such as ".utils".
+
+    Raises RuntimeError, with the extra to install, where it is missing.
+    """
+    try:
+        return import_module("cuda.core" + submodule)
+    except ModuleNotFoundError as error:
+        raise RuntimeError('cuda.core is not installed; install the extra "bench"') from error

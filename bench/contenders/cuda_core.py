@@ -19,7 +19,7 @@ from harness.corpus import Case
 from harness.measure import PRINT_PEAK, Round, run_python
 from harness.raw_nvrtc import nvrtc_version
 
-from contenders.peer import peer_module
+from contenders.contenders import peer_module
 
 #: Stands for the digest of all headers.
 DIGEST = b"headers"

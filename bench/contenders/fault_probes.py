@@ -18,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH leaves it out
+sys.path.insert(0, str(Path(__file__).parents[1]))  # PYTHONSAFEPATH leaves it out
 
 import kcache
 from contenders.contenders import BY_NAME, FILE_STREAM, ROOMY, Contender

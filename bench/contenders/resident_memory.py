@@ -41,7 +41,7 @@ def tasks(name: str, population: Population) -> Iterator[Round]:
     The first two are given as resident and as anonymous memory, the peak is resident.
     """
     described = json.dumps({**asdict(population), "directory": str(population.directory)})
-    bench, first = str(Path(__file__).parent), UNUSED
+    bench, first = str(Path(__file__).parents[1]), UNUSED
     stages = ("opened", "opened anonymous", "used", "used anonymous", "peak")
     while True:
         code = _CHILD.format(bench=bench, population=described, first=first)

@@ -26,7 +26,7 @@ class Workers:
     """
 
     def __init__(self, module: str, count: int, arguments: Sequence[object]) -> None:
-        code = _CODE.format(bench=str(Path(__file__).parent))
+        code = _CODE.format(bench=str(Path(__file__).parents[1]))
         command = [sys.executable, "-c", code]
         pipe = subprocess.PIPE
         self._processes = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.findings import Absent, Fact, Findings, Point, Ratio, Timing
 from harness.names import OURS, PEERS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 
 

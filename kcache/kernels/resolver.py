@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Resolver", "Ways"]
 
 #: A manifest that was decoded takes this many times its size in memory (measured by
-#: bench/memory_tier.py), which the memory tier charges for it.
+#: bench/bench_memory_tier.py), which the memory tier charges for it.
 _VIEW_FACTOR = 4
 #: Requests whose headers were checked are remembered up to this many, for `header_check="once"`.
 _MAX_CHECKED = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chapters.memory_and_engine import header_count, stampede
+from chapters import header_count, stampede
 from contenders.cuda_core import DIGEST, CoreCache
 from harness.corpus import Case, generated_source, load
 from harness.findings import Absent, Point, Ratio

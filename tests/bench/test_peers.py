@@ -52,7 +52,7 @@ def test_it_outlives_its_process_if_it_says_so(contender: Contender, tmp_path: P
     opened.close()
     code = (
         f"import sys; sys.path[:0] = {[path for path in sys.path if path]!r}\n"
-        "from pathlib import Path\nfrom peers import BY_NAME\n"
+        "from pathlib import Path\nfrom contenders.contenders import BY_NAME\n"
         f"found = BY_NAME[{contender.name!r}].open(Path({str(tmp_path / 'it')!r}), {ROOMY}).get({key(0)!r})\n"
         "print(len(found or b''))"
     )

@@ -49,8 +49,8 @@ names = {names!r}
 sys.modules["contents"] = SimpleNamespace(
     CHAPTERS={{name: globals()[name] for name in names}}, TITLES={{n: n.title() for n in names}}
 )
-sys.modules["raw_nvrtc"] = SimpleNamespace(compile_case=noop)
-sys.modules["main_job"] = SimpleNamespace(SELF_CONTAINED=None)
+sys.modules["harness.raw_nvrtc"] = SimpleNamespace(compile_case=noop)
+sys.modules["harness.main_job"] = SimpleNamespace(SELF_CONTAINED=None)
 import ratios
 sys.argv = ["ratios.py", "--results", {results!r}, *{arguments!r}]
 ratios.main()

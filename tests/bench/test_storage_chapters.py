@@ -47,9 +47,9 @@ SMALL = replace(
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes long: nothing of it is about what is tested here."""
     monkeypatch.setattr(os, "sync", lambda: None)  # waits for whatever else this machine writes
-    from chapters.memory_and_engine import growth as growth_module
-    from chapters.memory_and_engine import many_processes as crowd_module
-    from chapters.memory_and_engine import sizes as sizes_module
+    from chapters import growth as growth_module
+    from chapters import many_processes as crowd_module
+    from chapters import sizes as sizes_module
 
     chosen = tuple(
         each for each in CONTENDERS if each.name in ("kcache `file`", "kcache `lmdb`", FILE_STREAM)
@@ -120,7 +120,7 @@ def test_files_have_their_targets_beside_the_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_the_peer()
-    from chapters.memory_and_engine import file_counts as files_module
+    from chapters import file_counts as files_module
 
     monkeypatch.setattr(files_module, "BESIDE_PEER", 100)
     found = list(files(SMALL, tmp_path))
@@ -163,8 +163,8 @@ def test_what_stands_for_kernels_compresses_alike_at_every_size(
 ) -> None:
     import zlib
 
-    from chapters.memory_and_engine import backends
-    from chapters.memory_and_engine import sizes as sizes_module
+    from chapters import backends
+    from chapters import sizes as sizes_module
 
     monkeypatch.setattr(backends, "REAL", ("trivial",))
     try:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from contenders.population import fill_ours
 from core.helpers import entry, key, output_of
-from looks import Looks
-from population import fill_ours
+from harness.stat_counter import Looks
 
 import kcache
 from kcache.engine.eviction import EVICT_BATCH

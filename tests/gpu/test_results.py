@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpus import MissingHeadersError, load
+from harness.corpus import MissingHeadersError, load
 
 import kcache
 

@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from guard.scenarios import Operation, prepared, trust_files_at_once
-from looks import Looks
+from harness.stat_counter import Looks
 
 __all__ = ["HASHES", "MARK", "instructions"]
 

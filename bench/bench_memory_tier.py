@@ -4,7 +4,7 @@ A cache with a small memory tier is asked for more than fits. What the tier then
 clearing it lets go of: payloads, metadata, sources and whatever the cache keeps beside them.
 Nothing outside the cache refers to any of it at that time.
 
-    python bench/harness/memory_tier_bytes.py
+    python bench/bench_memory_tier.py
 """
 
 import gc
@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from harness.corpus import generated_source
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import kcache
-from harness.corpus import generated_source
 from kcache.util.memory_tier import ITEM_OVERHEAD
 
 MIB = 1 << 20
