@@ -100,6 +100,7 @@ def test_wheel_carries_the_licence(wheel: Path) -> None:
 def test_sdist_holds_what_building_testing_and_reading_need(sdist_names: set[str]) -> None:
     top = {name.partition("/")[0] for name in sdist_names}
     files = {
+        "ARCHITECTURE.md",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
         "LICENSE",

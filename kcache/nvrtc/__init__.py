@@ -1,4 +1,4 @@
-"""The compiler: options, request, key, metadata, one compile."""
+"""The compiler: options, request, key, one compile, and which headers decided its outcome."""
 
 from __future__ import annotations
 

@@ -64,7 +64,10 @@ def pages() -> list[Path]:
     """Returns every page that people read: at the root, in docs/ and beside the examples."""
     built = DOCS / "_build"
     found = [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *(
+            ROOT / name
+            for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
+        ),
         *sorted(path for path in DOCS.rglob("*.md") if built not in path.parents),
         *sorted(ROOT.glob("examples/*/README.md")),
     ]

@@ -190,7 +190,7 @@ _EMPTY_IMAGES = """[...document.images]
 
 # -- pages at the root -------------------------------------------------------------------------------
 
-AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+AT_THE_ROOT = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 
 
 def _slug(heading: str) -> str:

@@ -1,0 +1,97 @@
+"""ARCHITECTURE.md: its folders, its picture and the import linter's layers say the same."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+#: Folder -> what the page says is in it.
+FOLDERS = {
+    match[1]: match[2] for match in re.finditer(r"^\| `([\w/]+)/` \| (.+) \|$", TEXT, re.MULTILINE)
+}
+#: The face: its docstring describes the whole of kcache.
+FACE = "kcache"
+
+
+def packages() -> set[str]:
+    """Returns every folder of code, as a path below the root."""
+    return {
+        path.parent.relative_to(ROOT).as_posix()
+        for top in ("kcache", "backends", "bench")
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+
+
+def first_sentence(folder: str) -> str:
+    tree = ast.parse((ROOT / folder / "__init__.py").read_text(encoding="utf-8"))
+    return (ast.get_docstring(tree) or "").partition("\n")[0]
+
+
+def layers() -> list[set[str]]:
+    """Returns the names of each of the import linter's layers, without those that are to come."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = (
+        each for each in settings["tool"]["importlinter"]["contracts"] if each["id"] == "one-way"
+    )
+    named = [set(re.findall(r"\w+", line)) for line in contract["layers"]]
+    return [there for line in named if (there := {name for name in line if exists(name)})]
+
+
+def exists(name: str) -> bool:
+    return (ROOT / "kcache" / f"{name}.py").is_file() or f"kcache/{name}" in packages()
+
+
+def picture() -> list[str]:
+    drawn = re.search(r"^```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    assert drawn is not None
+    return drawn[1].splitlines()
+
+
+def test_it_is_short() -> None:
+    assert len(TEXT.splitlines()) <= 60
+
+
+def test_every_folder_has_its_line() -> None:
+    assert set(FOLDERS) == packages()
+
+
+@pytest.mark.parametrize("folder", sorted(set(FOLDERS) - {FACE}))
+def test_a_folder_begins_with_the_sentence_of_the_page(folder: str) -> None:
+    assert first_sentence(folder) == FOLDERS[folder]
+
+
+def test_the_picture_has_the_layers_of_the_import_linter() -> None:
+    assert [set(re.findall(r"\w+", line)) for line in picture()] == layers()
+
+
+def test_bars_stand_between_rooms_that_the_linter_keeps_apart() -> None:
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for line in picture():
+        names = re.findall(r"\w+", line)
+        if "|" in line:
+            assert re.search(r".*\|.*".join(rf"\({name}\)" for name in names), settings), line
+        else:
+            assert len(names) == 1 or " | " not in line
+
+
+def test_every_module_of_the_face_is_in_the_picture() -> None:
+    drawn = {name for line in picture() for name in re.findall(r"\w+", line)}
+    modules = {path.stem for path in (ROOT / "kcache").glob("*.py")} - {"__init__"}
+    rooms = {
+        name.split("/")[1]
+        for name in packages()
+        if name.count("/") == 1 and name.startswith("kcache/")
+    }
+    assert drawn == modules | rooms
+
+
+def test_every_file_that_it_names_is_there() -> None:
+    for name in re.findall(r"`([\w/]+\.py)`", TEXT):
+        if name != "__init__.py":
+            assert (ROOT / "kcache" / name).is_file(), name
