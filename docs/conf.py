@@ -57,8 +57,8 @@ nitpick_ignore_regex = [
         r"py:.*",
         "Path|Compiled|ExtraOptions|kcache.nvrtc.options.ExtraOptions|Module|Function",
     ),  # imported for types
-    (r"py:.*", r"kcache\.key\.SupportsFlags|kcache\.launch\.code\.Kernel"),  # protocols
-    (r"py:.*", r"(kcache\.why\.)?Near"),  # described where it is an attribute
+    (r"py:.*", r"kcache\.nvrtc\.key\.SupportsFlags|kcache\.launch\.code\.Kernel"),  # protocols
+    (r"py:.*", r"(kcache\.admin\.miss_causes\.)?Near"),  # described where it is an attribute
     (r"py:.*", r"hypothesis\..+|kcache\.testing\.machine\.Open"),
     (r"py:.*", "JSON"),  # a recursive alias, which autodoc shows by its name
     (r"py:.*", rf"({_STDLIB})(\..+)?"),
