@@ -21,9 +21,14 @@ __all__ = [
     "VARIABLES",
     "Config",
     "Setting",
+    "COMPILER_VARIABLES",
     "aside",
+    "changed_variables",
+    "compiler_variables",
     "default_cache_directory",
     "library_hints",
+    "variable",
+    "variables",
 ]
 
 T = TypeVar("T")
@@ -76,6 +81,20 @@ def _parse_wait(value: str | float, *, name: str) -> float:
         seconds = -1.0
     if not 0 <= seconds < _MOST_SECONDS:
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds, 0 to 1,000,000")
+    return seconds
+
+
+def _parse_workers(value: str | int, *, name: str) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,4}", text, re.ASCII):
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: a number of processes from 0")
+    return int(text)
+
+
+def _parse_timeout(value: str | float, *, name: str) -> float:
+    seconds = _parse_wait(value, name=name)
+    if seconds == 0:
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds above 0")
     return seconds
 
 
@@ -205,6 +224,22 @@ VARIABLES: tuple[Variable, ...] = (
         DEFAULT_WAIT,
     ),
     Variable(
+        "KCACHE_WORKERS",
+        "workers",
+        "a number; 0 compiles in the program itself and caches nothing that it compiles",
+        "How many compiles may run at a time, each in a process of its own.",
+        _parse_workers,
+        None,
+    ),
+    Variable(
+        "KCACHE_COMPILE_TIMEOUT",
+        "compile_timeout",
+        "seconds",
+        "How long one compile may take.",
+        _parse_timeout,
+        None,
+    ),
+    Variable(
         "KCACHE_RECORD",
         "record",
         "a path",
@@ -238,6 +273,8 @@ class Config(Record):
     recache: Setting[bool]
     header_check: Setting[str]
     wait: Setting[float]
+    workers: Setting[int | None]
+    compile_timeout: Setting[float | None]
     record: Setting[str | None]
     log: Setting[str | None]
 
@@ -319,6 +356,56 @@ def temporary_cache_directory() -> str:
 
     owner = os.getuid() if sys.platform != "win32" else os.environ.get("USERNAME", "user")
     return os.path.join(tempfile.gettempdir(), f"kcache-{owner}")
+
+
+#: Variables that NVRTC 12.4 to 13.5 ask for and that may change what they compile. They are part of
+#: the key; whatever else a compiler asks for, its record tells.
+COMPILER_VARIABLES = (
+    "CAN_FINALIZE_DEBUG",
+    "DUMP_KNOBS_TO_FILE",
+    "EDG_BASE",
+    "EDG_MODULES_PATH",
+    "FINALIZER_CUBIE",
+    "FINALIZER_USE_LEGACY_ELF_BUILDER",
+    "NVRTCWIZ",
+    "NVRTC_APPEND_FLAGS",
+    "NVRTC_DISABLE_CONCURRENT_NVVM",
+    "NVVM_IR_VER_CHK",
+)
+
+
+_ENCODED_VARIABLES = frozenset((*COMPILER_VARIABLES, *map(os.fsencode, COMPILER_VARIABLES)))
+
+
+def compiler_variables() -> tuple[str, ...]:
+    """Return those of the variables that are set, as `NAME=VALUE`; nearly always none."""
+    # Asked on every hit: the mapping below `os.environ` answers in a tenth of the time.
+    raw = getattr(os.environ, "_data", os.environ)
+    if raw.keys().isdisjoint(_ENCODED_VARIABLES) and raw is not os.environ:
+        return ()
+    environ = os.environ
+    return tuple(f"{name}={environ[name]}" for name in COMPILER_VARIABLES if name in environ)
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables of this process as they are now."""
+    return dict(os.environ)
+
+
+def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables that are not as they were in `since`; None for one that is gone."""
+    if os.environ == since:
+        return {}
+    changed: dict[str, str | None] = {
+        name: value for name, value in os.environ.items() if since.get(name) != value
+    }
+    changed.update((name, None) for name in since if name not in os.environ)
+    return changed
+
+
+def variable(name: str) -> str | None:
+    """Return the value of an environment variable that a compiler asked for, or None."""
+    return os.environ.get(name)
 
 
 class LibraryHints(NamedTuple):

@@ -9,10 +9,12 @@ from contextlib import suppress
 
 from kcache.errors import BackendError, ConfigError
 
-__all__ = ["LOCK_FILE", "make_private", "prepare"]
+__all__ = ["LOCK_FILE", "SLOTS_FILE", "make_private", "prepare"]
 
 #: By which processes exclude each other while one compiles, in the cache's directory.
 LOCK_FILE = "flight"
+#: By which processes bound how many of them compile at a time.
+SLOTS_FILE = "slots"
 
 #: See https://bford.info/cachedir/: tells backup programs that the directory can be left out.
 _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55

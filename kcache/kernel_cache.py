@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kcache.backend import Backend
 from kcache.config import Config
-from kcache.directory import LOCK_FILE
+from kcache.directory import LOCK_FILE, SLOTS_FILE
 from kcache.engine.engine import CacheEngine
 from kcache.engine.journal import Journal
 from kcache.engine.stats import Stats, StatsFile
@@ -58,8 +58,8 @@ class KernelCache:
 
     Threads: safe to share; not to be used in a signal handler. Processes: any number share a
     directory. Crash: a process killed at any instant leaves nothing behind that another would trip
-    over. Fork: the child may go on; one that was forked while another thread compiled has its own
-    compiles done by new processes.
+    over; the processes that compile for it end with it. Fork: the child may go on, with workers of
+    its own.
 
     Args:
         directory: where the cache lives; by default `KCACHE_DIR`, else the user's cache directory.
@@ -72,6 +72,11 @@ class KernelCache:
         header_check: `"always"`, or `"once"` to check the headers of a request once per process.
         wait: seconds to wait at most while another thread or process compiles the same kernel, then
             compile alone; 300 by default, 0 to wait for nobody.
+        workers: compiles at a time, each in a process of its own that the caches of this process
+            share; by default one for each usable core. With 0 the program compiles by itself, and
+            what it compiles is not cached.
+        compile_timeout: seconds that one compile may take, then it is ended with a CompileError; by
+            default as long as it takes.
 
     Raises:
         ConfigError: a setting has a value that is not allowed, or the directory is unsafe.
@@ -90,6 +95,8 @@ class KernelCache:
         recache: bool | None = None,
         header_check: str | None = None,
         wait: float | None = None,
+        workers: int | None = None,
+        compile_timeout: float | None = None,
     ) -> None:
         given = backend if isinstance(backend, Backend) else None
         self.config = config = Config.load(
@@ -103,6 +110,8 @@ class KernelCache:
                 "recache": recache,
                 "header_check": header_check,
                 "wait": wait,
+                "workers": workers,
+                "compile_timeout": compile_timeout,
             }
         )
         if config.log.value is not None:
@@ -141,7 +150,7 @@ class KernelCache:
         )
         self._resolver = Resolver(
             self.engine,
-            Ways(self._make_frontend, self._make_flight, self._requests.with_loaded_compiler),
+            Ways(self._make_frontend, self._make_flight, self._requests.for_compiler),
             check_once=config.header_check.value == "once",
             reads=not (disabled or config.recache.value),
             writes=not disabled,
@@ -421,11 +430,17 @@ class KernelCache:
         return Flight(path, wait=self.config.wait.value, counters=engine.counters)
 
     def _make_frontend(self, digests: FileDigests) -> Frontend:
+        from kcache.nvrtc.compiler import Limits
         from kcache.nvrtc.frontend import Frontend
+        from kcache.nvrtc.workers.slots import Slots
 
-        writable = self._directory is not None and not self.engine.read_only
-        links = os.path.join(self._directory, "trace") if self._directory and writable else None
-        return Frontend(links, digests)
+        config = self.config
+        shared = self._directory is not None and not self.engine.read_only
+        slots = None
+        if self._directory is not None and shared:
+            slots = Slots(os.path.join(self._directory, SLOTS_FILE), config.wait.value)
+        limits = Limits(config.workers.value, config.compile_timeout.value, slots)
+        return Frontend(digests, limits)
 
 
 def _recorder(path: str) -> Recorder:
@@ -452,7 +467,5 @@ def compile_to_ptx(
     request = Request.make(
         source, (), with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
     )
-    compiled = compiler.compile_program(
-        request.source, request.options.flags(), source_name=request.source_name
-    )
+    compiled = compiler.compile_request(request).compiled
     return compiled.ptx, compiled.cubin

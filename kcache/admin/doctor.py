@@ -362,15 +362,14 @@ def _driver(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _trace(facts: Facts) -> Iterator[Finding]:
-    version = facts.compiler.version
-    if facts.trace_error and version is not None and version >= _TRACING:
+def _recording(facts: Facts) -> Iterator[Finding]:
+    if facts.recording_problem:
         yield Finding(
             WARNING,
-            "temporary files",
-            f"compiles can't be followed: {facts.trace_error}",
-            "Set TMPDIR to a directory that can be written to. Until then headers are found by "
-            "reading the sources, which is slower.",
+            "recording",
+            f"kernels that include headers are compiled and not cached: {facts.recording_problem}",
+            "What a compile depends on is recorded on Linux, x86-64 and AArch64, by worker "
+            "processes that run a Python interpreter.",
         )
 
 
@@ -386,5 +385,5 @@ _CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _statistics,
     _compiler,
     _driver,
-    _trace,
+    _recording,
 )

@@ -116,9 +116,10 @@ class _Gathering:
             for variant in variants:
                 found = variant.differences(request.search, self._digests, request.location)
                 differences = tuple(self._told(variant, each) for each in found)
-                key = variant.result_key(request.key, request.search)
-                kernel = _slot(key, self._open(key))
-                yield SetFacts(differences, kernel, variant.sections().paths)
+                kernel_key = variant.result_key(request.key)
+                kernel = _slot(kernel_key, self._open(kernel_key))
+                elsewhere = not variant.good_at(request.location)
+                yield SetFacts(differences, kernel, elsewhere)
         except CorruptEntryError:  # intact, and no manifest: as good as empty
             return
 

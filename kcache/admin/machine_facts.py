@@ -121,7 +121,7 @@ class Facts:
         contents: what is in the cache; None where there is none.
         compiler: NVRTC.
         driver: the newest CUDA version that the driver supports; None where there is no driver.
-        trace_error: why compiles can't tell which headers they read, or empty.
+        recording_problem: why compiles can't be recorded, or empty.
     """
 
     python: tuple[int, ...]
@@ -136,7 +136,7 @@ class Facts:
     contents: Contents | None
     compiler: Compiler
     driver: Version | None
-    trace_error: str
+    recording_problem: str
 
 
 def gather(
@@ -172,7 +172,7 @@ def gather(
         contents=_contents(config, place.path) if place is not None and there else None,
         compiler=_compiler(),
         driver=(driver or driver_version)(),
-        trace_error=_trace_error(),
+        recording_problem=_recording_problem(),
     )
 
 
@@ -339,14 +339,13 @@ def _compiler() -> Compiler:
     found = library.find()
     version: Version | None = None
     error = ""
-    if bindings:
+    if found is not None:
         from kcache.nvrtc import compiler
 
         try:
             version = compiler.version()
         except KcacheError as failure:
             error = str(failure)
-        found = library.loaded() or found
     path = "" if found is None else found.path
     builtins = False
     with suppress(OSError):
@@ -355,17 +354,11 @@ def _compiler() -> Compiler:
     return Compiler(bindings, path, builtins, version, error)
 
 
-def _trace_error() -> str:
-    """Return why a compile can't be followed (see `kcache.nvrtc.trace`), or empty."""
-    if sys.platform != "linux":
-        return "only Linux has what it needs"
-    from kcache.nvrtc.trace import Tracer
+def _recording_problem() -> str:
+    """Return why compiles can't be recorded, so that nothing with headers is cached, or empty."""
+    from kcache.nvrtc import compiler
 
-    following = Tracer().begin()
-    if following is not None:
-        following.end()
-        return ""
     try:
-        return f"no link can be made in {tempfile.gettempdir()}, or there are too few descriptors"
-    except OSError as error:
-        return str(error.strerror)
+        return compiler.recording_problem()
+    except KcacheError:  # there is no compiler, which is told elsewhere
+        return ""

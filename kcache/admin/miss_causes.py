@@ -33,10 +33,11 @@ _EVENTS = {
 _DIFFERENCES = {
     "changed": ("header_changed", "the header {} changed"),
     "gone": ("header_gone", "the header {} is gone"),
-    "appeared": ("header_appeared", "{} is there now, and was looked for in vain"),
-    "vanished": ("header_vanished", "{} is gone, which a __has_include had found"),
-    "added": ("header_appeared", "{} is new where a computed #include can lead"),
+    "appeared": ("header_appeared", "{} is there now, and was not when the compiler looked for it"),
+    "vanished": ("header_vanished", "{} is gone, and was there when the compiler looked for it"),
     "identity": ("header_identity", "two headers of equal content became one file, or two"),
+    "answer": ("header_changed", "the compiler would find something else about {}"),
+    "variable": ("variable", "the environment variable {} has another value"),
     "root": ("include_path", "the include directories are others"),
 }
 
@@ -63,12 +64,13 @@ class SetFacts(NamedTuple):
     Attributes:
         differences: kind and path of each, and the header that a new file hides, if any.
         kernel: the slot of the kernel.
-        paths: whether the kernel is good for the same directories only.
+        elsewhere: whether the kernel was compiled in another location, and nobody has shown that
+            it is good for this one, too.
     """
 
     differences: tuple[tuple[str, str, str], ...]
     kernel: Slot
-    paths: bool = False
+    elsewhere: bool = False
 
 
 class Near(NamedTuple):
@@ -222,6 +224,9 @@ def _lost(near: Near) -> Cause:
 
 def _kernel_missing(facts: Facts, found: SetFacts) -> list[Cause]:
     """Return why the kernel is not used that the present headers lead to; nothing if it is."""
+    if found.elsewhere:
+        what = "its output may name the directories of its headers, and was compiled for others"
+        return [Cause("directory", what)]
     if found.kernel.problem:
         return [_problem(found.kernel)]
     if found.kernel.kind:
@@ -229,15 +234,13 @@ def _kernel_missing(facts: Facts, found: SetFacts) -> list[Cause]:
     event = _last(facts.events, found.kernel.key)
     if event is not None:
         return [_event(event)]
-    if found.paths:
-        what = "its output names the directories of its headers, and it was compiled for others"
-        return [Cause("directory", what)]
     return [Cause("lost", "the headers are as they were, and the kernel is no longer there")]
 
 
 def any_good(sets: Iterable[SetFacts]) -> SetFacts | None:
     """Return the header set that is as it says, or None."""
-    return next((each for each in sets if not each.differences), None)
+    good = [each for each in sets if not each.differences]
+    return min(good, key=lambda each: each.elsewhere, default=None)
 
 
 def _changed(facts: Facts) -> list[Cause]:

@@ -163,6 +163,9 @@ def _bound(old: About, new: About) -> Iterator[Cause]:
         was, now = before["paths"][0], after["paths"][0]
         what = "the output names the directories of the source and its headers, which are others"
         yield Cause("directory", what, was, now)
+    if before["variable"] != after["variable"]:
+        was, now = (", ".join(kinds["variable"]) for kinds in (before, after))
+        yield Cause("variable", "environment variables that the compiler reads differ", was, now)
     if before["nested"] != after["nested"]:
         found = list(include_paths(old, new))
         yield from found or [Cause("include_path", "the include directories lie elsewhere")]
@@ -179,8 +182,8 @@ def include_paths(old: About, new: About) -> Iterator[Cause]:
 
 
 def _kinds(bound: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"paths": [], "nested": []}
+    found: dict[str, list[str]] = {"paths": [], "nested": [], "variable": []}
     for each in bound:
         kind, _, value = each.partition("=")
-        found["nested" if kind == "nested" else "paths"].append(value)
+        found[kind if kind in ("nested", "variable") else "paths"].append(value)
     return found

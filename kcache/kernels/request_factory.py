@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kcache.errors import ArgumentTypeError, CompilerNotFoundError
+from kcache.config import compiler_variables
+from kcache.errors import ArgumentTypeError
 from kcache.nvrtc.options import CompileOptions
 from kcache.util import log
 from kcache.util.memory_tier import MemoryTier
@@ -68,7 +69,11 @@ class Requests:
             except TypeError:  # wrong types, which `_make` names
                 call = None
         # A request with includes depends on the working directory, which may have changed.
-        if request is None or not (request.anywhere or request.is_here()):
+        if (
+            request is None
+            or not (request.anywhere or request.is_here())
+            or request.variables != compiler_variables()
+        ):
             request = self._make(
                 source, names, options, headers, extra_key=extra_key, source_name=source_name
             )
@@ -90,23 +95,16 @@ class Requests:
             source_name=call.source_name,
         )
 
-    def with_loaded_compiler(self, request: Request) -> Request:
-        """Return the request for the compiler that will run, which is loaded now.
+    def for_compiler(self, request: Request, identity: str) -> Request:
+        """Return the request for the compiler that has compiled it.
 
-        Another one than `request` if the compiler is not the file that was expected, or that file
-        was replaced: what it compiles has another key.
-
-        Raises:
-            CompilerNotFoundError: NVRTC is not installed.
+        Another one than `request` if the library's file was replaced since it was identified: what
+        the new one compiles has another key.
         """
-        from kcache.nvrtc import compiler, library
-
-        compiler.version()  # loads it, or says that it is not installed
-        loaded = library.loaded()
-        if loaded is None or loaded.identity == request.compiler:
+        if identity in ("", request.compiler):
             return request
-        log.debug("the compiler that was loaded is %s", loaded.path)
-        self._compiler = loaded.identity
+        log.debug("the compiler was replaced: it is %s now", identity)
+        self._compiler = identity
         self._known.clear()
         return self._make(
             request.source,
@@ -167,15 +165,7 @@ def with_target(options: CompileOptions | None) -> CompileOptions:
 
 
 def _identify_compiler() -> str:
-    """Return the identity of the compiler, without loading it where that is possible."""
-    from kcache.nvrtc import library
+    """Return the identity of the compiler, without loading it."""
+    from kcache.nvrtc import compiler
 
-    found = library.find()
-    if found is None:
-        from kcache.nvrtc import compiler
-
-        compiler.version()  # loads it, or says that it is not installed
-        found = library.loaded()
-    if found is None:
-        raise CompilerNotFoundError("NVRTC is loaded, but its file can't be found to identify it")
-    return found.identity
+    return compiler.find().identity

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.engine.single_flight import Busy, Flight, Made, Work
     from kcache.nvrtc.files import FileDigests
+    from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.frontend import Frontend, Outcome
     from kcache.nvrtc.manifest import Manifest, Variant
     from kcache.nvrtc.request import Request
@@ -52,13 +53,12 @@ class Ways(NamedTuple):
     Attributes:
         frontend: makes the compiler's frontend.
         flight: makes the single flight.
-        settle: returns the request for the compiler that will run, which may be another than the
-            one that was expected.
+        for_compiler: returns the request for the compiler that has run, by its identity.
     """
 
     frontend: Callable[[FileDigests], Frontend]
     flight: Callable[[], Flight[Answer]]
-    settle: Callable[[Request], Request]
+    for_compiler: Callable[[Request, str], Request]
 
 
 class Resolver:
@@ -141,10 +141,10 @@ class Resolver:
         known = self._checked.get((request.key, request.location)) if self._check_once else None
         return "" if known is None or request.self_contained else known.key
 
-    def count_miss(self) -> None:
+    def count_miss(self, amount: int = 1) -> None:
         """Count a request that the cache could not answer."""
         if self._writes:
-            self._engine.counters.add("misses")
+            self._engine.counters.add("misses", amount)
 
     def count_joined(self, kernel: CompiledKernel | None, count: int, *, waited: bool) -> None:
         """Count requests that one answer was for; one of them was counted already.
@@ -179,17 +179,14 @@ class Resolver:
         """
         from kcache.engine.single_flight import Made
 
-        expected, request = request, self._ways.settle(request)
-        if request is not expected:  # another compiler than was expected: another key
-            kernel = self.look(request, time.perf_counter())
-            if kernel is not None:
-                return Made(Answer(kernel), reusable=True, stored=True)
+        started = time.perf_counter()
         counters = self._engine.counters
         self.count_miss()
         if self._writes and log.debugging():
             self._say_why(request)
         outcome = self._front().compile(request, track=self._writes)
         compiled = outcome.compiled
+        request = self._ways.for_compiler(request, outcome.identity)
         with counters.lock:
             counters.compiles += 1
             counters.compile_seconds += compiled.seconds
@@ -200,7 +197,16 @@ class Resolver:
                 self._engine.journal.note(UNCACHEABLE, request.key, outcome.uncacheable)
             kernel = CompiledKernel.of(compiled, request.key, ())
             return Made(Answer(kernel), reusable=False, stored=False)
+        proven = self._proven(request, outcome) if self._writes else None
+        if proven is not None:
+            outcome = outcome._replace(variant=proven)
         answer, stored = self._store(request, outcome)
+        if proven is not None and self.reads:
+            # The cached kernel is good for this location: what was compiled just now is the proof.
+            # It took the time of a compile, so no time is saved.
+            self.count_miss(-1)
+            counters.hit(0.0, time.perf_counter() - started, False)
+            answer = Answer(answer.kernel.replace(cached=True), proven)
         return Made(answer, reusable=True, stored=stored)
 
     def _say_why(self, request: Request) -> None:
@@ -225,7 +231,9 @@ class Resolver:
         if variant is not None:
             if not variant.holds(request.search, self._known_digests(), request.location):
                 return None
-            if variant.result_key(request.key, request.search) != kernel.key:
+            if not variant.good_at(request.location) or (
+                variant.result_key(request.key) != kernel.key
+            ):
                 return None
             paths = variant.dependencies(request.search, request.location)
             kernel = kernel.replace(dependencies=paths)
@@ -279,7 +287,7 @@ class Resolver:
                 self._engine.counters.add("stale")
             return None
         dependencies = variant.dependencies(request.search, request.location)
-        key = variant.result_key(request.key, request.search)
+        key = variant.result_key(request.key)
         kernel = self._load(key, dependencies, started, again=again)
         if kernel is not None:
             if self._check_once:
@@ -327,12 +335,9 @@ class Resolver:
 
         key = request.key
         dependencies: tuple[str, ...] = ()
-        variant: Variant | None = None
-        if outcome.headers is not None:
-            from kcache.nvrtc.manifest import Variant
-
-            variant = Variant.of(outcome.headers)
-            key = variant.result_key(request.key, request.search)
+        variant = outcome.variant
+        if variant is not None:
+            key = variant.result_key(request.key)
             dependencies = variant.dependencies(request.search, request.location)
         kernel = CompiledKernel.of(outcome.compiled, key, dependencies)
         stored = False
@@ -349,14 +354,28 @@ class Resolver:
             self._engine.journal.note(REJECTED, request.key)  # by which it is asked for again
         return Answer(kernel, variant), stored
 
+    def _proven(self, request: Request, outcome: Outcome) -> Variant | None:
+        """Return the variant of a compile, good for every location, if that is proven now.
+
+        It is where the same answers led to the same bytes under other paths before.
+        """
+        variant = outcome.variant
+        if variant is None or not variant.may_be_good_elsewhere:
+            return None
+        manifest, _ = self._fetch_manifest(request, again=True)
+        other = None if manifest is None else manifest.bound_elsewhere(variant)
+        if other is None:
+            return None
+        entry, _ = self._engine.fetch(other.result_key(request.key), again=True)
+        if entry is None or not _equal(entry, outcome.compiled):
+            return None
+        return variant.unbound()
+
     def _store_manifest(self, request: Request, variant: Variant) -> bool:
         """Put a header set first in the request's manifest; tell whether it will be found."""
         from kcache.nvrtc.manifest import Manifest
 
-        digests = self._known_digests()
-        if not variant.holds(request.search, digests, request.location):
-            return False  # changed again already; the next request finds out more
-        variant.remember(request.search, digests, request.location)
+        variant.remember(request.search, self._known_digests(), request.location)
         # From the backend, to take along what another process has added.
         self._engine.memory.delete(request.key)
         manifest, _ = self._fetch_manifest(request, again=True)
@@ -364,7 +383,7 @@ class Resolver:
         merged.add(variant)
         stored = self._engine.put(request.key, _with_view(merged))
         if self._check_once:
-            key = variant.result_key(request.key, request.search)
+            key = variant.result_key(request.key)
             paths = variant.dependencies(request.search, request.location)
             self._note_checked(request, _Checked(key, paths))
         return stored
@@ -429,6 +448,21 @@ class _Compile:
 
     def _share(self, answer: Answer) -> Answer | None:
         return self._resolver.share(self._request, answer)
+
+
+def _equal(entry: Entry, compiled: Compiled) -> bool:
+    """Tell whether a stored kernel is what was compiled just now."""
+    try:
+        stored = CompiledKernel.from_entry(entry, "", ())
+    except CorruptEntryError:
+        return False
+    return (stored.ptx, stored.cubin, stored.ltoir, stored.log, dict(stored.lowered_names)) == (
+        compiled.ptx,
+        compiled.cubin,
+        compiled.ltoir,
+        compiled.log,
+        dict(compiled.lowered_names),
+    )
 
 
 def _with_view(manifest: Manifest) -> Entry:

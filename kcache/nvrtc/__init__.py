@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 #: Layout of what the NVRTC frontend stores. Raise it when that changes: older entries then miss.
-PRODUCER = "kcache-nvrtc/1"
+PRODUCER = "kcache-nvrtc/2"

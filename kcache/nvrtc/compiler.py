@@ -1,32 +1,42 @@
-"""The compiler: one NVRTC compile, from source text to PTX, CUBIN or LTOIR.
+"""The compiler: one compile of a request, in a worker where that is possible.
 
-A process that is forked while another thread is in here can't use NVRTC: there, whatever is asked
-of the compiler is asked `elsewhere`.
+Compiles happen in processes of our own (`workers/`), each known to be clean. Where no interpreter
+can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` says so, the compile happens in
+this process, one at a time, and its outcome is not cached: somebody else may have used the same
+library, and what that left behind cannot be seen.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
+from kcache.nvrtc import library
+from kcache.util.forks import after_fork
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.request import Request
+    from kcache.nvrtc.workers.messages import Ask, Hello, Record, Reply
+    from kcache.nvrtc.workers.nvrtc import Nvrtc
+    from kcache.nvrtc.workers.slots import Slots
 
 __all__ = [
     "Compiled",
-    "Precompiled",
-    "compile_program",
-    "precompile",
-    "precompiled_heap",
-    "set_precompiled_heap",
+    "Limits",
+    "Run",
+    "compile_request",
+    "find",
+    "recording_problem",
     "supported_archs",
     "version",
 ]
+
+_HINT = "install kcache-cuda[cu13] (CUDA 13) or kcache-cuda[cu12] (CUDA 12)"
+_INVALID_INPUT, _INVALID_OPTION = 3, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,7 @@ class Compiled:
         ptx, cubin, ltoir: the outputs; None where the target has none of that kind.
         lowered_names: name expression -> mangled name.
         log: the compiler's log, warnings included.
-        seconds: wall time of the compile.
+        seconds: wall time of the compile alone, without waiting for a worker.
     """
 
     ptx: bytes | None
@@ -48,281 +58,255 @@ class Compiled:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Precompiled:
-    """What a compile that makes a precompiled header returned.
+class Run(NamedTuple):
+    """One compile.
 
     Attributes:
-        log: the compiler's log.
-        heap: bytes that the header takes in the heap of `precompiled_heap`.
-        exhausted: whether that heap is too small for it, so that no file was made.
+        compiled: what it returned.
+        identity: of the library that compiled.
+        record: what it asked the operating system; None where nobody wrote that down.
+        problem: why there is no record, or why the outcome can't be cached, or empty.
     """
 
-    log: str
-    heap: int
-    exhausted: bool
+    compiled: Compiled
+    identity: str
+    record: Record | None
+    problem: str
 
 
-#: A token of each use of NVRTC under way in this process, its loading included.
-_uses: set[object] = set()
-#: Whether this process was forked during one, which left NVRTC's locks held by nobody.
-_forked_inside = False
+class Limits(NamedTuple):
+    """What a compile may take.
+
+    Attributes:
+        workers: most workers at a time, 0 for none; None for one for each usable core.
+        timeout: seconds that a compile may take, or None.
+        slots: what bounds the compiles of all processes that share a directory, or None.
+    """
+
+    workers: int | None = None
+    timeout: float | None = None
+    slots: Slots | None = None
 
 
-@contextmanager
-def _inside() -> Generator[None, None, None]:
-    """Marks a use of NVRTC. No lock, which a fork could copy: a set's methods are atomic."""
-    use = object()
-    _uses.add(use)
+def compile_request(request: Request, limits: Limits = Limits()) -> Run:  # noqa: B008  immutable
+    """Compile a request once.
+
+    Threads: safe; each compile has a worker of its own. Fork, crash: see `workers.pool`.
+
+    Raises:
+        CompilerNotFoundError: NVRTC is not installed.
+        CompileOptionError: the compiler refused an option or the architecture.
+        CompileError: the compiler refused the source, crashed, or took longer than it may; `.log`
+            has its whole log.
+    """
+    path = find().path
+    if limits.workers == 0:
+        return _compile_here(request, path, "workers are switched off")
+    from kcache.nvrtc.workers.pool import shared
+    from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
+
+    pool = shared(limits.workers)
     try:
-        yield
-    finally:
-        _uses.discard(use)
+        hello, reply = pool.compile(
+            path,
+            _ask(request),
+            family=request.family,
+            timeout=limits.timeout,
+            slots=limits.slots,
+        )
+    except NoWorkerError as error:
+        return _compile_here(request, path, f"no worker can be started: {error}")
+    except CrashedError as error:
+        name = request.source_name
+        raise CompileError(f"{name}: the compiler {error}", source_name=name) from error
+    except TooLateError as error:
+        name = request.source_name
+        raise CompileError(f"{name}: {error} (compile_timeout)", source_name=name) from error
+    return _run(request, hello, reply)
 
 
-def _after_fork_in_child() -> None:
-    global _forked_inside  # noqa: PLW0603
-    _forked_inside = _forked_inside or bool(_uses)
-    _uses.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-@functools.cache
-def _nvrtc() -> Any:  # noqa: ANN401  compiled, and ships no types
-    """Return the bindings, with the library loaded.
+def find() -> library.Library:
+    """Return the library that compiles, without loading it.
 
     Raises:
-        CompilerNotFoundError: one of the two is missing.
+        CompilerNotFoundError: NVRTC is not installed.
     """
-    hint = "install kcache-cuda[cu13] (CUDA 13) or kcache-cuda[cu12] (CUDA 12)"
-    with _inside():
-        try:
-            nvrtc: Any = import_module("cuda.bindings.nvrtc")
-        except ImportError as error:
-            raise CompilerNotFoundError(
-                f"cuda-python's NVRTC bindings are missing: {hint}"
-            ) from error
-        try:
-            nvrtc.nvrtcVersion()
-        except Exception as error:  # pathfinder's own exceptions, RuntimeError, OSError: by version
-            raise CompilerNotFoundError(
-                f"the NVRTC library can't be loaded ({error}): {hint}"
-            ) from error
-        return nvrtc
+    found = library.find()
+    if found is None:
+        raise CompilerNotFoundError(f"NVRTC is not found: {_HINT}")
+    return found
 
 
-@functools.cache
 def version() -> tuple[int, int]:
-    """Return NVRTC's (major, minor) version; loads the library.
+    """Return NVRTC's (major, minor) version.
 
     Raises:
-        CompilerNotFoundError: NVRTC or its bindings are not installed.
+        CompilerNotFoundError: NVRTC is not installed.
     """
-    if _forked_inside:
-        from kcache.nvrtc import elsewhere
-
-        return elsewhere.version()
-    _, major, minor = _nvrtc().nvrtcVersion()
-    return int(major), int(minor)
+    return _hello().version
 
 
 def supported_archs() -> tuple[int, ...]:
-    """Return the architecture numbers that the library knows, ascending; loads the library.
+    """Return the architecture numbers that the library knows, ascending.
 
     Raises:
-        CompilerNotFoundError: NVRTC or its bindings are not installed.
+        CompilerNotFoundError: NVRTC is not installed.
     """
-    if _forked_inside:
-        from kcache.nvrtc import elsewhere
-
-        return elsewhere.supported_archs()
-    _, archs = _nvrtc().nvrtcGetSupportedArchs()
-    return tuple(int(arch) for arch in archs)
+    return _hello().archs
 
 
-def compile_program(
-    source: str,
-    flags: Sequence[str],
-    *,
-    names: Sequence[str] = (),
-    headers: Mapping[str, str] | None = None,
-    source_name: str,
-) -> Compiled:
-    """Compile `source` once and return every output that the flags ask for.
-
-    Needs no driver and no GPU. Threads: releases the GIL while it compiles. Fork: a child that was
-    forked during another thread's compile has its own done by a new process.
+def recording_problem() -> str:
+    """Return why compiles here can't be recorded, so that nothing with headers is cached, or empty.
 
     Raises:
-        CompilerNotFoundError: NVRTC or its bindings are not installed, or such a child can't have
-            a new process.
-        CompileOptionError: the compiler refused an option or the architecture.
-        CompileError: the compiler refused the source; `.log` has its whole log.
+        CompilerNotFoundError: NVRTC is not installed.
     """
-    if _forked_inside:
-        from kcache.nvrtc import elsewhere
+    from kcache.nvrtc.workers.process import NoWorkerError, interpreter
 
-        return elsewhere.compile_program(
-            source, flags, names=names, headers=headers or {}, source_name=source_name
-        )
-    nvrtc = _nvrtc()
-    with _inside(), _program(nvrtc, source, headers or {}, source_name) as program:
-        for name in names:
-            (error,) = nvrtc.nvrtcAddNameExpression(program, name.encode())
-            _check(nvrtc, error, f"add the name expression {name!r}", source_name)
-        log, seconds = _compile(nvrtc, program, flags, source_name)
-        lowered = {name: _lowered(nvrtc, program, name, source_name) for name in names}
-        ptx = _read(nvrtc, program, "PTX")
-        return Compiled(
-            ptx.rstrip(b"\0") if ptx is not None and len(ptx) > 1 else None,
-            _read(nvrtc, program, "CUBIN"),
-            _read(nvrtc, program, "LTOIR"),
-            lowered,
-            log,
-            seconds,
-        )
-
-
-def precompile(
-    source: str,
-    flags: Sequence[str],
-    path: str,
-    *,
-    headers: Mapping[str, str],
-    source_name: str,
-) -> Precompiled:
-    """Compile `source`, and write the state that the compiler is in at its end to a new file.
-
-    There may be no file afterwards though all is well: the heap is exhausted, or the source is one
-    that can't be precompiled. NVRTC 12.8 and later.
-
-    Raises:
-        CompileError: the compiler refused the source, or could not write the file; or this process
-            can have no precompiled headers.
-    """
-    nvrtc = _nvrtc_with_precompiled()
-    with _inside(), _program(nvrtc, source, headers, source_name) as program:
-        log, _ = _compile(nvrtc, program, (*flags, f"--create-pch={path}"), source_name)
-        (status,) = nvrtc.nvrtcGetPCHCreateStatus(program)
-        _, heap = nvrtc.nvrtcGetPCHHeapSizeRequired(program)
-        exhausted = status == nvrtc.nvrtcResult.NVRTC_ERROR_PCH_CREATE_HEAP_EXHAUSTED
-        return Precompiled(log, int(heap), exhausted)
-
-
-def precompiled_heap() -> int:
-    """Return the size in bytes of the heap that precompiled headers live in, one per process.
-
-    Raises:
-        CompileError: this process can have none.
-    """
-    _, size = _nvrtc_with_precompiled().nvrtcGetPCHHeapSize()
-    return int(size)
-
-
-def set_precompiled_heap(size: int) -> None:
-    """Set that size. The heap moves, and no precompiled header made before can be used again."""
-    _nvrtc_with_precompiled().nvrtcSetPCHHeapSize(size)
-
-
-def _nvrtc_with_precompiled() -> Any:  # noqa: ANN401  untyped module
-    """Return the bindings, unless this process has to compile elsewhere.
-
-    A precompiled header is of use to the process alone that made it.
-    """
-    if _forked_inside:
-        raise CompileError("this process was forked while another thread compiled")
-    return _nvrtc()
-
-
-@contextmanager
-def _program(
-    nvrtc: Any,  # noqa: ANN401
-    source: str,
-    headers: Mapping[str, str],
-    source_name: str,
-) -> Generator[object, None, None]:
-    error, program = nvrtc.nvrtcCreateProgram(
-        source.encode(),
-        source_name.encode(),
-        len(headers),
-        [text.encode() for text in headers.values()],
-        [name.encode() for name in headers],
-    )
-    _check(nvrtc, error, "create a program", source_name)
     try:
-        yield program
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        interpreter()
+    except NoWorkerError as error:
+        return str(error)
+    return "" if _hello().records else "this platform's import tables can't be changed"
 
 
-def _compile(
-    nvrtc: Any,  # noqa: ANN401
-    program: object,
-    flags: Sequence[str],
-    source_name: str,
-) -> tuple[str, float]:
-    """Compile a program; return (log, seconds)."""
-    encoded = [flag.encode("utf-8", "surrogateescape") for flag in flags]  # paths are bytes
-    started = time.perf_counter()
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-    seconds = time.perf_counter() - started
-    log = _read(nvrtc, program, "ProgramLog") or b""
+# -- inside ------------------------------------------------------------------------------------------
+
+
+def _hello() -> Hello:
+    from kcache.nvrtc.workers.messages import Hello
+    from kcache.nvrtc.workers.pool import shared
+    from kcache.nvrtc.workers.process import NoWorkerError
+
+    path = find().path
+    try:
+        return shared().hello(path)
+    except NoWorkerError:
+        nvrtc = _here(path)
+        return Hello("", nvrtc.version(), nvrtc.supported_archs(), False, False)
+
+
+def _ask(request: Request) -> Ask:
+    from kcache.nvrtc.workers.messages import Ask
+
+    return Ask(
+        request.source,
+        request.source_name,
+        request.options.flags(),
+        request.names,
+        request.headers,
+        request.search.directory,
+        {},
+        request.preamble,
+    )
+
+
+def _run(request: Request, hello: Hello, reply: Reply) -> Run:
+    from kcache.nvrtc.workers.messages import Status
+
+    name = request.source_name
+    if reply.status == Status.REFUSED:
+        raise _failure(request, reply.code, reply.doing, reply.text, _text(reply.log), hello.archs)
+    if reply.status != Status.COMPILED:
+        raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
+    compiled = Compiled(
+        *reply.outputs,
+        dict(zip(request.names, reply.lowered_names, strict=True)),
+        _text(reply.log),
+        reply.seconds,
+    )
+    if reply.record is None:
+        return Run(compiled, hello.identity, None, "this platform's compiles can't be recorded")
+    return Run(compiled, hello.identity, reply.record, reply.record.unfollowed)
+
+
+def _text(log: bytes) -> str:
     # NVRTC ends each tool's part with a NUL.
-    text = log.decode(errors="replace").replace("\0", "").strip(" \n")
-    if int(error) != 0:
-        raise _failure(nvrtc, error, text, source_name, flags)
-    return text, seconds
-
-
-def _read(nvrtc: Any, program: object, what: str) -> bytes | None:  # noqa: ANN401  untyped module
-    """Return one of the program's outputs, or None where it has none."""
-    error, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
-    if int(error) != 0 or not size:
-        return None
-    # Not bytes: NVRTC writes into the buffer, and Python shares bytes objects of length 1.
-    buffer = bytearray(size)
-    (error,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
-    return bytes(buffer) if int(error) == 0 else None
-
-
-def _lowered(nvrtc: Any, program: object, name: str, source_name: str) -> str:  # noqa: ANN401
-    error, lowered = nvrtc.nvrtcGetLoweredName(program, name.encode())
-    _check(nvrtc, error, f"find the name expression {name!r}", source_name)
-    return str(lowered.decode())
-
-
-def _check(nvrtc: Any, error: Any, doing: str, source_name: str) -> None:  # noqa: ANN401
-    if int(error) != 0:
-        reason = _describe(nvrtc, error)
-        raise CompileError(f"{source_name}: could not {doing}: {reason}", source_name=source_name)
-
-
-def _describe(nvrtc: Any, error: Any) -> str:  # noqa: ANN401
-    _, text = nvrtc.nvrtcGetErrorString(error)
-    return str(text.decode())
+    return log.decode(errors="replace").replace("\0", "").strip(" \n")
 
 
 def _failure(
-    nvrtc: Any,  # noqa: ANN401
-    error: Any,  # noqa: ANN401
-    log: str,
-    source_name: str,
-    flags: Sequence[str],
+    request: Request, code: int, doing: str, text: str, log: str, archs: tuple[int, ...]
 ) -> CompileError:
+    name, arch = request.source_name, request.options.target
+    if doing:
+        return CompileError(f"{name}: could not {doing}: {text}", source_name=name)
     first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
-    message = f"{source_name}: {first or _describe(nvrtc, error)}"
-    result = nvrtc.nvrtcResult
+    message = f"{name}: {first or text}"
     unknown_arch = "gpu-architecture" in log or "--nv_arch" in log
-    if unknown_arch or error in (
-        result.NVRTC_ERROR_INVALID_OPTION,
-        result.NVRTC_ERROR_INVALID_INPUT,
-    ):
-        arch = next((f.partition("=")[2] for f in flags if f.startswith("--gpu-arch")), None)
-        if unknown_arch and arch is not None:
-            known = ", ".join(map(str, supported_archs()))
-            message = f"arch={arch!r} is not known to this NVRTC; allowed: sm_ or compute_ {known}"
-        return CompileOptionError(message, log=log, source_name=source_name)
-    return CompileError(message, log=log, source_name=source_name)
+    if not unknown_arch and code not in (_INVALID_INPUT, _INVALID_OPTION):
+        return CompileError(message, log=log, source_name=name)
+    if unknown_arch and arch is not None:
+        known = ", ".join(map(str, archs))
+        message = f"arch={arch!r} is not known to this NVRTC; allowed: sm_ or compute_ {known}"
+    return CompileOptionError(message, log=log, source_name=name)
+
+
+# -- in this process ---------------------------------------------------------------------------------
+
+
+class _Here:
+    """The compiler in this process: one compile at a time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.libraries: dict[str, Nvrtc] = {}
+        self.forked_inside = False
+        after_fork(self)
+
+    def after_fork(self) -> None:
+        """A child of a fork during a compile has the compiler's own locks held by nobody."""
+        self.forked_inside = self.forked_inside or self.lock.locked()
+        self.lock = threading.Lock()
+
+
+_inside = _Here()
+
+
+def _here(path: str) -> Nvrtc:
+    from kcache.nvrtc.workers.nvrtc import Nvrtc
+
+    if _inside.forked_inside:
+        raise CompilerNotFoundError(
+            "NVRTC can't be used in a process that was forked while another thread compiled"
+        )
+    found = _inside.libraries.get(path)
+    if found is None:
+        try:
+            found = _inside.libraries[path] = Nvrtc(path)
+        except OSError as error:
+            message = f"the NVRTC library can't be loaded ({error}): {_HINT}"
+            raise CompilerNotFoundError(message) from error
+    return found
+
+
+def _compile_here(request: Request, path: str, problem: str) -> Run:
+    from kcache.nvrtc.workers.nvrtc import Refused
+
+    with _inside.lock:
+        nvrtc = _here(path)
+        try:
+            made = nvrtc.compile(
+                request.source.encode(),
+                request.source_name.encode(),
+                [os.fsencode(flag) for flag in request.options.flags()],
+                names=[name.encode() for name in request.names],
+                headers={n.encode(): text.encode() for n, text in request.headers.items()},
+            )
+        except Refused as refused:
+            log = _text(refused.log)
+            archs = nvrtc.supported_archs()
+            failure = _failure(request, refused.code, refused.doing, refused.text, log, archs)
+            raise failure from None
+    lowered = (name.decode() for name in made.lowered_names)
+    compiled = Compiled(
+        made.ptx,
+        made.cubin,
+        made.ltoir,
+        dict(zip(request.names, lowered, strict=True)),
+        _text(made.log),
+        made.seconds,
+    )
+    loaded = library.loaded()
+    identity = "" if loaded is None else loaded.identity
+    return Run(compiled, identity, None, f"it was compiled in this process ({problem})")

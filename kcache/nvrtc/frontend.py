@@ -1,29 +1,29 @@
-"""The frontend: compiles a request, and finds out what its outcome depends on."""
+"""The frontend: compiles a request, and says what its outcome depends on."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from kcache import config
 from kcache.errors import CompileError
 from kcache.nvrtc import compiler
-from kcache.nvrtc.compiler import Compiled
-from kcache.nvrtc.dependencies import Tracker
-from kcache.nvrtc.files import FileDigests, next_tick
-from kcache.nvrtc.headers import HeaderSet, UncacheableError
-from kcache.nvrtc.precompiled import PrecompiledHeaders
-from kcache.nvrtc.request import TRIGRAPHS, Request
-from kcache.nvrtc.trace import Trace, Tracer
+from kcache.nvrtc.compiler import Compiled, Limits, Run
+from kcache.nvrtc.files import FileDigests, file_clock_ns
+from kcache.nvrtc.headers import FREE, HeaderSet, only_names
+from kcache.nvrtc.manifest import ONLY, Variant
+from kcache.nvrtc.request import Request
+from kcache.nvrtc.workers.messages import Record
+from kcache.nvrtc.workers.texts import PATHS, asks_clock, flags_of
 from kcache.util import log
 
 __all__ = ["Frontend", "Outcome"]
 
 #: How often a compile is repeated whose headers changed meanwhile, before it is left uncached.
 MAX_REPEATS = 2
-#: NVRTC lists headers in its trace from this version on (12.6 to 12.9 list none).
-TRACING = (13, 0)
+#: Location-dependent answers that are part of every request's location.
+_WORKING_DIRECTORY = "PWD"
 
 
 class Outcome(NamedTuple):
@@ -31,32 +31,31 @@ class Outcome(NamedTuple):
 
     Attributes:
         compiled: the outputs.
-        headers: the headers that decided them; None for a self-contained request, or where the
-            outcome must not be cached.
+        identity: of the library that compiled.
+        variant: the answers that decided them, which hold now; None for a self-contained request,
+            or where the outcome must not be cached.
         uncacheable: why it must not be cached, or None.
     """
 
     compiled: Compiled
-    headers: HeaderSet | None
+    identity: str
+    variant: Variant | None
     uncacheable: str | None
 
 
 class Frontend:
-    """Compiles requests and tracks the headers that they read.
+    """Compiles requests and keeps what their outcomes depend on.
 
-    Threads: safe to share. Never aborts the process because of tracing: where the compiler's
-    trace can't be had, the source's text is followed instead.
+    Threads: safe to share.
 
     Args:
-        directory: private directory for the trace's links, or None for a temporary one.
         digests: the process's memory of file contents.
+        limits: what a compile may take.
     """
 
-    def __init__(self, directory: str | None, digests: FileDigests) -> None:
-        self._tracer = Tracer(directory)
-        # No method: in a circle of references, files would stay until it is found.
-        self._tracker = partial(_tracker, digests)
-        self._precompiled = PrecompiledHeaders(digests, self._tracker)
+    def __init__(self, digests: FileDigests, limits: Limits) -> None:
+        self._digests = digests
+        self._limits = limits
 
     def compile(self, request: Request, *, track: bool = True) -> Outcome:
         """Compile a request; with `track`, find out what the outcome depends on.
@@ -64,110 +63,97 @@ class Frontend:
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
         """
-        if not track:
-            return Outcome(self._run(request), None, "the cache is switched off")
-        uncacheable = request.uncacheable()
-        if uncacheable is not None:
-            return Outcome(self._run(request), None, uncacheable)
-        if request.self_contained:
-            return Outcome(self._run(request), None, None)
-        return self._compile_tracked(request)
-
-    def _compile_tracked(self, request: Request) -> Outcome:
-        """Compile until what the headers hold is known to be what the compiler read."""
-        compiled: Compiled | None = None
-        before: object = None
+        uncacheable = request.uncacheable() if track else "the cache is switched off"
+        run: Run | None = None
         for _ in range(1 + MAX_REPEATS):
-            started = next_tick()
+            asked_at = file_clock_ns()
             try:
-                told = self._precompiled.compile(request)
-                compiled, trace = told or self._run_traced(request)
+                run = compiler.compile_request(request, self._limits)
             except CompileError:
-                if compiled is None:
+                if run is None:
                     raise
                 break  # it compiled a moment ago, so a header is being changed
-            tracker = self._tracker(request)
-            try:
-                headers = tracker.from_scan() if trace is None else tracker.from_trace(trace)
-            except UncacheableError as error:
-                allowed = request.extra_key and error.covered_by_extra_key
-                if not allowed:
-                    return Outcome(compiled, None, str(error))
-                headers = tracker.known()
-            headers = self._with_paths(request, headers, compiled, tracker)
-            if not tracker.changed_since(started):
-                if trace is not None:
-                    self._precompiled.make(request, trace, started)
-                return Outcome(compiled, headers, None)
-            # Times may lie in the future; but what did not change from one compile to the next...
-            seen = (headers, tracker.stamps())
-            if seen == before:
-                return Outcome(compiled, headers, None)
+            uncacheable = uncacheable or run.problem or self._unusable(request, run)
+            if uncacheable or run.record is None:
+                return Outcome(run.compiled, run.identity, None, uncacheable)
+            if request.self_contained:
+                return Outcome(run.compiled, run.identity, None, None)
+            self._remember(request, run.record, asked_at)
+            variant = Variant.of(_header_set(request, run.record, run.compiled))
+            if variant.holds(request.search, self._digests, request.location):
+                return Outcome(run.compiled, run.identity, variant, None)
             log.debug("headers of %s changed during the compile: once more", request.source_name)
-            before = seen
-        assert compiled is not None
-        return Outcome(compiled, None, "headers changed during the compile")
+        assert run is not None
+        return Outcome(run.compiled, run.identity, None, "headers changed during the compile")
 
-    def _run(self, request: Request, *flags: str) -> Compiled:
-        return compiler.compile_program(
-            request.source,
-            (*flags, *request.options.flags()),
-            names=request.names,
-            headers=request.headers,
-            source_name=request.source_name,
-        )
+    def _unusable(self, request: Request, run: Run) -> str | None:
+        """Return why what was asked forbids to cache the outcome, or None."""
+        record = run.record
+        if record is None:
+            return None
+        for path, answer in record.files.items():
+            if asks_clock(answer.flags):
+                return f"{path} uses the time of the compile"
+        if request.self_contained:
+            texts = (request.source_name, *request.headers)
+            if not only_names(record, request.search, texts) or any(_more_variables(record)):
+                return "it reads files or variables although nothing in it says so"
+        return None
 
-    def _run_traced(self, request: Request) -> tuple[Compiled, Trace | None]:
-        if compiler.version() < TRACING:
-            return self._run(request), None
-        following = self._tracer.begin()
-        if following is None:
-            return self._run(request), None
-        try:
-            compiled = self._run(request, following.flag)
-            return compiled, following.read()
-        except BaseException:
-            following.failed = True
-            # NVRTC goes on tracing after a failure: the next compile without the option, anybody's,
-            # would write `.json` into the working directory, or abort where it can't. A compile
-            # of nothing takes that trace, into our file.
-            with suppress(CompileError):
-                compiler.compile_program("", (following.flag,), source_name="nothing.cu")
-            raise
-        finally:
-            following.end()
-
-    def _with_paths(
-        self, request: Request, headers: HeaderSet, compiled: Compiled, tracker: Tracker
-    ) -> HeaderSet:
-        """Return the set, marked if the outcome holds the paths of headers."""
-        roots = {place.root for place in headers.files if place.root > 0}
-        prefixes = [request.search.prefixes[root] for root in roots]
-        if tracker.names_paths(opaque=compiled.ltoir is not None) or _holds(compiled, prefixes):
-            return headers._replace(paths=True)
-        return headers
+    def _remember(self, request: Request, record: Record, asked_at: int) -> None:
+        """Take over the digests of the files that the worker has read."""
+        for path, answer in record.files.items():
+            if answer.opened:
+                absolute = request.search.path(request.search.place(path))
+                self._digests.remember(absolute, answer.stamp, answer.digest, read_at=asked_at)
 
 
-def _tracker(digests: FileDigests, request: Request) -> Tracker:
-    return Tracker(
-        request.source,
-        request.search,
-        pre_includes=request.extra.pre_includes,
-        defines=request.defines,
-        in_memory=request.headers,
-        trigraphs=TRIGRAPHS if request.reads_trigraphs() else (),
-        digests=digests,
-    )
+def _header_set(request: Request, record: Record, compiled: Compiled) -> HeaderSet:
+    texts = (request.source_name, *request.headers)
+    found = HeaderSet.of(record, request.search, texts, _more_variables(record))
+    return found._replace(bound=_bound(request, record, compiled))
 
 
-def _holds(compiled: Compiled, prefixes: list[str]) -> bool:
-    """Tell whether PTX or CUBIN contain one of the prefixes.
+def _more_variables(record: Record) -> Iterator[tuple[str, str | None]]:
+    """Yield the variables that were asked for and are not in the key; see `config`."""
+    for name, value in record.variables.items():
+        if name not in (*config.COMPILER_VARIABLES, _WORKING_DIRECTORY):
+            yield name, value
 
-    PTX writes strings as lists of decimal bytes, `.b8 name[3] = {47, 97, 0}`.
+
+def _bound(request: Request, record: Record, compiled: Compiled) -> str:
+    """Return where an outcome is good; see `HeaderSet.bound`."""
+    if request.shows_paths:  # the key has them
+        return FREE
+    if _holds(compiled, list(_paths(request, record))):
+        return ONLY + request.location
+    texts = (request.source, *request.headers.values(), *request.options.extra.without_paths)
+    written = any(flags_of(text.encode()) & PATHS for text in (*texts, *request.defines))
+    if written or any(answer.flags & PATHS for answer in record.files.values()):
+        return request.location
+    return FREE
+
+
+def _paths(request: Request, record: Record) -> Iterator[str]:
+    """Yield the paths that tell where the compile was made, as the compiler may write them."""
+    search = request.search
+    used = {search.place(path).root for path in record.files}
+    yield from {prefix for root, prefix in enumerate(search.prefixes) if prefix and root in used}
+    yield from {root for number, root in enumerate(search.roots) if number in used}
+    yield search.base
+
+
+def _holds(compiled: Compiled, paths: list[str]) -> bool:
+    """Tell whether one of the paths is in an output or in the log.
+
+    PTX writes strings as lists of decimal bytes, `.b8 name[3] = {47, 97, 0}`. A path of one letter
+    and a slash is found where it is none: that costs a compile elsewhere, and nothing else.
     """
-    for prefix in prefixes:
-        raw = os.fsencode(prefix)
+    outputs = [output for output in (compiled.cubin, compiled.ltoir, compiled.ptx) if output]
+    outputs.append(compiled.log.encode())
+    for path in paths:
+        raw = os.fsencode(path)
         decimal = ", ".join(map(str, raw)).encode()
-        if raw in (compiled.cubin or b"") or raw in (ptx := compiled.ptx or b"") or decimal in ptx:
+        if any(raw in output or decimal in output for output in outputs):
             return True
     return False

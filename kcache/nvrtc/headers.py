@@ -1,74 +1,190 @@
-"""HeaderSet: the files that decided a compile's outcome.
+"""HeaderSet: what decided a compile's outcome, beside its request.
 
-Three things decide what a source with includes compiles to, beside the source: the content of the
-headers that were read; files that were looked for and are *not* there, because one that appears
-earlier on the include path, or makes a `__has_include` true, changes the outcome; and files that
-are there and make a `__has_include` true without being read.
+It is made of the compile's record: all that the compiler asked the operating system, with the
+answers. The outcome is good as long as every question gets the answer that it got. So nothing here
+knows what an include is; files that were read, places where nothing was, directories and variables
+are answers like all others.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from kcache.errors import KcacheError
-from kcache.nvrtc.search import Place
+from kcache.nvrtc.search import HeaderSearch, Place
+from kcache.nvrtc.workers.messages import Record
 
-__all__ = ["HeaderSet", "UncacheableError", "is_header", "tree_files"]
+__all__ = ["FREE", "Denied", "HeaderSet", "Other", "is_header", "only_names"]
+
+#: `HeaderSet.bound` of an outcome that is good wherever the include directories lie.
+FREE = ""
+#: The compiler's own texts, which it looks for in the working directory and never opens.
+_OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
+
+
+class Denied(NamedTuple):
+    """A path that could not be looked at, or not opened, and the error's number."""
+
+    place: Place
+    error: int
+
+
+class Other(NamedTuple):
+    """The answer to one of the rarer questions; see `recorder`."""
+
+    question: str
+    place: Place
+    answer: bytes
 
 
 class HeaderSet(NamedTuple):
-    """The files that decided one outcome, each in its place.
+    """What one compile was told.
 
     Attributes:
-        files: place -> digest of the content (XXH3-128, 16 bytes).
-        absent: places where there must be no file.
-        present: places where there must be a file, whatever is in it.
-        trees: roots that must hold no other files than `files` lists.
-        once: files of equal content with `#pragma once`, each with a number: equal numbers must be
-            one file under two names (links), others must not be.
-        paths: whether the outcome holds the paths themselves (`__FILE__`), so that it is good for
-            these include directories only.
+        files: files that were read, place -> digest of the content (XXH3-128, 16 bytes).
+        absent: places where nothing was.
+        present: files that were there, and that nothing was read of.
+        folders: places where a directory was.
+        names: names of in-memory texts, which the compiler looks for on disk and never opens; one
+            that is there must be none of the files, or the compiler takes the two for one.
+        same: paths of equal content, each with a number: equal numbers are one file under two names
+            (links), others are not. `#pragma once` goes by that.
+        denied: what could not be looked at or opened.
+        others: answers to rarer questions.
+        variables: environment variables that are not part of the key, None for one that is not set.
+        bound: where the outcome is good: `FREE`, or a digest of the location that it was made in,
+            with `!` before it where it is known to be good for no other.
     """
 
     files: Mapping[Place, bytes]
-    absent: frozenset[Place]
-    present: frozenset[Place]
-    trees: frozenset[int] = frozenset()
-    once: tuple[tuple[int, Place], ...] = ()
-    paths: bool = False
+    absent: frozenset[Place] = frozenset()
+    present: frozenset[Place] = frozenset()
+    folders: frozenset[Place] = frozenset()
+    names: frozenset[Place] = frozenset()
+    same: tuple[tuple[int, Place], ...] = ()
+    denied: tuple[Denied, ...] = ()
+    others: tuple[Other, ...] = ()
+    variables: tuple[tuple[str, str | None], ...] = ()
+    bound: str = FREE
+
+    @classmethod
+    def of(
+        cls,
+        record: Record,
+        search: HeaderSearch,
+        texts: Iterable[str],
+        variables: Iterable[tuple[str, str | None]],
+    ) -> HeaderSet:
+        """Return the set that a record makes.
+
+        Args:
+            record: of the compile.
+            search: its roots.
+            texts: names of the source and of the in-memory headers.
+            variables: those that were asked for and are not part of the key.
+        """
+        named = _names(texts, search)
+        kinds: dict[str, set[Place]] = {kind: set() for kind in "-fdn"}
+        files: dict[Place, bytes] = {}
+        denied: list[Denied] = []
+        inodes: dict[Place, tuple[int, int]] = {}
+        for path, answer in record.files.items():
+            place = search.place(path)
+            if answer.opened:
+                files[place] = answer.digest
+                inodes[place] = answer.stamp[3:]
+            elif answer.denied:
+                denied.append(Denied(place, answer.error))
+            elif answer.kind in "-f" and search.path(place) in named:
+                kinds["n"].add(place)
+            elif answer.kind == "d" and _is_directory(search.path(place), search):
+                pass
+            elif answer.kind in "-afd":
+                kinds["-" if answer.kind == "a" else answer.kind].add(place)
+                if answer.kind == "f":
+                    inodes[place] = answer.stamp[3:]
+        implied = {folder for place in (*files, *kinds["f"]) for folder in _above(place)}
+        return cls(
+            files,
+            frozenset(kinds["-"] - files.keys()),
+            frozenset(kinds["f"] - files.keys()),
+            frozenset(kinds["d"] - implied),
+            frozenset(kinds["n"] - files.keys()),
+            tuple(_same(files, inodes)),
+            tuple(sorted(denied)),
+            tuple(
+                sorted(
+                    Other(question, search.place(path), answer)
+                    for (question, path), answer in record.others.items()
+                )
+            ),
+            tuple(sorted(variables, key=lambda pair: pair[0])),
+        )
 
 
-class UncacheableError(KcacheError):
-    """A compile's outcome must not be cached; the message says why. Never reaches a caller.
+def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bool:
+    """Tell whether a compile asked for no file but the names of texts that it has in memory.
 
-    Attributes:
-        covered_by_extra_key: whether a caller's `extra_key` takes responsibility for the reason.
+    It opens none of these; it wants to know whether two of them are one file.
     """
-
-    def __init__(self, reason: str, *, covered_by_extra_key: bool = False) -> None:
-        super().__init__(reason)
-        self.covered_by_extra_key = covered_by_extra_key
-
-
-def tree_files(top: str, most: int) -> list[str] | None:
-    """Return the paths below `top` of all files in it, links followed; None if more than `most`."""
-    found: list[str] = []
-    seen: set[tuple[int, int]] = set()
-    for folder, folders, names in os.walk(top, followlinks=True):
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
+    named = _names(texts, search)
+    there = 0
+    for path, answer in record.files.items():
+        absolute = search.path(search.place(path))
+        if answer.kind == "d" and _is_directory(absolute, search):
             continue
-        seen.add((status.st_dev, status.st_ino))
-        paths = (os.path.join(folder, name) for name in names)
-        found += (os.path.relpath(path, top) for path in paths if is_header(path))
-        if len(found) > most:
-            return None
-    return found
+        if absolute not in named or answer.kind not in "-f" or answer.opened or answer.denied:
+            return False
+        there += answer.kind == "f"
+    return there <= 1 and not record.others
 
 
 def is_header(path: str) -> bool:
-    """Tell whether the compiler would open `path` as a header: a readable file, links followed."""
+    """Tell whether there is a readable file at `path`, links followed."""
     return os.path.isfile(path) and os.access(path, os.R_OK)
+
+
+def _names(texts: Iterable[str], search: HeaderSearch) -> frozenset[str]:
+    """Return the paths at which the compiler looks for the names of texts that it has in memory."""
+    return frozenset(
+        name if name[:1] == "/" else search.base + name for name in (*texts, *_OWN_NAMES)
+    )
+
+
+def _is_directory(path: str, search: HeaderSearch) -> bool:
+    """Tell whether a path is the working directory, which is one wherever a compile is made."""
+    return path in (search.directory, search.base, f"{search.base}.")
+
+
+def _above(place: Place) -> Iterator[Place]:
+    """Yield the directories that a path goes through, below its root, and the root itself."""
+    folder = place.path
+    while "/" in folder:
+        folder = folder.rpartition("/")[0]
+        yield Place(place.root, folder)
+        yield Place(place.root, f"{folder}/")
+    yield Place(place.root, ".")
+
+
+def _same(
+    files: Mapping[Place, bytes], inodes: Mapping[Place, tuple[int, int]]
+) -> Iterator[tuple[int, Place]]:
+    """Yield a number for each path that may be another name of another path's file.
+
+    Files of different content are different files, so only those of equal content count, and those
+    that were not opened, whose content is not known.
+    """
+    by_inode: dict[tuple[int, int], list[Place]] = {}
+    by_digest: dict[bytes, list[Place]] = {}
+    for place in sorted(inodes):
+        by_inode.setdefault(inodes[place], []).append(place)
+        if place in files:
+            by_digest.setdefault(files[place], []).append(place)
+    doubtful = {place for places in by_digest.values() if len(places) > 1 for place in places}
+    for place in inodes:
+        if place not in files:  # one class with the file whose other name it is
+            doubtful.update(by_inode[inodes[place]])
+    numbers: dict[tuple[int, int], int] = {}
+    for place in sorted(doubtful):
+        yield numbers.setdefault(inodes[place], len(numbers)), place

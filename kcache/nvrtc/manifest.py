@@ -4,11 +4,14 @@ Stored as an entry under the request's key. Sections: `set0`, `set1`, ... the he
 recent first; `stamps0.LOCATION` what `FileDigests` remembered of set 0's files where the include
 directories lie as LOCATION says.
 
-A set is a u32 length, a text of that length, and 16 bytes of digest per file. The text is groups
-separated by two NULs; a group is a KIND and a root's number, then paths below that root, separated
-by NULs. Kinds: ``f`` files that were read, ``a`` absent, ``p`` present, ``t`` a tree, all of whose
-files are listed, ``i`` a number and one path: files with equal numbers are one file, others are
-not; ``x`` that the outcome holds paths.
+A set is a u32 length, a text of that length, and 16 bytes of digest per file that was read. The
+text is groups separated by two NULs; a group is a KIND and a root's number, then fields separated
+by NULs. Kinds whose fields are paths below the root: ``f`` files that were read, ``a`` absent,
+``p`` present and not opened, ``d`` directories, ``n`` names of in-memory texts. Others: ``i`` a
+number and one path: paths with equal numbers are one file, others are not; ``e`` an error's number
+and a path; ``o`` a question, a path, and the answer in hexadecimal; ``v`` (root 0) a variable,
+``NAME=VALUE`` or ``NAME`` for one that is not set; ``x`` (root 0) what the outcome is bound to, see
+`HeaderSet.bound`; it comes last.
 
 Stamps are five signed 64-bit integers (`Stamp`), zeros for what is not trusted: first one per
 file; then a u32 count of directories, their stamps, and their absolute paths separated by NULs.
@@ -24,10 +27,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from kcache import config
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
+from kcache.nvrtc.answers import Question, answer_now, error_now
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, SIZE, FileDigests, Stamp, file_clock_ns, stamp_of
-from kcache.nvrtc.headers import HeaderSet, is_header, tree_files
+from kcache.nvrtc.headers import FREE, HeaderSet, is_header
 from kcache.nvrtc.key import digest_fields
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
 
@@ -39,17 +44,20 @@ MAX_SETS = 16
 MAX_LOCATIONS = 4
 
 _STAMP = struct.Struct("<5q")
+#: Precedes a location in `HeaderSet.bound` where the outcome is known to be good for no other.
+ONLY = "!"
 
 
 class Difference(NamedTuple):
     """One thing that is not as a header set says.
 
     Attributes:
-        kind: `changed` or `gone`, of a header that was read; `appeared`, of a file that was not
-            there; `vanished`, of one that had to be there; `added`, of one in a directory all of
-            whose files count; `identity`, of files that became one, or two; `root`, of a set that
-            is for another include path.
-        path: absolute path of the file; empty where no single one is meant.
+        kind: `changed` or `gone`, of a header that was read; `appeared`, of something that was not
+            there; `vanished`, of something that was; `identity`, of files that became one, or two;
+            `root`, of a set that is for another include path; `variable`, of an environment
+            variable; `answer`, of a rarer question to the file system.
+        path: absolute path of the file, or name of the variable; empty where no single one is
+            meant.
     """
 
     kind: str
@@ -74,10 +82,15 @@ class _Sections(NamedTuple):
     files: list[tuple[int, list[str]]]
     absent: list[tuple[int, list[str]]]
     present: list[Place]
-    trees: list[int]
-    once: list[tuple[int, Place]]
-    paths: bool
+    folders: list[Place]
+    names: list[Place]
+    same: list[tuple[int, Place]]
+    denied: list[tuple[int, Place]]
+    others: list[tuple[Question, Place, bytes]]
+    variables: list[tuple[str, str | None]]
+    bound: str
     digests_at: int
+    roots: int
 
 
 class Variant:
@@ -125,14 +138,29 @@ class Variant:
             found = self._paths[location] = tuple(sorted(paths))
         return found
 
-    def result_key(self, request_key: str, search: HeaderSearch) -> str:
-        """Return the key of the outcome: the request, the headers, and paths where it has any."""
+    @property
+    def bound(self) -> str:
+        """Where the outcome is good; see `HeaderSet.bound`."""
+        return self.sections().bound
+
+    def good_at(self, location: str) -> bool:
+        """Tell whether the outcome may be used where the include directories lie as given."""
+        return self.bound.removeprefix(ONLY) in (FREE, location)
+
+    @property
+    def may_be_good_elsewhere(self) -> bool:
+        """Whether nothing shows that the outcome depends on its location, and nothing excludes it."""
+        return self.bound != FREE and not self.bound.startswith(ONLY)
+
+    def unbound(self) -> Variant:
+        """Return the same answers, with an outcome that is good wherever they hold."""
+        sections = self.sections()
+        return Variant(_without_bound(self.raw, sections.bound, sections.digests_at))
+
+    def result_key(self, request_key: str) -> str:
+        """Return the key of the outcome: the request, and the answers that the compiler got."""
         fields = [("request", request_key.encode()), ("headers", self.raw)]
-        if self.sections().paths:
-            fields += (
-                ("path", prefix.encode("utf-8", "surrogateescape")) for prefix in search.prefixes
-            )
-        return digest_fields("kcache-result/1", fields)
+        return digest_fields("kcache-result/2", fields)
 
     def holds(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
         """Tell whether every file is now as the set says."""
@@ -143,23 +171,50 @@ class Variant:
     ) -> Iterator[Difference]:
         """Yield what is not as the set says, in the order in which it is cheapest to find out."""
         sections = self.sections()
-        if any(root >= len(search.prefixes) for root, _ in sections.files):
+        if sections.roots > len(search.roots):
             yield Difference("root", "")
             return
         stamps = iter(self._stored(location))
         for at, paths in self._files(search):
             for path in digests.differing(paths, self.raw, at, stamps):
                 yield Difference("changed" if is_header(path) else "gone", path)
-        if sections.once and not _same_identities(sections.once, search):
+        yield from self._appeared(search, digests, location)
+        if sections.same and not _same_identities(sections.same, search):
             yield Difference("identity", "")
         for path in map(search.path, sections.present):
             if not is_header(path):
                 yield Difference("vanished", path)
-        for path in self._appeared(search, digests, location):
-            yield Difference("appeared", path)
-        for root in sections.trees:
-            for path in self._added(root, search):
-                yield Difference("added", path)
+        for path in map(search.path, sections.folders):
+            if not os.path.isdir(path):
+                yield Difference("vanished", path)
+        yield from self._other_answers(sections, search)
+
+    def _other_answers(self, sections: _Sections, search: HeaderSearch) -> Iterator[Difference]:
+        for path in map(search.path, sections.names):
+            if self._is_file_of_set(path, search):
+                yield Difference("identity", path)
+        for error, place in sections.denied:
+            if error_now(search.path(place)) != error:
+                yield Difference("answer", search.path(place))
+        for question, place, answer in sections.others:
+            if answer_now(question, search.path(place)) != answer:
+                yield Difference("answer", search.path(place))
+        for name, value in sections.variables:
+            if config.variable(name) != value:
+                yield Difference("variable", name)
+
+    def _is_file_of_set(self, path: str, search: HeaderSearch) -> bool:
+        """Tell whether a path is another name of a file that was read."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            return False
+        for _, paths in self._files(search):
+            for each in paths:
+                with suppress(OSError):
+                    if each != path and os.path.samestat(os.stat(each), status):
+                        return True
+        return False
 
     def shadowed(self, path: str, search: HeaderSearch) -> str | None:
         """Return which header of the set the absent file at `path` would be found instead of."""
@@ -177,26 +232,15 @@ class Variant:
     def _files(self, search: HeaderSearch) -> Iterator[tuple[int, list[str]]]:
         """Yield absolute paths of the headers that were read, and where their digests begin."""
         sections = self.sections()
-        base = search.directory + "/"
         at = sections.digests_at
         for root, paths in sections.files:
-            prefix = "" if root == ABSOLUTE else search.prefixes[root]
-            if root != ABSOLUTE and not prefix.startswith("/"):
-                prefix = base + prefix
+            prefix = "" if root == ABSOLUTE else search.roots[root]
             yield at, [prefix + path for path in paths]
             at += SIZE * len(paths)
 
-    def _added(self, root: int, search: HeaderSearch) -> Iterator[str]:
-        """Yield what is in a root beside the files of the set; the root itself if that is much."""
-        top = os.path.join(search.directory, search.prefixes[root])
-        listed = {path for _, paths in self._files(search) for path in paths}
-        found = tree_files(top, len(listed))
-        if found is None:
-            yield top
-        else:
-            yield from {os.path.join(top, path) for path in found} - listed
-
-    def _appeared(self, search: HeaderSearch, digests: FileDigests, location: str) -> Iterator[str]:
+    def _appeared(
+        self, search: HeaderSearch, digests: FileDigests, location: str
+    ) -> Iterator[Difference]:
         """Yield absent files that are there, by the status of their directories if that tells."""
         known = self._directories.get(location)
         if known is None:
@@ -216,8 +260,8 @@ class Variant:
             read_at = file_clock_ns()
             paths = (os.path.join(directory, name) for name in watched.names)
             there = None
-            for there in filter(is_header, paths):
-                yield there
+            for there in filter(os.path.exists, paths):
+                yield Difference("appeared", there)
             if there is None and now is not None:
                 known[directory] = _watched(directory, watched.names, now, read_at)
 
@@ -226,7 +270,7 @@ class Variant:
         found: dict[str, _Watched] = {}
         deepest: dict[str, str] = {}
         for root, paths in self.sections().absent:
-            if root >= len(search.prefixes):
+            if root >= len(search.roots):
                 continue
             for path in sorted(search.path(Place(root, path)) for path in paths):
                 folder = os.path.dirname(path)
@@ -305,8 +349,19 @@ class Manifest:
         """Return the variant whose files are all as it says, or None."""
         for variant in self.variants:
             with suppress(CorruptEntryError):  # intact, but no header set
-                if variant.holds(search, digests, location):
+                if variant.good_at(location) and variant.holds(search, digests, location):
                     return variant
+        return None
+
+    def bound_elsewhere(self, variant: Variant) -> Variant | None:
+        """Return one with the same answers, made in another location and perhaps good for all."""
+        answers = variant.unbound().raw
+        for other in self.variants:
+            with suppress(CorruptEntryError):
+                if other.bound == variant.bound or not other.may_be_good_elsewhere:
+                    continue
+                if other.unbound().raw == answers:
+                    return other
         return None
 
     def add(self, variant: Variant) -> None:
@@ -315,6 +370,12 @@ class Manifest:
             if old.raw == variant.raw:
                 variant.stamps = {**old.stamps, **variant.stamps}
         kept = [old for old in self.variants if old.raw != variant.raw]
+        if variant.bound == FREE:  # and those for one location that it makes needless
+            kept = [
+                old
+                for old in kept
+                if not old.may_be_good_elsewhere or (old.unbound().raw != variant.raw)
+            ]
         self.variants = [variant, *kept][:MAX_SETS]
 
     def to_entry(self) -> Entry:
@@ -376,12 +437,24 @@ def _encode(headers: HeaderSet) -> bytes:
         *_groups("f", (place for place, _ in files)),
         *_groups("a", sorted(headers.absent)),
         *_groups("p", sorted(headers.present)),
-        *(f"t{root}" for root in sorted(headers.trees)),
-        *(f"i{place.root}\0{number}\0{place.path}" for number, place in headers.once),
-        *(("x0",) if headers.paths else ()),
+        *_groups("d", sorted(headers.folders)),
+        *_groups("n", sorted(headers.names)),
+        *(f"i{place.root}\0{number}\0{place.path}" for number, place in headers.same),
+        *(f"e{place.root}\0{error}\0{place.path}" for place, error in headers.denied),
+        *(f"o{p.root}\0{question}\0{p.path}\0{a.hex()}" for question, p, a in headers.others),
+        *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in headers.variables),
+        *((f"x0\0{headers.bound}",) if headers.bound else ()),
     ]
     text = "\0\0".join(groups).encode("utf-8", "surrogateescape")
     return struct.pack("<I", len(text)) + text + b"".join(digest for _, digest in files)
+
+
+def _without_bound(raw: bytes, bound: str, digests_at: int) -> bytes:
+    """Return an encoded set without its last group, if that says what the outcome is bound to."""
+    if bound == FREE:
+        return raw
+    text = raw[4:digests_at].removesuffix(f"x0\0{bound}".encode()).removesuffix(b"\0\0")
+    return struct.pack("<I", len(text)) + text + raw[digests_at:]
 
 
 def _groups(kind: str, places: Iterable[Place]) -> Iterator[str]:
@@ -394,21 +467,41 @@ def _decode(raw: bytes) -> _Sections:
     try:
         (length,) = struct.unpack_from("<I", raw)
         text = raw[4 : 4 + length].decode("utf-8", "surrogateescape")
-        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "faptix"}
+        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "fapdnieovx"}
+        roots = 0
         for group in text.split("\0\0") if text else ():
-            head, *paths = group.split("\0")
-            found[head[0]].append((int(head[1:]), paths))
+            head, *fields = group.split("\0")
+            root = int(head[1:])
+            if root < ABSOLUTE:
+                raise ValueError(f"root {root}")
+            roots = max(roots, root + 1)
+            found[head[0]].append((root, fields))
         count = sum(len(paths) for _, paths in found["f"])
         if len(raw) != 4 + length + SIZE * count:
             raise ValueError("not one digest per file")
+        bound = [fields[0] for _, fields in found["x"]]
         return _Sections(
             found["f"],
             found["a"],
-            [Place(root, path) for root, paths in found["p"] for path in paths],
-            [root for root, _ in found["t"]],
+            *(list(_each_place(found[kind])) for kind in "pdn"),
             [(int(number), Place(root, path)) for root, (number, path) in found["i"]],
-            bool(found["x"]),
+            [(int(error), Place(root, path)) for root, (error, path) in found["e"]],
+            [(q, Place(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
+            [_variable(text) for _, (text,) in found["v"]],
+            bound[0] if bound else FREE,
             4 + length,
+            roots,
         )
     except (struct.error, ValueError, KeyError, IndexError) as error:
         raise CorruptEntryError(f"malformed header set: {error}") from error
+
+
+def _each_place(groups: Iterable[tuple[int, list[str]]]) -> Iterator[Place]:
+    for root, paths in groups:
+        for path in paths:
+            yield Place(root, path)
+
+
+def _variable(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    return name, value if equals else None

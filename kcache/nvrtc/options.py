@@ -16,27 +16,10 @@ _ARCH = r"(?:(sm|compute)_)?(\d{2,3})([af]?)"
 _STD = r"(?:c\+\+)?(\d{2})"
 _DEFINE = r"[A-Za-z_]\w*(\([\w, .]*\))?"
 
-#: Options that make the compiler read or write files which the cache does not follow: compile with
-#: them, don't cache. Precompiled headers hide the headers inside them from the compiler's trace.
-_SIDE_EFFECTS = (
-    "--pch",
-    "-pch",
-    "--create-pch",
-    "-create-pch",
-    "--use-pch",
-    "-use-pch",
-    "--pch-dir",
-    "-pch-dir",
-    "--fdevice-time-trace",
-    "-fdevice-time-trace",
-    "--time",
-    "-time",
-)
 _INCLUDE = ("-I", "--include-path")
-_PRE_INCLUDE = ("-include", "--pre-include")
 _DEFINES = ("-D", "--define-macro")
 _ARCH_OPTION = ("-arch", "--gpu-architecture")
-_WITH_VALUE = frozenset((*_INCLUDE, *_PRE_INCLUDE, *_ARCH_OPTION, *_DEFINES))
+_WITH_VALUE = frozenset((*_INCLUDE, *_ARCH_OPTION, *_DEFINES))
 #: Options whose output names the directory that the compiler ran in.
 _PATHS_IN_OUTPUT = ("-G", "--device-debug", "-lineinfo", "--generate-line-info")
 
@@ -203,33 +186,25 @@ class ExtraOptions(NamedTuple):
 
     Attributes:
         include_paths: directories of `-I` and `--include-path`.
-        pre_includes: files of `-include` and `--pre-include`.
         defines: macros of `-D` and `--define-macro`, `NAME` or `NAME=VALUE`.
         arch: value of `-arch` or `--gpu-architecture`, or None.
         without_paths: the options, with include directories replaced by their position.
-        untracked: the first option whose files the cache can't follow, or None.
         paths_in_output: whether the output names the working directory.
-        source_include: False after `--no-source-include`.
     """
 
     include_paths: tuple[str, ...]
-    pre_includes: tuple[str, ...]
     defines: tuple[str, ...]
     arch: str | None
     without_paths: tuple[str, ...]
-    untracked: str | None
     paths_in_output: bool
-    source_include: bool
 
     @classmethod
     def parse(cls, options: Sequence[str]) -> ExtraOptions:
         """Read the forms that NVRTC accepts: `-Ix`, `-I x`, `-I=x`, `--name=x`, `--name x`."""
         includes: list[str] = []
-        pre_includes: list[str] = []
         defines: list[str] = []
         arch: str | None = None
         kept: list[str] = []
-        untracked: str | None = None
         options = [option.strip(" ") for option in options]  # as the compiler does
         rest = iter(options)
         for option in rest:
@@ -249,25 +224,15 @@ class ExtraOptions(NamedTuple):
                 kept.append(f"-I#+{len(includes)}")
                 includes.append(value)
                 continue
-            if name in _PRE_INCLUDE:
-                value = value.strip(" ")
-                pre_includes.append(value)
-                kept.append(f"--pre-include={value}")
-                continue
             if name in _ARCH_OPTION:
                 arch = value
-            if name in _SIDE_EFFECTS and untracked is None:
-                untracked = option
             kept.append(f"{name}={value}" if name in _ARCH_OPTION else option)
         return cls(
             tuple(includes),
-            tuple(pre_includes),
             tuple(defines),
             arch,
             tuple(kept),
-            untracked,
             any(option.partition("=")[0] in _PATHS_IN_OUTPUT for option in options),
-            not any(option in ("--no-source-include", "-no-source-include") for option in options),
         )
 
 

@@ -6,25 +6,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from kcache.config import compiler_variables
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
 from kcache.nvrtc.search import HeaderSearch, may_include
+from kcache.nvrtc.workers.harmless import are_harmless
+from kcache.nvrtc.workers.texts import asks_clock, flags_of
 from kcache.util.record import Record
 
 __all__ = [
     "DEFAULT_NAME",
-    "TRIGRAPHS",
     "CompileRequest",
     "Request",
     "compile_request",
     "working_directory",
 ]
 
-#: Trigraphs that can make a directive of what does not look like one: `#`, and a spliced line.
-TRIGRAPHS = ("??=", "??/")
-#: How the option of a standard that knows them ends.
-_OLD_STANDARDS = ("c++03", "c++11", "c++14")
 #: What the compiler calls a source that has no name.
 DEFAULT_NAME = "kernel.cu"
 
@@ -41,13 +39,15 @@ class Request(NamedTuple):
         source_name: name of the source as the compiler sees it.
         compiler: identity of the compiler.
         key: digest of all of it, headers on disk excepted.
-        self_contained: whether it can't read any file, so that `key` alone decides the outcome.
+        self_contained: whether it reads no file, as far as its text and its options tell, so that
+            `key` alone decides the outcome.
         anywhere: whether the working directory means nothing to it either.
         search: where its headers are looked for.
         location: short digest of where that is, for what is only true there.
         extra: what the cache has to know of the options that were written out.
         defines: macros of all options, `NAME` or `NAME=VALUE`.
-        bound: what else `key` holds of the directories, beside how many there are.
+        bound: what else `key` holds of the directories and the environment.
+        variables: of the environment, those that are in the key; see `config`.
     """
 
     source: str
@@ -65,6 +65,7 @@ class Request(NamedTuple):
     extra: ExtraOptions
     defines: tuple[str, ...]
     bound: tuple[str, ...]
+    variables: tuple[str, ...]
 
     def is_here(self) -> bool:
         """Tell whether the working directory is still the one that the request was made in."""
@@ -72,21 +73,25 @@ class Request(NamedTuple):
 
     def uncacheable(self) -> str | None:
         """Return why the outcome must not be cached, as far as the request itself tells."""
-        if self.extra.untracked is not None:
-            return f"option {self.extra.untracked} involves files that can't be followed"
-        if any(map(_uses_time, (self.source, *self.defines))):
-            return "the source uses the time of the compile"
-        if self.reads_trigraphs() and any(
-            mark in text
-            for text in (self.source, *self.headers.values(), *self.defines)
-            for mark in TRIGRAPHS
-        ):
-            return "the source has trigraphs, which can hide a directive"
+        flags = 0
+        for text in (self.source, *self.headers.values(), *self.defines):
+            flags |= flags_of(text.encode())
+        return "the source uses the time of the compile" if asks_clock(flags) else None
+
+    @property
+    def shows_paths(self) -> bool:
+        """Whether the output names directories, which are then part of the key."""
+        return any(each.startswith("directory=") for each in self.bound)
+
+    @property
+    def family(self) -> object:
+        """What requests have in common that can share a precompiled header; None if nothing."""
         return None
 
-    def reads_trigraphs(self) -> bool:
-        """Tell whether the compiler replaces trigraphs, as it does up to C++14."""
-        return any(flag.rstrip().endswith(_OLD_STANDARDS) for flag in self.options.flags())
+    @property
+    def preamble(self) -> int:
+        """How many characters of the source may be precompiled."""
+        return 0
 
     @classmethod
     def make(
@@ -118,20 +123,20 @@ class Request(NamedTuple):
         extra = options.extra
         defines = (*map(str, options.defines), *extra.defines)
         directory = working_directory()
-        search = HeaderSearch(
-            source_name,
-            (*map(str, options.include_paths), *extra.include_paths),
-            in_memory=in_memory,
-            source_include=extra.source_include,
-            directory=directory,
-        )
+        paths = (*map(str, options.include_paths), *extra.include_paths)
+        search = HeaderSearch(source_name, paths, directory=directory)
         outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
         bound: list[str] = []
         shows_paths = options.debug or options.lineinfo or extra.paths_in_output
         if shows_paths:
             # Debug information names the working directory and every file, as opened.
             bound += [f"directory={directory}", *(f"prefix={p}" for p in search.prefixes)]
-        contained = not extra.pre_includes and not any(map(may_include, (source, *defines)))
+        variables = compiler_variables()
+        bound += [f"variable={each}" for each in variables]
+        # An option that nobody has tried may name files.
+        contained = are_harmless(options.extra.without_paths) and not any(
+            map(may_include, (source, *defines))
+        )
         if not contained:
             # A header is known by the innermost directory that it is in.
             bound += [f"nested={each}" for each in search.nesting()]
@@ -159,10 +164,11 @@ class Request(NamedTuple):
             contained,
             contained and not shows_paths,
             search,
-            digest_fields("location", place)[:16],
+            digest_fields("location", place)[:32],
             extra,
             defines,
             tuple(bound),
+            variables,
         )
 
 
@@ -218,20 +224,6 @@ def compile_request(given: object) -> CompileRequest:
         f"{type(given).__name__} is not allowed; allowed: kcache.CompileRequest, source text, "
         f"or a tuple or mapping of {', '.join(fields)}"
     )
-
-
-def _uses_time(text: str) -> bool:
-    """Tell what `scan.uses_time` does, without it where a look at the text is enough.
-
-    A process that waits for another one's compile comes by here, and the scan's expressions would
-    take it 10 ms, of which the one that compiles gets less of the processor.
-    """
-    joined = text.replace("\\\r\n", "").replace("\\\n", "")
-    if "__DATE__" not in joined and "__TIME" not in joined:
-        return False
-    from kcache.nvrtc.scan import uses_time
-
-    return uses_time(text.encode())
 
 
 def working_directory() -> str:

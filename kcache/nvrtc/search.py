@@ -1,11 +1,7 @@
-"""HeaderSearch: where NVRTC looks for a header, and in which order.
+"""Roots: the directories that a compile's paths start from, so that they can be found elsewhere.
 
-As observed on NVRTC 12.4 to 13.5: in-memory headers first, by the exact name that was written.
-Then, for a name in quotes, the directory of the file that includes it (as that file was opened,
-links not followed; that of an in-memory header starts from the working directory), unless
-`--no-source-include` is given. Then the include directories in order. The operand of
-`--pre-include` is looked for in the working directory first, with that option too. Directories and
-dangling links are passed over.
+A path that the compiler asked for is kept as a root's number and the rest below that root. In
+another checkout or container the same request has other roots, and the same questions.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-__all__ = ["ABSOLUTE", "SOURCE", "HeaderSearch", "Include", "Place", "may_include"]
+__all__ = ["ABSOLUTE", "SOURCE", "HeaderSearch", "Place", "may_include"]
 
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
@@ -22,120 +18,75 @@ ABSOLUTE = -1
 
 
 class Place(NamedTuple):
-    """A file by its root and its path below it, so that it can be found in another folder too.
+    """A path by its root and what comes below it.
 
     Attributes:
-        root: `SOURCE`, the directory of the source; 1, 2, ... the include directories in order;
-            `ABSOLUTE` for a path that was written out.
-        path: below the root, as the compiler would open it.
+        root: `SOURCE`, the directory of the source; 1, 2, ... the include directories in order; the
+            number after those is the working directory, where that is not the source's;
+            `ABSOLUTE` for a path that lies in none of them.
+        path: below the root, as the compiler asked for it.
     """
 
     root: int
     path: str
 
 
-class Include(NamedTuple):
-    """An operand of `#include` or `__has_include`: its name, and whether it stood in quotes.
-
-    With `next` it is one of `#include_next`: looked for in the directories after the includer's.
-    """
-
-    name: str
-    quoted: bool
-    next: bool = False
-
-
 class HeaderSearch:
-    """The include path of one compile.
+    """The roots of one compile.
 
     Args:
         source_name: name of the source; its directory is the root `SOURCE`.
         include_paths: directories in order, as given to the compiler.
-        in_memory: include names of the in-memory headers.
-        source_include: False after `--no-source-include`.
         directory: working directory, which relative paths start from.
+
+    Attributes:
+        prefixes: the roots as the compiler writes them before a name; empty for the working
+            directory.
+        roots: the same as absolute paths that end in a slash, the working directory's included.
     """
 
-    def __init__(
-        self,
-        source_name: str,
-        include_paths: Iterable[str],
-        *,
-        in_memory: Iterable[str] = (),
-        source_include: bool = True,
-        directory: str,
-    ) -> None:
+    def __init__(self, source_name: str, include_paths: Iterable[str], *, directory: str) -> None:
         folder = os.path.dirname(source_name)
-        self.in_memory = frozenset(in_memory)
-        self.source_include = source_include
         self.directory = directory
         self.prefixes = (
             "" if not folder else "/" if folder == "/" else f"{folder}/",
             *map(_prefix, include_paths),
         )
-        self._longest = sorted(
-            range(1, len(self.prefixes)), key=lambda root: len(self.prefixes[root]), reverse=True
-        )
+        base = directory if directory.endswith("/") else f"{directory}/"
+        self.base = base
+        roots = [base + prefix if prefix[:1] != "/" else prefix for prefix in self.prefixes]
+        if base != roots[SOURCE]:
+            roots.append(base)
+        self.roots = tuple(roots)
+        # The include path before the source's own directory, the longest first.
+        order = sorted(range(len(roots)), key=lambda root: (len(roots[root]), root), reverse=True)
+        self._longest = [(roots[root], root) for root in order]
 
-    def place(self, opened: str) -> Place:
-        """Return the one place of a path as the compiler opened it."""
-        for root in self._longest:
-            prefix = self.prefixes[root]
-            if opened.startswith(prefix) and (prefix or opened[:1] != "/"):
-                return Place(root, opened[len(prefix) :])
-        source = self.prefixes[SOURCE]
-        if opened.startswith(source) and (source or opened[:1] != "/"):
-            return Place(SOURCE, opened[len(source) :])
-        return Place(ABSOLUTE, opened)
-
-    def opened(self, place: Place) -> str:
-        """Return the path as the compiler opens it."""
-        if place.root == ABSOLUTE:
-            return place.path
-        return self.prefixes[place.root] + place.path
+    def place(self, asked: str) -> Place:
+        """Return the one place of a path as the compiler asked for it."""
+        path = asked if asked[:1] == "/" else self.base + asked
+        for prefix, root in self._longest:
+            if path.startswith(prefix):
+                return Place(root, path[len(prefix) :] or ".")
+        for prefix, root in self._longest:  # the directory of a root itself
+            if path == prefix[:-1]:
+                return Place(root, ".")
+        return Place(ABSOLUTE, path)
 
     def path(self, place: Place) -> str:
-        """Return an absolute path of the place."""
-        return os.path.join(self.directory, self.opened(place))
+        """Return the absolute path of the place."""
+        return place.path if place.root == ABSOLUTE else self.roots[place.root] + place.path
 
     def has(self, place: Place) -> bool:
         """Tell whether the place's root exists in this search at all."""
-        return place.root < len(self.prefixes)
+        return place.root < len(self.roots)
 
     def nesting(self) -> Iterator[str]:
         """Yield which roots lie inside which, and where: it decides which place a path has."""
-        for outer, prefix in enumerate(self.prefixes):
-            for inner, other in enumerate(self.prefixes):
-                if inner != outer and other.startswith(prefix) and (prefix or other[:1] != "/"):
+        for outer, prefix in enumerate(self.roots):
+            for inner, other in enumerate(self.roots):
+                if inner != outer and other.startswith(prefix):
                     yield f"{outer} {inner} {other[len(prefix) :]}"
-
-    def candidates(self, include: Include, includer: Place | None) -> Iterator[Place]:
-        """Yield every place where `include` is looked for, first match first.
-
-        `includer` is the file that includes it, None for the source itself. Of `#include_next` the
-        directories before the includer's too.
-        """
-        beside_first = include.quoted and self.source_include and not include.next
-        if beside_first and include.name[:1] != "/":
-            beside = self.prefixes[SOURCE]
-            if includer is not None:
-                folder, slash, _ = self.opened(includer).rpartition("/")
-                beside = folder + slash
-            yield self.place(beside + include.name)
-        yield from self._along(include.name)
-
-    def pre_candidates(self, name: str) -> Iterator[Place]:
-        """Yield every place where the operand of `--pre-include` is looked for."""
-        if name[:1] != "/":
-            yield self.place(name)
-        yield from self._along(name)
-
-    def _along(self, name: str) -> Iterator[Place]:
-        if name[:1] == "/":
-            yield self.place(name)
-            return
-        for prefix in self.prefixes[1:]:
-            yield self.place(prefix + name)
 
 
 def _prefix(path: str) -> str:
@@ -148,9 +99,13 @@ def _prefix(path: str) -> str:
 
 
 def may_include(text: str) -> bool:
-    """Tell whether a source can read any file at all: a quick test that errs on yes."""
+    """Tell whether a source can read any file at all: a quick test that errs on yes.
+
+    What the compile then asks for tells for certain; an outcome that this test is wrong about is
+    not cached.
+    """
     if "\\" in text:
         text = text.replace("\\\r\n", "").replace("\\\n", "")
     if "__has_" in text and "##" in text:  # the rest of a `__has_include` may be joined to it
         return True
-    return "include" in text or "embed" in text or "import" in text
+    return "include" in text or "embed" in text or "import" in text or "??/" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -34,10 +35,14 @@ _TOLD = {
 #: What the files of a header set are, as `HeaderSet` calls them and in words.
 _PLACES = {
     "files": "headers that were read, and their digests",
-    "absent": "files that must be absent",
+    "absent": "places where nothing must be",
     "present": "files that must be there",
-    "trees": "directories that must hold no other files",
-    "once": "files of equal content with #pragma once",
+    "folders": "directories that must be there",
+    "names": "names of texts that are in memory",
+    "same": "names of equal files; equal numbers are one file",
+    "denied": "paths that can't be read",
+    "others": "other questions to the file system",
+    "variables": "environment variables",
 }
 
 
@@ -110,8 +115,9 @@ def _header_set(number: int, variant: Variant) -> Iterator[str]:
     for name, rows in found.items():
         table = (tuple(map(str, row.values())) for row in rows)
         yield from _block(f"{_PLACES[name]} ({len(rows)})", table)
-    if variant.sections().paths:
-        yield "\nThe outcome holds paths: it is good for these directories only."
+    if variant.bound:
+        known = "holds" if variant.bound.startswith("!") else "may hold"
+        yield f"\nThe outcome {known} paths: it is good for these directories only."
 
 
 def _text(value: JSON) -> str:
@@ -135,7 +141,7 @@ def _as_json(item: Item, entry: Entry | None) -> dict[str, object]:
         known["metadata"] = dict(entry.metadata)
         if item.kind == MANIFEST:
             known["header_sets"] = [
-                {**_places(variant), "paths": variant.sections().paths}
+                {**_places(variant), "bound": variant.bound}
                 for variant in _variants(entry)
             ]
     return known
@@ -162,10 +168,23 @@ def _places(variant: Variant) -> dict[str, list[dict[str, str | int]]]:
             {"root": _root(root), "path": path} for root, paths in sections.absent for path in paths
         ],
         "present": [{"root": _root(root), "path": path} for root, path in sections.present],
-        "trees": [{"root": _root(root)} for root in sections.trees],
-        "once": [
+        "folders": [{"root": _root(root), "path": path} for root, path in sections.folders],
+        "names": [{"root": _root(root), "path": path} for root, path in sections.names],
+        "same": [
             {"number": number, "root": _root(place.root), "path": place.path}
-            for number, place in sections.once
+            for number, place in sections.same
+        ],
+        "denied": [
+            {"error": os.strerror(error), "root": _root(place.root), "path": place.path}
+            for error, place in sections.denied
+        ],
+        "others": [
+            {"question": question, "root": _root(place.root), "path": place.path}
+            for question, place, _ in sections.others
+        ],
+        "variables": [
+            {"name": name, "value": "(not set)" if value is None else value}
+            for name, value in sections.variables
         ],
     }
 

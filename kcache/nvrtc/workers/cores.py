@@ -1,0 +1,40 @@
+"""Cores: how many processors this process may use."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["usable_cores"]
+
+#: Control groups, version 2, and version 1.
+_QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max", None),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use, by its affinity and its container's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = _quota()
+    return cores if quota is None else max(1, min(cores, quota))
+
+
+def _quota() -> int | None:
+    """Return the container's quota in whole cores, rounded up, or None where there is none."""
+    for quota_file, period_file in _QUOTAS:
+        try:
+            with open(quota_file, encoding="ascii") as file:
+                numbers = file.read().split()
+            if period_file is not None:
+                with open(period_file, encoding="ascii") as file:
+                    numbers += file.read().split()
+            quota, period = map(int, numbers)
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+        if quota > 0 and period > 0:
+            return -(-quota // period)
+    return None

@@ -1,0 +1,98 @@
+"""ImportTable: the addresses at which a loaded library calls libc, and how to point them elsewhere.
+
+A shared library calls another one's functions through slots in its own data, which the dynamic
+loader fills in (its global offset table; ELF gABI, "Dynamic Linking"; System V psABI for x86-64 and
+AArch64, "Relocation"). A process may write other addresses into its own slots. Not a byte of the
+library's code changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+
+__all__ = ["ImportTable", "supported"]
+
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
+#: Relocations that fill a slot with a function's address: GLOB_DAT, JUMP_SLOT, 64-bit absolute.
+_RELOCATIONS = {"x86_64": (6, 7, 1), "aarch64": (1025, 1026, 257)}
+_PROT_READ_WRITE = 3
+_LONGEST_NAME = 256
+
+
+def supported() -> bool:
+    """Tell whether the import tables of this platform's libraries can be changed."""
+    return sys.platform == "linux" and os.uname().machine in _RELOCATIONS
+
+
+class ImportTable:
+    """The slots of one loaded library, by the name of the function that each is for.
+
+    Args:
+        path: of the library, as `/proc/self/maps` has it.
+
+    Raises:
+        OSError: no such library is loaded; ValueError: it is none that can be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._base = _base_of(path)
+        tags = self._dynamic()
+        self._strings, self._symbols = tags[_DT_STRTAB], tags[_DT_SYMTAB]
+        #: name -> addresses of its slots.
+        self.slots: dict[str, list[int]] = {}
+        kinds = _RELOCATIONS[os.uname().machine]
+        for table, size in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
+            if table in tags:
+                self._read_relocations(tags[table], tags.get(size, 0), kinds)
+
+    def point(self, name: str, address: int) -> int:
+        """Have calls of `name` go to `address`; return how many slots there were.
+
+        Raises:
+            OSError: a slot can't be written.
+        """
+        slots = self.slots.get(name, ())
+        page = os.sysconf("SC_PAGE_SIZE")
+        libc = ctypes.CDLL(None, use_errno=True)
+        for slot in slots:
+            start = slot & ~(page - 1)
+            if libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(page), _PROT_READ_WRITE):
+                raise OSError(ctypes.get_errno(), f"the slot of {name} can't be written")
+            ctypes.c_uint64.from_address(slot).value = address
+        return len(slots)
+
+    def _dynamic(self) -> dict[int, int]:
+        head = ctypes.string_at(self._base, 64)
+        if head[:6] != b"\x7fELF\x02\x01":
+            raise ValueError("not a 64-bit little-endian ELF image")
+        (offset,) = struct.unpack_from("<Q", head, 32)
+        size, count = struct.unpack_from("<HH", head, 54)
+        for number in range(count):
+            raw = ctypes.string_at(self._base + offset + size * number, 56)
+            kind, _, _, address, _, _, length, _ = struct.unpack("<IIQQQQQQ", raw)
+            if kind == _PT_DYNAMIC:
+                pairs = struct.iter_unpack("<qQ", ctypes.string_at(self._base + address, length))
+                return {tag: value for tag, value in pairs if tag}
+        raise ValueError("no dynamic section")
+
+    def _read_relocations(self, table: int, size: int, kinds: tuple[int, ...]) -> None:
+        for offset, info, _ in struct.iter_unpack("<QQq", ctypes.string_at(table, size)):
+            if info & 0xFFFFFFFF not in kinds or not info >> 32:
+                continue
+            (at,) = struct.unpack("<I", ctypes.string_at(self._symbols + 24 * (info >> 32), 4))
+            name = ctypes.string_at(self._strings + at)[:_LONGEST_NAME].decode("latin-1")
+            self.slots.setdefault(name, []).append(self._base + offset)
+
+
+def _base_of(path: str) -> int:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            named = len(fields) == 6 and fields[5].removesuffix(" (deleted)") == path
+            if named and int(fields[2], 16) == 0:
+                return int(fields[0].split("-")[0], 16)
+    raise OSError(f"{path} is not loaded")

@@ -1,0 +1,267 @@
+"""Messages: what a program asks a worker, and what the worker answers, as lists of byte strings."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kcache.nvrtc.workers.wire import WireError, join_texts, split_texts
+
+__all__ = ["Ask", "FileAnswer", "Hello", "Record", "Reply", "Status"]
+
+_FILE = struct.Struct("<cBi5q16s")
+
+
+class Status:
+    """How a worker answers, in the first field of its reply."""
+
+    COMPILED = b"compiled"
+    REFUSED = b"refused"
+    #: The compiler was told of other variables before: ask a new worker.
+    ELSEWHERE = b"elsewhere"
+    FAILED = b"failed"
+
+
+class Hello(NamedTuple):
+    """What a worker says once it has loaded the library; `error` if it could not.
+
+    Attributes:
+        identity: of the library as it is in memory.
+        version: (major, minor).
+        archs: architecture numbers that it knows.
+        records: whether it can record what the compiler asks.
+        precompiles: whether the library can precompile headers.
+    """
+
+    identity: str
+    version: tuple[int, int]
+    archs: tuple[int, ...]
+    records: bool
+    precompiles: bool
+    error: str = ""
+
+    def pack(self) -> list[bytes]:
+        """Return the fields of the message."""
+        numbers = struct.pack(
+            f"<2i2?{len(self.archs)}i", *self.version, self.records, self.precompiles, *self.archs
+        )
+        return [self.identity.encode(), numbers, self.error.encode(errors="replace")]
+
+    @classmethod
+    def unpack(cls, fields: Sequence[bytes]) -> Hello:
+        """Return the message in the fields; raises WireError."""
+        try:
+            identity, numbers, error = fields
+            count = (len(numbers) - 10) // 4
+            major, minor, records, precompiles, *archs = struct.unpack(f"<2i2?{count}i", numbers)
+        except (ValueError, struct.error) as problem:
+            raise WireError("the worker's greeting makes no sense") from problem
+        return cls(
+            identity.decode(), (major, minor), tuple(archs), records, precompiles, error.decode()
+        )
+
+
+class Ask(NamedTuple):
+    """One compile to do.
+
+    Attributes:
+        source, source_name, flags, names, headers: as NVRTC takes them.
+        directory: the working directory.
+        environment: variables that differ from those the worker was started with; None for one
+            that is not set.
+        preamble: length in characters of the part of the source to precompile; 0 for none.
+    """
+
+    source: str
+    source_name: str
+    flags: Sequence[str]
+    names: Sequence[str]
+    headers: Mapping[str, str]
+    directory: str
+    environment: Mapping[str, str | None]
+    preamble: int = 0
+
+    def pack(self) -> list[bytes]:
+        """Return the fields of the message."""
+        environment = [
+            name if value is None else f"{name}={value}" for name, value in self.environment.items()
+        ]
+        return [
+            self.source.encode(),
+            self.source_name.encode(),
+            join_texts(self.flags),
+            join_texts(self.names),
+            join_texts(self.headers),
+            join_texts(self.headers.values()),
+            self.directory.encode("utf-8", "surrogateescape"),
+            join_texts(environment),
+            struct.pack("<Q", self.preamble),
+        ]
+
+    @classmethod
+    def unpack(cls, fields: Sequence[bytes]) -> Ask:
+        """Return the message in the fields; raises WireError."""
+        try:
+            source, name, flags, names, headers, texts, directory, environment, preamble = fields
+            environ: dict[str, str | None] = {}
+            for each in split_texts(environment):
+                variable, equals, value = each.partition("=")
+                environ[variable] = value if equals else None
+            return cls(
+                source.decode(),
+                name.decode(),
+                split_texts(flags),
+                split_texts(names),
+                dict(zip(split_texts(headers), split_texts(texts), strict=True)),
+                directory.decode("utf-8", "surrogateescape"),
+                environ,
+                *struct.unpack("<Q", preamble),
+            )
+        except (ValueError, struct.error) as problem:
+            raise WireError("the request makes no sense") from problem
+
+
+class FileAnswer(NamedTuple):
+    """What the compiler was told of one path; see `recorder.Answer`."""
+
+    kind: str
+    flags: int
+    error: int
+    stamp: tuple[int, int, int, int, int]
+    digest: bytes
+
+    @property
+    def opened(self) -> bool:
+        """Whether the file was read; the digest of nothing read is zeros."""
+        return any(self.digest)
+
+    @property
+    def denied(self) -> bool:
+        """Whether looking at the path, or opening it, failed for another reason than absence."""
+        return self.kind == "e" or (self.kind not in "-a" and self.error != 0)
+
+
+class Record(NamedTuple):
+    """What one compile asked the operating system.
+
+    Attributes:
+        files: path as asked -> answer.
+        others: (question, path) -> answer, of rarer questions.
+        variables: name -> value of environment variables, None for one that is not set.
+        unfollowed: what can't be recorded, in words; empty if there is nothing.
+    """
+
+    files: Mapping[str, FileAnswer]
+    others: Mapping[tuple[str, str], bytes]
+    variables: Mapping[str, str | None]
+    unfollowed: str
+
+    def pack(self) -> list[bytes]:
+        """Return the fields of the message."""
+        variables = [n if v is None else f"{n}={v}" for n, v in self.variables.items()]
+        return [
+            join_texts(self.files),
+            b"".join(
+                _FILE.pack(each.kind.encode(), each.flags, each.error, *each.stamp, each.digest)
+                for each in self.files.values()
+            ),
+            join_texts(text for question in self.others for text in question),
+            join_texts(answer.hex() for answer in self.others.values()),
+            join_texts(variables),
+            self.unfollowed.encode("utf-8", "surrogateescape"),
+        ]
+
+    @classmethod
+    def unpack(cls, fields: Sequence[bytes]) -> Record:
+        """Return the message in the fields; raises WireError."""
+        try:
+            paths, answers, others, told, variables, unfollowed = fields
+            files = {
+                path: FileAnswer(kind.decode(), flags, error, tuple(stamp), digest)  # type: ignore[arg-type]
+                for path, (kind, flags, error, *stamp, digest) in zip(
+                    split_texts(paths), _FILE.iter_unpack(answers), strict=True
+                )
+            }
+            questions = iter(split_texts(others))
+            pairs = zip(questions, questions, strict=True)
+            known: dict[str, str | None] = {}
+            for each in split_texts(variables):
+                variable, equals, value = each.partition("=")
+                known[variable] = value if equals else None
+            return cls(
+                files,
+                {
+                    pair: bytes.fromhex(answer)
+                    for pair, answer in zip(pairs, split_texts(told), strict=True)
+                },
+                known,
+                unfollowed.decode("utf-8", "surrogateescape"),
+            )
+        except (ValueError, struct.error) as problem:
+            raise WireError("the record makes no sense") from problem
+
+
+class Reply(NamedTuple):
+    """What a worker has made of an `Ask`.
+
+    Attributes:
+        status: one of `Status`.
+        seconds: wall time of the compile.
+        peak: most bytes of memory that the worker has taken so far.
+        code, doing, text: of a refusal, see `nvrtc.Refused`; `text` of a failure says why.
+        log: the compiler's log.
+        outputs: PTX, CUBIN, LTOIR; None where there is none.
+        lowered_names: in the order of the name expressions.
+        record: what the compile asked.
+    """
+
+    status: bytes
+    seconds: float = 0.0
+    peak: int = 0
+    code: int = 0
+    doing: str = ""
+    text: str = ""
+    log: bytes = b""
+    outputs: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
+    lowered_names: Sequence[str] = ()
+    record: Record | None = None
+
+    def pack(self) -> list[bytes]:
+        """Return the fields of the message."""
+        present = [output is not None for output in self.outputs]
+        return [
+            self.status,
+            struct.pack("<dQi3?", self.seconds, self.peak, self.code, *present),
+            join_texts((self.doing, self.text)),
+            self.log,
+            *(output or b"" for output in self.outputs),
+            join_texts(self.lowered_names),
+            *(self.record.pack() if self.record is not None else ()),
+        ]
+
+    @classmethod
+    def unpack(cls, fields: Sequence[bytes]) -> Reply:
+        """Return the message in the fields; raises WireError."""
+        try:
+            status, numbers, words, log, ptx, cubin, ltoir, lowered, *record = fields
+            seconds, peak, code, *present = struct.unpack("<dQi3?", numbers)
+            doing, text = split_texts(words)
+            outputs = tuple(
+                output if there else None
+                for output, there in zip((ptx, cubin, ltoir), present, strict=True)
+            )
+        except (ValueError, struct.error) as problem:
+            raise WireError("the worker's reply makes no sense") from problem
+        return cls(
+            status,
+            seconds,
+            peak,
+            code,
+            doing,
+            text,
+            log,
+            outputs,  # type: ignore[arg-type]
+            split_texts(lowered),
+            Record.unpack(record) if record else None,
+        )

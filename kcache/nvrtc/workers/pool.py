@@ -1,0 +1,254 @@
+"""Pool: the workers of this process, shared by all of its caches."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kcache import config
+from kcache.util.forks import after_fork
+from kcache.nvrtc.workers.cores import usable_cores
+from kcache.nvrtc.workers.harmless import are_harmless
+from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
+from kcache.nvrtc.workers.process import CrashedError, WorkerProcess
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.workers.slots import Slots
+
+__all__ = ["WorkerPool", "shared"]
+
+#: Seconds after which a worker that has nothing to do is ended: a development loop asks more often,
+#: and an idle worker holds 60 to 450 MB.
+IDLE_SECONDS = 30.0
+#: A worker is ended after so many compiles, or with so much memory: NVRTC grows by some 100 KB with
+#: each compile of CUB.
+MAX_COMPILES = 500
+MAX_BYTES = 3 << 30
+#: Tries at one request: a worker that somebody killed, or that ran out of memory, costs no kernel.
+_TRIES = 2
+
+
+class WorkerPool:
+    """Workers, started when they are needed, at most one for each usable core.
+
+    Threads: safe to share; each compile has a worker for itself, and waits for one if all are busy.
+    Fork: a child starts with none. Crash: workers die with this process. Exit: they are ended.
+
+    Args:
+        most: workers at a time; by default one for each usable core.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = usable_cores() if most is None else most
+        self._hellos: dict[str, Hello] = {}
+        self._reset()
+        after_fork(self)
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
+        self._idle: list[tuple[float, WorkerProcess]] = []
+        self._busy: set[WorkerProcess] = set()
+        #: Workers that are being started, or exist.
+        self._count = 0
+        self._timer: threading.Timer | None = None
+        self._owner = os.getpid()
+
+    def after_fork(self) -> None:
+        """Start with no workers in a child process."""
+        workers = [*self._busy, *(worker for _, worker in self._idle)]
+        self._reset()
+        for worker in workers:
+            worker.forget()
+
+    def hello(self, library: str) -> Hello:
+        """Return what a worker says of a library.
+
+        Raises:
+            NoWorkerError: no worker can be started, or it can't load the library.
+        """
+        known = self._hellos.get(library)
+        if known is None:
+            with self._worker(library, None) as worker:
+                known = worker.hello
+        return known
+
+    def compile(
+        self,
+        library: str,
+        ask: Ask,
+        *,
+        family: object = None,
+        timeout: float | None = None,
+        slots: Slots | None = None,
+    ) -> tuple[Hello, Reply]:
+        """Have a worker compile a request; return who it is, and its reply.
+
+        Args:
+            library: path of the compiler.
+            ask: the request; `environment` is filled in here.
+            family: equal for requests that share a precompiled header.
+            timeout: seconds that the compile may take.
+            slots: what bounds the compiles of all processes together.
+
+        Raises:
+            NoWorkerError: no worker can be started; CrashedError: the compiler crashed, twice;
+            TooLateError: it took too long.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._compile(library, ask, family, timeout, slots)
+            except CrashedError:
+                if not left:
+                    raise
+        raise AssertionError
+
+    def _compile(
+        self,
+        library: str,
+        ask: Ask,
+        family: object,
+        timeout: float | None,
+        slots: Slots | None,
+    ) -> tuple[Hello, Reply]:
+        while True:
+            with self._worker(library, family) as worker:
+                environment = config.changed_variables(worker.environment)
+                ask = ask._replace(environment=environment)
+                if slots is None:
+                    reply = worker.ask(ask, timeout)
+                else:
+                    with slots.held():
+                        reply = worker.ask(ask, timeout)
+                new = worker.compiles == 1
+                if not _clean_after(worker, ask, reply):
+                    worker.end()
+                else:
+                    worker.family = family
+            # A worker was told other variables before. A new one is told what the program has now.
+            if reply.status != Status.ELSEWHERE or new:
+                return worker.hello, reply
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _worker(self, library: str, family: object) -> Generator[WorkerProcess]:
+        """Have a worker to oneself; one that was ended meanwhile does not come back."""
+        worker = self._take(library, family)
+        if worker is None:
+            try:
+                worker = WorkerProcess(library, config.variables())
+            except BaseException:
+                self._gone()
+                raise
+            self._hellos[library] = worker.hello
+            with self._changed:
+                self._busy.add(worker)
+        try:
+            yield worker
+        except BaseException:
+            worker.end()
+            raise
+        finally:
+            self._give_back(worker)
+
+    def _take(self, library: str, family: object) -> WorkerProcess | None:
+        """Return an idle worker; None if a new one may be started, which is counted already."""
+        with self._changed:
+            while True:
+                fitting = [each for each in self._idle if each[1].library == library]
+                if fitting:
+                    of_family = [each for each in fitting if each[1].family == family]
+                    spare = [each for each in fitting if each[1].family is None]
+                    chosen = (of_family or spare or fitting)[-1]
+                    if of_family or spare or self._count >= self.most:
+                        self._idle.remove(chosen)
+                        self._busy.add(chosen[1])
+                        return chosen[1]
+                if self._count < self.most:
+                    self._count += 1
+                    return None
+                if self._idle:  # of another library
+                    _, worker = self._idle.pop(0)
+                    worker.end()
+                    return None
+                self._changed.wait()
+
+    def _give_back(self, worker: WorkerProcess) -> None:
+        if self._owner != os.getpid():  # a fork in the middle of a compile
+            return
+        with self._changed:
+            self._busy.discard(worker)
+            if worker.ended:
+                self._count -= 1
+            else:
+                self._idle.append((time.monotonic(), worker))
+                self._watch()
+            self._changed.notify()
+
+    def _gone(self) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        """Have idle workers ended after a while."""
+        if self._timer is None:
+            self._timer = threading.Timer(IDLE_SECONDS, self._end_idle)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _end_idle(self) -> None:
+        with self._changed:
+            self._timer = None
+            old = time.monotonic() - IDLE_SECONDS
+            ending = [worker for since, worker in self._idle if since <= old]
+            self._idle = [each for each in self._idle if each[0] > old]
+            self._count -= len(ending)
+            if self._idle:
+                self._watch()
+            self._changed.notify_all()
+        for worker in ending:
+            worker.end()
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the workers."""
+        with self._changed:
+            return [w.pid for w in (*self._busy, *(worker for _, worker in self._idle))]
+
+    def close(self) -> None:
+        """End all workers, busy ones too; the next compile starts new ones."""
+        with self._changed:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            idle = [worker for _, worker in self._idle]
+            self._count -= len(idle)
+            self._idle.clear()
+            busy = list(self._busy)
+        for worker in busy:
+            worker.stop()  # whoever waits for it ends it
+        for worker in idle:
+            worker.end()
+
+
+def _clean_after(worker: WorkerProcess, ask: Ask, reply: Reply) -> bool:
+    """Tell whether a worker compiles the next request as a new one would."""
+    if reply.status != Status.COMPILED or not are_harmless(ask.flags):
+        return False
+    return worker.compiles < MAX_COMPILES and worker.peak < MAX_BYTES
+
+
+def shared(most: int | None = None) -> WorkerPool:
+    """Return the pool of this process; `most` bounds its workers from now on, if given."""
+    if most is not None:
+        _shared.most = most
+    return _shared
+
+
+_shared = WorkerPool()
+atexit.register(_shared.close)

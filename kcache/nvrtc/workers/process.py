@@ -1,0 +1,224 @@
+"""WorkerProcess: one worker, as the program that started it sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kcache.errors import KcacheError
+from kcache.nvrtc.workers.messages import Ask, Hello, Reply
+from kcache.nvrtc.workers.wire import WireError, receive, send
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from subprocess import Popen
+
+__all__ = ["CrashedError", "NoWorkerError", "TooLateError", "WorkerProcess", "interpreter"]
+
+#: Isolated and without `site`: no variable, no file in the working directory and no `.pth` file
+#: changes what is imported, and nothing is imported that is not needed.
+_FLAGS = ("-I", "-S", "-B", "-c")
+_CODE = (
+    "import sys; path, parent, *sys.path[:] = sys.argv[1:]; sys.argv[1:] = path, parent; "
+    "from kcache.nvrtc.workers.worker import main; main()"
+)
+#: Bytes of what a worker said before it crashed that an error quotes.
+_QUOTED = 2048
+
+
+class NoWorkerError(KcacheError):
+    """No worker can be started here; the message says why. Never reaches a caller."""
+
+
+class CrashedError(KcacheError):
+    """A worker ended in the middle of a compile; the message says how."""
+
+
+class TooLateError(KcacheError):
+    """A compile took longer than it may."""
+
+
+def interpreter() -> str:
+    """Return the interpreter that workers run in.
+
+    Raises:
+        NoWorkerError: this program has none (it is embedded or frozen).
+    """
+    path = sys.executable or ""
+    frozen = getattr(sys, "frozen", False)
+    if frozen or not os.path.basename(path).lower().startswith(("python", "pypy")):
+        raise NoWorkerError(f"a Python interpreter is needed; sys.executable is {path!r}")
+    return path
+
+
+class WorkerProcess:
+    """One worker. Used by one thread at a time; `stop` may be called by any.
+
+    Processes: dies with this one, also by SIGKILL. Fork: a child calls `forget` and leaves the
+    worker to its parent. Inherits no descriptor but its three.
+
+    Args:
+        library: path of the compiler.
+        environment: variables of this process now.
+
+    Raises:
+        NoWorkerError: it can't be started, or can't load the library.
+    """
+
+    def __init__(self, library: str, environment: Mapping[str, str]) -> None:
+        self.library = library
+        self.environment = environment
+        #: Compiles done; most bytes of memory taken; the family of its precompiled headers.
+        self.compiles = 0
+        self.peak = 0
+        self.family: object = None
+        self._said = _said_file()
+        self._process = self._start(library)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._to = self._process.stdin.fileno()
+        self._from = self._process.stdout.fileno()
+        try:
+            self.hello = Hello.unpack(receive(self._from))
+        except (WireError, OSError) as error:
+            self.end()
+            raise NoWorkerError(f"a worker {self._how()}: {self._last_words()}") from error
+        except BaseException:
+            self.end()
+            raise
+        if self.hello.error:
+            self.end()
+            raise NoWorkerError(self.hello.error)
+
+    def _start(self, library: str) -> Popen[bytes]:
+        from subprocess import PIPE, Popen  # a hit never starts a process
+
+        paths = (path for path in sys.path if isinstance(path, str))  # pyright: ignore[reportUnnecessaryIsInstance]
+        command = [interpreter(), *_FLAGS, _CODE, library, str(os.getpid()), *map(_absolute, paths)]
+        # A group of its own: an interrupt at the terminal is for the program to act on.
+        group = {"process_group": 0} if sys.platform != "win32" else {}
+        try:
+            return Popen(command, stdin=PIPE, stdout=PIPE, stderr=self._said, bufsize=0, **group)
+        except (OSError, ValueError) as error:
+            os.close(self._said)
+            raise NoWorkerError(f"a worker can't be started: {error}") from error
+
+    def ask(self, ask: Ask, timeout: float | None) -> Reply:
+        """Have a request compiled.
+
+        Raises:
+            CrashedError: the worker has ended; TooLateError: it took longer than `timeout` seconds
+                and was ended.
+        """
+        late = threading.Event()
+        timer = None
+        if timeout is not None:
+            timer = threading.Timer(timeout, self._stop_late, (late,))
+            timer.daemon = True
+            timer.start()
+        try:
+            send(self._to, ask.pack())
+            reply = Reply.unpack(receive(self._from))
+        except (WireError, OSError) as error:
+            self.end()
+            if late.is_set():
+                raise TooLateError(f"the compile took longer than {timeout:g} seconds") from error
+            raise CrashedError(f"{self._how()}{_clause(self._last_words())}") from error
+        except BaseException:  # an interrupt: what it is doing is nobody's any more
+            self.end()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        self.compiles += 1
+        self.peak = reply.peak
+        return reply
+
+    def _stop_late(self, late: threading.Event) -> None:
+        late.set()
+        self.stop()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the worker was ended."""
+        return self._process.returncode is not None
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Have the worker end, whatever it is doing; the thread that uses it finds out."""
+        with suppress(OSError):
+            self._process.kill()
+
+    def end(self) -> None:
+        """End the worker, whatever it is doing. Idempotent; for the thread that uses it."""
+        process = self._process
+        if process.returncode is None:
+            with suppress(OSError):
+                process.kill()
+            process.wait()
+        self._close()
+
+    def forget(self) -> None:
+        """Let go of the worker in a forked child, whose parent still has it."""
+        self._process.returncode = 0  # nobody's zombie here
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+    def _how(self) -> str:
+        status = self._process.returncode
+        if status is None or status >= 0:
+            return f"ended with status {status}"
+        with suppress(ValueError):
+            return f"was killed by signal {-status} ({signal.Signals(-status).name})"
+        return f"was killed by signal {-status}"
+
+    def _last_words(self) -> str:
+        """Return the end of what the worker wrote to its standard error; closes that file."""
+        said, self._said = self._said, -1
+        if said < 0:
+            return ""
+        try:
+            size = os.fstat(said).st_size
+            os.lseek(said, max(0, size - _QUOTED), os.SEEK_SET)
+            return os.read(said, _QUOTED).decode(errors="replace").strip()
+        except OSError:
+            return ""
+        finally:
+            os.close(said)
+
+    def __del__(self) -> None:
+        if getattr(self, "_said", -1) >= 0:
+            with suppress(OSError):
+                os.close(self._said)
+
+
+def _said_file() -> int:
+    """Return a descriptor of a file without a name, for a worker's standard error."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("kcache-worker", os.MFD_CLOEXEC)
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _absolute(path: str) -> str:
+    """Return an entry of `sys.path` that means the same in another directory."""
+    return os.path.abspath(path)
+
+
+def _clause(words: str) -> str:
+    return f": {words}" if words else ""

@@ -1,0 +1,488 @@
+"""Recorder: what one compile asked the operating system, and what it was told.
+
+A compile is a function of its request and of the answers that it gets. If every question gets the
+answer that it got before, the next question is the same, and so is the outcome. (Such a record is
+a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build systems a la carte", 2018.) So the
+recorder stands between the compiler and libc, by the compiler's import table, and:
+
+- gives each question one answer per compile, so that the outcome belongs to one state of the files
+  even while somebody changes them;
+- gives the compiler the very bytes that it has hashed, not the file;
+- writes the answers down.
+
+A question that it can't answer that way (a pipe, a process to start, a file to write) goes to the
+operating system, and is noted: such an outcome is not cached.
+
+Seen with NVRTC 12.4 to 13.5, by strace: the compiler asks nothing but `fopen`, `__xstat`, `getenv`,
+`getcwd` and the time. The other hooks are for options and releases that ask more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import xxhash
+
+from kcache.nvrtc.workers.import_table import ImportTable
+from kcache.nvrtc.workers.texts import flags_of
+
+__all__ = ["Answer", "Recorder"]
+
+#: st_dev, st_ino and st_mode in `struct stat`, and its size, by machine (glibc, 64 bits).
+_LAYOUTS = {"x86_64": (0, 8, 24, 144), "aarch64": (0, 8, 16, 128)}
+#: Answers that are ours, whatever the program's environment says: a worker takes no part in the
+#: program's `make`, and NVRTC's own cache would answer instead of the compiler.
+_FIXED: dict[bytes, bytes | None] = {b"MAKEFLAGS": None, b"CUDA_CACHE_DISABLE": b"1"}
+_PWD = b"PWD"
+#: Errors that say that there is nothing.
+_NOTHING = (errno.ENOENT, errno.ENOTDIR)
+#: Files of the system's that random numbers or the processor's name come from: not recorded.
+_SYSTEM = (b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo", b"/proc/self/", b"/sys/devices/")
+_MAX_FLAGS = 65_536
+#: System calls by number that ask nothing about files: futex, gettid, getrandom, sched_*.
+_HARMLESS_CALLS = {
+    "x86_64": frozenset((24, 28, 186, 202, 203, 204, 228, 230, 309, 318, 324)),
+    "aarch64": frozenset((98, 113, 115, 122, 123, 124, 168, 178, 233, 278, 283)),
+}
+
+_POINTER, _TEXT, _INT, _LONG = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_long
+
+
+class Answer:
+    """What the compiler was told of one path.
+
+    Attributes:
+        kind: `-` nothing there; `a` nothing there, and the compiler tried to open it; `f` a file,
+            `d` a directory, `o` anything else, `e` an error.
+        error: errno of a failed look, or of a failed opening.
+        stamp: size, mtime, ctime, inode and device; zeros if there is nothing.
+        status: bytes of the `struct stat`.
+        content: what the file holds, once it was opened; None before.
+        read: whether the compiler has read any of it; it also opens files to see if it could.
+        digest: XXH3-128 of that.
+        flags: see `texts.flags_of`.
+    """
+
+    __slots__ = ("content", "digest", "error", "flags", "kind", "read", "stamp", "status")
+
+    def __init__(self, kind: str, error: int, stamp: tuple[int, ...], status: bytes) -> None:
+        self.kind = kind
+        self.error = error
+        self.stamp = stamp
+        self.status = status
+        self.content: bytes | None = None
+        self.digest = b""
+        self.flags = 0
+        self.read = False
+
+
+class Recorder:
+    """The hooks in a compiler's import table, and the record of the compile that runs.
+
+    One compile at a time; the compiler's own threads may ask at the same time.
+
+    Args:
+        library: path of the loaded library, as `/proc/self/maps` has it.
+
+    Attributes:
+        files: path as asked -> what was told of it.
+        others: (question, path) -> answer, of rarer questions.
+        asked: variable -> value, of all compiles so far: the compiler remembers some of them.
+        unfollowed: what can't be recorded, in words.
+    """
+
+    def __init__(self, library: str) -> None:
+        self.files: dict[bytes, Answer] = {}
+        self.others: dict[tuple[bytes, bytes], bytes] = {}
+        self.asked: dict[bytes, bytes | None] = {}
+        self.unfollowed: list[str] = []
+        self._environment: Mapping[bytes, bytes] = {}
+        self._directory = b"/"
+        self._values: dict[bytes, Any] = {}
+        self._flags: dict[bytes, int] = {}
+        #: Streams that the compiler has open: address -> what it reads.
+        self._streams: dict[int, Answer] = {}
+        #: Functions that the compiler calls must live as long as it does.
+        self._kept: list[object] = []
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._machine = os.uname().machine
+        self._table = ImportTable(library)
+        self._fmemopen = self._function("fmemopen", _POINTER, _POINTER, ctypes.c_size_t, _TEXT)
+        self._ftell = self._function("ftell", _LONG, _POINTER)
+        self._hook_all()
+
+    def begin(self, environment: Mapping[bytes, bytes], directory: bytes) -> None:
+        """Forget the last compile. The working directory is `directory` from now on."""
+        self.files.clear()
+        self.others.clear()
+        self.unfollowed.clear()
+        self._streams.clear()
+        self._environment = environment
+        self._directory = directory
+
+    def knows_otherwise(self, environment: Mapping[bytes, bytes], directory: bytes) -> bool:
+        """Tell whether the compiler was told of other variables than these before."""
+        before = (self._environment, self._directory)
+        self._environment, self._directory = environment, directory
+        try:
+            return any(self._value(name) != value for name, value in self.asked.items())
+        finally:
+            self._environment, self._directory = before
+
+    def digest_of(self, answer: Answer) -> bytes:
+        """Return the digest of what the compiler has read at a path; zeros if it has not."""
+        still_open = any(each is answer for each in self._streams.values())
+        return answer.digest if answer.read or still_open else b""
+
+    def effects(self) -> str:
+        """Return why what the compiler has done can't be repeated from a cache, or nothing."""
+        return ", ".join(dict.fromkeys(self.unfollowed))
+
+    # -- what the compiler calls -----------------------------------------------------------------
+
+    def _hook_all(self) -> None:
+        for name in ("fopen", "fopen64"):
+            self._hook(name, self._fopen, _POINTER, _TEXT, _TEXT)
+        self._hook("fclose", self._fclose, _INT, _POINTER)
+        for name in ("open", "open64"):
+            self._hook(name, self._open, _INT, _TEXT, _INT, _INT)
+        for name in ("openat", "openat64"):
+            self._hook(name, self._unseen, _INT, _INT, _TEXT, _INT, _INT)
+        for name in ("__xstat", "__xstat64"):
+            self._hook(name, self._xstat, _INT, _INT, _TEXT, _POINTER)
+        for name in ("stat", "stat64"):
+            self._hook(name, self._stat, _INT, _TEXT, _POINTER)
+        for name in ("__lxstat", "__lxstat64"):
+            self._hook(name, self._lxstat, _INT, _INT, _TEXT, _POINTER)
+        for name in ("lstat", "lstat64"):
+            self._hook(name, self._unseen, _INT, _TEXT, _POINTER)
+        for name in ("statx", "fstatat", "__fxstatat", "scandir", "glob", "ftw", "nftw"):
+            self._hook(name, self._unseen, _LONG, *(_LONG,) * 6)
+        self._hook("access", self._access, _INT, _TEXT, _INT)
+        self._hook("opendir", self._opendir, _POINTER, _TEXT)
+        self._hook("readlink", self._readlink, _LONG, _TEXT, _POINTER, ctypes.c_size_t)
+        self._hook("realpath", self._realpath, _POINTER, _TEXT, _POINTER)
+        self._hook("getcwd", self._getcwd, _POINTER, _POINTER, ctypes.c_size_t)
+        for name in ("getenv", "secure_getenv"):
+            self._hook(name, self._getenv, _POINTER, _TEXT)
+        self._hook("syscall", self._syscall, _LONG, *(_LONG,) * 7)
+        for name in ("unlink", "remove", "rmdir", "mkdir", "mkstemp", "system"):
+            self._hook(name, self._effect, _INT, _TEXT, _INT)
+        for name in ("rename", "link", "symlink"):
+            self._hook(name, self._effect, _INT, _TEXT, _TEXT)
+        for name in ("execv", "execve", "execvp"):
+            self._hook(name, self._effect, _INT, _TEXT, _POINTER, _POINTER)
+        for name in ("connect", "bind"):
+            self._hook(name, self._effect, _INT, _INT, _POINTER, _INT)
+        self._hook("fork", self._effect, _INT)
+
+    def _function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:  # noqa: ANN401
+        kind: Any = ctypes.CFUNCTYPE(result, *arguments, use_errno=True)
+        function: Callable[..., Any] = kind((name, self._libc))
+        return function
+
+    def _hook(self, name: str, ours: Callable[..., Any], result: Any, *arguments: Any) -> None:  # noqa: ANN401
+        """Have the compiler's calls of `name` go to `ours(real, *arguments)`."""
+        if name not in self._table.slots:
+            return
+        real = self._function(name, result, *arguments)
+        # A method bound once: the compiler calls it thousands of times per compile.
+        hooked = _named(ours, name) if ours in (self._effect, self._unseen) else ours
+
+        def call(*given: Any) -> Any:  # noqa: ANN401  as the C function's
+            return hooked(real, *given)
+
+        kind: Any = ctypes.CFUNCTYPE(result, *arguments, use_errno=True)
+        function = kind(call)
+        self._kept += [real, function]
+        self._table.point(name, ctypes.cast(function, _POINTER).value or 0)
+
+    def _fopen(self, real: Callable[..., Any], path: bytes, mode: bytes) -> int | None:
+        if not mode.startswith(b"r") or b"+" in mode:
+            self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+            return real(path, mode)  # type: ignore[no-any-return]
+        answer = self._opened(path)
+        if answer is None:
+            return real(path, mode)  # type: ignore[no-any-return]
+        if answer.content is None:
+            ctypes.set_errno(answer.error)
+            return None
+        if not answer.content:  # old C libraries refuse a stream of no bytes
+            answer.read = True
+            return real(b"/dev/null", mode)  # type: ignore[no-any-return]
+        # It is read from where it lies, and `self.files` keeps it there.
+        stream: int | None = self._fmemopen(answer.content, len(answer.content), b"r")
+        if stream:
+            self._streams[stream] = answer
+        return stream
+
+    def _fclose(self, real: Callable[..., Any], stream: int) -> int:
+        answer = self._streams.pop(stream, None)
+        if answer is not None and not answer.read:
+            answer.read = self._ftell(stream) != 0
+        return real(stream)  # type: ignore[no-any-return]
+
+    def _open(self, real: Callable[..., Any], path: bytes, flags: int, mode: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+            self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+            return real(path, flags, mode)  # type: ignore[no-any-return]
+        answer = self._opened(path)
+        if answer is None:
+            return real(path, flags, mode)  # type: ignore[no-any-return]
+        if answer.content is None:
+            ctypes.set_errno(answer.error)
+            return -1
+        answer.read = True
+        fd = os.memfd_create("kcache", os.MFD_CLOEXEC)
+        with open(os.dup(fd), "wb") as file:
+            file.write(answer.content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+    def _xstat(self, real: Callable[..., Any], version: int, path: bytes, status: int) -> int:
+        answer = self.files.get(path)
+        if answer is None:
+            answer = self._look(path)
+        return self._told(answer, status)
+
+    def _stat(self, real: Callable[..., Any], path: bytes, status: int) -> int:
+        answer = self.files.get(path)
+        if answer is None:
+            answer = self._look(path)
+        return self._told(answer, status)
+
+    def _told(self, answer: Answer, status: int) -> int:
+        if not answer.status:
+            ctypes.set_errno(answer.error)
+            return -1
+        ctypes.memmove(status, answer.status, len(answer.status))
+        return 0
+
+    def _lxstat(self, real: Callable[..., Any], version: int, path: bytes, status: int) -> int:
+        found: int = real(version, path, status)
+        size = _LAYOUTS[self._machine]
+        kind = b"-" if found else _kind(_mode(ctypes.string_at(status, size[3]), size[2])).encode()
+        self._note(b"lstat", path, kind)
+        return found
+
+    def _access(self, real: Callable[..., Any], path: bytes, mode: int) -> int:
+        found: int = real(path, mode)
+        self._note(b"access%d" % mode, path, b"%d" % (ctypes.get_errno() if found else 0))
+        return found
+
+    def _opendir(self, real: Callable[..., Any], path: bytes) -> int | None:
+        try:
+            names = b"\0".join(sorted(os.listdir(path)))
+            self._note(b"listdir", path, xxhash.xxh3_128_digest(names))
+        except OSError as error:
+            self._note(b"listdir", path, b"%d" % (error.errno or 0))
+        return real(path)  # type: ignore[no-any-return]
+
+    def _readlink(self, real: Callable[..., Any], path: bytes, buffer: int, size: int) -> int:
+        length: int = real(path, buffer, size)
+        self._note(b"readlink", path, ctypes.string_at(buffer, length) if length >= 0 else b"")
+        return length
+
+    def _realpath(self, real: Callable[..., Any], path: bytes, buffer: int | None) -> int | None:
+        found: int | None = real(path, buffer)
+        self._note(b"realpath", path, ctypes.string_at(found) if found else b"")
+        return found
+
+    def _getcwd(self, real: Callable[..., Any], buffer: int | None, size: int) -> int | None:
+        return real(buffer, size)  # type: ignore[no-any-return]
+
+    def _getenv(self, real: Callable[..., Any], name: bytes) -> int | None:
+        value = self._value(name)
+        if name not in _FIXED:
+            self.asked[name] = value
+        if value is None:
+            return None
+        kept = self._values.get(value)
+        if kept is None:
+            kept = self._values[value] = ctypes.create_string_buffer(value)
+        return ctypes.addressof(kept)
+
+    def _syscall(self, real: Callable[..., Any], number: int, *arguments: int) -> int:
+        if number not in _HARMLESS_CALLS[self._machine]:
+            self.unfollowed.append(f"the compiler makes the system call {number}")
+        return real(number, *arguments)  # type: ignore[no-any-return]
+
+    def _effect(self, name: str, real: Callable[..., Any], *given: Any) -> int:  # noqa: ANN401
+        what = os.fsdecode(given[0]) if given and isinstance(given[0], bytes) else ""
+        self.unfollowed.append(f"the compiler calls {name}({what})")
+        return real(*given)  # type: ignore[no-any-return]
+
+    def _unseen(self, name: str, real: Callable[..., Any], *given: Any) -> int:  # noqa: ANN401
+        self.unfollowed.append(f"the compiler calls {name}, which is not followed")
+        return real(*given)  # type: ignore[no-any-return]
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _value(self, name: bytes) -> bytes | None:
+        if name in _FIXED:
+            return _FIXED[name]
+        value = self._environment.get(name)
+        if name == _PWD and (value is None or not _same(value, self._directory)):
+            # LLVM asks for it to learn how the user spells the working directory, and goes by
+            # `getcwd` where it names another.
+            return self._directory
+        return value
+
+    def _look(self, path: bytes) -> Answer:
+        """Return what is at a path; the first answer is kept for the whole compile."""
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            number = error.errno or errno.EIO
+            kind = "-" if number in _NOTHING else "e"
+            answer = Answer(kind, number, (0, 0, 0, 0, 0), b"")
+        except ValueError:  # a NUL can't be here
+            answer = Answer("e", errno.EINVAL, (0, 0, 0, 0, 0), b"")
+        else:
+            answer = self._present(status)
+        return self.files.setdefault(path, answer)
+
+    def _present(self, status: os.stat_result) -> Answer:
+        stamp = (
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_ino,
+            status.st_dev,
+        )
+        return Answer(_kind(status.st_mode), 0, stamp, _packed(status, self._machine))
+
+    def _opened(self, path: bytes) -> Answer | None:
+        """Return what is in the file at a path; None if the system has to open it itself."""
+        answer = self.files.get(path)
+        if answer is not None and answer.content is not None:
+            return answer
+        if path.startswith(_SYSTEM):
+            return None
+        if answer is not None and answer.kind in "-ae":
+            return _sought(answer)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            return self._unopened(path, answer, error.errno or errno.EIO)
+        try:
+            return self._read(path, fd, answer)
+        except (OSError, MemoryError) as error:
+            self.unfollowed.append(f"{os.fsdecode(path)} can't be read: {error}")
+            return None
+        finally:
+            os.close(fd)
+
+    def _unopened(self, path: bytes, answer: Answer | None, number: int) -> Answer:
+        """Return the answer of a path at which nothing can be opened."""
+        answer = self._look(path) if answer is None else answer
+        if answer.kind in "-ae":
+            return _sought(answer)
+        if number in _NOTHING:  # it went a moment ago
+            self.unfollowed.append(f"{os.fsdecode(path)} went while it was opened")
+        answer.error = number
+        return answer
+
+    def _read(self, path: bytes, fd: int, answer: Answer | None) -> Answer | None:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            if answer is None:
+                self.files[path] = self._present(status)
+            if not stat.S_ISDIR(status.st_mode):
+                self.unfollowed.append(f"{os.fsdecode(path)} is no regular file")
+            return None
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            content = file.read()
+        fresh = self._present(status)
+        if answer is not None and answer.stamp[3:] != fresh.stamp[3:]:
+            self.unfollowed.append(f"{os.fsdecode(path)} was replaced during the compile")
+        if answer is None or answer.stamp != fresh.stamp:
+            self.files[path] = answer = fresh
+        if _stamp_now(fd) != answer.stamp or len(content) != answer.stamp[0]:
+            answer.stamp = (0, 0, 0, *answer.stamp[3:])  # written just now: not to be trusted
+        answer.content = content
+        answer.digest = xxhash.xxh3_128_digest(content)
+        answer.flags = self._flags_of(answer.digest, content)
+        return answer
+
+    def _flags_of(self, digest: bytes, content: bytes) -> int:
+        flags = self._flags.get(digest)
+        if flags is None:
+            if len(self._flags) >= _MAX_FLAGS:
+                self._flags.clear()
+            flags = self._flags[digest] = flags_of(content)
+        return flags
+
+    def _note(self, question: bytes, path: bytes, answer: bytes) -> None:
+        before = self.others.setdefault((question, path), answer)
+        if before != answer:
+            self.unfollowed.append(f"{os.fsdecode(path)} changed during the compile")
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def call(*given: Any) -> Any:  # noqa: ANN401
+        return function(name, *given)
+
+    return call
+
+
+def _sought(answer: Answer) -> Answer:
+    if answer.kind == "-":
+        answer.kind = "a"
+    return answer
+
+
+def _kind(mode: int) -> str:
+    return "f" if stat.S_ISREG(mode) else "d" if stat.S_ISDIR(mode) else "o"
+
+
+def _mode(status: bytes, at: int) -> int:
+    mode: int = struct.unpack_from("<I", status, at)[0]
+    return mode
+
+
+def _packed(status: os.stat_result, machine: str) -> bytes:
+    """Return the `struct stat` of a file, as the compiler's C library lays it out."""
+    seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
+    changed, changed_ns = divmod(status.st_ctime_ns, 10**9)
+    used, used_ns = divmod(status.st_atime_ns, 10**9)
+    times = (used, used_ns, seconds, nanoseconds, changed, changed_ns)
+    owner = (status.st_uid, status.st_gid)
+    if machine == "aarch64":
+        return struct.pack(
+            "<QQIIIIQQqiiq6q8x",
+            *(status.st_dev, status.st_ino, status.st_mode, status.st_nlink, *owner),
+            *(status.st_rdev, 0, status.st_size, status.st_blksize, 0, status.st_blocks, *times),
+        )
+    return struct.pack(
+        "<QQQIIIIQqqq6q24x",
+        *(status.st_dev, status.st_ino, status.st_nlink, status.st_mode, *owner, 0),
+        *(status.st_rdev, status.st_size, status.st_blksize, status.st_blocks, *times),
+    )
+
+
+def _stamp_now(fd: int) -> tuple[int, ...]:
+    now = os.fstat(fd)
+    return (now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino, now.st_dev)
+
+
+def _same(path: bytes, directory: bytes) -> bool:
+    """Tell whether an absolute path is the directory, however it is spelled."""
+    if path == directory:
+        return True
+    if not path.startswith(b"/"):
+        return False
+    try:
+        return os.path.samefile(path, directory)
+    except OSError:
+        return False
+
+
+assert sys.byteorder == "little" or not sys.platform.startswith("linux")

@@ -1,0 +1,192 @@
+"""Worker: the program that a worker process runs.
+
+It loads the one libnvrtc that it is told of, and compiles one request at a time: a message on its
+standard input, an answer on its standard output. It ends when the input ends, also in the middle of
+a compile, or when its parent does; nothing has to tell it to. It reads no file but the ones that
+the compiler asks for, and keeps no state of its own between two requests; what the compiler keeps
+is why the program ends a worker whose next outcome might be another than a new one's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+
+from kcache.nvrtc import library
+from kcache.nvrtc.workers import import_table
+from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
+from kcache.nvrtc.workers.nvrtc import Nvrtc, Outputs, Refused
+from kcache.nvrtc.workers.precompiled import Precompiled
+from kcache.nvrtc.workers.wire import WireError, receive, send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kcache.nvrtc.workers.recorder import Recorder
+
+__all__ = ["main"]
+
+#: Milliseconds between two looks whether the parent is still there, beside the input's end.
+_LOOK_EVERY_MS = 500
+
+
+def main() -> None:
+    """Answer requests until the input ends; what the new process runs."""
+    source, target = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)  # what the compiler prints is no answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    path, parent = sys.argv[1], int(sys.argv[2])
+    threading.Thread(target=_end_with, args=(source, parent), daemon=True).start()
+    try:
+        worker = _Worker(path)
+        send(target, worker.hello.pack())
+        while True:
+            send(target, worker.answer(receive(source)).pack())
+    except (WireError, OSError):
+        os._exit(0)
+
+
+def _end_with(source: int, parent: int) -> None:
+    """End this process when its input is closed or its parent is gone, whatever it is doing."""
+    poll = select.poll()
+    poll.register(source, select.POLLHUP)
+    while os.getppid() == parent:
+        if any(event & select.POLLHUP for _, event in poll.poll(_LOOK_EVERY_MS)):
+            break
+    os._exit(0)
+
+
+class _Worker:
+    """What a worker has: a compiler, and who records what it asks."""
+
+    def __init__(self, path: str) -> None:
+        self._nvrtc: Nvrtc | None = None
+        self._recorder: Recorder | None = None
+        self._precompiled: Precompiled | None = None
+        self._environment = dict(os.environb)
+        self.hello = self._load(path)
+
+    def _load(self, path: str) -> Hello:
+        # Somebody's cache would answer instead of the compiler; for libcuda, which reads it itself.
+        os.environb[b"CUDA_CACHE_DISABLE"] = b"1"
+        try:
+            nvrtc = self._nvrtc = Nvrtc(path)
+        except OSError as error:
+            return Hello("", (0, 0), (), False, False, str(error))
+        records = import_table.supported()
+        if records:
+            from kcache.nvrtc.workers.recorder import Recorder
+
+            try:
+                self._recorder = Recorder(os.path.realpath(path))
+            except (OSError, ValueError, KeyError):
+                records = False
+        # Loads the library of builtins, so that it is part of the identity.
+        version, archs = nvrtc.version(), nvrtc.supported_archs()
+        found = library.loaded()
+        identity = "" if found is None else found.identity
+        if self._recorder is not None and nvrtc.has_precompiled():
+            self._precompiled = Precompiled(nvrtc, self._recorder)
+        return Hello(identity, version, archs, records, self._precompiled is not None)
+
+    def answer(self, fields: list[bytes]) -> Reply:
+        """Return the reply to a request."""
+        ask = Ask.unpack(fields)
+        environment = _changed(self._environment, ask.environment)
+        directory = ask.directory.encode("utf-8", "surrogateescape")
+        if self._recorder is not None:
+            if self._recorder.knows_otherwise(environment, directory):
+                return Reply(Status.ELSEWHERE)
+            self._recorder.begin(environment, directory)
+        elif environment != self._environment:
+            return Reply(Status.ELSEWHERE)
+        try:
+            os.chdir(directory)
+            outputs = self._compile(ask)
+        except Refused as refused:
+            return Reply(
+                Status.REFUSED,
+                refused.seconds,
+                _peak(),
+                refused.code,
+                refused.doing,
+                refused.text,
+                refused.log,
+                record=self._record(),
+            )
+        except (OSError, MemoryError) as error:
+            return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
+        return Reply(
+            Status.COMPILED,
+            outputs.seconds,
+            _peak(),
+            log=outputs.log,
+            outputs=(outputs.ptx, outputs.cubin, outputs.ltoir),
+            lowered_names=[name.decode() for name in outputs.lowered_names],
+            record=self._record(),
+        )
+
+    def _compile(self, ask: Ask) -> Outputs:
+        assert self._nvrtc is not None
+        if ask.preamble and self._precompiled is not None:
+            return self._precompiled.compile(ask)
+        return self._nvrtc.compile(
+            ask.source.encode(),
+            ask.source_name.encode(),
+            [flag.encode("utf-8", "surrogateescape") for flag in ask.flags],
+            names=[name.encode() for name in ask.names],
+            headers={name.encode(): text.encode() for name, text in ask.headers.items()},
+        )
+
+    def _record(self) -> Record | None:
+        recorder = self._recorder
+        if recorder is None:
+            return None
+        return Record(
+            {
+                os.fsdecode(path): FileAnswer(
+                    found.kind,
+                    found.flags,
+                    found.error,
+                    found.stamp,  # type: ignore[arg-type]
+                    recorder.digest_of(found),
+                )
+                for path, found in recorder.files.items()
+            },
+            {
+                (question.decode(), os.fsdecode(path)): told
+                for (question, path), told in recorder.others.items()
+            },
+            {
+                os.fsdecode(name): None if value is None else os.fsdecode(value)
+                for name, value in recorder.asked.items()
+            },
+            recorder.effects(),
+        )
+
+
+def _changed(
+    environment: dict[bytes, bytes], changes: Mapping[str, str | None]
+) -> dict[bytes, bytes]:
+    if not changes:
+        return environment
+    changed = dict(environment)
+    for name, value in changes.items():
+        if value is None:
+            changed.pop(os.fsencode(name), None)
+        else:
+            changed[os.fsencode(name)] = os.fsencode(value)
+    return changed
+
+
+def _peak() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
