@@ -29,6 +29,7 @@ __all__ = [
     "library_hints",
     "variable",
     "variables",
+    "worker_variables",
 ]
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ def _parse_wait(value: str | float, *, name: str) -> float:
 
 def _parse_workers(value: str | int, *, name: str) -> int:
     text = str(value).strip()
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,4}", text, re.ASCII):
+    if isinstance(value, bool) or not (text.isascii() and text.isdecimal() and len(text) < 5):
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: a number of processes from 0")
     return int(text)
 
@@ -385,6 +386,16 @@ def compiler_variables() -> tuple[str, ...]:
         return ()
     environ = os.environ
     return tuple(f"{name}={environ[name]}" for name in COMPILER_VARIABLES if name in environ)
+
+
+def worker_variables() -> dict[bytes, bytes]:
+    """Return the variables that a worker was started with, and switch NVRTC's own cache off in it.
+
+    That cache would answer instead of the compiler; libcuda, which keeps it, asks for the variable.
+    """
+    found = dict(os.environb) if sys.platform != "win32" else {}
+    os.environ["CUDA_CACHE_DISABLE"] = "1"
+    return found
 
 
 def variables() -> dict[str, str]:

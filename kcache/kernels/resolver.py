@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from kcache.engine.engine import CacheEngine
     from kcache.engine.single_flight import Busy, Flight, Made, Work
-    from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend, Outcome
     from kcache.nvrtc.manifest import Manifest, Variant
     from kcache.nvrtc.request import Request

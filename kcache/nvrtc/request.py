@@ -86,12 +86,27 @@ class Request(NamedTuple):
     @property
     def family(self) -> object:
         """What requests have in common that can share a precompiled header; None if nothing."""
-        return None
+        end = self.preamble
+        if not end:
+            return None
+        flags = self.options.flags()
+        headers = tuple(self.headers.items())
+        return self.source[:end], flags, self.source_name, headers, self.location
 
     @property
     def preamble(self) -> int:
-        """How many characters of the source may be precompiled."""
-        return 0
+        """How many characters of the source may be precompiled; 0 if that is not asked for.
+
+        With debug information or as LTOIR the outcome would not be the same bytes.
+        """
+        options = self.options
+        if not options.precompiled_headers or not are_harmless(options.extra.without_paths):
+            return 0
+        if options.debug or options.lto or any("lto" in option for option in options.extra_options):
+            return 0
+        from kcache.nvrtc.preamble import preamble
+
+        return preamble(self.source)
 
     @classmethod
     def make(

@@ -71,6 +71,7 @@ class Ask(NamedTuple):
         environment: variables that differ from those the worker was started with; None for one
             that is not set.
         preamble: length in characters of the part of the source to precompile; 0 for none.
+        misses: how many such compiles a worker does plainly before it precompiles that part.
     """
 
     source: str
@@ -81,6 +82,7 @@ class Ask(NamedTuple):
     directory: str
     environment: Mapping[str, str | None]
     preamble: int = 0
+    misses: int = 1
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
@@ -96,7 +98,7 @@ class Ask(NamedTuple):
             join_texts(self.headers.values()),
             self.directory.encode("utf-8", "surrogateescape"),
             join_texts(environment),
-            struct.pack("<Q", self.preamble),
+            struct.pack("<2Q", self.preamble, self.misses),
         ]
 
     @classmethod
@@ -116,7 +118,7 @@ class Ask(NamedTuple):
                 dict(zip(split_texts(headers), split_texts(texts), strict=True)),
                 directory.decode("utf-8", "surrogateescape"),
                 environ,
-                *struct.unpack("<Q", preamble),
+                *struct.unpack("<2Q", preamble),
             )
         except (ValueError, struct.error) as problem:
             raise WireError("the request makes no sense") from problem
@@ -178,7 +180,7 @@ class Record(NamedTuple):
         try:
             paths, answers, others, told, variables, unfollowed = fields
             files = {
-                path: FileAnswer(kind.decode(), flags, error, tuple(stamp), digest)  # type: ignore[arg-type]
+                path: FileAnswer(kind.decode(), flags, error, tuple(stamp), digest)
                 for path, (kind, flags, error, *stamp, digest) in zip(
                     split_texts(paths), _FILE.iter_unpack(answers), strict=True
                 )
