@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
@@ -42,8 +41,7 @@ _INVALID_INPUT, _INVALID_OPTION = 3, 5
 _AUTO_MISSES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(NamedTuple):
     """What one compile returned.
 
     Attributes:
@@ -69,12 +67,14 @@ class Run(NamedTuple):
         identity: of the library that compiled.
         record: what it asked the operating system; None where nobody wrote that down.
         problem: why there is no record, or why the outcome can't be cached, or empty.
+        precompiled: whether it used a precompiled header.
     """
 
     compiled: Compiled
     identity: str
     record: Record | None
     problem: str
+    precompiled: bool = False
 
 
 class Limits(NamedTuple):
@@ -222,7 +222,8 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
     )
     if reply.record is None:
         return Run(compiled, hello.identity, None, "this platform's compiles can't be recorded")
-    return Run(compiled, hello.identity, reply.record, reply.record.unfollowed)
+    unfollowed = reply.record.unfollowed
+    return Run(compiled, hello.identity, reply.record, unfollowed, reply.precompiled)
 
 
 class _Refusal(NamedTuple):

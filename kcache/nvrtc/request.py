@@ -12,7 +12,6 @@ from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
 from kcache.nvrtc.search import HeaderSearch, may_include
 from kcache.nvrtc.workers.harmless import are_harmless
-from kcache.nvrtc.workers.texts import asks_clock, flags_of
 from kcache.util.record import Record
 
 __all__ = [
@@ -73,6 +72,8 @@ class Request(NamedTuple):
 
     def uncacheable(self) -> str | None:
         """Return why the outcome must not be cached, as far as the request itself tells."""
+        from kcache.nvrtc.workers.texts import asks_clock, flags_of  # a hit does not ask
+
         flags = 0
         for text in (self.source, *self.headers.values(), *self.defines):
             flags |= flags_of(text.encode())

@@ -216,6 +216,7 @@ class Reply(NamedTuple):
         outputs: PTX, CUBIN, LTOIR; None where there is none.
         lowered_names: in the order of the name expressions.
         record: what the compile asked.
+        precompiled: whether it used a precompiled header.
     """
 
     status: bytes
@@ -228,13 +229,14 @@ class Reply(NamedTuple):
     outputs: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
     lowered_names: Sequence[str] = ()
     record: Record | None = None
+    precompiled: bool = False
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
         present = [output is not None for output in self.outputs]
         return [
             self.status,
-            struct.pack("<dQi3?", self.seconds, self.peak, self.code, *present),
+            struct.pack("<dQi4?", self.seconds, self.peak, self.code, self.precompiled, *present),
             join_texts((self.doing, self.text)),
             self.log,
             *(output or b"" for output in self.outputs),
@@ -247,7 +249,7 @@ class Reply(NamedTuple):
         """Return the message in the fields; raises WireError."""
         try:
             status, numbers, words, log, ptx, cubin, ltoir, lowered, *record = fields
-            seconds, peak, code, *present = struct.unpack("<dQi3?", numbers)
+            seconds, peak, code, precompiled, *present = struct.unpack("<dQi4?", numbers)
             doing, text = split_texts(words)
             outputs = tuple(
                 output if there else None
@@ -266,4 +268,5 @@ class Reply(NamedTuple):
             outputs,  # type: ignore[arg-type]
             split_texts(lowered),
             Record.unpack(record) if record else None,
+            precompiled,
         )

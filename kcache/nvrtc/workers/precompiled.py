@@ -82,6 +82,8 @@ class Precompiled:
         self._kept: dict[_Family, _Kept] = {}
         self._refused: set[_Family] = set()
         self._heap_set = False
+        #: Whether the last compile used one.
+        self.used = False
         #: Compiles of a family since the last precompiled header was made.
         self._misses: dict[_Family, int] = {}
 
@@ -93,6 +95,7 @@ class Precompiled:
         """
         family, args = _family(ask)
         outputs = self._use(family, ask, args)
+        self.used = outputs is not None
         return self._plain(ask, args) if outputs is None else outputs
 
     def prepare(self, ask: Ask) -> None:

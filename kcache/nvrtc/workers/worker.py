@@ -135,6 +135,7 @@ class _Worker:
             outputs=(outputs.ptx, outputs.cubin, outputs.ltoir),
             lowered_names=[name.decode() for name in outputs.lowered_names],
             record=self._record(),
+            precompiled=bool(ask.preamble and self._precompiled and self._precompiled.used),
         )
 
     def _compile(self, ask: Ask) -> Outputs:
