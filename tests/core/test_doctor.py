@@ -49,7 +49,7 @@ WELL = Facts(
     contents=CONTENTS,
     compiler=COMPILER,
     driver=(13, 1),
-    trace_error="",
+    recording_problem="",
 )
 
 
@@ -244,7 +244,12 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
         "older than the toolkit.*PTX may not load",
         "Update the driver",
     ),
-    "no trace": (with_(trace_error="no link"), WARNING, "can't be followed: no link", "TMPDIR"),
+    "no record": (
+        with_(recording_problem="no interpreter"),
+        WARNING,
+        "that include headers are compiled and not cached: no interpreter",
+        "recorded on Linux, x86-64 and AArch64",
+    ),
 }
 
 
@@ -273,7 +278,6 @@ def test_what_is_not_known_yields_nothing() -> None:
     topics = {finding.topic for finding in diagnose(unknown)}
     assert not topics & {"directory", "file system", "room", "entries", "statistics"}
     assert bad(with_(driver=(11, 0), compiler_version=None)) == []
-    assert bad(with_(trace_error="no link", compiler_version=(12, 9), driver=(12, 9))) == []
     assert bad(with_(place_exists=False, contents=None, place_owner=0, place_mode=0o777)) == []
     assert bad(with_(user=None, place_owner=5, place_mode=0o777)) == []
     assert (

@@ -14,11 +14,6 @@ import pytest
 from guard.child import code, output
 from guard.scenarios import KERNEL, headers_in
 from guard.waiting import MISSING, waiter
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from kcache.nvrtc.request import _uses_time
-from kcache.nvrtc.scan import uses_time
 
 #: Goes before the code, and behind it; prints what that loaded, and the libraries mapped then.
 BEFORE = "import sys\nbefore = set(sys.modules)\n"
@@ -188,25 +183,3 @@ def test_who_waits_loads_the_locks_and_nothing_to_compile_with(
     assert found.kcache == (HEADER_HIT if headers else HIT) | WAIT
     assert found.packages == {"xxhash"}
     assert found.standard <= STANDARD | {"_sha2", "_sha256", "_sha512"}
-
-
-_PIECES = [
-    "__DATE__",
-    "__TI",
-    "ME__",
-    "MESTAMP__",
-    "\\\n",
-    "\\\r\n",
-    "\\",
-    "\r",
-    "\n",
-    "//",
-    '"',
-    "x ",
-]
-
-
-@given(st.lists(st.sampled_from(_PIECES), max_size=12).map("".join))
-@settings(max_examples=500, deadline=None)
-def test_a_look_at_the_text_tells_what_the_scan_does(text: str) -> None:
-    assert _uses_time(text) == uses_time(text.encode())

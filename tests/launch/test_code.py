@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+from nvrtc.reference import compile_fresh
 
 from kcache.errors import DeviceError
 from kcache.launch.code import Arch, Parameter, _cubin_arch, choose, kernels_of, parameters_of
-from kcache.nvrtc.compiler import Compiled, compile_program
+from kcache.nvrtc.compiler import Compiled
 
 SOURCE = """
 struct Small { int a; float b; char c[5]; };
@@ -26,14 +29,17 @@ MANGLED = "_Z4axpyIfEvT_PKS0_PS0_i"
 KERNELS = [MANGLED, "calls", "many", "none"]
 
 
+def compile_program(flags: Sequence[str], *, names: Sequence[str] = ()) -> Compiled:
+    made = compile_fresh(SOURCE, flags, names=names, source_name="kernels.cu")
+    return Compiled(made.ptx, made.cubin, made.ltoir, made.lowered_names, made.log, 0.0)
+
+
 @pytest.fixture(scope="module", params=["sm_80", "sm_90", "sm_90a", "sm_120"])
 def compiled(request: pytest.FixtureRequest, nvrtc: tuple[int, int]) -> tuple[str, Compiled]:
     if request.param == "sm_120" and nvrtc < (12, 8):
         pytest.skip("sm_120 is known since CUDA 12.8")
     flags = [f"--gpu-architecture={request.param}"]
-    return request.param, compile_program(
-        SOURCE, flags, names=["axpy<float>"], source_name="kernels.cu"
-    )
+    return request.param, compile_program(flags, names=["axpy<float>"])
 
 
 def test_kernels_are_listed_alike_by_ptx_and_cubin(compiled: tuple[str, Compiled]) -> None:
@@ -45,7 +51,7 @@ def test_kernels_are_listed_alike_by_ptx_and_cubin(compiled: tuple[str, Compiled
 
 def test_device_functions_are_no_kernels(nvrtc: tuple[int, int]) -> None:
     flags = ["--gpu-architecture=sm_90", "--relocatable-device-code=true"]
-    made = compile_program(SOURCE, flags, names=["axpy<float>"], source_name="kernels.cu")
+    made = compile_program(flags, names=["axpy<float>"])
     assert b"square" in (made.cubin or b"")
     assert kernels_of(None, made.cubin) == kernels_of(made.ptx, None) == KERNELS
 
@@ -70,9 +76,7 @@ def test_parameters_have_the_sizes_and_kinds_of_the_source(compiled: tuple[str, 
 
 def test_line_information_and_debugging_change_nothing(nvrtc: tuple[int, int]) -> None:
     for option in ("-lineinfo", "-G"):
-        made = compile_program(
-            SOURCE, ["-arch=sm_90", option], names=["axpy<float>"], source_name="kernels.cu"
-        )
+        made = compile_program(["-arch=sm_90", option], names=["axpy<float>"])
         assert kernels_of(made.ptx, None) == kernels_of(None, made.cubin) == KERNELS
         assert made.ptx is not None
         assert len(parameters_of(made.ptx, "many") or ()) == 10
@@ -91,7 +95,7 @@ def code(made: Compiled, **changes: object) -> Compiled:
 
 
 def test_the_cubin_is_chosen_where_it_runs_and_ptx_elsewhere(nvrtc: tuple[int, int]) -> None:
-    made = compile_program(SOURCE, ["-arch=sm_80"], source_name="kernels.cu")
+    made = compile_program(["-arch=sm_80"])
     assert choose(made, 80) == [made.cubin, made.ptx]
     assert choose(made, 86) == [made.cubin, made.ptx]
     assert choose(made, 90) == [made.ptx]
@@ -106,7 +110,7 @@ def test_the_cubin_is_chosen_where_it_runs_and_ptx_elsewhere(nvrtc: tuple[int, i
 
 
 def test_what_is_specific_to_an_architecture_is_for_no_other(nvrtc: tuple[int, int]) -> None:
-    made = compile_program(SOURCE, ["-arch=sm_90a"], source_name="kernels.cu")
+    made = compile_program(["-arch=sm_90a"])
     assert choose(made, 90) == [made.cubin, made.ptx]
     for device in (80, 89, 100, 120):
         with pytest.raises(DeviceError, match=f"kernel is for sm_90a, the device is sm_{device}"):
@@ -130,7 +134,7 @@ def test_the_rules_of_compatibility(arch: Arch, runs: set[int], compiles: set[in
 
 
 def test_damaged_elf_lists_nothing(nvrtc: tuple[int, int]) -> None:
-    cubin = compile_program(SOURCE, ["-arch=sm_90"], source_name="kernels.cu").cubin
+    cubin = compile_program(["-arch=sm_90"]).cubin
     assert cubin is not None
     for end in range(0, len(cubin), 97):
         kernels_of(None, cubin[:end])  # whatever is left: no exception

@@ -4,8 +4,9 @@ A program of its own, since what a compile that fails does to NVRTC lasts as lon
 each run is a forked child. `python -m nvrtc.machine MODE SEED RUNS STEPS FOLDER` prints one line
 of JSON with what was counted, or ends with the steps that led to a failure. Modes:
 
-*trace*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
-seconds. *spoiled*: a compile failed inside a header before. *scan*: without the compiler's trace.
+*plain*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
+seconds. *failed*: a compile failed inside a header before each step. *mixed*: compiles with debug
+information, for other architectures and for link time happen in between.
 *precompiled*: with precompiled headers, and another source that begins alike after each step.
 """
 
@@ -14,42 +15,22 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nvrtc.reference import ARCH, compile_fresh, write
+from nvrtc.reference import ARCH, REL, compile_fresh, write
 from nvrtc.trees import World
 
 import kcache
 
-MODES = ("trace", "trust", "spoiled", "scan", "precompiled")
+MODES = ("plain", "trust", "failed", "mixed", "precompiled")
 #: A manifest keeps 16 header sets; a run must not store more, or older ones are rightly forgotten.
 MOST_STORED = 14
-
-_EVENT = re.compile(
-    rb'"detail":("(?:[^"\\]|\\.)*")\},"dur":\d+,"name":"Processing Header File"', re.DOTALL
-)
-
-
-def traced_headers(source: str, flags: Sequence[str], **arguments: Any) -> list[str]:
-    """Return the headers that NVRTC 13 says it opened; only for sources that compile."""
-    fd = os.memfd_create("trace")
-    with tempfile.TemporaryDirectory() as folder:
-        os.symlink(f"/proc/self/fd/{fd}", f"{folder}/t.json")
-        fresh = compile_fresh(source, [f"--fdevice-time-trace={folder}/t", *flags], **arguments)
-        assert not fresh.failed, fresh.log
-        raw = os.pread(fd, os.fstat(fd).st_size, 0)
-    os.close(fd)
-    names = {str(json.loads(match)) for match in _EVENT.findall(raw)}
-    return sorted(names - {"__nv_nvrtc_builtin_header.h"})
 
 
 class Run:
@@ -70,11 +51,18 @@ class Run:
         self.states: set[str] = set()
         self.reads: set[str] = set()
         self.stored = 0
-        self.clean = mode == "trace" and _can_trace()
         self.refusal = ""
 
     def prepare(self) -> None:
-        if self.mode == "spoiled":
+        if self.mode == "trust":
+            from kcache.nvrtc import files, manifest
+
+            for module in (files, manifest):
+                module.FRESH_NS = -(10**12)
+
+    def disturb(self) -> None:
+        """Have the cache compile something that may leave something behind."""
+        if self.mode == "failed":
             write(self.folder / "bad/bad.h", "#error no\n")
             options = ARCH.replace(include_paths=[self.folder / "bad"])
             try:
@@ -82,26 +70,15 @@ class Run:
             except kcache.CompileError:
                 return
             raise AssertionError("it compiled")
-        if self.mode == "scan":
-            from kcache.nvrtc import frontend
-
-            frontend.TRACING = (99, 0)
-        if self.mode == "trust":
-            from kcache.nvrtc import files, manifest
-
-            for module in (files, manifest):
-                module.FRESH_NS = -(10**12)
-        if self.mode == "precompiled":
-            from kcache.nvrtc.precompiled import PrecompiledHeaders
-
-            compile_ = PrecompiledHeaders.compile
-
-            def counted(headers: PrecompiledHeaders, request: Any) -> Any:
-                made = compile_(headers, request)
-                self.counts["precompiled"] += made is not None
-                return made
-
-            PrecompiledHeaders.compile = counted  # type: ignore[method-assign]
+        if self.mode == "mixed":
+            kinds: list[dict[str, Any]] = [
+                {"debug": True},
+                {"lto": True},
+                {"extra_options": ["-Ofc=max"]},
+                {"arch": "sm_90"},
+            ]
+            options = ARCH.replace(**self.chance.choice(kinds))
+            self.cache.get_or_compile(f"// {self.counts['steps']}\n{REL}", (), options)
 
     def go(self, steps: int) -> Counter[str]:
         self.prepare()
@@ -119,6 +96,7 @@ class Run:
             else:
                 self.log.append(self.world.step())
             self.reopen()
+            self.disturb()
             self.check()
             if self.mode == "precompiled" and not self.refusal:
                 self.check_another()
@@ -148,8 +126,6 @@ class Run:
         if kernel is None:
             assert expected.failed, f"only the cache refuses: {self.refusal}"
             self.counts["refused"] += 1
-            if ".h(" in self.refusal:
-                self.clean = False  # from here on this process's traces are not complete
             return
         self.refusal = ""
         assert not expected.failed, f"STALE: a fresh compile refuses: {expected.log}"
@@ -166,8 +142,7 @@ class Run:
             self.counts["seen before"] += 1
             assert kernel.cached, "a miss where the whole tree was compiled before"
         self.states.add(state)
-        if self.clean:
-            self.count_possible(kernel, traced_headers(world.source, flags, **arguments))
+        self.count_possible(kernel)
 
     def options(self) -> kcache.CompileOptions:
         return self.world.options().replace(precompiled_headers=self.mode == "precompiled")
@@ -183,10 +158,10 @@ class Run:
         assert kernel.cubin == expected.cubin, "STALE CUBIN of another source"
         assert kernel.log == expected.log
 
-    def count_possible(self, kernel: kcache.CompiledKernel, headers: list[str]) -> None:
+    def count_possible(self, kernel: kcache.CompiledKernel) -> None:
         """Count whether a hit was possible: the compiler read the same, and made the same of it."""
         read = []
-        for name in headers:
+        for name in kernel.dependencies:
             path = Path(name)
             where = str(path.relative_to(self.world.top)) if path.is_absolute() else name
             read.append((where, path.read_text() if path.is_file() else ""))
@@ -197,12 +172,6 @@ class Run:
             if not kernel.cached:
                 self.log.append("  (could have hit)")
         self.reads.add(what)
-
-
-def _can_trace() -> bool:
-    from kcache.nvrtc import compiler, frontend
-
-    return compiler.version() >= frontend.TRACING
 
 
 def _next_tick() -> None:

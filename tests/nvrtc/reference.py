@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,11 +14,24 @@ from typing import Any, NamedTuple
 
 import kcache
 from kcache import CompileOptions
+from kcache.nvrtc.workers.harmless import are_harmless
 
 ARCH = CompileOptions(arch="sm_80")
 
 #: A kernel whose machine code shows the value of the macro V.
 KERNEL = 'extern "C" __global__ void k(int* out) { *out = V; }\n'
+
+#: A kernel of which a compiler that has compiled with `-G` before makes other code.
+REL = """
+struct S { float v[40]; };
+__device__ float h(S s, int i) { return s.v[i] + s.v[i + 1]; }
+extern "C" __global__ void rel(S s, float* o, int n)
+{
+    float a = 0;
+    for (int i = 0; i < 8; i++) a += h(s, i);
+    o[threadIdx.x] = a + s.v[n];
+}
+"""
 
 
 class Fresh(NamedTuple):
@@ -49,10 +63,58 @@ def compile_fresh(
     headers: Mapping[str, str] | None = None,
     source_name: str = "kernel.cu",
 ) -> Fresh:
-    """Compile with plain `cuda.bindings.nvrtc`."""
+    """Compile with plain `cuda.bindings.nvrtc`, in a process that gives what a new one gives.
+
+    That is this one, as long as it compiles with nothing but options that are known to leave
+    nothing behind; for all others it is a new one.
+    """
+    if not are_harmless(flags):
+        return compile_clean(source, flags, names=names, headers=headers, source_name=source_name)
+    return _compile(source, flags, names, headers or {}, source_name)
+
+
+def compile_clean(
+    source: str,
+    flags: Sequence[str],
+    *,
+    names: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+    source_name: str = "kernel.cu",
+    env: Mapping[str, str] | None = None,
+) -> Fresh:
+    """Compile with plain `cuda.bindings.nvrtc` in a process that has compiled nothing before."""
+    request = [source, list(flags), list(names), dict(headers or {}), source_name]
+    done = subprocess.run(
+        [sys.executable, __file__],
+        input=json.dumps(request).encode(),
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    *outputs, lowered, log, failed = json.loads(done.stdout)
+    ptx, cubin, ltoir = (None if each is None else bytes.fromhex(each) for each in outputs)
+    return Fresh(ptx, cubin, ltoir, lowered, log, failed)
+
+
+def _compile_asked() -> None:
+    """Compile what `compile_clean` writes to this process."""
+    source, flags, names, headers, source_name = json.loads(sys.stdin.buffer.read())
+    *outputs, lowered, log, failed = _compile(source, flags, names, headers, source_name)
+    coded = [None if each is None else each.hex() for each in outputs]  # type: ignore[union-attr]
+    print(json.dumps([*coded, lowered, log, failed]))
+
+
+def _compile(
+    source: str,
+    flags: Sequence[str],
+    names: Sequence[str],
+    headers: Mapping[str, str],
+    source_name: str,
+) -> Fresh:
     from cuda.bindings import nvrtc
 
-    headers = headers or {}
     error, program = nvrtc.nvrtcCreateProgram(
         source.encode(),
         os.fsencode(source_name),
@@ -152,3 +214,7 @@ def working_directory(path: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+if __name__ == "__main__":
+    _compile_asked()

@@ -161,18 +161,18 @@ class Together:
     """Compiles that end only when so many are under way at the same time."""
 
     def __init__(self, count: int) -> None:
-        self._compile_program = compiler.compile_program
+        self._compile_request = compiler.compile_request
         self._barrier = threading.Barrier(count)
 
-    def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         self._barrier.wait(LONG)
-        return self._compile_program(text, *args, **kwargs)
+        return self._compile_request(*args)
 
 
 def test_as_many_at_a_time_as_asked_for(
     cache: kcache.KernelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "compile_program", Together(5))
+    monkeypatch.setattr(compiler, "compile_request", Together(5))
     kernels = cache.compile_many([(source(n), (), ARCH) for n in range(10)], jobs=5)
     assert [k.cubin for k in kernels] == cubins(list(range(10)))  # type: ignore[union-attr]
 
@@ -182,17 +182,17 @@ def test_a_kernel_that_somebody_else_compiles_is_waited_for_last(
 ) -> None:
     """The one worker goes on with what is free, and comes back for the other's result."""
     begun, go = threading.Event(), threading.Event()
-    compile_program = compiler.compile_program
+    compile_request = compiler.compile_request
 
-    def held(text: str, *args: Any, **kwargs: Any) -> Any:
-        if text == source(0):
+    def held(request: Any, *args: Any) -> Any:
+        if request.source == source(0):
             begun.set()
             assert go.wait(LONG)
-        elif text == source(3):
+        elif request.source == source(3):
             go.set()  # the last of the free ones lets the first go on
-        return compile_program(text, *args, **kwargs)
+        return compile_request(request, *args)
 
-    monkeypatch.setattr(compiler, "compile_program", held)
+    monkeypatch.setattr(compiler, "compile_request", held)
     other = threading.Thread(target=lambda: cache.get_or_compile(source(0), (), ARCH))
     other.start()
     assert begun.wait(LONG)

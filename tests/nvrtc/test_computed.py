@@ -1,10 +1,8 @@
-"""Computed includes, as the compiler tells of them and as their text does."""
+"""Computed includes: names that macros make."""
 
 from __future__ import annotations
 
 import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +11,6 @@ from nvrtc.reference import ARCH, KERNEL, agreed, write
 import kcache
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
-
-
-@pytest.fixture(params=["trace", "scan"], autouse=True)
-def _told_by(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With a limit on the length of files nothing is traced: NVRTC would abort the process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if request.param == "scan":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (128 << 20, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _follows(
@@ -35,8 +23,8 @@ def _follows(
     agreed(cache, source, options, source_name="src/kernel.cu")
 
 
-def test_beyond_a_tree_that_is_taken_whole(cache, tree):
-    """What a computed include may have named includes a header outside of all directories."""
+def test_beyond_a_computed_include(cache, tree):
+    """What it names includes a header outside of all directories."""
     header = write(tree / "elsewhere/x.h", "")
     write(tree / "inc/sub/a.h", '#include "../b.h"\n')
     write(tree / "inc/b.h", '#include "../elsewhere/x.h"\n')
@@ -74,7 +62,7 @@ def test_a_macro_of_the_compiler_is_in_the_name(cache, tree, define):
     agreed(cache, source, ARCH.replace(include_paths=["new", "inc"]), source_name="src/kernel.cu")
 
 
-def test_a_tree_taken_whole_still_hits(cache, tree):
+def test_a_glued_name_hits(cache, tree):
     write(tree / "inc/x.h", "#define V 1\n")
     source = "#define GLUE(a, b) <a##b>\n#include GLUE(x, .h)\n" + KERNEL
     options = ARCH.replace(include_paths=["inc"])

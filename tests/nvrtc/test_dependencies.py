@@ -739,11 +739,10 @@ def test_an_option_names_the_header(cache, tree, extra):
     agreed(cache, source, options)
 
 
-# -- a trace that is spoiled -----------------------------------------------------------------------
+# -- after a failed compile ------------------------------------------------------------------------
 
 
-def test_a_macro_of_a_header_names_another_in_a_spoiled_process(tmp_path):
-    """The header that defines the macro is missing from the trace as well."""
+def test_a_macro_of_a_header_names_another_after_a_failed_compile(tmp_path):
     python(
         """
         import sys

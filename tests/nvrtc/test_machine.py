@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from nvrtc.machine import MODES
 
-from kcache.nvrtc import compiler
-
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 RUNS = 2
@@ -45,8 +43,6 @@ def test_never_stale(mode: str, tmp_path: Path) -> None:
     # Else little was tried: a seed whose trees do not compile, or are never seen again.
     assert counts["hits"] > 10
     assert counts["seen before"] > 5
-    if mode == "precompiled" and compiler.version() >= (13, 0):  # older ones make none
-        assert counts["precompiled"] > 10
 
 
 @pytest.mark.slow

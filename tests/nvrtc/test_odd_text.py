@@ -9,7 +9,7 @@ import pytest
 from nvrtc.reference import ARCH, KERNEL, agreed, python, write
 
 import kcache
-from kcache.nvrtc.scan import scan, spliced, uses_time
+from kcache.nvrtc.workers.texts import asks_clock, flags_of
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -74,18 +74,24 @@ def test_a_row_of_comments_takes_no_longer_than_its_length(tmp_path: Path, line:
 
 
 @pytest.mark.parametrize(
-    ("text", "uses"),
+    "text",
     [
-        ("#if 0\n#error don't /*\n#endif\nconst char* t = __TIME__; /* */\n", True),
-        ('#if 0\n"open /*\n#endif\nconst char* t = __TIME__; /* */\n', True),
-        ("#if 0\nit's\n#endif\n// __TIME__ isn't used\n", False),
-        ('/* it\'s */ /* __TIME__ */ const char* t = "__TIME__";\n', False),
-        ("int n = 1'000; // '\n/* __TIME__ */\n", False),
+        "#if 0\n#error don't /*\n#endif\nconst char* t = __TIME__; /* */\n",
+        '#if 0\n"open /*\n#endif\nconst char* t = __TIME__; /* */\n',
+        "int n = 1'000; // '\nconst char* t = __TI\\\nME__;\n",
+        "const char* t = __TI??/\nMESTAMP__;\n",
+        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__DA, TE__);\n",
+        "#define GLUE(a, b) a##b##a\nconst char* t = GLUE(__, DATE);\n",
+        "#define GLUE(a, b, c) a##b##c\nconst char* t = GLUE(_, _TIME_, _);\n",
     ],
 )
-def test_a_quote_that_nothing_closes_hides_no_code(text: str, uses: bool) -> None:
-    assert uses_time(text.encode()) is uses
-    assert scan(spliced(text.encode())).time is uses
+def test_nothing_hides_the_clock(text: str) -> None:
+    assert asks_clock(flags_of(text.encode()))
+
+
+def test_the_usual_text_has_no_clock() -> None:
+    for text in (KERNEL, "int time; // at this time, update the DATE\n", "#define TIMEOUT 3\n"):
+        assert not asks_clock(flags_of(text.encode()))
 
 
 def test_a_pipe_in_the_place_of_a_header_is_no_header(tmp_path: Path) -> None:

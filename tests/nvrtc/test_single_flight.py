@@ -39,13 +39,12 @@ import kcache
 from kcache.nvrtc import compiler
 
 place, begun, source, count = sys.argv[1:5]
-compile_program = compiler.compile_program
-def counted(source, *args, **kwargs):
-    if source.strip():  # not the compile of nothing that ends a trace
-        with open(begun, "ab", buffering=0) as file:
-            file.write(b".")
-    return compile_program(source, *args, **kwargs)
-compiler.compile_program = counted
+compile_request = compiler.compile_request
+def counted(*args):
+    with open(begun, "ab", buffering=0) as file:
+        file.write(b".")
+    return compile_request(*args)
+compiler.compile_request = counted
 
 with open(source) as file:
     text = file.read()
@@ -140,18 +139,16 @@ class TestRanks:
 class Held:
     """Compiles that have run wait until they are let go on; each is a real one."""
 
-    def __init__(self, compile_program: Callable[..., Any]) -> None:
-        self._compile_program = compile_program
+    def __init__(self, compile_request: Callable[..., Any]) -> None:
+        self._compile_request = compile_request
         self.begun = threading.Semaphore(0)
         self.go = threading.Event()
         self.count = 0
 
-    def __call__(self, source: str, *args: Any, **kwargs: Any) -> Any:
-        if not source.strip():
-            return self._compile_program(source, *args, **kwargs)
+    def __call__(self, *args: Any) -> Any:
         self.count += 1
         try:
-            return self._compile_program(source, *args, **kwargs)
+            return self._compile_request(*args)
         finally:
             self.begun.release()
             assert self.go.wait(LONG)
@@ -164,8 +161,8 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    made = Held(compiler.compile_program)
-    monkeypatch.setattr(compiler, "compile_program", made)
+    made = Held(compiler.compile_request)
+    monkeypatch.setattr(compiler, "compile_request", made)
     return made
 
 
@@ -255,7 +252,6 @@ class TestThreads:
     ) -> None:
         """The same request with other folders: one compiles, the other does not."""
         source = "#include <x.h>\n" + KERNEL
-        # No #error: one inside a header spoils NVRTC's traces for the other tests of this process.
         bad = ARCH.replace(include_paths=[write(tmp_path / "a/x.h", "#define V no(\n").parent])
         good = ARCH.replace(include_paths=[write(tmp_path / "b/x.h", "#define V 7\n").parent])
         first = Asking(1, lambda: cache.get_or_compile(source, (), bad))

@@ -14,7 +14,7 @@ from kcache import config
 from kcache.nvrtc.workers.cores import usable_cores
 from kcache.nvrtc.workers.harmless import are_harmless
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
-from kcache.nvrtc.workers.process import CrashedError, WorkerProcess
+from kcache.nvrtc.workers.process import CrashedError, WorkerProcess, standing
 from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
@@ -158,9 +158,14 @@ class WorkerPool:
 
     def _take(self, library: str, family: object) -> WorkerProcess | None:
         """Return an idle worker; None if a new one may be started, which is counted already."""
+        here = standing()
         with self._changed:
             while True:
-                fitting = [each for each in self._idle if each[1].library == library]
+                fitting = [
+                    each
+                    for each in self._idle
+                    if each[1].library == library and each[1].standing == here
+                ]
                 if fitting:
                     of_family = [each for each in fitting if each[1].family == family]
                     spare = [each for each in fitting if each[1].family is None]
@@ -172,7 +177,7 @@ class WorkerPool:
                 if self._count < self.most:
                     self._count += 1
                     return None
-                if self._idle:  # of another library
+                if self._idle:  # of another library, or user
                     _, worker = self._idle.pop(0)
                     worker.end()
                     return None

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from subprocess import Popen
 
-__all__ = ["CrashedError", "NoWorkerError", "TooLateError", "WorkerProcess", "interpreter"]
+__all__ = [
+    "CrashedError",
+    "NoWorkerError",
+    "TooLateError",
+    "WorkerProcess",
+    "interpreter",
+    "standing",
+]
 
 #: Isolated and without `site`: no variable, no file in the working directory and no `.pth` file
 #: changes what is imported, and nothing is imported that is not needed.
@@ -55,6 +62,23 @@ def interpreter() -> str:
     return path
 
 
+def standing() -> tuple[object, ...]:
+    """Return as whom, and in which tree of files, a process that is started now would run.
+
+    A worker that was started before the program became another user, or changed its root, would
+    read files that the program may not, or others.
+    """
+    if sys.platform == "win32":
+        return ()
+    root = os.stat("/")
+    try:
+        mounts = os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        mounts = ""
+    users = (os.geteuid(), os.getegid(), *sorted(os.getgroups()))
+    return (*users, root.st_dev, root.st_ino, mounts)
+
+
 class WorkerProcess:
     """One worker. Used by one thread at a time; `stop` may be called by any.
 
@@ -76,6 +100,7 @@ class WorkerProcess:
         self.compiles = 0
         self.peak = 0
         self.family: object = None
+        self.standing = standing()
         self._said = _said_file()
         self._process = self._start(library)
         assert self._process.stdin is not None
@@ -166,11 +191,13 @@ class WorkerProcess:
     def end(self) -> None:
         """End the worker, whatever it is doing. Idempotent; for the thread that uses it."""
         process = self._process
+        # It ends by itself when its input does: a program that has become another user may not
+        # send it a signal.
+        self._close()
         if process.returncode is None:
             with suppress(OSError):
                 process.kill()
             process.wait()
-        self._close()
 
     def forget(self) -> None:
         """Let go of the worker in a forked child, whose parent still has it."""

@@ -1,7 +1,6 @@
-"""The compiler's trace: it tells the headers, and never costs the process its life.
+"""Odd systems: no descriptors, no /proc, a full disk, forks; a kernel comes and is right.
 
-LLVM aborts the process if it can't open or write the trace, so whatever could make it is tried in
-a process of its own, whose exit code tells.
+Each is tried in a process of its own, whose exit code tells.
 """
 
 from __future__ import annotations
@@ -38,13 +37,6 @@ def check():
     write(tree / "inc/y.h", "#define V 1\\n")
     assert agreed(cache, source, options).cached
     assert cache.stats().errors == 0, cache.stats()
-
-def traced():
-    front = cache._resolver._front()
-    following = front._tracer.begin()
-    if following is not None:
-        following.end()
-    return following is not None
 """
 
 
@@ -52,8 +44,8 @@ def survives(tmp_path: Path, code: str) -> str:
     return python(_SETUP + code, tmp_path)
 
 
-def test_as_it_should_be(tmp_path, nvrtc):
-    assert survives(tmp_path, "check(); print(traced())").strip() == "True"
+def test_as_it_should_be(tmp_path):
+    survives(tmp_path, "check()")
 
 
 def test_nothing_is_left_behind(tmp_path):
@@ -108,7 +100,7 @@ agreed(cache, source, options)
 
 
 def test_no_memfd(tmp_path):
-    assert survives(tmp_path, "del os.memfd_create; check(); print(traced())").strip() == "False"
+    survives(tmp_path, "del os.memfd_create; check()")
 
 
 def test_a_memfd_is_refused(tmp_path):
@@ -117,9 +109,8 @@ def refuse(*_):
     raise PermissionError(1, "refused by seccomp")
 os.memfd_create = refuse
 check()
-print(traced())
 """
-    assert survives(tmp_path, code).strip() == "False"
+    survives(tmp_path, code)
 
 
 def _unshared(code: str, *args: object) -> subprocess.CompletedProcess[str]:
@@ -146,9 +137,18 @@ libc.mount(b"none", b"/", None, 0x44000, None)  # private
 
 
 def test_no_proc(tmp_path):
-    code = f"{_SETUP}\nmount('tmpfs', '/proc')\nassert not os.listdir('/proc')\ncheck()\nprint(traced())\n"
+    """Without it nothing tells where the compiler's import table lies: nothing is cached."""
+    code = f"""{_SETUP}
+mount('tmpfs', '/proc')
+assert not os.listdir('/proc')
+for value in (1, 2):
+    write(tree / "inc/y.h", f"#define V {{value}}\\n")
+    for _ in range(2):
+        assert not agreed(cache, source, options).cached
+assert cache.stats().uncacheable == 4
+"""
     done = _unshared(code, tmp_path)
-    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_dev_shm_and_a_temporary_directory_that_is_not_there(tmp_path):
@@ -157,23 +157,17 @@ mount('tmpfs', '/dev/shm', 1)
 os.environ['TMPDIR'] = '/nowhere'
 tempfile.tempdir = '/nowhere'
 check()
-print(traced())
 """
     done = _unshared(code, tmp_path)
-    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+    assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("where", ["trace", "all"])
-def test_a_full_disk(tmp_path, where):
-    """The links lie on the disk, the trace itself never does."""
+def test_a_full_disk(tmp_path):
     code = f"""{_SETUP}
 (tree / "small").mkdir()
 mount("tmpfs", tree / "small", 0, "size=64k,nr_inodes=12")
-if {where!r} == "trace":
-    cache._resolver._front()._tracer._directory = str(tree / "small/trace")
-else:
-    cache = kcache.KernelCache(tree / "small/cache")
-    os.environ["TMPDIR"] = tempfile.tempdir = str(tree / "small")
+cache = kcache.KernelCache(tree / "small/cache")
+os.environ["TMPDIR"] = tempfile.tempdir = str(tree / "small")
 try:
     for number in range(20):
         (tree / f"small/{{number}}").touch()
@@ -232,41 +226,8 @@ thread.join()
     survives(tmp_path, code)
 
 
-def test_a_read_only_directory_of_the_links(tmp_path):
-    code = f"""{_SETUP}
-(tree / "ro").mkdir()
-mount("tmpfs", tree / "ro", 1)
-cache._resolver._front()._tracer._directory = str(tree / "ro/trace")
-check()
-print(traced())
-"""
-    done = _unshared(code, tmp_path)
-    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
-
-
-def test_somebody_left_something_where_the_links_go(tmp_path):
-    code = """
-trace = tree / "cache/trace"
-trace.mkdir(exist_ok=True)
-for number in range(3, 40):
-    link = trace / f"{number}.json"
-    link.unlink(missing_ok=True)
-    if number % 4 == 0:
-        link.write_text("a file")
-    elif number % 4 == 1:
-        link.symlink_to(tree / "elsewhere")
-    elif number % 4 == 2:
-        link.mkdir()
-    else:
-        link.symlink_to(f"/proc/self/fd/{number + 1}")
-check()
-assert not (tree / "elsewhere").exists()
-"""
-    survives(tmp_path, code)
-
-
 def test_sixteen_threads_with_different_headers(tmp_path):
-    """No header in the wrong trace; some compiles fail inside a header meanwhile."""
+    """No header in the wrong record; some compiles fail inside a header meanwhile."""
     code = """
 import threading
 for n in range(16):
@@ -298,7 +259,7 @@ for n in range(16):
     survives(tmp_path, code)
 
 
-def test_processes_that_share_the_links(tmp_path):
+def test_forked_processes(tmp_path):
     code = """
 children = []
 for n in range(4):
@@ -318,7 +279,7 @@ for pid in children:
     survives(tmp_path, code)
 
 
-_SPOIL = """
+_FAIL = """
 write(tree / "bad.h", "#error no\\n")
 try:
     cache.get_or_compile("#include <bad.h>\\n" + KERNEL, (), options.replace(include_paths=[tree]))
@@ -329,7 +290,6 @@ except kcache.CompileError:
 
 
 def test_a_compile_that_failed_inside_a_header(tmp_path):
-    """From then on traces lack what the source itself includes."""
     code = """
 check()
 source += "// another"
@@ -346,10 +306,10 @@ for name in ("first.h", "pre.h", "x.h", "y.h"):
     header.write_text(before)
     assert agreed(cache, source, options).cached
 """
-    survives(tmp_path, _SPOIL + code)
+    survives(tmp_path, _FAIL + code)
 
 
-def test_a_header_in_memory_is_the_first_in_a_spoiled_process(tmp_path):
+def test_a_header_in_memory_is_the_first_after_a_failed_compile(tmp_path):
     code = """
 source = '#include "m.h"\\n#include "x.h"\\n' + KERNEL
 headers = {"m.h": "#include <z.h>\\n"}
@@ -358,56 +318,11 @@ agreed(cache, source, options, headers=headers)
 write(tree / "inc/z.h", "#define W 1\\n")
 assert not agreed(cache, source, options, headers=headers).cached
 """
-    survives(tmp_path, _SPOIL + code)
-
-
-@pytest.mark.parametrize("second", ["PICK(b.h)", "NEXT"])
-def test_only_computed_includes_in_a_spoiled_process(tmp_path, second):
-    """No literal include finds anything; with NEXT, a header that was computed names the next."""
-    code = f"""
-write(tree / "inc/a.h", "#define V 1\\n#define NEXT <b.h>\\n")
-write(tree / "inc/b.h", "#define W 1\\n")
-write(tree / "inc/last.h", "")
-source = "#define PICK(x) <x>\\n#include PICK(a.h)\\n#include {second}\\n#include PICK(last.h)\\n"
-source += KERNEL.replace("V", "V + W")
-for name in ("a.h", "b.h", "last.h"):
-    header = tree / "inc" / name
-    before = header.read_text()
-    agreed(cache, source, options)
-    header.write_text(before.replace(" 1", " 5") + "#define X\\n")
-    assert not agreed(cache, source, options).cached
-    header.write_text(before)
-    assert agreed(cache, source, options).cached
-"""
-    survives(tmp_path, _SPOIL + code)
-
-
-def test_an_aborting_trace_is_really_what_is_avoided(tmp_path, nvrtc):
-    """The trap itself, so that this file shows when NVRTC no longer has it."""
-    if nvrtc < (13, 0):
-        pytest.skip("NVRTC 12 lists no headers, and is not traced")
-    code = """
-compile_fresh(KERNEL.replace("V", "1"), [*ARCH.flags(), "--fdevice-time-trace=/nowhere/trace"])
-"""
-    done = run_python(_SETUP + code, tmp_path)
-    assert done.returncode != 0
-
-
-def test_the_flag_is_not_in_the_key(tmp_path):
-    code = """
-check()
-import kcache.nvrtc.trace
-kcache.nvrtc.trace._room_for_trace = lambda: False
-assert agreed(cache, source, options).cached
-fresh = kcache.KernelCache(tree / "cache")
-assert agreed(fresh, source, options).cached
-"""
-    survives(tmp_path, code)
+    survives(tmp_path, _FAIL + code)
 
 
 @pytest.mark.parametrize("broken", ["#error x\n", 'int x = "a";\n', "#include <bad.h>\n"])
-def test_a_failed_compile_leaves_no_trace_behind(tmp_path, broken):
-    """NVRTC would write `.json` into the working directory at the next compile without a trace."""
+def test_a_failed_compile_leaves_nothing_behind(tmp_path, broken):
     (tmp_path / "bad.h").write_text("#include <missing.h>\n")
     options = ARCH.replace(include_paths=[tmp_path])
     with working_directory(tmp_path), kcache.KernelCache(tmp_path / "cache") as cache:
@@ -417,4 +332,4 @@ def test_a_failed_compile_leaves_no_trace_behind(tmp_path, broken):
                     "#include <bad.h>\n" if "bad" in broken else "//include\n" + broken, (), options
                 )
             assert not compile_fresh(KERNEL.replace("V", "1"), ARCH.flags()).failed
-        assert not (tmp_path / ".json").exists()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.h", "cache"]
