@@ -1,7 +1,7 @@
 """Harmless options: those after which a compiler compiles everything else as a new one would.
 
-NVRTC keeps state between compiles. After one with `-G` (12.9 to 13.5) or `-Ofc=max` (13.5), later
-compiles of other sources give other code until the process ends. Nothing in its interface tells. So
+NVRTC keeps state between compiles. After one with `-G` (12.9 to 13.5), `-Ofc=max` or `--restrict`
+(13.5), later compiles of other sources give other code until the process ends. Nothing in its interface tells. So
 this list holds options of which a test has shown otherwise (`tests/nvrtc/test_clean.py` compiles
 probe kernels before and after each, in one process, and compares them with those of new processes);
 a worker that was given any other option, one that is unknown here included, is used once.
@@ -36,7 +36,6 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     r"(-rdc|--relocatable-device-code)=(true|false)": ("--relocatable-device-code=true",),
     r"(-default-device|--device-as-default-execution-space)": ("-default-device",),
     r"-w|--disable-warnings": ("-w",),
-    r"(-restrict|--restrict)": ("--restrict",),
     r"(-device-int128|--device-int128)": ("--device-int128",),
     r"--(diag-suppress|diag-warn)=\d+": ("--diag-suppress=177",),
 }
