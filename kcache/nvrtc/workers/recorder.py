@@ -103,6 +103,8 @@ class Recorder:
         self.others: dict[tuple[bytes, bytes], bytes] = {}
         self.asked: dict[bytes, bytes | None] = {}
         self.unfollowed: list[str] = []
+        #: Files that the compiler writes: what is there is its own.
+        self._written: set[bytes] = set()
         self._environment: Mapping[bytes, bytes] = {}
         self._directory = b"/"
         self._values: dict[bytes, Any] = {}
@@ -123,6 +125,7 @@ class Recorder:
         self.files.clear()
         self.others.clear()
         self.unfollowed.clear()
+        self._written.clear()
         self._streams.clear()
         self._environment = environment
         self._directory = directory
@@ -206,7 +209,7 @@ class Recorder:
 
     def _fopen(self, real: Callable[..., Any], path: bytes, mode: bytes) -> int | None:
         if not mode.startswith(b"r") or b"+" in mode:
-            self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+            self._writes(path)
             return real(path, mode)  # type: ignore[no-any-return]
         answer = self._opened(path)
         if answer is None:
@@ -231,7 +234,7 @@ class Recorder:
 
     def _open(self, real: Callable[..., Any], path: bytes, flags: int, mode: int) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
-            self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+            self._writes(path)
             return real(path, flags, mode)  # type: ignore[no-any-return]
         answer = self._opened(path)
         if answer is None:
@@ -246,13 +249,22 @@ class Recorder:
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 
+    def _writes(self, path: bytes) -> None:
+        self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+        self._written.add(path)
+        self.files.pop(path, None)
+
     def _xstat(self, real: Callable[..., Any], version: int, path: bytes, status: int) -> int:
+        if path in self._written:
+            return real(version, path, status)  # type: ignore[no-any-return]
         answer = self.files.get(path)
         if answer is None:
             answer = self._look(path)
         return self._told(answer, status)
 
     def _stat(self, real: Callable[..., Any], path: bytes, status: int) -> int:
+        if path in self._written:
+            return real(path, status)  # type: ignore[no-any-return]
         answer = self.files.get(path)
         if answer is None:
             answer = self._look(path)
@@ -361,6 +373,8 @@ class Recorder:
 
     def _opened(self, path: bytes) -> Answer | None:
         """Return what is in the file at a path; None if the system has to open it itself."""
+        if path in self._written:
+            return None
         answer = self.files.get(path)
         if answer is not None and answer.content is not None:
             return answer
