@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
 from kcache.nvrtc import library
+from kcache.nvrtc.request import NO_DIRECTORY
 from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def compile_request(request: Request, limits: Limits = Limits()) -> Run:  # noqa
     path = find().path
     if limits.workers == 0:
         return _compile_here(request, path, "workers are switched off")
+    if request.search.directory == NO_DIRECTORY:  # no other process can be in it
+        return _compile_here(request, path, "the working directory was removed")
     from kcache.nvrtc.workers.pool import shared
     from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
 

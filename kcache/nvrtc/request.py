@@ -16,6 +16,7 @@ from kcache.util.record import Record
 
 __all__ = [
     "DEFAULT_NAME",
+    "NO_DIRECTORY",
     "CompileRequest",
     "Request",
     "compile_request",
@@ -24,6 +25,8 @@ __all__ = [
 
 #: What the compiler calls a source that has no name.
 DEFAULT_NAME = "kernel.cu"
+#: A path that leads nowhere, in the place of a working directory that was removed.
+NO_DIRECTORY = "/(removed working directory)"
 
 
 class Request(NamedTuple):
@@ -247,7 +250,7 @@ def working_directory() -> str:
     try:
         return os.getcwd()
     except OSError:
-        return "/(removed working directory)"
+        return NO_DIRECTORY
 
 
 def _check_text(what: str, text: object) -> None:

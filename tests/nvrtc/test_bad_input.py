@@ -119,7 +119,8 @@ def test_a_source_that_does_not_compile(cache):
     assert (stats.misses, stats.hits, stats.errors) == (2, 0, 0)
 
 
-def test_nvrtc_is_not_installed(tmp_path):
+def test_the_bindings_are_not_installed(tmp_path, nvrtc):
+    """They are needed to launch kernels, not to compile them."""
     code = """
     import sys
     class Missing:
@@ -131,19 +132,10 @@ def test_nvrtc_is_not_installed(tmp_path):
         del sys.modules[name]
     import kcache
     cache = kcache.KernelCache(sys.argv[1])
-    source = "__global__ void k() {}"
-    for ask in (cache.get_or_compile, lambda *a: kcache.compile_to_ptx(a[0], a[2])):
-        try:
-            ask(source, (), kcache.CompileOptions(arch=80))
-        except kcache.KcacheError as error:
-            print(type(error).__name__, isinstance(error, ImportError), error)
+    options = kcache.CompileOptions(arch=80)
+    print(bool(cache.get_or_compile("__global__ void k() {}", (), options).cubin))
     """
-    lines = python(code, tmp_path / "c").splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        assert line.startswith("CompilerNotFoundError True")
-        assert "kcache-cuda[cu13]" in line
-        assert "kcache-cuda[cu12]" in line
+    assert python(code, tmp_path / "c").strip() == "True"
 
 
 def test_the_library_is_not_installed(tmp_path, nvrtc):
@@ -158,13 +150,14 @@ def test_the_library_is_not_installed(tmp_path, nvrtc):
         kcache.KernelCache(sys.argv[1]).get_or_compile(
             "__global__ void k() {}", (), kcache.CompileOptions(arch=80))
     except kcache.KcacheError as error:
-        print(type(error).__name__, error)
+        print(type(error).__name__, isinstance(error, ImportError), error)
     """
     said = python(code, tmp_path / "c")
     if not said:
         pytest.skip("there is an NVRTC in the system")
-    assert said.startswith("CompilerNotFoundError")
+    assert said.startswith("CompilerNotFoundError True")
     assert "kcache-cuda[cu13]" in said
+    assert "kcache-cuda[cu12]" in said
 
 
 # -- headers and paths -----------------------------------------------------------------------------
@@ -290,7 +283,7 @@ def become_user():
     tempfile.tempdir = None
     os.setgid(65534)
     os.setuid(65534)
-    if not os.access(kcache.__file__, os.R_OK):
+    if not (os.access(kcache.__file__, os.R_OK) and os.access(sys.executable, os.X_OK)):
         sys.exit(77)  # what is installed here is closed to other users
 
 def kernels(cache):

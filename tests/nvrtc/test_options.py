@@ -232,14 +232,13 @@ class TestNotCached:
         options = ARCH.replace(defines=["V=__TIME__[7]"])
         self.refuses(cache, include + KERNEL, options, headers={"m.h": ""})
 
-    def test_the_time_in_comments_and_texts_does_not_matter(self, cache):
-        source = '// __TIME__\n/* __DATE__\n */ __device__ const char t[] = "__TIME__";\n' + SEVEN
-        assert not agreed(cache, source).cached
-        assert agreed(cache, source).cached
+    def test_the_time_in_comments_and_texts_is_taken_for_the_time(self, cache):
+        """No C++ is read: where in doubt, nothing is cached."""
+        self.refuses(cache, '// __TIME__\n__device__ const char t[] = "__DATE__";\n' + SEVEN)
 
     @pytest.mark.parametrize(
         "extra",
-        [["--pch"], ["-pch"], ["--create-pch=x.pch"], ["--pch-dir=."]],
+        [["--pch"], ["-pch"], ["--create-pch=x.pch"]],
     )
     def test_precompiled_headers(self, cache, nvrtc, tmp_path, extra):
         if nvrtc < (12, 8):
@@ -266,15 +265,32 @@ class TestNotCached:
                 assert not kernel.cached
         assert cache.entry_count == 0
 
+    @pytest.mark.parametrize("option", ["--fdevice-time-trace=x", "--time=x"])
+    def test_options_that_write_files(self, cache, tmp_path, nvrtc, option):
+        if nvrtc < (13, 0):
+            pytest.skip(f"NVRTC {nvrtc} does not know them all")
+        options = ARCH.replace(extra_options=[option])
+        with working_directory(tmp_path):
+            for _ in range(2):
+                assert not cache.get_or_compile(SEVEN, (), options).cached
+                written = [path for path in tmp_path.iterdir() if path.name.startswith("x")]
+                assert written
+                written[0].unlink()
+
     def test_a_computed_probe(self, cache, tmp_path):
         text = (
             "#define S(x) #x\n#define T(x) S(x)\n#if __has_include(T(y.h))\n#endif\n#define V 1\n"
         )
+        text = text.replace("#endif\n#define V 1", "#define V 2\n#else\n#define V 1\n#endif")
         write(tmp_path / "inc/x.h", text)
         options = ARCH.replace(include_paths=[tmp_path / "inc"])
-        self.refuses(cache, "#include <x.h>\n" + KERNEL, options)
+        source = "#include <x.h>\n" + KERNEL
+        assert not agreed(cache, source, options).cached
+        assert agreed(cache, source, options).cached
+        write(tmp_path / "inc/y.h", "")
+        assert not agreed(cache, source, options).cached
 
-    def test_the_caller_may_answer_for_what_is_not_followed(self, cache, tmp_path):
+    def test_extra_key_is_beside_what_is_followed(self, cache, tmp_path):
         text = (
             "#define S(x) #x\n#define T(x) S(x)\n#if __has_include(T(y.h))\n#endif\n#define V 1\n"
         )
@@ -284,7 +300,7 @@ class TestNotCached:
         assert not agreed(cache, source, options, extra_key=b"1").cached
         assert agreed(cache, source, options, extra_key=b"1").cached
         assert not agreed(cache, source, options, extra_key=b"2").cached
-        header.write_text(text.replace("V 1", "V 2"))  # which is followed all the same
+        header.write_text(text.replace("V 1", "V 2"))
         assert not agreed(cache, source, options, extra_key=b"1").cached
 
     def test_the_caller_can_not_answer_for_the_time(self, cache):
@@ -322,7 +338,9 @@ class TestNoDriver:
 
 
 @pytest.mark.usefixtures("nvrtc")
-class TestHitLoadsNothing:
+class TestNothingIsLoaded:
+    """A miss compiles in another process, and a hit does not compile."""
+
     def test_no_cuda_module_and_no_compiler(self, tmp_path):
         code = """
         import sys
@@ -339,7 +357,7 @@ class TestHitLoadsNothing:
         print("libnvrtc" in Path("/proc/self/maps").read_text())
         """
         write(tmp_path / "inc/x.h", "#define V 1\n")
-        assert python(code, tmp_path).split() == ["False", "False", "True", "True"]
+        assert python(code, tmp_path).split() == ["False", "False", "False", "False"]
         assert python(code, tmp_path).split() == ["True", "True", "False", "False"]
 
 
@@ -483,10 +501,6 @@ class TestExtraOptions:
     def test_defines(self, options, found):
         assert list(ExtraOptions.parse(options).defines) == found
 
-    @pytest.mark.parametrize("option", ["-include", "--pre-include"])
-    def test_pre_includes(self, option):
-        assert ExtraOptions.parse([option, "a.h", f"{option}=b.h"]).pre_includes == ("a.h", "b.h")
-
     @pytest.mark.parametrize(
         "options",
         [["-arch=sm_80"], ["-arch", "sm_80"], ["--gpu-architecture=sm_80"], [" -arch=sm_80"]],
@@ -496,10 +510,3 @@ class TestExtraOptions:
 
     def test_the_last_arch_counts_in_the_key(self):
         assert ExtraOptions.parse(["-arch=sm_80", "-arch=sm_90"]).arch == "sm_90"
-
-    @pytest.mark.parametrize(
-        "option", ["--pch", "-pch", "--use-pch=x", "--fdevice-time-trace=x", "--time=x"]
-    )
-    def test_options_that_read_or_write_files(self, option):
-        assert ExtraOptions.parse(["-DX", option]).untracked == option
-        assert ExtraOptions.parse(["-DX"]).untracked is None

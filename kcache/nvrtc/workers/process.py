@@ -123,7 +123,8 @@ class WorkerProcess:
         from subprocess import PIPE, Popen  # a hit never starts a process
 
         paths = (path for path in sys.path if isinstance(path, str))  # pyright: ignore[reportUnnecessaryIsInstance]
-        command = [interpreter(), *_FLAGS, _CODE, library, str(os.getpid()), *map(_absolute, paths)]
+        folders = filter(None, map(_absolute, paths))
+        command = [interpreter(), *_FLAGS, _CODE, library, str(os.getpid()), *folders]
         try:
             return Popen(
                 command,
@@ -249,8 +250,11 @@ def _said_file() -> int:
 
 
 def _absolute(path: str) -> str:
-    """Return an entry of `sys.path` that means the same in another directory."""
-    return os.path.abspath(path)
+    """Return an entry of `sys.path` that means the same in another directory, or nothing."""
+    try:
+        return os.path.abspath(path)
+    except OSError:  # relative to a directory that was removed
+        return ""
 
 
 def _clause(words: str) -> str:

@@ -108,6 +108,8 @@ class Recorder:
         self.unfollowed: list[str] = []
         self.own: set[bytes] = set()
         self._heap_files: set[bytes] = set()
+        #: Files that the compiler writes: what is there is its own.
+        self._written: set[bytes] = set()
         self._environment: Mapping[bytes, bytes] = {}
         self._directory = b"/"
         self._values: dict[bytes, Any] = {}
@@ -128,6 +130,7 @@ class Recorder:
         self.files.clear()
         self.others.clear()
         self.unfollowed.clear()
+        self._written.clear()
         self._streams.clear()
         self._environment = environment
         self._directory = directory
@@ -235,7 +238,7 @@ class Recorder:
         if path in self.own:
             return real(path, mode)  # type: ignore[no-any-return]
         if not mode.startswith(b"r") or b"+" in mode:
-            self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+            self._writes(path)
             return real(path, mode)  # type: ignore[no-any-return]
         answer = self._opened(path)
         if answer is None:
@@ -262,7 +265,7 @@ class Recorder:
         if path in self.own:
             return real(path, flags, mode)  # type: ignore[no-any-return]
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
-            self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+            self._writes(path)
             return real(path, flags, mode)  # type: ignore[no-any-return]
         answer = self._opened(path)
         if answer is None:
@@ -277,8 +280,13 @@ class Recorder:
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 
+    def _writes(self, path: bytes) -> None:
+        self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+        self._written.add(path)
+        self.files.pop(path, None)
+
     def _xstat(self, real: Callable[..., Any], version: int, path: bytes, status: int) -> int:
-        if path in self.own:
+        if path in self.own or path in self._written:
             return real(version, path, status)  # type: ignore[no-any-return]
         answer = self.files.get(path)
         if answer is None:
@@ -286,6 +294,8 @@ class Recorder:
         return self._told(answer, status)
 
     def _stat(self, real: Callable[..., Any], path: bytes, status: int) -> int:
+        if path in self._written:
+            return real(path, status)  # type: ignore[no-any-return]
         answer = self.files.get(path)
         if answer is None:
             answer = self._look(path)
@@ -404,6 +414,8 @@ class Recorder:
 
     def _opened(self, path: bytes) -> Answer | None:
         """Return what is in the file at a path; None if the system has to open it itself."""
+        if path in self._written:
+            return None
         answer = self.files.get(path)
         if answer is not None and answer.content is not None:
             return answer

@@ -1,0 +1,304 @@
+"""Clean or not: what a compiler has compiled before changes nothing that kcache returns.
+
+NVRTC keeps state. Each option that workers take for harmless is tried here: probe kernels are
+compiled before and after it in one worker, and compared with those of new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, REL, agreed, compile_clean, python
+from nvrtc.talk import ARCH_FLAGS, ask, fresh_of, worker
+
+import kcache
+from kcache import config
+from kcache.nvrtc import compiler
+from kcache.nvrtc.workers.harmless import EXAMPLES, are_harmless
+from kcache.nvrtc.workers.messages import Status
+from kcache.nvrtc.workers.pool import WorkerPool
+from kcache.nvrtc.workers.process import WorkerProcess
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+#: Kernels whose code is likely to show what is left behind; with and without a stack, divisions
+#: and calls of the library, templates, vectors, assertions, warnings.
+PROBES = {
+    "rel": REL,
+    "math": """
+__device__ double f(double x, float y) { return sin(x) / y + sqrtf(y) * fmaf(y, y, 1.f / y); }
+extern "C" __global__ void math(double* o, const float* x) {
+    int unused; o[threadIdx.x] = f(o[threadIdx.x], x[threadIdx.x]);
+}
+""",
+    "names": """
+template <class T> __global__ void name(char* o, T t) {
+    o[threadIdx.x] = __func__[threadIdx.x] + __PRETTY_FUNCTION__[threadIdx.x] + sizeof(t);
+}
+template __global__ void name<int>(char*, int);
+struct P { char c; double d; };
+extern "C" __global__ void packed(int* o) { *o = sizeof(P); }
+""",
+    "copy": """
+struct alignas(16) F { float x, y, z, w; };
+template <int N> __device__ void copy(F* __restrict__ o, const F* __restrict__ i) {
+#pragma unroll
+    for (int n = 0; n < N; n++) o[n * blockDim.x + threadIdx.x] = i[n * blockDim.x + threadIdx.x];
+}
+extern "C" __global__ void __launch_bounds__(128) copies(F* o, const F* i) { copy<7>(o, i); }
+extern "C" __global__ void many(F* o, const F* i) { copy<40>(o, i); }
+""",
+    "macros": """
+#if __has_include("nothing.h") || defined(X) || defined(Y)
+#error no
+#endif
+__device__ int called(int n);
+extern "C" __global__ void macros(long* o) { o[0] = __cplusplus; o[1] = called(1); }
+__device__ __noinline__ int called(int n) { return n + 7; }
+#ifdef __FAST_MATH__
+extern "C" __global__ void fast() {}
+#endif
+#ifdef __CUDACC_RDC__
+extern "C" __global__ void rdc() {}
+#endif
+""",
+}
+#: Compile with an option only.
+REFUSED = (
+    "int host(int n) { return n; }\n__global__ void k(int* o) { *o = host(1); }\n",
+    "__global__ void k(int* o) { *o = undeclared; }\n",
+    "__global__ void k(int* o) { if constexpr (sizeof(int) == 4) *o = 1; }\n#ifdef X\n#else\n#error\n#endif",
+)
+PLAIN = [(name, arch) for name in PROBES for arch in ("sm_80", "sm_90")]
+
+
+def probe(name: str, arch: str) -> tuple[str, tuple[str, ...]]:
+    return PROBES[name], (f"--gpu-architecture={arch}",)
+
+
+def asked(process: WorkerProcess, source: str, flags: Sequence[str]) -> tuple[object, ...]:
+    """Return what a worker makes of a source, and which files it asks for."""
+    reply = process.ask(ask(source, flags), None)
+    assert reply.record is not None
+    made = fresh_of(reply)
+    return made.ptx, made.cubin, made.log, sorted(reply.record.files)
+
+
+Expected: TypeAlias = dict[object, tuple[object, ...]]
+
+
+@pytest.fixture(scope="module")
+def expected(nvrtc: tuple[int, int]) -> Expected:
+    """What new workers make of the probes."""
+    made: Expected = {}
+    for each in PLAIN:
+        with worker() as process:
+            made[each] = asked(process, *probe(*each))
+    for source in REFUSED:
+        with worker() as process:
+            made[source] = asked(process, source, ARCH_FLAGS)
+    return made
+
+
+def test_a_new_worker_makes_what_a_new_process_makes(expected: Expected) -> None:
+    for each in PLAIN:
+        clean = compile_clean(*probe(*each))
+        assert not clean.failed
+        assert (clean.ptx, clean.cubin, clean.log) == expected[each][:3]
+    for source in REFUSED:
+        clean = compile_clean(source, ARCH_FLAGS)
+        assert clean.failed
+        assert clean.log == expected[source][2]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_harmless_option_leaves_nothing_behind(example: str, expected: Expected) -> None:
+    assert are_harmless([example])
+    named = "-arch" in example or "--gpu-architecture" in example
+    flags = (example,) if named else ("-arch=sm_80", example)
+    with worker() as process:
+
+        def check() -> None:
+            for each in PLAIN:
+                assert asked(process, *probe(*each)) == expected[each], f"{each} after {example}"
+
+        check()
+        for source in PROBES.values():
+            process.ask(ask(source, flags), None)
+        check()
+        for source in REFUSED:
+            assert asked(process, source, ARCH_FLAGS) == expected[source]
+
+
+#: Sources that compile, and might change what comes after them.
+SOURCES = {
+    "pack": "#pragma pack(push, 1)\nstruct Q { char c; double d; };\n",
+    "diagnostics": "#pragma nv_diag_suppress 177\n#pragma nv_diag_error 550\n",
+    "warning": "#warning here\n",
+    "macro": "#define int long\n#define __func__ no\n",
+    "line": '#line 2147483647 "other.h"\n',
+    "assembly": 'asm(".globl x;");\n',
+    "fenv": "#pragma STDC FP_CONTRACT OFF\n",
+    "pragma": "#pragma unroll 3\n#pragma nounroll\nvoid f();\n#pragma weak f\n",
+    "default-device": "#pragma nv_exec_check_disable\n",
+    "deep": "template<int N> struct D { enum { v = D<N-1>::v }; };\n"
+    "template<> struct D<0> { enum { v = 0 }; };\nstatic_assert(D<190>::v == 0);\n",
+    "stack": 'extern "C" __global__ void big(int* o, int i) { volatile int a[4000]; a[i] = i; '
+    "*o = a[i + 1]; }\n",
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_leaves_nothing_behind(name: str, expected: Expected) -> None:
+    """A worker goes on after any source that compiles; one that is refused ends it."""
+    with worker() as process:
+        if process.ask(ask(SOURCES[name]), None).status != Status.COMPILED:
+            return
+        for each in PLAIN:
+            assert asked(process, *probe(*each)) == expected[each]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-G"],
+        ["--device-debug"],
+        ["-Ofc=max"],
+        ["--restrict"],
+        ["-restrict"],
+        ["--Ofast-compile=max"],
+        ["-Ofast-compile=min"],
+        ["--nonsense"],
+        ["-Xptxas", "-O3"],
+        ["--ptxas-options=-O3,-v"],
+        ["--ptxas-options=-optf=x"],
+        ["--pch"],
+        ["--fdevice-time-trace=x"],
+        ["-arch=sm_80", "-G"],
+        ["-std=c++17 -G"],
+        ["-arch"],
+        [""],
+    ],
+)
+def test_other_options_are_not_harmless(flags: list[str]) -> None:
+    assert not are_harmless(flags)
+
+
+class Pids:
+    """A pool with one worker, which is the same or another."""
+
+    def __init__(self) -> None:
+        self.pool = WorkerPool(1)
+        self.library = compiler.find().path
+
+    def compile(self, source: str, *flags: str) -> list[int]:
+        self.pool.compile(self.library, ask(source, ("-arch=sm_80", *flags)))
+        return self.pool.pids()
+
+
+@pytest.fixture
+def pids() -> Iterator[Pids]:
+    made = Pids()
+    yield made
+    made.pool.close()
+
+
+def test_a_worker_is_used_again_after_harmless_options(pids: Pids) -> None:
+    first = pids.compile(REL)
+    assert len(first) == 1
+    assert pids.compile(REL, "-lineinfo", "--ptxas-options=-O1", "-DX=1") == first
+    assert pids.compile(KERNEL, "-DV=3") == first
+
+
+@pytest.mark.parametrize(
+    ("source", "flags"),
+    [
+        (REL, ["-G"]),
+        (REL, ["--device-debug"]),
+        (REL, ["-Ofc=max"]),
+        (REL, ["--restrict"]),
+        (REL, ["--nonsense"]),
+        (REL, ["--ptxas-options=-v"]),
+        ("junk", []),
+        ("#error no\n", []),
+        (REL, ["-arch=sm_1"]),
+    ],
+)
+def test_a_worker_is_not_used_again_after_others(pids: Pids, source: str, flags: list[str]) -> None:
+    (first,) = pids.compile(REL)
+    assert pids.compile(source, *flags) == []
+    (second,) = pids.compile(REL)
+    assert second != first
+
+
+# -- through the cache -----------------------------------------------------------------------------
+
+TAINTS = ["-G", "--device-debug", "-Ofc=max", "--restrict"]
+
+
+@pytest.mark.parametrize("taint", TAINTS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_own_requests_taint_nothing(cache: kcache.KernelCache, taint: str, arch: str) -> None:
+    options = ARCH.replace(arch=arch)
+    tainting = options.replace(extra_options=[taint])
+    probes = (REL, PROBES["math"])
+    for probe in probes:
+        agreed(cache, f"{probe}// tainted", tainting)
+    for number in range(4):
+        source = f"{probes[number % 2]}// {number}\n"
+        expected = compile_clean(source, options.flags())
+        kernel = cache.get_or_compile(source, (), options)
+        assert not kernel.cached
+        assert (kernel.ptx, kernel.cubin) == (expected.ptx, expected.cubin)
+        agreed(cache, f"{source}//", tainting)
+
+
+#: The program's own process is tainted; prints the digests of what it gets from the cache.
+_TAINTED = """
+import hashlib, sys
+import kcache
+from nvrtc.reference import _compile, ARCH
+from nvrtc.test_clean import PROBES
+
+flag, directory = sys.argv[1:]
+source = PROBES["math" if flag == "--restrict" else "rel"]
+before = _compile(source, ["-arch=sm_80"], (), {}, "kernel.cu")
+assert not _compile(source, ["-arch=sm_80", flag], (), {}, "kernel.cu").failed
+after = _compile(source, ["-arch=sm_80"], (), {}, "kernel.cu")
+with kcache.KernelCache(directory) as cache:
+    kernel = cache.get_or_compile(source, (), ARCH)
+    assert not kernel.cached
+print(before.cubin != after.cubin, kernel.cubin == before.cubin, kernel.ptx == before.ptx)
+"""
+
+
+@pytest.mark.parametrize("taint", TAINTS)
+def test_foreign_code_in_the_process_taints_nothing(tmp_path: Path, taint: str) -> None:
+    said = python(_TAINTED, taint, tmp_path / "cache").split()
+    assert said[1:] == ["True", "True"]
+    if compiler.version() >= (13, 5):  # the trap itself, so that this shows when it is gone
+        assert said[0] == "True"
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        source = PROBES["math" if taint == "--restrict" else "rel"]
+        kernel = cache.get_or_compile(source, (), ARCH)
+    assert kernel.cached
+    assert kernel.cubin == compile_clean(source, ARCH.flags()).cubin
+
+
+def test_variables_are_told_to_each_worker_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler remembers some variables: one that was told others is not asked again."""
+    pool = WorkerPool(1)
+    library = compiler.find().path
+    try:
+        _, reply = pool.compile(library, ask(REL))
+        assert reply.record is not None
+        (first,) = pool.pids()
+        name = next(iter(reply.record.variables))
+        monkeypatch.setenv(name, "another" if config.variable(name) != "another" else "other")
+        pool.compile(library, ask(REL))
+        assert pool.pids() != [first]
+    finally:
+        pool.close()
