@@ -2,22 +2,26 @@
 
 Each round has two new caches in this process: one is asked without `precompiled_headers`, one with
 them, for the shapes of a family one after the other: whole misses, tracking and storing included.
-The first of each family makes the precompiled header, and is shown by itself.
+The first of each family is shown by itself: the worker makes the precompiled header after it, and
+the second waits for that. Then `kcache warm` compiles tile shapes of the GEMM on two cores with
+precompiled headers, beside one at a time without.
 """
 
+import json
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from harness.corpus import Case, MissingHeadersError, load
 from harness.findings import Absent, Comparison, Fact
-from harness.measure import Rounds
+from harness.measure import Round, Rounds, interleave
 from harness.plan import Found, Plan
-from harness.raw_nvrtc import nvrtc_version
 
 import kcache
+from chapters.warm_up import kernel_list, run_warm
 
 #: What follows the kernel's name, and what such a shape is called. Of the GEMM: TileM, TileN,
 #: TileK, WarpM, WarpN, Stages; of the reduction: type, threads, items per thread.
@@ -45,6 +49,13 @@ SHAPES = {
 }
 #: What a miss shall gain from the second shape on.
 TARGETS = {"cutlass_gemm": 1.6}
+#: Makes the bytes of an outcome reproducible: where every external definition is a template, the
+#: compiler puts a random number into the names of internal symbols.
+_ANCHOR = '\nextern "C" __global__ void anchor() {}\n'
+CORES = 2
+#: What `kcache warm` shall gain by two cores and automatic precompiled headers.
+WARM_TARGET = 2.5
+_WARP_TILES = ((128, 128, 64, 64), (64, 64, 32, 32), (128, 64, 64, 32), (64, 128, 32, 64))
 
 
 @dataclass
@@ -59,15 +70,11 @@ class Family:
 
     @property
     def options(self) -> kcache.CompileOptions:
-        # Templates alone: without a seed the names of internal symbols differ in each compile.
-        extra = [*self.case.extra_options, f"--frandom-seed={self.case.name}"]
-        if nvrtc_version() >= (12, 9):
-            extra.append("--no-cache")
         return kcache.CompileOptions(
             arch=self.case.arch,
             std=self.case.std,
             include_paths=self.case.include_dirs,
-            extra_options=extra,
+            extra_options=self.case.extra_options,
         )
 
 
@@ -76,15 +83,58 @@ def precompiled(plan: Plan, folder: Path) -> Found:
     for name in plan.families:
         shape, names = SHAPES[name]
         try:
-            family = Family(load(name), names[: plan.shapes])
+            case = load(name)
         except MissingHeadersError as error:
             yield Absent("precompiled", f"`{name}`", str(error))
             continue
+        family = Family(replace(case, source=case.source + _ANCHOR), names[: plan.shapes])
         # Each later shape is a pair of its own: one round has several.
         for number in range(1 if plan.splits == 0 else 2):
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 _measure(family, Path(place), swapped=number % 2 == 1)
         yield from _found(family, shape)
+        if name == "cutlass_gemm":
+            yield from _warmed(plan, case, folder)
+
+
+def _warmed(plan: Plan, case: Case, folder: Path) -> Found:
+    """`kcache warm` of tile shapes, processes from start to end."""
+    names = [
+        f"gemm<{m}, {n}, 32, {warp_m}, {warp_n}, {stages}>"
+        for stages in range(3, 3 + -(-plan.tiles // len(_WARP_TILES)))
+        for m, n, warp_m, warp_n in _WARP_TILES
+    ][: plan.tiles]
+    cases = [replace(case, names=(name,)) for name in names]
+    columns: dict[str, tuple[int, bool | str]] = {
+        "one": (1, False),
+        "two": (CORES, False),
+        "auto": (CORES, "auto"),
+        "true": (CORES, True),
+    }
+
+    def warm(column: str) -> Round:
+        jobs, precompiles = columns[column]
+        path = folder / f"{column}.json"
+        listed = kernel_list(cases, (case.arch,), precompiled=precompiles)
+        path.write_text(json.dumps(listed), encoding="utf-8")
+        seconds, made = run_warm(path, tempfile.mkdtemp(dir=folder), jobs)
+        if made["failed"] or made["compiled"] != len(names):
+            raise RuntimeError(f"kcache warm: not everything was compiled: {made}")
+        return {column: seconds}
+
+    tasks: list[Callable[[], Round]] = [partial(warm, column) for column in columns]
+    rounds = interleave(plan.tile_rounds, tasks)
+    ratio = partial(
+        Comparison("precompiled", rounds).ratio,
+        against="one at a time, without",
+        other="one",
+        at_least=True,
+    )
+    what = f"`kcache warm` of {len(names)} tile shapes of `{case.name}`, {CORES} at a time"
+    figure = f'{what}, `precompiled_headers="auto"`'
+    yield ratio(figure, "auto", target=WARM_TARGET)
+    yield ratio(f"{what}, `precompiled_headers=True`", "true")
+    yield ratio(f"{what}, without", "two")
 
 
 def _found(family: Family, shape: str) -> Found:
