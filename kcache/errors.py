@@ -61,11 +61,11 @@ class IncompatibleEntryError(CorruptEntryError):
 
 
 class CompilerNotFoundError(KcacheError, ImportError):
-    """NVRTC or its Python bindings are not installed; the message names the extra to install."""
+    """NVRTC is not installed, or can't be used here; the message says what to do."""
 
 
 class CompileError(KcacheError):
-    """The compiler refused a kernel.
+    """The compiler refused a kernel, crashed, or took longer than `compile_timeout`.
 
     Attributes:
         log: the compiler's full log, as text.
