@@ -113,7 +113,8 @@ class Job:
 
         The last line of its output is the peak of its resident memory, in bytes.
         """
-        done = run_python(self.hit_code + PRINT_PEAK, self.folder)
+        # Here: the entry of a kernel that may depend on its paths is for one working directory.
+        done = run_python(self.hit_code + PRINT_PEAK, Path.cwd())
         return done, float(done.output.split()[0])
 
     @cached_property
