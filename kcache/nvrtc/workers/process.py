@@ -236,7 +236,8 @@ class WorkerProcess:
 def _said_file() -> int:
     """Return a descriptor of a file without a name, for a worker's standard error."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("kcache-worker", os.MFD_CLOEXEC)
+        with suppress(OSError):  # a sandbox may forbid it
+            return os.memfd_create("kcache-worker", os.MFD_CLOEXEC)
     import tempfile
 
     with tempfile.TemporaryFile() as file:
