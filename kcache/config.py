@@ -29,6 +29,7 @@ __all__ = [
     "library_hints",
     "variable",
     "variables",
+    "worker_variables",
 ]
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ def _parse_wait(value: str | float, *, name: str) -> float:
 
 def _parse_workers(value: str | int, *, name: str) -> int:
     text = str(value).strip()
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,4}", text, re.ASCII):
+    if isinstance(value, bool) or not (text.isascii() and text.isdecimal() and len(text) < 5):
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: a number of processes from 0")
     return int(text)
 
@@ -374,17 +375,32 @@ COMPILER_VARIABLES = (
 )
 
 
-_ENCODED_VARIABLES = frozenset((*COMPILER_VARIABLES, *map(os.fsencode, COMPILER_VARIABLES)))
+#: Asked on every hit: the mapping below `os.environ` answers in a tenth of the time.
+_RAW: Any = getattr(os.environ, "_data", os.environ)
+_ENCODED_VARIABLES: frozenset[Any] = frozenset(
+    (*COMPILER_VARIABLES,)
+    if _RAW is os.environ or sys.platform == "win32"
+    else map(os.fsencode, COMPILER_VARIABLES)
+)
+_none_set: Callable[[frozenset[Any]], bool] = _RAW.keys().isdisjoint
 
 
 def compiler_variables() -> tuple[str, ...]:
     """Return those of the variables that are set, as `NAME=VALUE`; nearly always none."""
-    # Asked on every hit: the mapping below `os.environ` answers in a tenth of the time.
-    raw = getattr(os.environ, "_data", os.environ)
-    if raw.keys().isdisjoint(_ENCODED_VARIABLES) and raw is not os.environ:
+    if _none_set(_ENCODED_VARIABLES):
         return ()
     environ = os.environ
     return tuple(f"{name}={environ[name]}" for name in COMPILER_VARIABLES if name in environ)
+
+
+def worker_variables() -> dict[bytes, bytes]:
+    """Return the variables that a worker was started with, and switch NVRTC's own cache off in it.
+
+    That cache would answer instead of the compiler; libcuda, which keeps it, asks for the variable.
+    """
+    found = dict(os.environb) if sys.platform != "win32" else {}
+    os.environ["CUDA_CACHE_DISABLE"] = "1"
+    return found
 
 
 def variables() -> dict[str, str]:

@@ -43,7 +43,8 @@ class Stats(Record):
         errors: backend operations that failed and were survived.
         bytes_evicted: stored bytes of the evicted entries.
         compile_seconds: seconds spent in compiles that succeeded.
-        saved_seconds: seconds of compiling that hits made unnecessary.
+        saved_seconds: seconds of compiling that hits made unnecessary; each kernel counts
+            once per process that gets it.
         hit_seconds: seconds spent in hits.
         coalesced: requests that waited for another thread or process that was making the same
             entry, and got what that made; most are `hits`, too.

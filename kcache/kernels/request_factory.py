@@ -166,6 +166,11 @@ def with_target(options: CompileOptions | None) -> CompileOptions:
 
 def _identify_compiler() -> str:
     """Return the identity of the compiler, without loading it."""
-    from kcache.nvrtc import compiler
+    from kcache.nvrtc import library
 
-    return compiler.find().identity
+    found = library.find()
+    if found is None:
+        from kcache.nvrtc import compiler
+
+        found = compiler.find()  # says what to install
+    return found.identity

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from kcache.engine.engine import CacheEngine
     from kcache.engine.single_flight import Busy, Flight, Made, Work
-    from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend, Outcome
     from kcache.nvrtc.manifest import Manifest, Variant
     from kcache.nvrtc.request import Request
@@ -31,6 +31,8 @@ __all__ = ["Answer", "Resolver", "Ways"]
 _VIEW_FACTOR = 4
 #: Requests whose headers were checked are remembered up to this many, for `header_check="once"`.
 _MAX_CHECKED = 4096
+#: Kernels are remembered as had up to this many.
+_MAX_HAD = 65_536
 
 
 class _Checked(NamedTuple):
@@ -85,6 +87,8 @@ class Resolver:
         self._writes = writes
         self._flight: Flight[Answer] | None = None
         self._checked: dict[tuple[str, str], _Checked] = {}
+        #: Kernels that this process has had already, compiled or from the cache.
+        self._had: set[str] = set()
         self._digests: FileDigests | None = None
         self._frontend: Frontend | None = None
 
@@ -156,7 +160,7 @@ class Resolver:
             counters.add("coalesced", count)
         for _ in range(count - 1):
             if kernel is not None and kernel.cached:
-                counters.hit(kernel.compile_seconds, 0.0, True)
+                counters.hit(self._saving(kernel.key, kernel.compile_seconds), 0.0, True)
             else:
                 self.count_miss()
 
@@ -239,7 +243,7 @@ class Resolver:
             kernel = kernel.replace(dependencies=paths)
         elif not request.self_contained:
             return None
-        self._engine.counters.hit(kernel.compile_seconds, 0.0, True)
+        self._engine.counters.hit(self._saving(kernel.key, kernel.compile_seconds), 0.0, True)
         return Answer(kernel.replace(cached=True))
 
     # -- finding ---------------------------------------------------------------------------------
@@ -253,6 +257,7 @@ class Resolver:
         if entry is None:
             return None
         kernel = getattr(entry, "view", None)
+        saved = 0.0
         if kernel is None or kernel.dependencies is not dependencies:
             try:
                 kernel = CompiledKernel.from_entry(entry, key, dependencies)
@@ -261,11 +266,24 @@ class Resolver:
                     engine.refuse(key, error)
                 return None
             entry.view = kernel
+            saved = self._saving(key, entry.cost)
         counters = engine.counters
-        counters.noted.append((entry.cost, time.perf_counter() - started, from_memory))
+        counters.noted.append((saved, time.perf_counter() - started, from_memory))
         if len(counters.noted) >= NOTES:  # as `Counters.hit`, without the call
             counters.values()
         return kernel
+
+    def _saving(self, key: str, cost: float) -> float:
+        """Return the compile time that a kernel saves: all of it, once per process that gets it.
+
+        Without a cache the program would have compiled it once, too.
+        """
+        if key in self._had:
+            return 0.0
+        if len(self._had) >= _MAX_HAD:
+            self._had.clear()
+        self._had.add(key)
+        return cost
 
     def _find_checked(
         self, request: Request, started: float, *, again: bool
@@ -340,6 +358,7 @@ class Resolver:
             key = variant.result_key(request.key)
             dependencies = variant.dependencies(request.search, request.location)
         kernel = CompiledKernel.of(outcome.compiled, key, dependencies)
+        self._saving(key, 0.0)
         stored = False
         rejected = self._engine.counters.rejected
         try:

@@ -1,8 +1,8 @@
 """The compiler: one compile of a request, in a worker where that is possible.
 
 Compiles happen in processes of our own (`workers/`), each known to be clean. Where no interpreter
-can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` says so, the compile happens in
-this process, one at a time, and its outcome is not cached: somebody else may have used the same
+can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` says so, the compile happens
+in this process, one at a time, and its outcome is not cached: somebody else may have used the same
 library, and what that left behind cannot be seen.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
@@ -38,10 +37,12 @@ __all__ = [
 
 _HINT = "install kcache-cuda[cu13] (CUDA 13) or kcache-cuda[cu12] (CUDA 12)"
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
+#: Misses of a family after which a worker precompiles its headers on its own account. Making one
+#: takes as long as two or three misses, and each miss after it takes half as long (CUB, CUTLASS).
+_AUTO_MISSES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(NamedTuple):
     """What one compile returned.
 
     Attributes:
@@ -67,12 +68,14 @@ class Run(NamedTuple):
         identity: of the library that compiled.
         record: what it asked the operating system; None where nobody wrote that down.
         problem: why there is no record, or why the outcome can't be cached, or empty.
+        precompiled: whether it used a precompiled header.
     """
 
     compiled: Compiled
     identity: str
     record: Record | None
     problem: str
+    precompiled: bool = False
 
 
 class Limits(NamedTuple):
@@ -173,7 +176,7 @@ def recording_problem() -> str:
     return "" if _hello().records else "this platform's import tables can't be changed"
 
 
-# -- inside ------------------------------------------------------------------------------------------
+# -- inside ----------------------------------------------------------------------------------------
 
 
 def _hello() -> Hello:
@@ -201,6 +204,7 @@ def _ask(request: Request) -> Ask:
         request.search.directory,
         {},
         request.preamble,
+        _AUTO_MISSES if request.options.precompiled_headers == "auto" else 1,
     )
 
 
@@ -209,7 +213,8 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
 
     name = request.source_name
     if reply.status == Status.REFUSED:
-        raise _failure(request, reply.code, reply.doing, reply.text, _text(reply.log), hello.archs)
+        refusal = _Refusal(reply.code, reply.doing, reply.text, _text(reply.log))
+        raise _failure(request, refusal, hello.archs)
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
     compiled = Compiled(
@@ -220,7 +225,17 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
     )
     if reply.record is None:
         return Run(compiled, hello.identity, None, "this platform's compiles can't be recorded")
-    return Run(compiled, hello.identity, reply.record, reply.record.unfollowed)
+    unfollowed = reply.record.unfollowed
+    return Run(compiled, hello.identity, reply.record, unfollowed, reply.precompiled)
+
+
+class _Refusal(NamedTuple):
+    """Why the compiler refused; see `nvrtc.Refused`."""
+
+    code: int
+    doing: str
+    text: str
+    log: str
 
 
 def _text(log: bytes) -> str:
@@ -228,9 +243,8 @@ def _text(log: bytes) -> str:
     return log.decode(errors="replace").replace("\0", "").strip(" \n")
 
 
-def _failure(
-    request: Request, code: int, doing: str, text: str, log: str, archs: tuple[int, ...]
-) -> CompileError:
+def _failure(request: Request, refusal: _Refusal, archs: tuple[int, ...]) -> CompileError:
+    code, doing, text, log = refusal
     name, arch = request.source_name, request.options.target
     if doing:
         return CompileError(f"{name}: could not {doing}: {text}", source_name=name)
@@ -245,7 +259,7 @@ def _failure(
     return CompileOptionError(message, log=log, source_name=name)
 
 
-# -- in this process ---------------------------------------------------------------------------------
+# -- in this process -------------------------------------------------------------------------------
 
 
 class _Here:
@@ -297,9 +311,8 @@ def _compile_here(request: Request, path: str, problem: str) -> Run:
                 headers={n.encode(): text.encode() for n, text in request.headers.items()},
             )
         except Refused as refused:
-            log = _text(refused.log)
-            archs = nvrtc.supported_archs()
-            failure = _failure(request, refused.code, refused.doing, refused.text, log, archs)
+            refusal = _Refusal(refused.code, refused.doing, refused.text, _text(refused.log))
+            failure = _failure(request, refusal, nvrtc.supported_archs())
             raise failure from None
     lowered = (name.decode() for name in made.lowered_names)
     compiled = Compiled(

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.nvrtc.search import HeaderSearch, Place
-from kcache.nvrtc.workers.messages import Record
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.workers.messages import Record
 
 __all__ = ["FREE", "Denied", "HeaderSet", "Other", "is_header", "only_names"]
 

@@ -149,7 +149,7 @@ class Variant:
 
     @property
     def may_be_good_elsewhere(self) -> bool:
-        """Whether nothing shows that the outcome depends on its location, and nothing excludes it."""
+        """Whether the outcome may depend on its location, and nothing shows that it does."""
         return self.bound != FREE and not self.bound.startswith(ONLY)
 
     def unbound(self) -> Variant:
@@ -483,7 +483,9 @@ def _decode(raw: bytes) -> _Sections:
         return _Sections(
             found["f"],
             found["a"],
-            *(list(_each_place(found[kind])) for kind in "pdn"),
+            list(_each_place(found["p"])),
+            list(_each_place(found["d"])),
+            list(_each_place(found["n"])),
             [(int(number), Place(root, path)) for root, (number, path) in found["i"]],
             [(int(error), Place(root, path)) for root, (error, path) in found["e"]],
             [(q, Place(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.util.record import Record
@@ -75,9 +75,10 @@ class CompileOptions(Record):
             `"NAME"` and `"NAME=VALUE"`.
         include_paths: directories searched for headers, in order.
         extra_options: any other NVRTC options, passed on as they are.
-        precompiled_headers: keep the headers that a source begins with parsed in this process, for
-            the misses after it that begin alike. Changes how long a miss takes and nothing else:
-            neither the outcome nor the key.
+        precompiled_headers: True keeps the headers that a source begins with parsed in a worker,
+            for the misses after it that begin alike; `"auto"` does so from the second such miss of
+            a worker on. Changes how long a miss takes and nothing else: neither the outcome nor the
+            key.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -95,7 +96,7 @@ class CompileOptions(Record):
     defines: Mapping[str, str | int | None] | Sequence[str] = ()
     include_paths: Sequence[str | os.PathLike[str]] = ()
     extra_options: Sequence[str] = ()
-    precompiled_headers: bool = False
+    precompiled_headers: bool | Literal["auto"] = False
 
     def __post_init__(self) -> None:
         """Check every value and bring it into its one canonical form."""
@@ -106,7 +107,12 @@ class CompileOptions(Record):
             if match is None:
                 raise ConfigError(f"std={self.std!r} is not allowed; allowed: c++NN, such as c++17")
             self._put("std", f"c++{match[1]}")
-        for name in ("fast_math", "lto", "debug", "lineinfo", "precompiled_headers"):
+        if self.precompiled_headers not in (True, False, "auto"):
+            value = self.precompiled_headers
+            raise ConfigError(
+                f'precompiled_headers={value!r} is not allowed; allowed: True, False, "auto"'
+            )
+        for name in ("fast_math", "lto", "debug", "lineinfo"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ArgumentTypeError(f"{name}={value!r} is not allowed; allowed: True, False")

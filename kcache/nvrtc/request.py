@@ -12,7 +12,6 @@ from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
 from kcache.nvrtc.search import HeaderSearch, may_include
 from kcache.nvrtc.workers.harmless import are_harmless
-from kcache.nvrtc.workers.texts import asks_clock, flags_of
 from kcache.util.record import Record
 
 __all__ = [
@@ -76,6 +75,8 @@ class Request(NamedTuple):
 
     def uncacheable(self) -> str | None:
         """Return why the outcome must not be cached, as far as the request itself tells."""
+        from kcache.nvrtc.workers.texts import asks_clock, flags_of  # a hit does not ask
+
         flags = 0
         for text in (self.source, *self.headers.values(), *self.defines):
             flags |= flags_of(text.encode())
@@ -89,12 +90,27 @@ class Request(NamedTuple):
     @property
     def family(self) -> object:
         """What requests have in common that can share a precompiled header; None if nothing."""
-        return None
+        end = self.preamble
+        if not end:
+            return None
+        flags = self.options.flags()
+        headers = tuple(self.headers.items())
+        return self.source[:end], flags, self.source_name, headers, self.location
 
     @property
     def preamble(self) -> int:
-        """How many characters of the source may be precompiled."""
-        return 0
+        """How many characters of the source may be precompiled; 0 if that is not asked for.
+
+        With debug information or as LTOIR the outcome would not be the same bytes.
+        """
+        options = self.options
+        if not options.precompiled_headers or not are_harmless(options.extra.without_paths):
+            return 0
+        if options.debug or options.lto or any("lto" in option for option in options.extra_options):
+            return 0
+        from kcache.nvrtc.preamble import preamble
+
+        return preamble(self.source)
 
     @classmethod
     def make(

@@ -17,14 +17,13 @@ from nvrtc.talk import ARCH_FLAGS, ask, fresh_of, worker
 import kcache
 from kcache import config
 from kcache.nvrtc import compiler
-from kcache.nvrtc.workers.harmless import HARMLESS, are_harmless
+from kcache.nvrtc.workers.harmless import EXAMPLES, are_harmless
 from kcache.nvrtc.workers.messages import Status
 from kcache.nvrtc.workers.pool import WorkerPool
 from kcache.nvrtc.workers.process import WorkerProcess
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
-EXAMPLES = [example for examples in HARMLESS.values() for example in examples]
 #: Kernels whose code is likely to show what is left behind; with and without a stack, divisions
 #: and calls of the library, templates, vectors, assertions, warnings.
 PROBES = {

@@ -175,7 +175,17 @@ class TestLog:
     def test_compile_seconds_are_those_of_the_compile(self, cache):
         first = cache.get_or_compile(self.SOURCE, (), ARCH)
         assert cache.get_or_compile(self.SOURCE, (), ARCH).compile_seconds == first.compile_seconds
-        assert cache.stats().saved_seconds == first.compile_seconds
+
+    def test_a_kernel_saves_its_compile_once_in_each_process_that_gets_it(self, cache, tmp_path):
+        first = cache.get_or_compile(self.SOURCE, (), ARCH)
+        cache.get_or_compile(self.SOURCE, (), ARCH)
+        assert cache.stats().saved_seconds == 0  # it was compiled here
+        with kcache.KernelCache(tmp_path / "cache") as other:
+            for _ in range(3):
+                other.get_or_compile(self.SOURCE, (), ARCH)
+                other.clear_memory()
+            assert other.stats().hits == 3
+            assert other.stats().saved_seconds == first.compile_seconds
 
 
 @pytest.mark.usefixtures("nvrtc")

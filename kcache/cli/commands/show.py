@@ -141,8 +141,7 @@ def _as_json(item: Item, entry: Entry | None) -> dict[str, object]:
         known["metadata"] = dict(entry.metadata)
         if item.kind == MANIFEST:
             known["header_sets"] = [
-                {**_places(variant), "bound": variant.bound}
-                for variant in _variants(entry)
+                {**_places(variant), "bound": variant.bound} for variant in _variants(entry)
             ]
     return known
 

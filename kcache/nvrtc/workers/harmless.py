@@ -1,47 +1,87 @@
 """Harmless options: those after which a compiler compiles everything else as a new one would.
 
 NVRTC keeps state between compiles. After one with `-G` (12.9 to 13.5), `-Ofc=max` or `--restrict`
-(13.5), later compiles of other sources give other code until the process ends. Nothing in its interface tells. So
-this list holds options of which a test has shown otherwise (`tests/nvrtc/test_clean.py` compiles
-probe kernels before and after each, in one process, and compares them with those of new processes);
-a worker that was given any other option, one that is unknown here included, is used once.
+(13.5), later compiles of other sources give other code until the process ends. Nothing in its
+interface tells. So this list holds options of which a test has shown otherwise
+(`tests/nvrtc/test_clean.py` compiles probe kernels before and after each, in one process, and
+compares them with those of new processes); a worker that was given any other option, one that is
+unknown here included, is used once.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-__all__ = ["HARMLESS", "are_harmless"]
+__all__ = ["EXAMPLES", "are_harmless"]
 
-#: Options with their values in any of the forms that NVRTC takes, each with an example that the
-#: test compiles with.
-HARMLESS: dict[str, tuple[str, ...]] = {
-    r"(-arch|--gpu-architecture)=(sm|compute)_\d+[af]?": ("-arch=sm_80", "-arch=compute_90"),
-    r"(-std|--std)=c\+\+\d\d": ("-std=c++14", "--std=c++20"),
-    r"(-D|--define-macro=).+": ("-DX=1", "--define-macro=Y"),
-    r"(-U|--undefine-macro=).+": ("-UX",),
-    r"(-I|--include-path=).+": ("-I/usr/include",),
-    r"--?use_fast_math": ("--use_fast_math", "-use_fast_math"),
-    r"(-|--)(ftz|prec-sqrt|prec-div|fmad)=(true|false)": (
-        "--ftz=true",
-        "--prec-sqrt=false",
-        "--prec-div=false",
-        "--fmad=false",
-    ),
-    r"(-maxrregcount|--maxrregcount)=\d+": ("--maxrregcount=32",),
-    r"--ptxas-options=-O[0-3]": ("--ptxas-options=-O0", "--ptxas-options=-O1"),
-    r"-lineinfo|--generate-line-info": ("-lineinfo",),
-    r"-dlto|--dlink-time-opt": ("-dlto",),
-    r"(-rdc|--relocatable-device-code)=(true|false)": ("--relocatable-device-code=true",),
-    r"(-default-device|--device-as-default-execution-space)": ("-default-device",),
-    r"-w|--disable-warnings": ("-w",),
-    r"(-device-int128|--device-int128)": ("--device-int128",),
-    r"--(diag-suppress|diag-warn)=\d+": ("--diag-suppress=177",),
+_TRUTH = frozenset(("true", "false"))
+_LEVELS = frozenset(("-O0", "-O1", "-O2", "-O3"))
+#: Options without a value.
+_PLAIN = frozenset(
+    (
+        "--use_fast_math",
+        "-use_fast_math",
+        "--extra-device-vectorization",
+        "-extra-device-vectorization",
+        "--generate-line-info",
+        "-lineinfo",
+        "--dlink-time-opt",
+        "-dlto",
+        "--device-as-default-execution-space",
+        "-default-device",
+        "--disable-warnings",
+        "-w",
+        "--device-int128",
+        "-device-int128",
+    )
+)
+#: Options whose value, behind an equals sign, is one of these; None stands for any.
+_VALUED: dict[str, frozenset[str] | None] = {
+    "--ftz": _TRUTH,
+    "-ftz": _TRUTH,
+    "--prec-sqrt": _TRUTH,
+    "-prec-sqrt": _TRUTH,
+    "--prec-div": _TRUTH,
+    "-prec-div": _TRUTH,
+    "--fmad": _TRUTH,
+    "-fmad": _TRUTH,
+    "--relocatable-device-code": _TRUTH,
+    "-rdc": _TRUTH,
+    "--ptxas-options": _LEVELS,
+    "--gpu-architecture": None,
+    "-arch": None,
+    "--std": None,
+    "-std": None,
+    "--maxrregcount": None,
+    "-maxrregcount": None,
+    "--define-macro": None,
+    "--undefine-macro": None,
+    "--include-path": None,
+    "--diag-suppress": None,
+    "--diag-warn": None,
 }
-_PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in HARMLESS), re.DOTALL)
+#: Options whose value follows at once: macros and include directories.
+_LETTERS = ("-D", "-U", "-I")
+
+#: An example of each, for the test.
+EXAMPLES = (
+    *sorted(_PLAIN),
+    *(f"{name}={value}" for name, values in _VALUED.items() for value in sorted(values or ())),
+    *("--gpu-architecture=sm_80", "-arch=compute_90", "--std=c++14", "-std=c++20"),
+    *("--maxrregcount=32", "-maxrregcount=64", "--define-macro=X=1", "--undefine-macro=X"),
+    *("--include-path=/usr/include", "--diag-suppress=177", "--diag-warn=177"),
+    *("-DX=1", "-UX", "-I/usr/include"),
+)
 
 
 def are_harmless(flags: Sequence[str]) -> bool:
     """Tell whether a compiler that was given these options is as good as a new one afterwards."""
-    return all(_PATTERN.fullmatch(flag) for flag in flags)
+    for flag in flags:
+        name, equals, value = flag.partition("=")
+        if equals and name in _VALUED:
+            allowed = _VALUED[name]
+            if allowed is not None and value not in allowed:
+                return False
+        elif flag not in _PLAIN and (flag[:2] not in _LETTERS or len(flag) == 2):
+            return False
+    return True

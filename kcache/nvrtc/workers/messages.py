@@ -71,6 +71,7 @@ class Ask(NamedTuple):
         environment: variables that differ from those the worker was started with; None for one
             that is not set.
         preamble: length in characters of the part of the source to precompile; 0 for none.
+        misses: how many such compiles a worker does plainly before it precompiles that part.
     """
 
     source: str
@@ -81,6 +82,7 @@ class Ask(NamedTuple):
     directory: str
     environment: Mapping[str, str | None]
     preamble: int = 0
+    misses: int = 1
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
@@ -96,7 +98,7 @@ class Ask(NamedTuple):
             join_texts(self.headers.values()),
             self.directory.encode("utf-8", "surrogateescape"),
             join_texts(environment),
-            struct.pack("<Q", self.preamble),
+            struct.pack("<2Q", self.preamble, self.misses),
         ]
 
     @classmethod
@@ -116,7 +118,7 @@ class Ask(NamedTuple):
                 dict(zip(split_texts(headers), split_texts(texts), strict=True)),
                 directory.decode("utf-8", "surrogateescape"),
                 environ,
-                *struct.unpack("<Q", preamble),
+                *struct.unpack("<2Q", preamble),
             )
         except (ValueError, struct.error) as problem:
             raise WireError("the request makes no sense") from problem
@@ -178,7 +180,7 @@ class Record(NamedTuple):
         try:
             paths, answers, others, told, variables, unfollowed = fields
             files = {
-                path: FileAnswer(kind.decode(), flags, error, tuple(stamp), digest)  # type: ignore[arg-type]
+                path: FileAnswer(kind.decode(), flags, error, tuple(stamp), digest)
                 for path, (kind, flags, error, *stamp, digest) in zip(
                     split_texts(paths), _FILE.iter_unpack(answers), strict=True
                 )
@@ -214,6 +216,7 @@ class Reply(NamedTuple):
         outputs: PTX, CUBIN, LTOIR; None where there is none.
         lowered_names: in the order of the name expressions.
         record: what the compile asked.
+        precompiled: whether it used a precompiled header.
     """
 
     status: bytes
@@ -226,13 +229,14 @@ class Reply(NamedTuple):
     outputs: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
     lowered_names: Sequence[str] = ()
     record: Record | None = None
+    precompiled: bool = False
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
         present = [output is not None for output in self.outputs]
         return [
             self.status,
-            struct.pack("<dQi3?", self.seconds, self.peak, self.code, *present),
+            struct.pack("<dQi4?", self.seconds, self.peak, self.code, self.precompiled, *present),
             join_texts((self.doing, self.text)),
             self.log,
             *(output or b"" for output in self.outputs),
@@ -245,7 +249,7 @@ class Reply(NamedTuple):
         """Return the message in the fields; raises WireError."""
         try:
             status, numbers, words, log, ptx, cubin, ltoir, lowered, *record = fields
-            seconds, peak, code, *present = struct.unpack("<dQi3?", numbers)
+            seconds, peak, code, precompiled, *present = struct.unpack("<dQi4?", numbers)
             doing, text = split_texts(words)
             outputs = tuple(
                 output if there else None
@@ -264,4 +268,5 @@ class Reply(NamedTuple):
             outputs,  # type: ignore[arg-type]
             split_texts(lowered),
             Record.unpack(record) if record else None,
+            precompiled,
         )

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kcache import config
-from kcache.util.forks import after_fork
 from kcache.nvrtc.workers.cores import usable_cores
 from kcache.nvrtc.workers.harmless import are_harmless
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
 from kcache.nvrtc.workers.process import CrashedError, WorkerProcess, standing
+from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.slots import Slots

@@ -125,10 +125,16 @@ class WorkerProcess:
         paths = (path for path in sys.path if isinstance(path, str))  # pyright: ignore[reportUnnecessaryIsInstance]
         folders = filter(None, map(_absolute, paths))
         command = [interpreter(), *_FLAGS, _CODE, library, str(os.getpid()), *folders]
-        # A group of its own: an interrupt at the terminal is for the program to act on.
-        group = {"process_group": 0} if sys.platform != "win32" else {}
         try:
-            return Popen(command, stdin=PIPE, stdout=PIPE, stderr=self._said, bufsize=0, **group)
+            return Popen(
+                command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=self._said,
+                bufsize=0,
+                # A group of its own: an interrupt at the terminal is for the program to act on.
+                process_group=None if sys.platform == "win32" else 0,
+            )
         except (OSError, ValueError) as error:
             os.close(self._said)
             raise NoWorkerError(f"a worker can't be started: {error}") from error

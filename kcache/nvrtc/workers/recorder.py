@@ -46,6 +46,8 @@ _NOTHING = (errno.ENOENT, errno.ENOTDIR)
 #: Files of the system's that random numbers or the processor's name come from: not recorded.
 _SYSTEM = (b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo", b"/proc/self/", b"/sys/devices/")
 _MAX_FLAGS = 65_536
+#: The file that the heap of precompiled headers is mapped from; the compiler unlinks it at once.
+_HEAP_FILE = b"edg."
 #: System calls by number that ask nothing about files: futex, gettid, getrandom, sched_*.
 _HARMLESS_CALLS = {
     "x86_64": frozenset((24, 28, 186, 202, 203, 204, 228, 230, 309, 318, 324)),
@@ -96,6 +98,7 @@ class Recorder:
         others: (question, path) -> answer, of rarer questions.
         asked: variable -> value, of all compiles so far: the compiler remembers some of them.
         unfollowed: what can't be recorded, in words.
+        own: paths of files that are ours, which the compiler reads and writes as they are.
     """
 
     def __init__(self, library: str) -> None:
@@ -103,6 +106,8 @@ class Recorder:
         self.others: dict[tuple[bytes, bytes], bytes] = {}
         self.asked: dict[bytes, bytes | None] = {}
         self.unfollowed: list[str] = []
+        self.own: set[bytes] = set()
+        self._heap_files: set[bytes] = set()
         #: Files that the compiler writes: what is there is its own.
         self._written: set[bytes] = set()
         self._environment: Mapping[bytes, bytes] = {}
@@ -130,6 +135,35 @@ class Recorder:
         self._environment = environment
         self._directory = directory
 
+    def restart(self, *, keep: bool = False) -> None:
+        """Begin the same compile anew; with `keep` every question gets the answer it got before."""
+        if not keep:
+            self.files.clear()
+        self.others.clear()
+        self.unfollowed.clear()
+        self._streams.clear()
+
+    def resume(self, answers: Mapping[bytes, Answer]) -> bool:
+        """Take over answers of an earlier compile; tell whether they are what they would be now."""
+        for path, before in answers.items():
+            now = self._look(path)
+            if (now.kind, now.error) != (
+                before.kind,
+                before.error,
+            ) and now.kind + before.kind not in (
+                "-a",
+                "a-",
+            ):
+                return False
+            if now.stamp[3:] != before.stamp[3:]:
+                return False  # another file may be another in the eyes of `#pragma once`
+            if before.content is not None:
+                opened = self._opened(path)
+                if opened is None or opened.digest != before.digest:
+                    return False
+            self.files[path] = before
+        return not self.unfollowed
+
     def knows_otherwise(self, environment: Mapping[bytes, bytes], directory: bytes) -> bool:
         """Tell whether the compiler was told of other variables than these before."""
         before = (self._environment, self._directory)
@@ -151,40 +185,34 @@ class Recorder:
     # -- what the compiler calls -----------------------------------------------------------------
 
     def _hook_all(self) -> None:
-        for name in ("fopen", "fopen64"):
-            self._hook(name, self._fopen, _POINTER, _TEXT, _TEXT)
-        self._hook("fclose", self._fclose, _INT, _POINTER)
-        for name in ("open", "open64"):
-            self._hook(name, self._open, _INT, _TEXT, _INT, _INT)
-        for name in ("openat", "openat64"):
-            self._hook(name, self._unseen, _INT, _INT, _TEXT, _INT, _INT)
-        for name in ("__xstat", "__xstat64"):
-            self._hook(name, self._xstat, _INT, _INT, _TEXT, _POINTER)
-        for name in ("stat", "stat64"):
-            self._hook(name, self._stat, _INT, _TEXT, _POINTER)
-        for name in ("__lxstat", "__lxstat64"):
-            self._hook(name, self._lxstat, _INT, _INT, _TEXT, _POINTER)
-        for name in ("lstat", "lstat64"):
-            self._hook(name, self._unseen, _INT, _TEXT, _POINTER)
-        for name in ("statx", "fstatat", "__fxstatat", "scandir", "glob", "ftw", "nftw"):
-            self._hook(name, self._unseen, _LONG, *(_LONG,) * 6)
-        self._hook("access", self._access, _INT, _TEXT, _INT)
-        self._hook("opendir", self._opendir, _POINTER, _TEXT)
-        self._hook("readlink", self._readlink, _LONG, _TEXT, _POINTER, ctypes.c_size_t)
-        self._hook("realpath", self._realpath, _POINTER, _TEXT, _POINTER)
-        self._hook("getcwd", self._getcwd, _POINTER, _POINTER, ctypes.c_size_t)
-        for name in ("getenv", "secure_getenv"):
-            self._hook(name, self._getenv, _POINTER, _TEXT)
-        self._hook("syscall", self._syscall, _LONG, *(_LONG,) * 7)
-        for name in ("unlink", "remove", "rmdir", "mkdir", "mkstemp", "system"):
-            self._hook(name, self._effect, _INT, _TEXT, _INT)
-        for name in ("rename", "link", "symlink"):
-            self._hook(name, self._effect, _INT, _TEXT, _TEXT)
-        for name in ("execv", "execve", "execvp"):
-            self._hook(name, self._effect, _INT, _TEXT, _POINTER, _POINTER)
-        for name in ("connect", "bind"):
-            self._hook(name, self._effect, _INT, _INT, _POINTER, _INT)
-        self._hook("fork", self._effect, _INT)
+        status, text, number = _POINTER, _TEXT, _INT
+        size = ctypes.c_size_t
+        for names, ours, result, arguments in (
+            ("fopen fopen64", self._fopen, _POINTER, (text, text)),
+            ("fclose", self._fclose, number, (_POINTER,)),
+            ("open open64", self._open, number, (text, number, number)),
+            ("__xstat __xstat64", self._xstat, number, (number, text, status)),
+            ("stat stat64", self._stat, number, (text, status)),
+            ("__lxstat __lxstat64", self._lxstat, number, (number, text, status)),
+            ("access", self._access, number, (text, number)),
+            ("opendir", self._opendir, _POINTER, (text,)),
+            ("readlink", self._readlink, _LONG, (text, _POINTER, size)),
+            ("realpath", self._realpath, _POINTER, (text, _POINTER)),
+            ("getenv secure_getenv", self._getenv, _POINTER, (text,)),
+            ("syscall", self._syscall, _LONG, (_LONG,) * 7),
+            ("mkstemp", self._mkstemp, number, (_POINTER,)),
+            ("unlink remove rmdir system", self._effect, number, (text,)),
+            ("mkdir", self._effect, number, (text, number)),
+            ("rename link symlink", self._effect, number, (text, text)),
+            ("execv execve execvp", self._effect, number, (text, _POINTER, _POINTER)),
+            ("connect bind", self._effect, number, (number, _POINTER, number)),
+            ("fork", self._effect, number, ()),
+            ("openat openat64", self._unseen, number, (number, text, number, number)),
+            ("lstat lstat64", self._unseen, number, (text, status)),
+            ("statx fstatat __fxstatat scandir glob ftw nftw", self._unseen, _LONG, (_LONG,) * 6),
+        ):
+            for name in names.split():
+                self._hook(name, ours, result, *arguments)
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:  # noqa: ANN401
         kind: Any = ctypes.CFUNCTYPE(result, *arguments, use_errno=True)
@@ -196,7 +224,6 @@ class Recorder:
         if name not in self._table.slots:
             return
         real = self._function(name, result, *arguments)
-        # A method bound once: the compiler calls it thousands of times per compile.
         hooked = _named(ours, name) if ours in (self._effect, self._unseen) else ours
 
         def call(*given: Any) -> Any:  # noqa: ANN401  as the C function's
@@ -212,6 +239,8 @@ class Recorder:
         self._table.point(name, ctypes.cast(function, _POINTER).value or 0)
 
     def _fopen(self, real: Callable[..., Any], path: bytes, mode: bytes) -> int | None:
+        if path in self.own:
+            return real(path, mode)  # type: ignore[no-any-return]
         if not mode.startswith(b"r") or b"+" in mode:
             self._writes(path)
             return real(path, mode)  # type: ignore[no-any-return]
@@ -239,6 +268,8 @@ class Recorder:
         return real(stream)  # type: ignore[no-any-return]
 
     def _open(self, real: Callable[..., Any], path: bytes, flags: int, mode: int) -> int:
+        if path in self.own:
+            return real(path, flags, mode)  # type: ignore[no-any-return]
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
             self._writes(path)
             return real(path, flags, mode)  # type: ignore[no-any-return]
@@ -261,7 +292,7 @@ class Recorder:
         self.files.pop(path, None)
 
     def _xstat(self, real: Callable[..., Any], version: int, path: bytes, status: int) -> int:
-        if path in self._written:
+        if path in self.own or path in self._written:
             return real(version, path, status)  # type: ignore[no-any-return]
         answer = self.files.get(path)
         if answer is None:
@@ -313,9 +344,6 @@ class Recorder:
         self._note(b"realpath", path, ctypes.string_at(found) if found else b"")
         return found
 
-    def _getcwd(self, real: Callable[..., Any], buffer: int | None, size: int) -> int | None:
-        return real(buffer, size)  # type: ignore[no-any-return]
-
     def _getenv(self, real: Callable[..., Any], name: bytes) -> int | None:
         value = self._value(name)
         if name not in _FIXED:
@@ -332,7 +360,20 @@ class Recorder:
             self.unfollowed.append(f"the compiler makes the system call {number}")
         return real(number, *arguments)  # type: ignore[no-any-return]
 
+    def _mkstemp(self, real: Callable[..., Any], template: int) -> int:
+        fd: int = real(template)
+        path = ctypes.string_at(template)
+        if os.path.basename(path).startswith(_HEAP_FILE):
+            self._heap_files.add(path)
+        else:
+            self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+        return fd
+
     def _effect(self, name: str, real: Callable[..., Any], *given: Any) -> int:  # noqa: ANN401
+        if given and given[0] in self.own and name in ("unlink", "remove"):
+            return 0  # it is about to write there
+        if name == "unlink" and given[0] in self._heap_files:
+            return real(*given)  # type: ignore[no-any-return]
         what = os.fsdecode(given[0]) if given and isinstance(given[0], bytes) else ""
         self.unfollowed.append(f"the compiler calls {name}({what})")
         return real(*given)  # type: ignore[no-any-return]

@@ -7,9 +7,9 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
+from kcache.nvrtc.workers.cores import usable_cores
 from kcache.util.forks import after_fork
 from kcache.util.locks import RangeLocks
-from kcache.nvrtc.workers.cores import usable_cores
 
 __all__ = ["Slots"]
 

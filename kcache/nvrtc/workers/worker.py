@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
+from kcache import config
 from kcache.nvrtc import library
 from kcache.nvrtc.workers import import_table
 from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
@@ -46,7 +47,10 @@ def main() -> None:
         worker = _Worker(path)
         send(target, worker.hello.pack())
         while True:
-            send(target, worker.answer(receive(source)).pack())
+            ask = Ask.unpack(receive(source))
+            reply = worker.answer(ask)
+            send(target, reply.pack())
+            worker.afterwards(ask, reply)
     except (WireError, OSError):
         os._exit(0)
 
@@ -68,12 +72,10 @@ class _Worker:
         self._nvrtc: Nvrtc | None = None
         self._recorder: Recorder | None = None
         self._precompiled: Precompiled | None = None
-        self._environment = dict(os.environb)
+        self._environment = config.worker_variables()
         self.hello = self._load(path)
 
     def _load(self, path: str) -> Hello:
-        # Somebody's cache would answer instead of the compiler; for libcuda, which reads it itself.
-        os.environb[b"CUDA_CACHE_DISABLE"] = b"1"
         try:
             nvrtc = self._nvrtc = Nvrtc(path)
         except OSError as error:
@@ -94,9 +96,13 @@ class _Worker:
             self._precompiled = Precompiled(nvrtc, self._recorder)
         return Hello(identity, version, archs, records, self._precompiled is not None)
 
-    def answer(self, fields: list[bytes]) -> Reply:
+    def afterwards(self, ask: Ask, reply: Reply) -> None:
+        """Do what helps the next request, after this one was answered."""
+        if ask.preamble and self._precompiled is not None and reply.status == Status.COMPILED:
+            self._precompiled.prepare(ask)
+
+    def answer(self, ask: Ask) -> Reply:
         """Return the reply to a request."""
-        ask = Ask.unpack(fields)
         environment = _changed(self._environment, ask.environment)
         directory = ask.directory.encode("utf-8", "surrogateescape")
         if self._recorder is not None:
@@ -129,12 +135,13 @@ class _Worker:
             outputs=(outputs.ptx, outputs.cubin, outputs.ltoir),
             lowered_names=[name.decode() for name in outputs.lowered_names],
             record=self._record(),
+            precompiled=bool(ask.preamble and self._precompiled and self._precompiled.used),
         )
 
     def _compile(self, ask: Ask) -> Outputs:
-        assert self._nvrtc is not None
         if ask.preamble and self._precompiled is not None:
             return self._precompiled.compile(ask)
+        assert self._nvrtc is not None
         return self._nvrtc.compile(
             ask.source.encode(),
             ask.source_name.encode(),

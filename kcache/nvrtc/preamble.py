@@ -1,0 +1,58 @@
+"""Preamble: the part of a source that a precompiled header can be made of.
+
+It only decides what is tried: a precompiled header is used where the compiler says that it used it,
+and the record tells what it was made from.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kcache.nvrtc.search import may_include
+
+__all__ = ["preamble"]
+
+_SPLICE = r"\\\r?\n"
+_BLANK = re.compile(rf"(?:\s|{_SPLICE}|//(?:{_SPLICE}|[^\n])*+|/\*.*?\*/)*+", re.DOTALL)
+#: One directive to the end of its line; comments that go on after it are no part of it.
+_DIRECTIVE = re.compile(
+    rf"(?:#|%:)(?:[ \t\f\v]|{_SPLICE}|/\*[^\n]*?\*/)*+([a-z_]+)"
+    rf"((?:{_SPLICE}|/\*[^\n]*?\*/|//(?:{_SPLICE}|[^\n])*+|[^\n/]|/(?![/*]))*+)(?:\n|\Z)"
+)
+_OPENING = ("if", "ifdef", "ifndef")
+_BETWEEN = ("elif", "elifdef", "elifndef", "else")
+_FREE = ("include", "include_next", "define", "undef", "warning", "error")
+#: Pragmas that say nothing of the declaration after them.
+_PRAGMA = re.compile(r"\s*(?:once|message|(?:nv_)?diag_\w+|GCC|clang)\b")
+
+
+def preamble(source: str) -> int:
+    """Return how many characters of a source can be precompiled: all its includes, no other code.
+
+    0 if it includes nothing, or if it may after the first token that is no directive's. Errs on
+    that side: ends before whatever might end the compiler's own idea of it, inside a branch too.
+    """
+    end = at = depth = 0
+    while True:
+        blank = _BLANK.match(source, at)
+        directive = _DIRECTIVE.match(source, at if blank is None else blank.end())
+        if directive is None or (depth := _depth_after(directive, depth)) < 0:
+            break
+        at = directive.end()
+        end = at if depth == 0 else end
+    if "??" in source:  # a trigraph may hide a directive
+        return 0
+    return end if may_include(source[:end]) and not may_include(source[end:]) else 0
+
+
+def _depth_after(directive: re.Match[str], depth: int) -> int:
+    """Return in how many conditionals a directive leaves us; -1 if it does not belong here."""
+    name = directive[1]
+    if name in _OPENING:
+        return depth + 1
+    if name == "endif":
+        return depth - 1
+    if name in _BETWEEN:
+        return depth or -1
+    allowed = name in _FREE or (name == "pragma" and _PRAGMA.match(directive[2]) is not None)
+    return depth if allowed else -1
