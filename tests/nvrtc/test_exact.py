@@ -464,8 +464,8 @@ class During:
 def _slow(tree: Path, count: int) -> str:
     """Write headers that take a while to read, and return a source that includes them all."""
     for number in range(count):
-        write(tree / f"a/h{number}.h", f"#define H{number} 1\n" + f"int x{number}();\n" * 200)
-        write(tree / f"b/h{number}.h", f"#define H{number} 3\n" + f"int y{number}();\n" * 200)
+        write(tree / f"a/h{number}.h", f"#define H{number} 1\n" + f"struct x{number};\n" * 200)
+        write(tree / f"b/h{number}.h", f"#define H{number} 3\n" + f"struct y{number};\n" * 200)
     includes = "".join(f"#include <h{number}.h>\n" for number in range(count))
     total = " + ".join(f"H{number}" for number in range(count))
     return includes + KERNEL.replace("V", total)
