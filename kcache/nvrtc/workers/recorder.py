@@ -229,7 +229,11 @@ class Recorder:
         hooked = _named(ours, name) if ours in (self._effect, self._unseen) else ours
 
         def call(*given: Any) -> Any:  # noqa: ANN401  as the C function's
-            return hooked(real, *given)
+            try:
+                return hooked(real, *given)
+            except Exception as error:  # ctypes would answer 0, which is a descriptor, or success
+                self.unfollowed.append(f"{name} can't be followed: {error!r}")
+                return real(*given)
 
         kind: Any = ctypes.CFUNCTYPE(result, *arguments, use_errno=True)
         function = kind(call)
@@ -253,8 +257,10 @@ class Recorder:
             return real(b"/dev/null", mode)  # type: ignore[no-any-return]
         # It is read from where it lies, and `self.files` keeps it there.
         stream: int | None = self._fmemopen(answer.content, len(answer.content), b"r")
-        if stream:
-            self._streams[stream] = answer
+        if not stream:
+            self.unfollowed.append(f"{os.fsdecode(path)} can't be read from memory")
+            return real(path, mode)  # type: ignore[no-any-return]
+        self._streams[stream] = answer
         return stream
 
     def _fclose(self, real: Callable[..., Any], stream: int) -> int:
