@@ -13,7 +13,6 @@ import itertools
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
 from kcache.errors import BackendError, ConfigError
+from kcache.forks import after_fork
 from kcache_backends._coldest import SAMPLE, ColdSample
 from kcache_backends._file_check import check_shard
 from kcache_backends._files import failure, listing, make_private, require_ours, size_of
@@ -106,7 +106,7 @@ class FileBackend(Backend):
         if not read_only:
             with suppress(OSError):  # full or read-only now, but perhaps not for ever
                 self._open_counters()
-        _backends.add(self)
+        after_fork(self)
 
     # -- the contract --------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class FileBackend(Backend):
             if not os.path.isdir(self._root):
                 return
             if not self._read_only:
-                self._counters = self._open_counters()
+                self._open_counters()
             elif os.path.exists(f"{self._root}/{_COUNTERS}"):
                 recorded = read_counts(f"{self._root}/{_COUNTERS}")
         for shard, name in enumerate(_names):
@@ -311,8 +311,7 @@ class FileBackend(Backend):
         """Close the counters. Idempotent."""
         self._write_notes()
         self._closed = True
-        if self._counters is not None:
-            self._counters.close()
+        self._counters = None  # a thread that is at work with them keeps them open until it is done
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -345,6 +344,14 @@ class FileBackend(Backend):
                 counters.finish(shard, count, size=len(value) - replaced)
             if self._sync:
                 sync(f"{self._root}/{key[:2]}")
+        if counters.lost():
+            self._count_anew(shard)
+
+    def _count_anew(self, shard: int) -> None:
+        """Count a shard whose directory somebody removed and another writer made anew meanwhile."""
+        counters = self._open_counters()
+        with counters.changing(shard):
+            self._recount(counters, shard)
 
     def _fill(self, fd: int, value: bytes) -> None:
         rest = memoryview(value)
@@ -400,17 +407,15 @@ class FileBackend(Backend):
 
     def _fullest(self) -> list[tuple[int, int]]:
         with self._translated("coldest"):
-            return [] if self._counters is None else self._counters.fullest()
+            return (self._counters or self._open_counters()).fullest()
 
     def _look(self, shard: int) -> list[tuple[int, str]]:
         """Return (mtime, key) of the entries of a shard, and count it afresh on the way.
 
         Of a shard with more than `SAMPLE` entries (half a million in all), as many are looked at.
         """
-        counters = self._counters
-        if counters is None:
-            return []
         with self._translated("coldest"):
+            counters = self._counters or self._open_counters()
             count = counters.read(shard)
             if count is not None and count.entries > SAMPLE:
                 return self._glance(shard)
@@ -438,13 +443,12 @@ class FileBackend(Backend):
             if old is not None and not old.lost():
                 return old
             make_private(self._root)
-            self._counters = ShardCounters(
+            opened = ShardCounters(
                 f"{self._root}/{_COUNTERS}",
                 lambda shard: os.path.isdir(f"{self._root}/{_names[shard]}"),
             )
-            if old is not None:
-                old.close()
-            return self._counters
+            self._counters = None if self._closed else opened
+            return opened
 
     def _restore(self, key: str) -> None:
         """Make the shard's directory, and what is above it if somebody removed it."""
@@ -461,14 +465,10 @@ class FileBackend(Backend):
         infos = list(self.scan())
         return Usage(sum(info.size for info in infos), len(infos))
 
-    def _after_fork(self) -> None:
-        """Open the counters anew: locks belong to the open file, which the parent shares."""
+    def after_fork(self) -> None:
+        """Have the child open the counters anew: locks belong to the open file of the parent."""
         self._opening = threading.Lock()
-        old, self._counters = self._counters, None
-        if old is not None and not self._closed:
-            old.close()
-            with suppress(OSError, BackendError):
-                self._open_counters()
+        self._counters = None
 
     # -- small things --------------------------------------------------------------------------
 
@@ -486,15 +486,3 @@ class FileBackend(Backend):
             yield
         except OSError as error:
             raise failure(operation, error) from error
-
-
-_backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for backend in list(_backends):
-        backend._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

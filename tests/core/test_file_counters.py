@@ -285,7 +285,7 @@ def test_a_record_that_is_under_way_is_counted_afresh_by_the_next_writer(
     shard = int(key(1)[:2], 16)
     with counters.changing(shard):
         counters.write(shard, ShardCount(10**6, 100, 5))  # as a writer that was killed leaves it
-    counters.close()
+    del counters
     assert backend.usage().bytes >= 10**6
     backend.put(key(1), b"new")
     check(backend, place)
