@@ -128,7 +128,13 @@ def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
             f"{name}={value!r} is not allowed, there is no such home directory; "
             "allowed: a path (./~... for a name that begins with ~)"
         )
-    return expanded
+    try:
+        return os.path.abspath(expanded)  # once: the working directory may change
+    except OSError as error:
+        raise ConfigError(
+            f"{name}={value!r} is not allowed, there is no working directory; allowed: a path that "
+            "begins with /"
+        ) from error
 
 
 def _parse_name(value: str, *, name: str) -> str:

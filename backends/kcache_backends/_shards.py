@@ -65,14 +65,23 @@ def _unpack(raw: bytes) -> ShardCount | None:
     return count if count.check() == check else None
 
 
+def _is_known(raw: bytes) -> bool:
+    """Tell whether one record at least is sound, so that the file is one of ours."""
+    return any(_unpack(raw[at : at + _RECORD.size]) for at in range(0, len(raw), _RECORD.size))
+
+
+def _claim_nothing() -> None:
+    """For a caller that knows whose the directory is."""
+
+
 def read_counts(path: str) -> list[ShardCount | None]:
     """Return every shard's record, None where it is damaged, without opening them for writing.
 
     Raises:
         OSError: the file can't be read.
     """
-    with open(path, "rb") as file:
-        raw = file.read(_ALL.size)
+    file = open_own(path, os.O_RDONLY)
+    raw = pread(file.fd, _ALL.size, 0)
     return [_unpack(raw[n * _RECORD.size :][: _RECORD.size]) for n in range(SHARDS)]
 
 
@@ -83,6 +92,8 @@ class ShardCounters:
         path: the file; created with zeros, or with records that ask for a recount for shards that
             `exists` says are there already.
         exists: tells whether a shard has a directory.
+        claim: called before anything is written unless the file is one of ours already; raises
+            OSError if the directory is somebody else's.
 
     Threads and processes: `changing` excludes both per shard. Reading needs no lock. The file is
     closed with the last reference to this object: a thread that is at work with it keeps it open,
@@ -92,13 +103,23 @@ class ShardCounters:
         NotOursError: there is something else than a file of ours.
     """
 
-    def __init__(self, path: str, exists: Callable[[int], bool]) -> None:
+    def __init__(
+        self, path: str, exists: Callable[[int], bool], claim: Callable[[], None] | None = None
+    ) -> None:
         self.path = path
-        self._file = open_own(path, os.O_RDWR | os.O_CREAT)
+        claim = claim or _claim_nothing
+        try:
+            self._file = open_own(path, os.O_RDWR)
+        except FileNotFoundError:
+            claim()
+            self._file = open_own(path, os.O_RDWR | os.O_CREAT)
         self._locks = RangeLocks(self._file)
         #: Whether the program has closed the descriptor.
         self._gone = False
-        if os.fstat(self._file.fd).st_size < _ALL.size:
+        raw = pread(self._file.fd, _ALL.size, 0)
+        if not _is_known(raw):
+            claim()
+        if len(raw) < _ALL.size:
             self._initialise(exists)
 
     def _initialise(self, exists: Callable[[int], bool]) -> None:
@@ -117,6 +138,10 @@ class ShardCounters:
     def lost(self) -> bool:
         """Tell whether the path leads elsewhere: the file was removed, moved or replaced."""
         return self._gone or not self._file.is_at(self.path)
+
+    def removed(self) -> bool:
+        """Tell whether somebody removed the file, as far as the file itself tells."""
+        return os.fstat(self._file.fd).st_nlink == 0
 
     @contextmanager
     def changing(self, shard: int) -> Generator[None]:

@@ -21,9 +21,18 @@ from typing import Literal
 from kcache.backend import Backend, EntryInfo, Usage, is_key
 from kcache.errors import BackendError, ConfigError
 from kcache.forks import after_fork
+from kcache.marker import claim
 from kcache_backends._coldest import SAMPLE, ColdSample
 from kcache_backends._file_check import check_shard
-from kcache_backends._files import failure, listing, make_private, require_ours, size_of
+from kcache_backends._files import (
+    failure,
+    is_temporary,
+    listing,
+    make_private,
+    require_ours,
+    require_private,
+    size_of,
+)
 from kcache_backends._files import sync_directory as sync
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters, read_counts
 
@@ -344,7 +353,7 @@ class FileBackend(Backend):
                 counters.finish(shard, count, size=len(value) - replaced)
             if self._sync:
                 sync(f"{self._root}/{key[:2]}")
-        if counters.lost():
+        if counters.removed():
             self._count_anew(shard)
 
     def _count_anew(self, shard: int) -> None:
@@ -391,7 +400,7 @@ class FileBackend(Backend):
             if is_key(name):
                 size += status.st_size
                 found.append((status.st_mtime_ns, name))
-            elif name.endswith(_TEMPORARY):
+            elif is_temporary(name):
                 if counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE:
                     with suppress(OSError):
                         os.unlink(f"{self._root}/{_names[shard]}/{name}")
@@ -443,9 +452,11 @@ class FileBackend(Backend):
             if old is not None and not old.lost():
                 return old
             make_private(self._root)
+            require_private(self._root)
             opened = ShardCounters(
                 f"{self._root}/{_COUNTERS}",
                 lambda shard: os.path.isdir(f"{self._root}/{_names[shard]}"),
+                partial(claim, self._root),
             )
             self._counters = None if self._closed else opened
             return opened

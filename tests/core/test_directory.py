@@ -49,9 +49,9 @@ def test_what_is_there_already_keeps_its_mode(tmp_path: Path) -> None:
     place = tmp_path / "parent" / "cache"
     place.mkdir(parents=True)
     place.chmod(0o755)
-    place.parent.chmod(0o777)
+    place.parent.chmod(0o1777)
     prepare(str(place))
-    assert (mode(place), mode(place.parent)) == (0o755, 0o777)
+    assert (mode(place), mode(place.parent)) == (0o755, 0o1777)
 
 
 def test_backup_programs_are_told_once(tmp_path: Path) -> None:
@@ -63,9 +63,12 @@ def test_backup_programs_are_told_once(tmp_path: Path) -> None:
     assert tag.read_bytes() == b"changed by the user"
 
 
-def test_a_tag_that_cannot_be_written_does_not_matter(tmp_path: Path) -> None:
-    (tmp_path / "CACHEDIR.TAG").symlink_to(tmp_path / "nowhere" / "tag")
-    prepare(str(tmp_path))
+def test_a_tag_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    prepare(str(place))
+    (place / "CACHEDIR.TAG").unlink()
+    (place / "CACHEDIR.TAG").symlink_to(tmp_path / "nowhere")
+    prepare(str(place))
     assert not (tmp_path / "nowhere").exists()
 
 
