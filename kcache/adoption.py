@@ -1,8 +1,9 @@
 """Adoption: is a directory without a marker a cache that an earlier version of kcache made?
 
-Earlier versions wrote no marker. Their directories are recognised by everything in them: each name
-has to be one that kcache gives, and each file has to be what kcache writes under that name. At
-least one of them has to say so itself. One other file, and the directory is somebody else's.
+Earlier versions wrote no marker, and on a full disk none can be written. Such a directory is
+recognised by everything in it: each name has to be one that kcache gives, and each file has to be
+empty or what kcache writes under that name. Unless all is empty, one of them has to say so itself.
+One other file, and the directory is somebody else's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 
 from kcache.backend import is_key
-from kcache.marker import NAME
+from kcache.marker import NAME, is_marked
 from kcache.open_file import open_own
 from kcache.positioned import pread
 
@@ -25,6 +26,7 @@ _RECORD = struct.Struct("<4Q")
 _ODD = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 _SALT = 0x6B63616368652F31
 _LOCK_TABLE, _NOTE = 8192, 16
+_FLIGHT = b"kcache-flight/1\0"
 _LMDB_MAGIC = b"\xde\xc0\xef\xbe"
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp")
@@ -62,7 +64,15 @@ def stranger(directory: str, tag: bytes) -> str:
                 return name
     except _StrangerError as error:
         return os.path.relpath(str(error), directory)
-    return "" if evidence else names[0]
+    return "" if evidence or not _has_content(directory) else names[0]
+
+
+def _has_content(directory: str) -> bool:
+    """Tell whether any file below a directory, whose names are all ours, holds anything."""
+    for folder, _, files in os.walk(directory):
+        if any(os.lstat(os.path.join(folder, name)).st_size for name in files):
+            return True
+    return False
 
 
 def _is_other_backend(path: str) -> bool:
@@ -99,10 +109,12 @@ def _journal(path: str) -> bool:
 
 def _flight(path: str) -> bool:
     found = _read(path, _LOCK_TABLE + 1)
+    if len(found) == _LOCK_TABLE and found.endswith(_FLIGHT):
+        return True
     notes = (found[at : at + _NOTE] for at in range(0, len(found), _NOTE))
     if len(found) > _LOCK_TABLE or any(any(note) and not (note[15:] > b"\0") for note in notes):
         raise _StrangerError(path)
-    return False  # no proof: many files look so
+    return False  # no proof: earlier versions set no mark, and many files look so
 
 
 def _empty(path: str) -> bool:
@@ -124,7 +136,7 @@ def _items(path: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
 
 def _file(path: str) -> bool:
     """A folder of the backends file and zstd."""
-    evidence = False
+    evidence = _is_marked(path)
     for name, below in _items(path):
         if name == "counters":
             evidence |= _counters(below)
@@ -156,6 +168,7 @@ def _counters(path: str) -> bool:
 
 def _lmdb(path: str) -> bool:
     """A folder of the backends over LMDB."""
+    evidence = _is_marked(path)
     for name, below in _items(path):
         if name == "lock":
             _empty(below)
@@ -163,11 +176,21 @@ def _lmdb(path: str) -> bool:
             for file, place in _items(below):
                 if file not in ("data.mdb", "lock.mdb") or not S_ISREG(os.lstat(place).st_mode):
                     raise _StrangerError(place)
-                if file == "data.mdb" and _read(place, 20)[16:] not in (_LMDB_MAGIC, b""):
-                    raise _StrangerError(place)
+                if file == "data.mdb":
+                    magic = _read(place, 20)[16:]
+                    if magic not in (_LMDB_MAGIC, b""):
+                        raise _StrangerError(place)
+                    evidence |= name == "db" and bool(magic)
         elif name != NAME:
             raise _StrangerError(below)
-    return False
+    return evidence
+
+
+def _is_marked(path: str) -> bool:
+    try:
+        return is_marked(path)
+    except OSError as error:
+        raise _StrangerError(path) from error
 
 
 def _trace(path: str) -> bool:

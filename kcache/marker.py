@@ -10,6 +10,7 @@ without it is not kcache's, whatever its files are called: nothing is written or
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from contextlib import suppress
@@ -40,6 +41,10 @@ def is_marked(directory: str) -> bool:
         found: object = json.loads(os.read(file.fd, _MOST))
     except (FileNotFoundError, NotADirectoryError, NotOursError, ValueError, RecursionError):
         return False
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):  # a link, or a socket
+            return False
+        raise
     form = found.get("format") if isinstance(found, dict) else None
     if not isinstance(form, str) or not form.startswith(_KIND):
         return False

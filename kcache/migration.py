@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kcache.catalogue import DAMAGED, OTHER, UNREADABLE, look_into
 from kcache.entry import encode
 from kcache.errors import BackendError
+from kcache.marker import NAME
 
 if TYPE_CHECKING:
     from kcache.backend import EntryInfo
     from kcache.engine import CacheEngine
     from kcache.entry import Entry
 
-__all__ = ["Migration"]
+__all__ = ["Migration", "remove_emptied"]
+
+#: What backends leave in a folder from which every entry is gone.
+_FILES = ("counters", "lock", "db/data.mdb", "db/lock.mdb", NAME)
+_FOLDERS = ("db", *(f"{shard:02x}" for shard in range(256)), "")
 
 
 class Migration:
@@ -99,3 +106,19 @@ class Migration:
         if self._to.stats().errors > errors:
             raise BackendError("the other backend can't be written to: see the warning above")
         return False
+
+
+def remove_emptied(folder: str) -> None:
+    """Remove what a backend has left of its folder, and the folder if nothing else is in it.
+
+    Deletes only names that backends write, no folder that has something in it, and nothing through
+    a link.
+    """
+    if os.path.islink(folder) or os.path.islink(os.path.join(folder, "db")):
+        return
+    for name in _FILES:
+        with suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+    for name in _FOLDERS:
+        with suppress(OSError):
+            os.rmdir(os.path.join(folder, name))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +15,7 @@ from kcache.errors import UnknownBackendError
 from kcache.info import format_size
 from kcache.journal import MOVED
 from kcache.kernel_cache import PRODUCER
-from kcache.migration import Migration
+from kcache.migration import Migration, remove_emptied
 from kcache.registry import backend_names
 
 if TYPE_CHECKING:
@@ -70,8 +68,7 @@ def migrate(
             source.engine.journal.note(MOVED, detail=f"to {target}")
         empty = source.engine.backend.usage().entries == 0
     if empty and not keep:
-        with suppress(OSError):  # LMDB's file does not shrink
-            shutil.rmtree(os.path.join(place, origin))
+        remove_emptied(os.path.join(place, origin))  # LMDB's file does not shrink
     _tell(migration, origin, target, keep=keep)
 
 
