@@ -35,7 +35,8 @@ except FileNotFoundError:  # not Linux
 
 CORE = {
     *("backend", "config", "directory", "engine", "entry", "errors", "eviction", "forks"),
-    *("history", "journal", "kernel", "kernel_cache", "locks", "log", "memory", "nvrtc"),
+    *("history", "journal", "kernel", "kernel_cache", "locks", "log", "marker", "memory", "nvrtc"),
+    *("open_file", "safe_path"),
     *(
         "nvrtc.options",
         "place",
