@@ -19,7 +19,7 @@ from functools import partial
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
-from kcache.errors import BackendError, ConfigError
+from kcache.errors import BackendError, ConfigError, CorruptEntryError
 from kcache.forks import after_fork
 from kcache.marker import claim
 from kcache_backends._coldest import SAMPLE, ColdSample
@@ -43,6 +43,10 @@ __all__ = ["FileBackend"]
 TOUCH_AGAIN = 1_000_000_000
 #: ... with at most this many notes.
 MAX_NOTED = 4096
+#: Values up to this many bytes are read without a look at whether their size is credible...
+UNCHECKED = 1 << 20
+#: ... and none above this and above the cap, whatever says that it is.
+MOST_ABOVE_CAP = 32 << 20
 #: Without file locks, a temporary file is taken for an orphan when it is this old, in seconds.
 ORPHAN_AGE = 3600.0
 
@@ -78,7 +82,7 @@ class FileBackend(Backend):
 
     Args:
         directory: created, 0700, if it is not there.
-        max_size: ignored; this backend needs no bound.
+        max_size: the cap. A larger file is no value that was put here: it is not read, and goes.
         read_only: create and change nothing.
         durability: `"none"`, or `"full"` to fsync each value and its directory before `put`
             returns.
@@ -99,7 +103,9 @@ class FileBackend(Backend):
     ) -> None:
         if durability not in ("none", "full"):
             raise ConfigError(f"durability={durability!r} is not allowed; allowed: 'none', 'full'")
-        del max_size
+        #: No value is larger; one larger than `_unchecked` is looked at before it is read.
+        self._most = _ANY if max_size is None else max(max_size, MOST_ABOVE_CAP)
+        self._unchecked = min(UNCHECKED, self._most if max_size is None else max_size)
         self._root = os.path.abspath(directory)
         self._read_only = read_only
         self._sync = durability == "full"
@@ -127,6 +133,8 @@ class FileBackend(Backend):
             status = os.fstat(fd)
             require_ours(status, key)
             size = status.st_size
+            if size > self._unchecked:
+                self._require_credible(key, size)
             value = os.read(fd, size)
             return value if len(value) == size else self._rest(key, fd, value, size)
         except FileNotFoundError:
@@ -148,6 +156,8 @@ class FileBackend(Backend):
             status = os.fstat(fd)
             require_ours(status, key)
             size = status.st_size
+            if size > self._unchecked:
+                self._require_credible(key, size)
             value = os.read(fd, size)
             if len(value) != size:
                 value = self._rest(key, fd, value, size)
@@ -167,6 +177,20 @@ class FileBackend(Backend):
         finally:
             if fd >= 0:
                 os.close(fd)
+
+    def _require_credible(self, key: str, size: int) -> None:
+        """Refuse to read what nobody can have put here: a sparse file would fill the memory.
+
+        Raises:
+            CorruptEntryError: it is above every bound, or larger than what its shard holds in all.
+        """
+        held = None
+        with suppress(OSError):
+            counters = self._counters
+            if counters is not None:
+                held = counters.read(int(key[:2], 16))
+        if size > self._most or (held is not None and size > held.bytes):
+            raise CorruptEntryError(f"{key} has {size} bytes, more than was ever put there")
 
     def _rest(self, key: str, fd: int, value: bytes, size: int) -> bytes:
         """Read on where the system returned less than was asked for."""
@@ -220,7 +244,7 @@ class FileBackend(Backend):
             counters.begin(shard, count)
             with suppress(FileNotFoundError):
                 os.unlink(path)
-            counters.finish(shard, count, size=-size, entries=-1)
+            self._finish(counters, shard, count, -size, -1)
             return size
 
     def touch(self, key: str) -> None:
@@ -338,7 +362,7 @@ class FileBackend(Backend):
                     self._fill(fd, value)
                 finally:
                     os.close(fd)
-                os.replace(temporary, path)
+                self._rename(temporary, path)
             except BaseException as error:
                 with suppress(OSError):
                     os.unlink(temporary)
@@ -350,11 +374,27 @@ class FileBackend(Backend):
             if replaced is None:
                 counters.finish(shard, count, size=len(value), entries=1)
             else:
-                counters.finish(shard, count, size=len(value) - replaced)
+                self._finish(counters, shard, count, len(value) - replaced, 0)
             if self._sync:
                 sync(f"{self._root}/{key[:2]}")
         if counters.removed():
             self._count_anew(shard)
+
+    def _finish(
+        self, counters: ShardCounters, shard: int, count: ShardCount, size: int, entries: int
+    ) -> None:
+        """Write what a shard holds by now; where its record can't have been right, count."""
+        if count.bytes + size < 0 or count.entries + entries < 0:
+            self._recount(counters, shard)
+        else:
+            counters.finish(shard, count, size=size, entries=entries)
+
+    def _rename(self, temporary: str, path: str) -> None:
+        try:
+            os.replace(temporary, path)
+        except IsADirectoryError:  # somebody put it there; one that has something in it stays
+            os.rmdir(path)
+            os.replace(temporary, path)
 
     def _count_anew(self, shard: int) -> None:
         """Count a shard whose directory somebody removed and another writer made anew meanwhile."""
@@ -398,6 +438,10 @@ class FileBackend(Backend):
         found: list[tuple[int, str]] = []
         for name, status in listing(f"{self._root}/{_names[shard]}"):
             if is_key(name):
+                if status.st_size > self._most:  # larger than any value
+                    with suppress(OSError):
+                        os.unlink(f"{self._root}/{_names[shard]}/{name}")
+                    continue
                 size += status.st_size
                 found.append((status.st_mtime_ns, name))
             elif is_temporary(name):
