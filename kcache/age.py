@@ -1,12 +1,19 @@
-"""Ages: spans of time from seconds to years, as people write and read them."""
+"""Ages: spans of time from seconds to years, and moments, as people write and read them."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from kcache.errors import ConfigError
 
-__all__ = ["format_age", "parse_age"]
+if TYPE_CHECKING:
+    from datetime import datetime, tzinfo
+
+__all__ = ["format_age", "local_time", "parse_age"]
+
+#: Seconds since the epoch in the year 9987: no later moment can be written as a date.
+_LATEST = 253e9
 
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 #: From which number of seconds on a unit is read more easily than the one before.
@@ -44,3 +51,18 @@ def format_age(seconds: float) -> str:
         if seconds >= least:
             return f"{int(seconds / unit)} {text}"
     return "0 s"
+
+
+def local_time(seconds: float, zone: tzinfo | None = None) -> datetime:
+    """Return a moment, seconds since the epoch, in a time zone; by default in this machine's.
+
+    What no date can be is the nearest that can. Where the machine has a time zone that Python
+    refuses (24 hours or more from UTC), it is in UTC.
+    """
+    from datetime import UTC, datetime
+
+    moment = datetime.fromtimestamp(min(max(0.0, seconds), _LATEST), tz=UTC)
+    try:
+        return moment.astimezone(zone)
+    except (ValueError, OverflowError, OSError):
+        return moment

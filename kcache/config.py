@@ -43,6 +43,8 @@ _UNITS = {"": 1, "B": 1} | {
 _SIZE = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
 #: Far more than any size has; Python refuses to convert thousands.
 _MAX_DIGITS = 100
+#: 1 EiB, in place of any larger cap: no file system has more, and sums of sizes stay below 2**63.
+_MOST_BYTES = 1 << 60
 #: A longer wait overflows the operating system's.
 _MOST_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
@@ -95,7 +97,7 @@ def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
 
 
 def _parse_cap(value: str | int, *, name: str) -> int:
-    return parse_size(value, name=name, least=1)
+    return min(parse_size(value, name=name, least=1), _MOST_BYTES)
 
 
 def _parse_header_check(value: str, *, name: str) -> str:

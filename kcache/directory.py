@@ -117,9 +117,17 @@ def _make(directory: str) -> bool:
 
     Tells whether it was made here: then nothing can be in it.
     """
-    parent = os.path.dirname(os.path.abspath(directory))
-    if parent != directory and not os.path.isdir(parent):
-        _make(parent)
+    missing: list[str] = []
+    parent = os.path.dirname(directory)
+    while parent != os.path.dirname(parent) and not os.path.isdir(parent):
+        missing.append(parent)
+        parent = os.path.dirname(parent)
+    if missing:
+        with suppress(FileNotFoundError):
+            os.lstat(directory)  # where the path is too long, nothing is made of it
+    for above in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(above, 0o700)
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from kcache.entry import Entry
+from kcache.errors import CorruptEntryError
 from kcache.record import Record
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledKernel"]
 
 _OUTPUTS = ("ptx", "cubin", "ltoir")
+_NO_NAMES: dict[str, str] = {}
 
 
 class CompiledKernel(Record):
@@ -94,16 +96,26 @@ class CompiledKernel(Record):
 
     @classmethod
     def from_entry(cls, entry: Entry, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
-        """Return the kernel in an entry."""
+        """Return the kernel in an entry.
+
+        Raises:
+            CorruptEntryError: the entry is not what `to_entry` makes.
+        """
         payload = entry.payload
         metadata = entry.metadata
-        names = cast("dict[str, str]", metadata.get("lowered_names") or {})
+        names = metadata.get("lowered_names", _NO_NAMES)
+        log = metadata.get("log", "")
+        if type(names) is not dict or type(log) is not str:
+            raise CorruptEntryError("lowered names or log are of another type")
+        for lowered in names.values():
+            if type(lowered) is not str:
+                raise CorruptEntryError("a lowered name is no text")
         return cls(
             payload.get("ptx"),
             payload.get("cubin"),
             payload.get("ltoir"),
-            MappingProxyType(names),
-            str(metadata.get("log", "")),
+            MappingProxyType(cast("dict[str, str]", names)),
+            log,
             key,
             cached=True,
             compile_seconds=entry.cost,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kcache.catalogue import DAMAGED, OTHER, UNREADABLE, look_into
 from kcache.entry import encode
-from kcache.errors import BackendError
+from kcache.errors import BackendError, ConfigError
 from kcache.marker import NAME
 
 if TYPE_CHECKING:
@@ -72,16 +72,23 @@ class Migration:
             return
         item, entry = opened
         if entry is None:
-            self.left_out[item.kind] += 1
-            if item.kind == DAMAGED and not self._keep:
-                self._from.delete(info.key, noted=False)
+            self._leave_out(info, item.kind)
             return
-        if not self._has(info) and not self._put(info, entry):
-            self.refused += 1
+        try:
+            if not self._has(info) and not self._put(info, entry):
+                self.refused += 1
+                return
+        except ConfigError:  # it holds what can't be stored: nobody stored it by this library
+            self._leave_out(info, DAMAGED)
             return
         self.moved += 1
         self.bytes += info.size
         if not self._keep:
+            self._from.delete(info.key, noted=False)
+
+    def _leave_out(self, info: EntryInfo, kind: str) -> None:
+        self.left_out[kind] += 1
+        if kind == DAMAGED and not self._keep:
             self._from.delete(info.key, noted=False)
 
     def _has(self, info: EntryInfo) -> bool:

@@ -7,12 +7,12 @@ decides, from what was found.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache import journal
 from kcache.about import About
+from kcache.age import local_time
 from kcache.backend import EntryInfo
 from kcache.catalogue import DAMAGED, KERNEL, OTHER, Item, Opened, describe, look_into
 from kcache.contrast import Cause, contrast, include_paths
@@ -297,7 +297,7 @@ def _event(event: Event, before: str = "") -> Cause:
 def _when(seconds: float | None) -> str:
     if seconds is None:
         return "at an unknown time"
-    return f"{datetime.fromtimestamp(seconds, tz=UTC).astimezone():on %Y-%m-%d at %H:%M:%S}"
+    return f"{local_time(seconds):on %Y-%m-%d at %H:%M:%S}"
 
 
 # -- finding out -----------------------------------------------------------------------------------

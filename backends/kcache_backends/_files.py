@@ -88,13 +88,13 @@ def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def make_private(directory: str) -> None:
     """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
-    if os.path.isdir(directory):
-        return
-    parent = os.path.dirname(directory)
-    if parent != directory:
-        make_private(parent)
-    with suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
+    missing: list[str] = []
+    while not os.path.isdir(directory) and directory != os.path.dirname(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    for each in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(each, 0o700)
 
 
 def require_private(directory: str) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from kcache.age import format_age
+from kcache.age import format_age, local_time
 from kcache.catalogue import MANIFEST, Item, Opened, look_into
 from kcache.cli.cache import directory_option, json_option, open_existing
 from kcache.cli.keys import SHORT, key_prefix, resolve
@@ -192,7 +191,7 @@ def _text(value: JSON) -> str:
 
 
 def _time(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, tz=UTC).astimezone()
+    moment = local_time(seconds)
     return f"{moment:%Y-%m-%d %H:%M:%S %z} ({format_age(time.time() - seconds)} ago)"
 
 

@@ -7,12 +7,11 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from kcache.age import format_age
+from kcache.age import format_age, local_time
 from kcache.cli.cache import directory_option, json_option, named_directory, open_existing
 from kcache.cli.keys import SHORT
 from kcache.cli.source import Asked, compile_options
@@ -113,7 +112,7 @@ def _near(near: Near) -> str:
     what = f"{near.key[:SHORT]}, {about.source_name} for {about.arch}"
     if about.created is None:
         return what
-    moment = datetime.fromtimestamp(about.created, tz=UTC).astimezone()
+    moment = local_time(about.created)
     ago = format_age(time.time() - about.created)
     return f"{what}, compiled {moment:on %Y-%m-%d at %H:%M:%S} ({ago} ago)"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta, tzinfo
 from typing import NamedTuple
 
+from kcache.age import local_time
 from kcache.history import HOUR_SECONDS, Hour
 
 __all__ = ["Span", "days", "last_hours"]
@@ -85,4 +86,4 @@ def last_hours(
 
 
 def _moment(seconds: float, zone: tzinfo | None) -> datetime:
-    return datetime.fromtimestamp(seconds, zone).astimezone(zone)
+    return local_time(seconds, zone)
