@@ -9,6 +9,7 @@ Layout of the directory::
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -19,7 +20,7 @@ from functools import partial
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
-from kcache.errors import BackendError, ConfigError, CorruptEntryError
+from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
 from kcache.forks import after_fork
 from kcache.marker import claim
 from kcache_backends._coldest import SAMPLE, ColdSample
@@ -61,6 +62,10 @@ _COUNTERS = "counters"
 _TEMPORARY = ".tmp"
 
 _ANY = 1 << 62
+#: Errors that say that the disk is full; evicting entries of this cache helps.
+_NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+#: The engine evicts a tenth of what is stored where there is no room below the cap.
+_TENTH = 10
 
 _names = [f"{shard:02x}" for shard in range(SHARDS)]
 _serial = itertools.count()
@@ -226,11 +231,22 @@ class FileBackend(Backend):
         self._noted.pop(key, None)
         with self._translated("write"):
             try:
-                self._put(key, value)
-            except FileNotFoundError:  # the shard is new, or somebody removed the directory
-                self._restore(key)
-                self._put(key, value)
+                try:
+                    self._put(key, value)
+                except FileNotFoundError:  # the shard is new, or somebody removed the directory
+                    self._restore(key)
+                    self._put(key, value)
+            except OSError as error:
+                if error.errno in _NO_ROOM and self._could_make_room(len(value)):
+                    raise FullError(f"write {key}: {error.strerror}") from error
+                raise
         return len(value)
+
+    def _could_make_room(self, size: int) -> bool:
+        """Tell whether a tenth of what is stored has the size of a value that the disk has not."""
+        with suppress(BackendError):
+            return self.usage().bytes >= _TENTH * size
+        return False
 
     def delete(self, key: str) -> int:
         """Remove `key`; return the bytes freed, 0 if it was absent."""
