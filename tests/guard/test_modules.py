@@ -37,11 +37,11 @@ CORE = {
 HIT = CORE | {
     *("kernel_cache", "kernels", "kernels.compiled_kernel", "kernels.request_factory"),
     *("kernels.resolver", "nvrtc", "nvrtc.key", "nvrtc.library", "nvrtc.options"),
-    *("nvrtc.request", "nvrtc.search"),
+    *("nvrtc.request", "nvrtc.search", "nvrtc.workers", "nvrtc.workers.harmless"),
 }
 #: To look whether the headers are what they were.
-HEADER_HIT = HIT | {"nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
-WAIT = {"engine.key_locks", "engine.single_flight"}
+HEADER_HIT = HIT | {"nvrtc.answers", "nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
+WAIT = {"engine.key_locks", "engine.single_flight", "nvrtc.workers.texts"}
 _FILE = {"_coldest", "_file_check", "_files", "_shards", "file"}
 _LMDB = {"_environment", "_files", "_lmdb_files", "_lmdb_records", "lmdb"}
 BACKENDS = {"file": _FILE, "zstd": _FILE | {"zstd"}, "lmdb": _LMDB, "zstd+lmdb": _LMDB | {"zstd"}}
