@@ -55,7 +55,25 @@ _ANCHOR = '\nextern "C" __global__ void anchor() {}\n'
 CORES = 2
 #: What `kcache warm` shall gain by two cores and automatic precompiled headers.
 WARM_TARGET = 2.5
-_WARP_TILES = ((128, 128, 64, 64), (64, 64, 32, 32), (128, 64, 64, 32), (64, 128, 32, 64))
+#: TileM, TileN, WarpM, WarpN, Stages of tiles that fit into 48 KiB of shared memory.
+_TILES = (
+    (128, 128, 64, 64, 3),
+    (64, 64, 32, 32, 3),
+    (128, 64, 64, 32, 3),
+    (64, 128, 32, 64, 3),
+    (128, 128, 64, 32, 3),
+    (64, 64, 32, 32, 4),
+    (128, 64, 64, 32, 4),
+    (64, 128, 32, 64, 4),
+    (128, 64, 32, 32, 3),
+    (64, 128, 32, 32, 3),
+    (128, 64, 32, 32, 4),
+    (64, 128, 32, 32, 4),
+    (64, 64, 32, 32, 5),
+    (64, 64, 32, 32, 6),
+    (64, 64, 64, 32, 3),
+    (64, 64, 32, 64, 3),
+)
 
 
 @dataclass
@@ -101,9 +119,8 @@ def _warmed(plan: Plan, case: Case, folder: Path) -> Found:
     """`kcache warm` of tile shapes, processes from start to end."""
     names = [
         f"gemm<{m}, {n}, 32, {warp_m}, {warp_n}, {stages}>"
-        for stages in range(3, 3 + -(-plan.tiles // len(_WARP_TILES)))
-        for m, n, warp_m, warp_n in _WARP_TILES
-    ][: plan.tiles]
+        for m, n, warp_m, warp_n, stages in _TILES[: plan.tiles]
+    ]
     cases = [replace(case, names=(name,)) for name in names]
     columns: dict[str, tuple[int, bool | str]] = {
         "one": (1, False),
