@@ -41,8 +41,8 @@ HIT = CORE | {
 }
 #: To look whether the headers are what they were.
 HEADER_HIT = HIT | {"nvrtc.answers", "nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
-WAIT = {"engine.key_locks", "engine.single_flight", "nvrtc.workers.texts"}
-_FILE = {"_coldest", "_file_check", "_files", "_shards", "file"}
+WAIT = {"engine.circles", "engine.key_locks", "engine.single_flight", "nvrtc.workers.texts"}
+_FILE = {"_coldest", "_examine", "_file_check", "_files", "_shards", "file"}
 _LMDB = {"_environment", "_files", "_lmdb_files", "_lmdb_records", "lmdb"}
 BACKENDS = {"file": _FILE, "zstd": _FILE | {"zstd"}, "lmdb": _LMDB, "zstd+lmdb": _LMDB | {"zstd"}}
 #: Modules of kcache that a backend needs beside the engine's.
