@@ -2,39 +2,47 @@
 
 Files of the directory::
 
-    lock                      byte 0 is locked while somebody opens, exchanges or discards the
-                              database, byte 1 while somebody writes to it
+    lock                      the mark that the directory is ours; byte 0 is locked while somebody
+                              opens, exchanges or discards the database, byte 1 while somebody
+                              writes to it
     db/data.mdb, db/lock.mdb  the database, and LMDB's table of readers
     new/, old/                an exchange under way: the compacted copy, and what it replaces
+
+Order of the locks: `_changing`, byte 1, `_transaction`, byte 0, `_state`. Whoever waits for another
+process holds `_changing` at most, so that a read and a fork wait for no other process. A finalizer
+takes no lock that is not free.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from stat import S_ISDIR
 from typing import ClassVar
 
 import lmdb
 
 from kcache.errors import BackendError, FullError
-from kcache.locks import RangeLocks
 from kcache_backends._files import failure, make_private
 from kcache_backends._lmdb_files import (
-    DATA,
-    TABLE,
     LockFile,
     allocate_readers,
-    check_kinds,
+    check_size,
+    is_recognised,
+    mark,
     open_checked,
-    remove,
     sync,
 )
+from kcache_backends._lmdb_folder import DATA, TABLE, Folder, check_parents
 
-__all__ = ["DAMAGE", "Environment", "MissingError", "translated"]
+__all__ = ["DAMAGE", "Environment", "MissingError", "is_full", "translated"]
 
 #: What LMDB raises for a file that is not what it wrote. The cache starts afresh then: a damaged
 #: list of free pages may name pages in use, so that nothing in the file can be trusted.
@@ -47,15 +55,29 @@ DAMAGE = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
-#: How long another process is waited for, in seconds. LMDB's own lock is waited for without end,
-#: so only who holds the one in `lock` asks for it.
+#: How long a writer waits for another process, in seconds. LMDB's own lock is waited for without
+#: end, so only who holds the one in `lock` asks for it.
 PATIENCE = 10.0
+#: A writer that waited so long does not wait again for this many seconds: a process that was
+#: stopped (by a debugger, say) usually stays so for longer.
+GIVEN_UP = 60.0
+#: ... but for so long at most, in seconds: others that write may have to be waited for.
+HARDLY = 0.1
+#: How long a fork waits for a transaction of this process, in seconds; a commit takes some 10 ms.
+FORK_PATIENCE = 1.0
+#: While another process opens or exchanges the database, reads go on without a place in the table
+#: of readers, and for so many seconds: then it is tried again.
+PROVISIONAL = 1.0
 _OPENING, _WRITING = 0, 1
 #: Room in the map beyond a file that is larger than it may be, bytes.
 _SPARE = 1 << 20
 #: How often an operation is tried whose database another process or thread exchanges meanwhile.
 _TRIES = 4
-
+#: A reader that is so many transactions behind is not reading, but stopped.
+_BEHIND = 16
+#: Errors of a disk, or of a quota, that is full.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _SAME_PID = (
     "; another process with the same process id has it open: containers that share a cache in LMDB "
@@ -67,17 +89,26 @@ class MissingError(BackendError):
     """There is no database, and none may be made."""
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Tell whether an error says that there is no room: in the map, on the disk, in the quota."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return isinstance(error, lmdb.MapFullError) or getattr(error, "code", 0) in _FULL
+
+
 @contextmanager
 def translated(operation: str, place: str) -> Generator[None]:
     """Turn what LMDB and the operating system raise into BackendError."""
     try:
         yield
-    except lmdb.MapFullError as error:
-        raise FullError(f"{operation} {place}: {error}") from error
     except lmdb.Error as error:
+        if is_full(error):
+            raise FullError(f"{operation} {place}: {error}") from error
         hint = _SAME_PID if getattr(error, "code", 0) == errno.EAGAIN else ""
         raise BackendError(f"{operation} {place}: {error}{hint}") from error
     except OSError as error:
+        if is_full(error):
+            raise FullError(str(failure(operation, error))) from error
         raise failure(operation, error) from error
 
 
@@ -85,8 +116,12 @@ class Environment:
     """The LMDB database of one real path, shared by whatever uses it in this process.
 
     LMDB must not open a file twice in one process; `of` returns the environment that is there.
-    A file that is damaged is discarded; one that somebody removed is made anew. Threads: safe to
-    share. Fork: a child opens its own, and leaves the parent's alone.
+    A file that is damaged is discarded; one that somebody removed is made anew. A directory that
+    holds anything but ours is left as it is.
+
+    Threads: safe to share. Processes: one that is stopped in the middle of a change keeps others
+    from changing anything, `PATIENCE` at first and then not at all; reads go on. Fork: a child
+    opens its own, and leaves the parent's alone.
 
     Args:
         root: the directory, a real path.
@@ -96,9 +131,12 @@ class Environment:
 
     _all: ClassVar[weakref.WeakValueDictionary[str, Environment]] = weakref.WeakValueDictionary()
     _guard = threading.RLock()
+    #: Whether the interpreter is about to end.
+    _exiting: ClassVar[bool] = False
 
     def __init__(self, root: str, map_size: int, *, read_only: bool) -> None:
         self.root = root
+        self._data = os.path.join(root, "db", DATA)
         self.map_size = map_size
         self.read_only = read_only
         #: The open database, or None.
@@ -106,61 +144,121 @@ class Environment:
         #: The thread that has a write transaction, and that transaction.
         self.writer = 0
         self.txn: lmdb.Transaction[bytes] | None = None
+        #: Uses that a backend could not write when it was closed.
+        self.left_uses: deque[dict[str, int]] = deque()
         self._opened: tuple[int, int] | None = None
         #: Whether it is open for reading only because there was no right to more.
         self._unwritable = False
-        self._users = 0
+        #: Until when it is open for reading only because another process was opening it; 0: it is
+        #: not.
+        self._provisional = 0.0
+        #: Whether it is to be opened anew, with a larger map or for writing.
+        self._outgrown = False
+        #: Databases that were exchanged, to be closed when nobody writes.
+        self._retired: list[lmdb.Environment] = []
+        self._users: set[object] = set()
         self._lock_file: LockFile | None = None
         #: Whether this process is a child that inherited it open, and so can't use it.
         self._inherited = False
         #: Locks that are held during a fork.
         self._held: list[threading.RLock] = []
-        self._state = threading.RLock()
-        #: Held by the thread that writes, or changes what is open.
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        #: Held by the thread that writes, or wants to; it may wait for another process.
         self._changing = threading.RLock()
+        #: Held during a transaction that writes.
+        self._transaction = threading.RLock()
+        #: Held while the database is opened or closed; for milliseconds.
+        self._state = threading.RLock()
 
     @classmethod
-    def of(cls, root: str, map_size: int, *, read_only: bool) -> Environment:
-        """Return the environment of `root`, and count one more user of it."""
+    def of(cls, root: str, map_size: int, user: object, *, read_only: bool) -> Environment:
+        """Return the environment of `root`, with one more user."""
         with cls._guard:
             found = cls._all.get(root)
             if found is None:
                 found = cls._all[root] = cls(root, map_size, read_only=read_only)
-            if found._users == 0:
+            if not found._users:
                 found.map_size, found.read_only = map_size, read_only
-            found._users += 1
-            if map_size > found.map_size or (found.read_only and not read_only):
-                found.map_size = max(found.map_size, map_size)
-                found.read_only &= read_only
-                found.reopen()
-            return found
+            found._users.add(user)
+        if map_size > found.map_size or (found.read_only and not read_only):
+            found.map_size = max(found.map_size, map_size)
+            found.read_only &= read_only
+            found._outgrown = found.open is not None
+        return found
 
-    def let_go(self) -> None:
-        """Count one user less; the last one closes the database."""
-        with Environment._guard:
-            self._users -= 1
-            last = self._users == 0
-        if last and self._changing.acquire(timeout=PATIENCE):
+    def let_go(self, user: object) -> None:
+        """Forget a user; the last one closes the database, or leaves that to who uses it now.
+
+        Takes no lock that is not free: it may be called by the garbage collector.
+        """
+        self._users.discard(user)
+        self._tidy()
+
+    def is_mine(self) -> bool:
+        """Tell whether this thread is in the middle of an operation."""
+        locks = (self._changing, self._transaction, self._state)
+        return any(lock._is_owned() for lock in locks)  # type: ignore[attr-defined]  # pyright: ignore
+
+    def _tidy(self) -> None:
+        """Close what nobody uses any more, if nobody is in the way; whoever is does it later."""
+        while (self._retired or (self.open is not None and not self._users)) and not self.is_mine():
+            if not self._transaction.acquire(blocking=False):
+                return
             try:
-                self._close()
-                self._lock_file = None
+                if not self._state.acquire(blocking=False):
+                    return
+                try:
+                    self._close_retired()
+                    if not self._users:
+                        self._close()
+                        self._lock_file = None
+                finally:
+                    self._state.release()
             finally:
-                self._changing.release()
+                self._transaction.release()
+
+    @contextmanager
+    def _turn(self, patience: float) -> Generator[None]:
+        """Be the only thread that wants to write, in the block."""
+        if not self._changing.acquire(timeout=patience):
+            raise TimeoutError(errno.ETIMEDOUT, "another thread is writing", self.root)
+        try:
+            yield
+        finally:
+            self._changing.release()
+            self._tidy()
+
+    @contextmanager
+    def _stateful(self) -> Generator[None]:
+        with self._state:
+            yield
+        self._tidy()
+
+    def _close_retired(self) -> None:
+        while self._retired:
+            self._retired.pop().close()
 
     def _close(self) -> None:
-        """Close the database; the caller holds `_changing`.
+        """Close the database; the caller holds `_transaction`.
 
-        Closed beside another thread's write transaction, py-lmdb would wait until that is garbage.
+        Closed beside another thread's write transaction, py-lmdb would wait for that to end.
         """
         with self._state:  # nobody opens it anew before it is closed
-            env, self.open, self._opened = self.open, None, None
-            if env is not None:
-                env.close()
+            self._retire()
+            self._close_retired()
+
+    def _retire(self) -> None:
+        env, self.open, self._opened = self.open, None, None
+        self._outgrown, self._provisional, self._unwritable = False, 0.0, False
+        if env is not None:
+            self._retired.append(env)
 
     # -- opening -------------------------------------------------------------------------------
 
     def get(self) -> lmdb.Environment:
-        """Return the open database, opening it if need be.
+        """Return the open database, opening it if need be; wait for no other process.
 
         Raises:
             lmdb.Error, OSError: it can't be opened.
@@ -169,61 +267,125 @@ class Environment:
         return self.open or self._open_now()
 
     def _open_now(self) -> lmdb.Environment:
-        with self._state:
+        with self._stateful():
             if self.open is None:
                 if self._inherited:
                     raise BackendError(f"{self.root}: the process was forked while it wrote here")
-                env = self._open_read_only() if self.read_only else self._open_to_write()
-                self._opened = self._identity()
-                self.open = env
+                self._opened_as(self._open_read_only() if self.read_only else self._open_to_read())
+            assert self.open is not None
             return self.open
 
-    def _open_to_write(self) -> lmdb.Environment:
-        """Open the database; for reading where medium or rights allow no more at present."""
-        self._unwritable = False
+    def _opened_as(self, env: lmdb.Environment) -> lmdb.Environment:
+        if Environment._exiting:
+            _keep_for_ever(env)
+        self.open = env
+        return env
+
+    def _open_to_read(self) -> lmdb.Environment:
+        """Open the database, for reading only if another process is opening or exchanging it."""
         try:
-            make_private(self.root)
-            with self._alone():
-                self._settle()
-                try:
-                    return self._open_files()
-                except DAMAGE:
-                    self._discard()
-                    return self._open_files()
+            with self._prepared() as root, self._alone(root, 0.0):
+                return self._open_alone(root)
+        except TimeoutError:
+            env = self._open_read_only(lock=False)
+            self._provisional = time.monotonic() + PROVISIONAL
+            return env
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
+            return self._open_denied(error)
+
+    def _open_to_write(self, patience: float) -> lmdb.Environment:
+        """Return the database open for writing, if it can be; the caller holds `_changing`.
+
+        Raises:
+            TimeoutError: another process opens or exchanges it all the time.
+            lmdb.Error, OSError: it can't be opened.
+        """
+        env = self.open
+        if env is not None and not (self._unwritable or self._provisional or self.lost()):
+            return env
+        if self._inherited:
+            return self.get()
+        try:
+            with (
+                self._prepared() as root,
+                self._alone(root, patience),
+                self._transaction,
+                self._stateful(),
+            ):
+                self._close()
+                return self._opened_as(self._open_alone(root))
+        except OSError as error:
+            with self._transaction, self._stateful():
+                self._close()
+                return self._opened_as(self._open_denied(error))
+
+    def _open_denied(self, error: OSError) -> lmdb.Environment:
+        """Open for reading where medium or rights allow no more at present; else raise `error`."""
+        if error.errno in _DENIED:
             with suppress(MissingError):
                 env = self._open_read_only()
                 self._unwritable = True
                 return env
-            raise
+        raise error
 
-    def _open_files(self) -> lmdb.Environment:
-        place = self._path("db")
-        with suppress(FileExistsError):
-            os.mkdir(place, 0o700)
-        check_kinds(place)
-        allocate_readers(os.path.join(place, TABLE))
-        env = open_checked(place, self._map_to_open(), read_only=False)
+    @contextmanager
+    def _prepared(self) -> Generator[Folder]:
+        """Yield the directory, made if it is not there, recognised as ours and marked."""
+        check_parents(self.root)
+        make_private(self.root)
+        with Folder(self.root) as root:
+            with self._state:  # recognising opens a database, which one thread only may
+                known = self.open is not None and not self.lost()
+                if not is_recognised(root, known=known):
+                    mark(root)
+            yield root
+
+    def _open_alone(self, root: Folder) -> lmdb.Environment:
+        """Open the database for writing, a new one if it is damaged; other processes do not."""
+        _settle(root)
+        try:
+            return self._open_files(root)
+        except DAMAGE:
+            _discard(root)
+            return self._open_files(root)
+
+    def _open_files(self, root: Folder) -> lmdb.Environment:
+        root.make("db")
+        with _database(root, "db") as place:
+            allocate_readers(place)
+            env = open_checked(place, self._map_to_open(place), read_only=False)
+            self._opened = _identity(place.status(DATA))
         env.reader_check()
         return env
 
-    def _map_to_open(self) -> int:
+    def _map_to_open(self, place: Folder) -> int:
         """Return the size of the map: a file that an earlier, larger cap left has room to evict in.
 
         What evicts copies the pages of the index that it changes: some 3 % of small entries.
         """
-        size = self.file_size()
+        size = check_size(place, self.map_size)
         if size < self.map_size:
             return self.map_size
         return -(-(size + size // 16 + _SPARE) // _SPARE) * _SPARE
 
-    def _open_read_only(self) -> lmdb.Environment:
-        place = self._path("db")
-        if not os.path.exists(os.path.join(place, DATA)):
-            raise MissingError(f"{place}: there is no database, and none is made for reading")
-        if os.path.exists(os.path.join(place, TABLE)):
+    def _open_read_only(self, *, lock: bool = True) -> lmdb.Environment:
+        """Open the database, or the one that an exchange under way replaces; change nothing."""
+        check_parents(self.root)
+        try:
+            with Folder(self.root) as root:
+                is_recognised(root)
+                with _database(root, "db", "old") as place:
+                    if place.status(DATA) is None:
+                        raise FileNotFoundError
+                    env = self._map_to_read(place, lock=lock)
+                    self._opened = self._identity()
+                    return env
+        except FileNotFoundError as error:
+            reason = "there is no database, and none is made for reading"
+            raise MissingError(f"{self.root}: {reason}") from error
+
+    def _map_to_read(self, place: Folder, *, lock: bool) -> lmdb.Environment:
+        if lock and place.status(TABLE) is not None:
             try:
                 return open_checked(place, self.map_size, read_only=True)
             except DAMAGE:
@@ -233,47 +395,52 @@ class Environment:
         # A writer may reuse a page that is being read; what comes of it fails its checksum.
         return open_checked(place, self.map_size, read_only=True, lock=False)
 
-    @contextmanager
-    def _alone(self) -> Generator[None]:
+    # -- locks between processes ---------------------------------------------------------------
+
+    def _locks(self) -> LockFile:
+        file = self._lock_file
+        if file is None or file.lost():
+            with self._prepared() as root:
+                file = self._lock_file = LockFile(root)
+        return file
+
+    def _alone(self, root: Folder, patience: float) -> AbstractContextManager[None]:
         """Keep other processes from opening or exchanging the database while the block runs."""
-        file = LockFile(self._path("lock"))
-        with file.locks.held(_OPENING, 1, timeout=PATIENCE):
+        file = self._lock_file
+        if file is None or not file.is_in(root):
+            file = self._lock_file = LockFile(root)
+        return self._hold(file, _OPENING, patience)
+
+    @contextmanager
+    def _hold(self, file: LockFile, which: int, patience: float) -> Generator[None]:
+        """Hold a lock between processes; wait in vain once, and then hardly for a while."""
+        place = (self.root, which)
+        if time.monotonic() < _given_up.get(place, 0.0):
+            patience = min(patience, HARDLY)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(file.held(which, patience))
+            except TimeoutError:
+                if patience > HARDLY:
+                    _given_up[place] = time.monotonic() + GIVEN_UP
+                raise
+            _given_up.pop(place, None)
             yield
-
-    def _settle(self) -> None:
-        """Finish, or undo, what a killed process left of an exchange; the caller is alone."""
-        if not os.path.isdir(self._path("db")):
-            # The old one was moved away, so the new one was complete; or there is nothing.
-            for name in ("new", "old"):
-                if os.path.isdir(self._path(name)):
-                    os.rename(self._path(name), self._path("db"))
-                    break
-        for name in ("new", "old"):
-            if os.path.lexists(self._path(name)):
-                remove(self._path(name))
-
-    def _discard(self) -> None:
-        """Remove the database; the caller is alone. Who has it open goes on with what it has."""
-        with suppress(FileNotFoundError):
-            os.rename(self._path("db"), self._path("old"))
-        remove(self._path("old"))
 
     # -- writing -------------------------------------------------------------------------------
 
     @contextmanager
-    def writing(self) -> Generator[lmdb.Transaction[bytes]]:
+    def writing(self, patience: float = PATIENCE) -> Generator[lmdb.Transaction[bytes]]:
         """Yield a write transaction of this thread, committed at the end of the block.
 
         Raises:
-            TimeoutError: another process neither finishes its own nor dies.
+            TimeoutError: another process, or thread, neither finishes its own nor dies.
             lmdb.Error, OSError: the database can't be opened or written.
         """
-        with self._changing:
+        with self._turn(patience):
             for _ in range(_TRIES):
-                if self._unwritable or self.lost():
-                    self._close()
-                env = self.get()
-                with self._write_lock().held(_WRITING, 1, timeout=PATIENCE):
+                env = self._open_to_write(patience)
+                with self._hold(self._locks(), _WRITING, patience), self._transaction:
                     txn = self._begin(env)
                     if txn is not None:
                         with self._carried_out(txn):
@@ -281,18 +448,14 @@ class Environment:
                         return
             raise lmdb.Error("the database is exchanged all the time")
 
-    def _write_lock(self) -> RangeLocks:
-        file = self._lock_file
-        if file is None or file.lost():
-            file = self._lock_file = LockFile(self._path("lock"))
-        return file.locks
-
     def _begin(self, env: lmdb.Environment) -> lmdb.Transaction[bytes] | None:
         """Return a write transaction, or None if another process exchanged or enlarged the file."""
+        if env is not self.open:  # a fork closed it meanwhile, which it can't do any more
+            env = self._open_to_write(HARDLY)
         try:
             txn = env.begin(write=True)
         except lmdb.MapResizedError:
-            env.set_mapsize(0)
+            self.adopt_size()
             return None
         if not self.lost():
             return txn
@@ -316,63 +479,101 @@ class Environment:
     # -- what may happen to the files ------------------------------------------------------------
 
     def lost(self) -> bool:
-        """Tell whether the open file is no longer the one at its place."""
-        return self.open is not None and self._identity() != self._opened
+        """Tell whether what is open is no longer what should be."""
+        if self.open is None:
+            return False
+        if self._outgrown or (self._provisional and time.monotonic() >= self._provisional):
+            return True
+        return self._identity() != self._opened
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            status = os.stat(os.path.join(self._path("db"), DATA), follow_symlinks=False)
+            return _identity(os.stat(self._data, follow_symlinks=False))
         except OSError:
             return None
-        return status.st_dev, status.st_ino
+
+    def renew(self) -> bool:
+        """Let go of what is open if it is no longer what should be, and tell; wait for nobody."""
+        if not self.lost():
+            return False
+        with self._stateful():
+            if self._transaction.acquire(blocking=False):
+                try:
+                    self._close()
+                finally:
+                    self._transaction.release()
+            elif self._outgrown:
+                return False  # it is the same file, which must not be open twice
+            else:
+                self._retire()
+        return True
 
     def reopen(self) -> None:
         """Close the database; the next use opens what is at its place by then."""
-        with self._changing:
+        with self._turn(PATIENCE), self._transaction:
             self._close()
 
     def adopt_size(self) -> None:
-        """Take up the size that another process, with a larger cap, has given to the file."""
-        with self._changing:
-            self.get().set_mapsize(0)
+        """Take up the size that another process, with a larger cap, has given to the file.
 
-    def discard(self, damaged: lmdb.Environment | None) -> None:
+        Raises:
+            lmdb.Error: it is no size that we would give; or another thread is writing.
+        """
+        if not self._transaction.acquire(timeout=HARDLY):
+            raise lmdb.Error("another thread is writing to a database that was enlarged")
+        try:
+            with Folder(self.root) as root, _database(root, "db") as place:
+                check_size(place, self.map_size)
+            self.get().set_mapsize(0)
+        finally:
+            self._transaction.release()
+
+    def discard(self, damaged: lmdb.Environment | None, *, patience: float = 0.0) -> None:
         """Start afresh, unless somebody did so already; `damaged` is what was found to be damaged.
+
+        If somebody is in the way for longer than `patience`, that is left to whoever comes next.
 
         Raises:
             OSError: the files can't be removed.
         """
         if self.read_only:
             return
-        with self._changing:
+        with suppress(TimeoutError), self._turn(patience):
             if damaged is not self.open:
                 return
-            theirs = self.lost()
-            self._close()
+            with self._transaction:
+                theirs = self.lost()
+                self._close()
             if not theirs:
-                with self._alone():
-                    self._discard()
+                with self._prepared() as root, self._alone(root, patience):
+                    _discard(root)
 
-    def exchange(self, fill: Callable[[str], None]) -> None:
-        """Replace the database by what `fill` writes into an empty directory.
+    def exchange(self, txn: lmdb.Transaction[bytes]) -> None:
+        """Replace the database by a copy without its free pages.
 
         The caller is writing, so that nobody else is.
 
         Raises:
-            lmdb.Error, OSError: it can't be done; nothing has changed.
+            TimeoutError: somebody is opening it.
+            lmdb.Error, OSError, BackendError: it can't be done; nothing has changed.
         """
-        with self._alone():
-            self._settle()
-            new, db, old = (self._path(name) for name in ("new", "db", "old"))
+        env = self.get()
+        with Folder(self.root) as root, self._alone(root, 0.0):
+            _settle(root)
+            _check_names(root)
             try:
-                os.mkdir(new, 0o700)
-                fill(new)
-                sync(os.path.join(new, DATA))
-                allocate_readers(os.path.join(new, TABLE))
-                os.rename(db, old)
-                os.rename(new, db)
+                root.make("new")
+                with _database(root, "new") as new:
+                    env.copy(new.lasting_path, compact=True)
+                    sync(new)
+                    allocate_readers(new)
+                root.rename("db", "old")
+                root.rename("new", "db")
             finally:
-                self._settle()
+                _settle(root)
+        # Who has the old file open finds nothing there, looks, and opens the new one.
+        with suppress(lmdb.MapFullError):
+            txn.drop(env.open_db(None, txn), delete=False)
 
     def remove(self) -> None:
         """Remove the database, of which nothing is wanted; the next use makes an empty one.
@@ -380,26 +581,49 @@ class Environment:
         Takes no room, unlike `exchange`. The caller is writing, so that nobody else is.
 
         Raises:
-            OSError: it can't be done; nothing has changed.
+            TimeoutError: somebody is opening it.
+            OSError, BackendError: it can't be done; nothing has changed.
         """
-        with self._alone():
-            self._settle()
-            self._discard()
+        with Folder(self.root) as root, self._alone(root, 0.0):
+            _settle(root)
+            _discard(root)
+
+    def make_room(self) -> None:
+        """Do what can be done after a write found no room, so that evicting does; wait for nobody.
+
+        A process that is stopped while it reads keeps every page that was in use then. It stays
+        with the old file; others go on with a compacted one.
+        """
+        env = self.open
+        if self._lock_file is not None:
+            self._lock_file.give_reserve()
+        if env is None or self.writer:
+            return
+        env.reader_check()  # a killed reader keeps pages from being used again
+        last: int = env.info()["last_txnid"]
+        places = (line.split() for line in env.readers().splitlines()[1:])
+        if any(int(txn) + _BEHIND < last for *_, txn in places if txn.isdigit()):
+            with self.writing(HARDLY) as txn:
+                self.exchange(txn)
+            self.renew()
 
     def file_size(self) -> int:
         """Return the length of the data file, bytes; 0 if there is none."""
         try:
-            return os.stat(os.path.join(self._path("db"), DATA)).st_size
+            return os.stat(self._data).st_size
         except OSError:
             return 0
 
-    @property
-    def place(self) -> str:
-        """The directory of the database itself."""
-        return self._path("db")
+    @contextmanager
+    def files(self) -> Generator[str]:
+        """Yield a path of the directory of the database, whose file was checked.
 
-    def _path(self, name: str) -> str:
-        return os.path.join(self.root, name)
+        Raises:
+            lmdb.Error: it is no file that we have written.
+        """
+        with Folder(self.root) as root, _database(root, "db", "old") as place:
+            check_size(place, self.map_size)
+            yield place.lasting_path
 
     # -- forks ---------------------------------------------------------------------------------
 
@@ -408,45 +632,125 @@ class Environment:
 
         LMDB can't be used in a child that inherits it open, nor let go of there. The next use in
         either process opens it again, in 0.2 ms. A fork within a transaction of its own thread, or
-        beside one that takes longer than `PATIENCE`, leaves it open; the child goes without then.
+        beside one that takes longer than `FORK_PATIENCE`, leaves it open; the child goes without.
         """
         if self.writer == threading.get_ident():
             return
-        for lock in (self._changing, self._state):
-            if not lock.acquire(timeout=PATIENCE):
+        for lock in (self._transaction, self._state):
+            if not lock.acquire(timeout=FORK_PATIENCE):
                 return
             self._held.append(lock)
         self._close()
 
     def after_fork_in_parent(self) -> None:
         """Let the other threads go on."""
-        for lock in self._held:
-            lock.release()
-        self._held = []
+        while self._held:
+            self._held.pop().release()
+        self._tidy()
 
     def after_fork_in_child(self) -> None:
         """Begin with nothing of the parent's."""
-        if self.open is not None:
-            _keep_for_ever(self.open)
-            self._inherited = True
+        self._inherited = self._inherited or self.open is not None
+        for each in (self.open, self.txn, *self._retired):
+            if each is not None:
+                _keep_for_ever(each)
         self._held = []
-        self._state = threading.RLock()
-        self._changing = threading.RLock()
+        self._make_locks()
+        self._retired = []
+        self.left_uses.clear()
         self.open = self._opened = self._lock_file = self.txn = None
         self.writer = 0
 
 
-def _keep_for_ever(env: lmdb.Environment) -> None:
-    """Keep a forked child from closing its copy of a database of the parent, at its exit too.
+# -- the names in the directory --------------------------------------------------------------------
 
-    That would free the parent's places in the table of readers, which both share, or wait without
-    end for a transaction of a thread that is not there.
+
+def _identity(status: os.stat_result | None) -> tuple[int, int] | None:
+    return None if status is None else (status.st_dev, status.st_ino)
+
+
+@contextmanager
+def _database(root: Folder, *names: str) -> Generator[Folder]:
+    """Yield the directory of the database: the first of `names` that is there.
+
+    Raises:
+        FileNotFoundError: there is none.
+        lmdb.InvalidError: it is a link, or a file.
     """
-    import ctypes  # in few children only
+    name = next((name for name in names if root.status(name) is not None), names[0])
+    try:
+        place = Folder(name, root)
+    except NotADirectoryError as error:
+        raise lmdb.InvalidError(f"{name} is no directory") from error
+    with place:
+        yield place
+
+
+def _settle(root: Folder) -> None:
+    """Finish, or undo, what a killed process left of an exchange; the caller is alone."""
+    if root.status("db") is None:
+        # The old one was moved away, so the new one was complete; or there is nothing.
+        for name in ("new", "old"):
+            status = root.status(name)
+            if status is not None and S_ISDIR(status.st_mode):
+                root.rename(name, "db")
+                break
+    for name in ("new", "old"):
+        root.remove(name)
+
+
+def _discard(root: Folder) -> None:
+    """Remove the database; the caller is alone. Who has it open goes on with what it has."""
+    _check_names(root)
+    root.remove("old")
+    with suppress(FileNotFoundError):
+        root.rename("db", "old")
+    root.remove("old")
+
+
+def _check_names(root: Folder) -> None:
+    """Refuse to move a directory in which others have put something.
+
+    Raises:
+        BackendError: somebody has.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError), Folder("db", root) as place:
+        if strange := set(place.names()) - {DATA, TABLE}:
+            raise BackendError(
+                f"{place.path} holds {sorted(strange)[0]!r}, which kcache has not written; "
+                "move it away, so that the database can be replaced"
+            )
+
+
+#: Until when it is not worth while to wait for a lock of a directory, in seconds.
+_given_up: dict[tuple[str, int], float] = {}
+
+
+# -- forks and exits -------------------------------------------------------------------------------
+
+
+def _keep_for_ever(each: object) -> None:
+    """Keep an object of LMDB from being freed, at the end of the process too.
+
+    In a child that would free the parent's places in the table of readers, which both share. At the
+    end of an interpreter it would wait for threads that are not there any more.
+    """
+    import ctypes  # in few processes only
 
     with suppress(AttributeError):  # PyPy has no reference counts
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(env))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
+
+def _at_exit() -> None:
+    """Leave what daemon threads use to the operating system."""
+    Environment._exiting = True
+    for environment in list(Environment._all.values()):
+        for env in (environment.open, *environment._retired):
+            if env is not None:
+                _keep_for_ever(env)
+
+
+atexit.register(_at_exit)
 
 #: Held during a fork: two threads that fork at once take turns.
 _forking = threading.RLock()
@@ -468,6 +772,7 @@ def _after_fork_in_child() -> None:
     global _forking  # noqa: PLW0603  a lock of a thread that is not there
     _forking = threading.RLock()
     Environment._guard = threading.RLock()
+    LockFile.disown_all()
     for environment in list(Environment._all.values()):
         environment.after_fork_in_child()
 
