@@ -15,7 +15,6 @@ takes no lock that is not free.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import os
 import threading
@@ -24,37 +23,29 @@ import weakref
 from collections import deque
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from stat import S_ISDIR
 from typing import ClassVar
 
 import lmdb
 
-from kcache.errors import BackendError, FullError
-from kcache_backends._files import failure, make_private
-from kcache_backends._lmdb_files import (
-    LockFile,
-    allocate_readers,
-    check_size,
-    is_recognised,
-    mark,
-    open_checked,
-    sync,
+from kcache.errors import BackendError
+from kcache_backends._files import make_private
+from kcache_backends._lmdb_errors import MissingError
+from kcache_backends._lmdb_files import LockFile, check_size, is_recognised, mark
+from kcache_backends._lmdb_folder import DATA, Folder, check_parents
+from kcache_backends._lmdb_forks import keep_for_ever, watch
+from kcache_backends._lmdb_opening import (
+    Opened,
+    database,
+    discard,
+    exchange,
+    identity_of,
+    open_alone,
+    open_read_only,
+    settle,
 )
-from kcache_backends._lmdb_folder import DATA, TABLE, Folder, check_parents
 
-__all__ = ["DAMAGE", "Environment", "MissingError", "is_full", "translated"]
+__all__ = ["HARDLY", "PATIENCE", "Environment"]
 
-#: What LMDB raises for a file that is not what it wrote. The cache starts afresh then: a damaged
-#: list of free pages may name pages in use, so that nothing in the file can be trusted.
-DAMAGE = (
-    lmdb.CorruptedError,
-    lmdb.CursorFullError,
-    lmdb.IncompatibleError,
-    lmdb.InvalidError,
-    lmdb.PageFullError,
-    lmdb.PageNotFoundError,
-    lmdb.VersionMismatchError,
-)
 #: How long a writer waits for another process, in seconds. LMDB's own lock is waited for without
 #: end, so only who holds the one in `lock` asks for it.
 PATIENCE = 10.0
@@ -69,47 +60,14 @@ FORK_PATIENCE = 1.0
 #: of readers, and for so many seconds: then it is tried again.
 PROVISIONAL = 1.0
 _OPENING, _WRITING = 0, 1
-#: Room in the map beyond a file that is larger than it may be, bytes.
-_SPARE = 1 << 20
 #: How often an operation is tried whose database another process or thread exchanges meanwhile.
 _TRIES = 4
 #: A reader that is so many transactions behind is not reading, but stopped.
 _BEHIND = 16
-#: Errors of a disk, or of a quota, that is full.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-_SAME_PID = (
-    "; another process with the same process id has it open: containers that share a cache in LMDB "
-    "must share their process ids too, or use the backend file or zstd"
-)
-
-
-class MissingError(BackendError):
-    """There is no database, and none may be made."""
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Tell whether an error says that there is no room: in the map, on the disk, in the quota."""
-    if isinstance(error, OSError):
-        return error.errno in _FULL
-    return isinstance(error, lmdb.MapFullError) or getattr(error, "code", 0) in _FULL
-
-
-@contextmanager
-def translated(operation: str, place: str) -> Generator[None]:
-    """Turn what LMDB and the operating system raise into BackendError."""
-    try:
-        yield
-    except lmdb.Error as error:
-        if is_full(error):
-            raise FullError(f"{operation} {place}: {error}") from error
-        hint = _SAME_PID if getattr(error, "code", 0) == errno.EAGAIN else ""
-        raise BackendError(f"{operation} {place}: {error}{hint}") from error
-    except OSError as error:
-        if is_full(error):
-            raise FullError(str(failure(operation, error))) from error
-        raise failure(operation, error) from error
+#: Until when it is not worth while to wait for a lock of a directory, in seconds.
+_given_up: dict[tuple[str, int], float] = {}
 
 
 class Environment:
@@ -131,8 +89,6 @@ class Environment:
 
     _all: ClassVar[weakref.WeakValueDictionary[str, Environment]] = weakref.WeakValueDictionary()
     _guard = threading.RLock()
-    #: Whether the interpreter is about to end.
-    _exiting: ClassVar[bool] = False
 
     def __init__(self, root: str, map_size: int, *, read_only: bool) -> None:
         self.root = root
@@ -162,7 +118,10 @@ class Environment:
         self._inherited = False
         #: Locks that are held during a fork.
         self._held: list[threading.RLock] = []
+        #: Whether the interpreter is about to end.
+        self._exiting = False
         self._make_locks()
+        watch(self)
 
     def _make_locks(self) -> None:
         #: Held by the thread that writes, or wants to; it may wait for another process.
@@ -271,25 +230,26 @@ class Environment:
             if self.open is None:
                 if self._inherited:
                     raise BackendError(f"{self.root}: the process was forked while it wrote here")
-                self._opened_as(self._open_read_only() if self.read_only else self._open_to_read())
-            assert self.open is not None
+                if self.read_only:
+                    return self._opened_as(open_read_only(self.root, self.map_size))
+                return self._opened_as(self._open_to_read())
             return self.open
 
-    def _opened_as(self, env: lmdb.Environment) -> lmdb.Environment:
-        if Environment._exiting:
-            _keep_for_ever(env)
-        self.open = env
-        return env
+    def _opened_as(self, opened: Opened) -> lmdb.Environment:
+        if self._exiting:
+            keep_for_ever(opened.env)
+        self.open, self._opened = opened
+        return opened.env
 
-    def _open_to_read(self) -> lmdb.Environment:
+    def _open_to_read(self) -> Opened:
         """Open the database, for reading only if another process is opening or exchanging it."""
         try:
             with self._prepared() as root, self._alone(root, 0.0):
-                return self._open_alone(root)
+                return open_alone(root, self.map_size)
         except TimeoutError:
-            env = self._open_read_only(lock=False)
+            opened = open_read_only(self.root, self.map_size, lock=False)
             self._provisional = time.monotonic() + PROVISIONAL
-            return env
+            return opened
         except OSError as error:
             return self._open_denied(error)
 
@@ -313,19 +273,19 @@ class Environment:
                 self._stateful(),
             ):
                 self._close()
-                return self._opened_as(self._open_alone(root))
+                return self._opened_as(open_alone(root, self.map_size))
         except OSError as error:
             with self._transaction, self._stateful():
                 self._close()
                 return self._opened_as(self._open_denied(error))
 
-    def _open_denied(self, error: OSError) -> lmdb.Environment:
+    def _open_denied(self, error: OSError) -> Opened:
         """Open for reading where medium or rights allow no more at present; else raise `error`."""
         if error.errno in _DENIED:
             with suppress(MissingError):
-                env = self._open_read_only()
+                opened = open_read_only(self.root, self.map_size)
                 self._unwritable = True
-                return env
+                return opened
         raise error
 
     @contextmanager
@@ -339,61 +299,6 @@ class Environment:
                 if not is_recognised(root, known=known):
                     mark(root)
             yield root
-
-    def _open_alone(self, root: Folder) -> lmdb.Environment:
-        """Open the database for writing, a new one if it is damaged; other processes do not."""
-        _settle(root)
-        try:
-            return self._open_files(root)
-        except DAMAGE:
-            _discard(root)
-            return self._open_files(root)
-
-    def _open_files(self, root: Folder) -> lmdb.Environment:
-        root.make("db")
-        with _database(root, "db") as place:
-            allocate_readers(place)
-            env = open_checked(place, self._map_to_open(place), read_only=False)
-            self._opened = _identity(place.status(DATA))
-        env.reader_check()
-        return env
-
-    def _map_to_open(self, place: Folder) -> int:
-        """Return the size of the map: a file that an earlier, larger cap left has room to evict in.
-
-        What evicts copies the pages of the index that it changes: some 3 % of small entries.
-        """
-        size = check_size(place, self.map_size)
-        if size < self.map_size:
-            return self.map_size
-        return -(-(size + size // 16 + _SPARE) // _SPARE) * _SPARE
-
-    def _open_read_only(self, *, lock: bool = True) -> lmdb.Environment:
-        """Open the database, or the one that an exchange under way replaces; change nothing."""
-        check_parents(self.root)
-        try:
-            with Folder(self.root) as root:
-                is_recognised(root)
-                with _database(root, "db", "old") as place:
-                    if place.status(DATA) is None:
-                        raise FileNotFoundError
-                    env = self._map_to_read(place, lock=lock)
-                    self._opened = self._identity()
-                    return env
-        except FileNotFoundError as error:
-            reason = "there is no database, and none is made for reading"
-            raise MissingError(f"{self.root}: {reason}") from error
-
-    def _map_to_read(self, place: Folder, *, lock: bool) -> lmdb.Environment:
-        if lock and place.status(TABLE) is not None:
-            try:
-                return open_checked(place, self.map_size, read_only=True)
-            except DAMAGE:
-                raise
-            except lmdb.Error:
-                pass  # no right to write to the table of readers
-        # A writer may reuse a page that is being read; what comes of it fails its checksum.
-        return open_checked(place, self.map_size, read_only=True, lock=False)
 
     # -- locks between processes ---------------------------------------------------------------
 
@@ -488,7 +393,7 @@ class Environment:
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            return _identity(os.stat(self._data, follow_symlinks=False))
+            return identity_of(os.stat(self._data, follow_symlinks=False))
         except OSError:
             return None
 
@@ -522,7 +427,7 @@ class Environment:
         if not self._transaction.acquire(timeout=HARDLY):
             raise lmdb.Error("another thread is writing to a database that was enlarged")
         try:
-            with Folder(self.root) as root, _database(root, "db") as place:
+            with Folder(self.root) as root, database(root, "db") as place:
                 check_size(place, self.map_size)
             self.get().set_mapsize(0)
         finally:
@@ -546,7 +451,7 @@ class Environment:
                 self._close()
             if not theirs:
                 with self._prepared() as root, self._alone(root, patience):
-                    _discard(root)
+                    discard(root)
 
     def exchange(self, txn: lmdb.Transaction[bytes]) -> None:
         """Replace the database by a copy without its free pages.
@@ -559,18 +464,7 @@ class Environment:
         """
         env = self.get()
         with Folder(self.root) as root, self._alone(root, 0.0):
-            _settle(root)
-            _check_names(root)
-            try:
-                root.make("new")
-                with _database(root, "new") as new:
-                    env.copy(new.lasting_path, compact=True)
-                    sync(new)
-                    allocate_readers(new)
-                root.rename("db", "old")
-                root.rename("new", "db")
-            finally:
-                _settle(root)
+            exchange(root, env)
         # Who has the old file open finds nothing there, looks, and opens the new one.
         with suppress(lmdb.MapFullError):
             txn.drop(env.open_db(None, txn), delete=False)
@@ -585,8 +479,8 @@ class Environment:
             OSError, BackendError: it can't be done; nothing has changed.
         """
         with Folder(self.root) as root, self._alone(root, 0.0):
-            _settle(root)
-            _discard(root)
+            settle(root)
+            discard(root)
 
     def make_room(self) -> None:
         """Do what can be done after a write found no room, so that evicting does; wait for nobody.
@@ -621,7 +515,7 @@ class Environment:
         Raises:
             lmdb.Error: it is no file that we have written.
         """
-        with Folder(self.root) as root, _database(root, "db", "old") as place:
+        with Folder(self.root) as root, database(root, "db", "old") as place:
             check_size(place, self.map_size)
             yield place.lasting_path
 
@@ -653,133 +547,18 @@ class Environment:
         self._inherited = self._inherited or self.open is not None
         for each in (self.open, self.txn, *self._retired):
             if each is not None:
-                _keep_for_ever(each)
+                keep_for_ever(each)
         self._held = []
+        Environment._guard = threading.RLock()
         self._make_locks()
         self._retired = []
         self.left_uses.clear()
         self.open = self._opened = self._lock_file = self.txn = None
         self.writer = 0
 
-
-# -- the names in the directory --------------------------------------------------------------------
-
-
-def _identity(status: os.stat_result | None) -> tuple[int, int] | None:
-    return None if status is None else (status.st_dev, status.st_ino)
-
-
-@contextmanager
-def _database(root: Folder, *names: str) -> Generator[Folder]:
-    """Yield the directory of the database: the first of `names` that is there.
-
-    Raises:
-        FileNotFoundError: there is none.
-        lmdb.InvalidError: it is a link, or a file.
-    """
-    name = next((name for name in names if root.status(name) is not None), names[0])
-    try:
-        place = Folder(name, root)
-    except NotADirectoryError as error:
-        raise lmdb.InvalidError(f"{name} is no directory") from error
-    with place:
-        yield place
-
-
-def _settle(root: Folder) -> None:
-    """Finish, or undo, what a killed process left of an exchange; the caller is alone."""
-    if root.status("db") is None:
-        # The old one was moved away, so the new one was complete; or there is nothing.
-        for name in ("new", "old"):
-            status = root.status(name)
-            if status is not None and S_ISDIR(status.st_mode):
-                root.rename(name, "db")
-                break
-    for name in ("new", "old"):
-        root.remove(name)
-
-
-def _discard(root: Folder) -> None:
-    """Remove the database; the caller is alone. Who has it open goes on with what it has."""
-    _check_names(root)
-    root.remove("old")
-    with suppress(FileNotFoundError):
-        root.rename("db", "old")
-    root.remove("old")
-
-
-def _check_names(root: Folder) -> None:
-    """Refuse to move a directory in which others have put something.
-
-    Raises:
-        BackendError: somebody has.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError), Folder("db", root) as place:
-        if strange := set(place.names()) - {DATA, TABLE}:
-            raise BackendError(
-                f"{place.path} holds {sorted(strange)[0]!r}, which kcache has not written; "
-                "move it away, so that the database can be replaced"
-            )
-
-
-#: Until when it is not worth while to wait for a lock of a directory, in seconds.
-_given_up: dict[tuple[str, int], float] = {}
-
-
-# -- forks and exits -------------------------------------------------------------------------------
-
-
-def _keep_for_ever(each: object) -> None:
-    """Keep an object of LMDB from being freed, at the end of the process too.
-
-    In a child that would free the parent's places in the table of readers, which both share. At the
-    end of an interpreter it would wait for threads that are not there any more.
-    """
-    import ctypes  # in few processes only
-
-    with suppress(AttributeError):  # PyPy has no reference counts
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
-
-
-def _at_exit() -> None:
-    """Leave what daemon threads use to the operating system."""
-    Environment._exiting = True
-    for environment in list(Environment._all.values()):
-        for env in (environment.open, *environment._retired):
+    def at_exit(self) -> None:
+        """Leave what daemon threads use to the operating system."""
+        self._exiting = True
+        for env in (self.open, *self._retired):
             if env is not None:
-                _keep_for_ever(env)
-
-
-atexit.register(_at_exit)
-
-#: Held during a fork: two threads that fork at once take turns.
-_forking = threading.RLock()
-
-
-def _before_fork() -> None:
-    _forking.acquire()
-    for environment in list(Environment._all.values()):
-        environment.before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    for environment in list(Environment._all.values()):
-        environment.after_fork_in_parent()
-    _forking.release()
-
-
-def _after_fork_in_child() -> None:
-    global _forking  # noqa: PLW0603  a lock of a thread that is not there
-    _forking = threading.RLock()
-    Environment._guard = threading.RLock()
-    LockFile.disown_all()
-    for environment in list(Environment._all.values()):
-        environment.after_fork_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )
+                keep_for_ever(env)

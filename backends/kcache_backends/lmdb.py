@@ -17,15 +17,8 @@ from kcache.backend import Backend, EntryInfo, Usage
 from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
 from kcache.filesystem import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
-from kcache_backends._environment import (
-    DAMAGE,
-    HARDLY,
-    PATIENCE,
-    Environment,
-    MissingError,
-    is_full,
-    translated,
-)
+from kcache_backends._environment import HARDLY, PATIENCE, Environment
+from kcache_backends._lmdb_errors import DAMAGE, MissingError, is_full, translated
 
 __all__ = ["LmdbBackend"]
 
