@@ -179,9 +179,10 @@ def check_names(root: Folder) -> None:
     Raises:
         BackendError: somebody has.
     """
-    with suppress(FileNotFoundError, NotADirectoryError), Folder("db", root) as place:
-        if strange := set(place.names()) - {DATA, TABLE}:
-            raise BackendError(
-                f"{place.path} holds {sorted(strange)[0]!r}, which kcache has not written; "
-                "move it away, so that the database can be replaced"
-            )
+    for name in ("db", "old"):
+        with suppress(FileNotFoundError, NotADirectoryError), Folder(name, root) as place:
+            if strange := set(place.names()) - {DATA, TABLE}:
+                raise BackendError(
+                    f"{place.path} holds {sorted(strange)[0]!r}, which kcache has not written; "
+                    "move it away, so that the database can be replaced"
+                )

@@ -131,7 +131,10 @@ def test_the_threads_of_a_process_wait_at_the_same_time_and_once(
             threading.Thread(target=engine.backend.put, args=(key(1), b"1")) for _ in range(8)
         ]
         failed: list[BaseException | None] = []
-        threading.excepthook, before = lambda args: failed.append(args.exc_value), threading.excepthook
+        threading.excepthook, before = (
+            lambda args: failed.append(args.exc_value),
+            threading.excepthook,
+        )
         try:
             for thread in threads:
                 thread.start()
