@@ -100,6 +100,8 @@ class Environment:
         #: The thread that has a write transaction, and that transaction.
         self.writer = 0
         self.txn: lmdb.Transaction[bytes] | None = None
+        #: How many bytes of entries there may be, since the disk was found to be full; 0: any.
+        self.full_at = 0
         #: Uses that a backend could not write when it was closed.
         self.left_uses: deque[dict[str, int]] = deque()
         self._opened: tuple[int, int] | None = None
@@ -409,6 +411,9 @@ class Environment:
                     self._transaction.release()
             elif self._outgrown:
                 return False  # it is the same file, which must not be open twice
+            elif self._provisional:
+                self._retire()
+                self._retired.pop().close()  # nobody can be writing to it
             else:
                 self._retire()
         return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import lmdb
 
@@ -26,6 +27,8 @@ DAMAGE = (
 )
 #: Errors of a disk, or of a quota, that is full.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+#: A disk with less room than this is full, bytes.
+_NEARLY = 1 << 20
 _SAME_PID = (
     "; another process with the same process id has it open: containers that share a cache in LMDB "
     "must share their process ids too, or use the backend file or zstd"
@@ -36,11 +39,15 @@ class MissingError(BackendError):
     """There is no database, and none may be made."""
 
 
-def is_full(error: BaseException | None) -> bool:
+def is_full(error: BaseException | None, place: str) -> bool:
     """Tell whether an error says that there is no room: in the map, on the disk, in the quota."""
-    if isinstance(error, OSError):
-        return error.errno in _FULL
-    return isinstance(error, lmdb.MapFullError) or getattr(error, "code", 0) in _FULL
+    code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
+    if code == errno.EIO and hasattr(os, "statvfs"):
+        # LMDB's word for a write that was cut short, which is what a disk does that becomes full.
+        with suppress(OSError):
+            disk = os.statvfs(place)
+            return disk.f_bavail * disk.f_frsize < _NEARLY
+    return isinstance(error, lmdb.MapFullError) or code in _FULL
 
 
 @contextmanager
@@ -49,11 +56,11 @@ def translated(operation: str, place: str) -> Generator[None]:
     try:
         yield
     except lmdb.Error as error:
-        if is_full(error):
+        if is_full(error, place):
             raise FullError(f"{operation} {place}: {error}") from error
         hint = _SAME_PID if getattr(error, "code", 0) == errno.EAGAIN else ""
         raise BackendError(f"{operation} {place}: {error}{hint}") from error
     except OSError as error:
-        if is_full(error):
+        if is_full(error, place):
             raise FullError(str(failure(operation, error))) from error
         raise failure(operation, error) from error

@@ -19,6 +19,7 @@ from kcache.filesystem import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
 from kcache_backends._environment import HARDLY, PATIENCE, Environment
 from kcache_backends._lmdb_errors import DAMAGE, MissingError, is_full, translated
+from kcache_backends._lmdb_room import free_some, require_room
 
 __all__ = ["LmdbBackend"]
 
@@ -216,6 +217,8 @@ class LmdbBackend(Backend):
         with self._writing("write") as txn, self._noting_failure("write"):
             self._apply_touched(txn, WRITE_TOUCHED)
             old = records.put_info(txn, raw, self._now(), size)
+            if self._environment.full_at:
+                require_room(self._environment, size + (records.sums(txn) or (0, 0))[0])
             txn.put(b"v" + raw, value)
             records.add_to_sums(txn, size - (old[1] if old else 0), old is None)
         return size
@@ -408,7 +411,7 @@ class LmdbBackend(Backend):
                 yield
         except BackendError as error:
             self._failure = self._failure or error.__cause__
-            if is_full(self._failure) and not isinstance(error, FullError):
+            if is_full(self._failure, self._root) and not isinstance(error, FullError):
                 raise FullError(f"{error}, after {self._failure}") from self._failure
             raise
 
@@ -419,9 +422,10 @@ class LmdbBackend(Backend):
                 self._environment.discard(env, patience=HARDLY)
             elif isinstance(cause, lmdb.PanicError):
                 self._environment.reopen()
-            elif is_full(cause) and env is not None:
+            elif is_full(cause, self._root) and env is not None:
                 self._tight = True
                 self._environment.make_room()
+                free_some(self._environment)
 
     def _free_pages(self) -> None:
         """Let the next transaction use the pages that the last one freed.

@@ -27,8 +27,8 @@ DEFAULT_LEVEL = 3
 #: No value above this many bytes is compressed, or decompressed: a damaged frame may claim any
 #: size, and what it claims is allocated. The largest CUBINs there are have some hundred MB.
 MAX_SIZE = 1 << 30
-#: No frame holds more than so many times its own length, or `SMALL` bytes; what could be compressed
-#: so far is kept as it is. A planted frame of 32 KB can grow to 1 GiB, CUBINs shrink to 1/4 to 1/30.
+#: No frame holds more than so many times its own length, or `SMALL` bytes; what compresses better
+#: is kept as it is. A planted frame of 32 KB can grow to 1 GiB; CUBINs shrink to 1/4 to 1/30.
 MAX_RATIO = 256
 SMALL = 1 << 20
 

@@ -16,7 +16,6 @@ from faults.places import is_whole, sealed
 
 from kcache import CacheEngine, open_engine
 from kcache_backends import _environment as environment_module
-from kcache_backends._environment import Environment
 from kcache_backends._lmdb_files import LockFile
 from kcache_backends._lmdb_folder import Folder
 
