@@ -15,7 +15,7 @@ from kcache_backends._lmdb_errors import is_full
 __all__ = ["free_some", "require_room"]
 
 #: So much of what is stored goes...
-_SHARE = 20
+_SHARE = 10
 #: ... where there are so many entries. With fewer, removing one frees enough for the next.
 _LEAST = 64
 #: The first step, and by how much each is larger: n entries of a page each take up to 3n pages
