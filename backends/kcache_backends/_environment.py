@@ -112,6 +112,8 @@ class Environment:
         self._provisional = 0.0
         #: Whether it is to be opened anew, with a larger map or for writing.
         self._outgrown = False
+        #: Whether this process is exchanging it: what is open can be read until that is done.
+        self._exchanging = False
         #: Databases that were exchanged, to be closed when nobody writes.
         self._retired: list[lmdb.Environment] = []
         self._users: set[object] = set()
@@ -387,7 +389,7 @@ class Environment:
 
     def lost(self) -> bool:
         """Tell whether what is open is no longer what should be."""
-        if self.open is None:
+        if self.open is None or self._exchanging:
             return False
         if self._outgrown or (self._provisional and time.monotonic() >= self._provisional):
             return True
@@ -468,8 +470,12 @@ class Environment:
             lmdb.Error, OSError, BackendError: it can't be done; nothing has changed.
         """
         env = self.get()
-        with Folder(self.root) as root, self._alone(root, 0.0):
-            exchange(root, env)
+        try:
+            self._exchanging = True
+            with Folder(self.root) as root, self._alone(root, 0.0):
+                exchange(root, env)
+        finally:
+            self._exchanging = False
         # Who has the old file open finds nothing there, looks, and opens the new one.
         with suppress(lmdb.MapFullError):
             txn.drop(env.open_db(None, txn), delete=False)
@@ -557,6 +563,7 @@ class Environment:
         Environment._guard = threading.RLock()
         self._make_locks()
         self._retired = []
+        self._exchanging = False
         self.left_uses.clear()
         self.open = self._opened = self._lock_file = self.txn = None
         self.writer = 0

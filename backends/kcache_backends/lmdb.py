@@ -70,7 +70,7 @@ class LmdbBackend(Backend):
     the tree can kill the process, and so can a program that truncates the file while it is open.
 
     Stored sizes are whole pages (4 KiB on most machines): `ceil((length + 16) / page)` of them. The
-    file never grows beyond twice the cap, or 1 MiB; the table of readers and the lock add 132 KiB.
+    file never grows beyond twice the cap, or 1 MiB; the table of readers and the lock add 384 KiB.
 
     Args:
         directory: created, 0700, if it is not there.

@@ -52,7 +52,10 @@ HIT = CORE | {"key", "nvrtc.library", "nvrtc.request", "nvrtc.search"}
 HEADER_HIT = HIT | {"nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
 WAIT = {"flight", "keylocks"}
 _FILE = {"_coldest", "_file_check", "_files", "_shards", "file"}
-_LMDB = {"_environment", "_files", "_lmdb_files", "_lmdb_records", "lmdb"}
+_LMDB = {
+    *("_environment", "_files", "_lmdb_errors", "_lmdb_files", "_lmdb_folder", "_lmdb_forks"),
+    *("_lmdb_opening", "_lmdb_records", "_lmdb_room", "lmdb"),
+}
 BACKENDS = {"file": _FILE, "zstd": _FILE | {"zstd"}, "lmdb": _LMDB, "zstd+lmdb": _LMDB | {"zstd"}}
 #: Modules of kcache that a backend needs beside the engine's.
 MORE = {"lmdb": {"filesystem"}, "zstd+lmdb": {"filesystem"}}
