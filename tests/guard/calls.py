@@ -132,7 +132,8 @@ def _call(line: str) -> Call | None:
         what = "fstat" if '""' in arguments else "stat"
     if what == "fcntl" and "SETLK" in arguments:
         what = "unlock" if "F_UNLCK" in arguments else "lock"
-    if relative := _RELATIVE.match(arguments):
+    at = match[2] == "statx" or match[2].rstrip("2").endswith("at")
+    if at and (relative := _RELATIVE.match(arguments)):
         path = os.path.join(*relative.groups()) if relative[2] else relative[1]
     if path.startswith(_DESCRIPTORS) and (opened := re.match(r"<(/[^>]*)>", match[5])):
         path = opened[1]  # by the number of an open directory
