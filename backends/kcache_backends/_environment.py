@@ -201,7 +201,11 @@ class Environment:
 
     def _close_retired(self) -> None:
         while self._retired:
-            self._retired.pop().close()
+            env = self._retired.pop()
+            if self._exiting:  # beside daemon threads, which the interpreter ends in the middle
+                keep_for_ever(env)
+            else:
+                env.close()
 
     def _close(self) -> None:
         """Close the database; the caller holds `_transaction`.

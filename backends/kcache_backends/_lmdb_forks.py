@@ -81,7 +81,8 @@ def _at_exit() -> None:
         each.at_exit()
 
 
-atexit.register(_at_exit)
+# Before what `atexit` calls, which closes the databases: `concurrent.futures` uses this, too.
+getattr(threading, "_register_atexit", atexit.register)(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before_fork,

@@ -58,6 +58,8 @@ SLACK = 3
 SMALL_FILE = 1 << 20
 #: How often a read is tried whose database another process or thread exchanges meanwhile.
 _TRIES = 4
+#: ... and how long is waited in between where it could not be opened, in seconds.
+_PAUSE = 1e-3
 
 
 class LmdbBackend(Backend):
@@ -329,8 +331,9 @@ class LmdbBackend(Backend):
         environment = self._environment
         failure = lmdb.Error("the database is exchanged all the time")
         for _ in range(_TRIES):
-            env = environment.get()
+            env: lmdb.Environment | None = None
             try:
+                env = environment.get()
                 txn = env.begin()
                 try:
                     return look(txn)
@@ -339,14 +342,17 @@ class LmdbBackend(Backend):
             except lmdb.MapResizedError:
                 environment.adopt_size()
             except lmdb.ReadersFullError:
-                if not env.reader_check():
+                if env is None or not env.reader_check():
                     raise
             except DAMAGE as error:
+                if env is None:
+                    raise
                 environment.discard(env)
                 raise CorruptEntryError(f"{self._root} is damaged: {error}") from error
             except lmdb.Error as error:
-                # Perhaps another thread has closed or remapped it: once more with what is open.
+                # Perhaps another thread closes or remaps it: once more with what is open.
                 failure = error
+                time.sleep(0.0 if environment.open else _PAUSE)
         raise failure
 
     def _renewed(self) -> bool:
