@@ -62,7 +62,7 @@ def many(plan: Plan, folder: Path) -> Found:
     figure = f"`kcache warm` of {count} CUB kernels, {CORES} at a time, a process from start to end"
     yield ratio(figure, f"warm {CORES}", other="warm 1", target=TARGET)
     figure = f"bare NVRTC, the same {count} kernels, {CORES} processes: the limit"
-    yield ratio(figure, f"bare {CORES}", other="bare 1")
+    yield ratio(figure, f"bare {CORES}", against="bare NVRTC, one at a time", other="bare 1")
     beside = partial(Comparison("many", rounds).ratio, against=f"{CORES} processes of bare NVRTC")
     yield beside(f"`compile_many`, {CORES} at a time", f"many {CORES}", other=f"bare {CORES}")
 

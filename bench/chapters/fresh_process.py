@@ -135,7 +135,7 @@ def _misses(plan: Plan, codes: dict[str, str], rounds: Rounds, folder: Path) -> 
     """The first miss of a process beside a compile in the process, and what it leaves in memory."""
     if "bindings" in codes:
         figure = "a process with one miss, from start to end"
-        against = "a process that compiles the same by cuda.bindings"
+        against = "bare NVRTC by cuda.bindings, likewise"
         yield Comparison("start", rounds).ratio(figure, "miss", against, "bindings")
         added = Summary.of(rounds.less("miss", "bindings")).median
         yield Fact(

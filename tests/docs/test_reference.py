@@ -10,7 +10,7 @@ import pytest
 from docs.pages import DOCS, ROOT, named, pages, prose
 
 import kcache.errors
-from kcache import marker
+from kcache.util import marker
 from kcache.config import VARIABLES
 
 REFERENCE = DOCS / "reference"
