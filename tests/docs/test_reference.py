@@ -10,8 +10,8 @@ import pytest
 from docs.pages import DOCS, ROOT, named, pages, prose
 
 import kcache.errors
-from kcache.util import marker
 from kcache.config import VARIABLES
+from kcache.util import marker
 
 REFERENCE = DOCS / "reference"
 
