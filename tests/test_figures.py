@@ -82,7 +82,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "docs/how-to/read-the-statistics.md": {"close to 100 %": "what a hit rate can be"},
     "docs/reference/entry-format.md": {
         "than 256 times its frame": "the bound of what is unpacked",
-        "155 bytes, 0.25 seconds": ""the entry that the test makes",
+        "155 bytes, 0.25 seconds": "the entry that the test makes",
         "last used at 1,800,000,000 seconds": "likewise",
     },
 }
