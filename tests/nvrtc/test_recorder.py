@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -120,20 +121,17 @@ def test_the_record_is_what_strace_sees(tmp_path: Path, name: str) -> None:
     assert mine.absent == theirs.absent
 
 
-#: Symbols of internal linkage have a number of the compile and the process id in their names.
-_INTERNAL = re.compile(rb"N(\d+)_INTERNAL_")
+#: Names of what has internal linkage: a number of the compile, the process id, and what follows.
+_INTERNAL = re.compile(rb"_kernel_cu_([0-9a-f]{8})_(\d+)")
 
 
 def _same_names(ptx: bytes) -> bytes:
     """Return PTX in which the names that differ from compile to compile are alike."""
-    for match in _INTERNAL.finditer(ptx):
-        name = ptx[match.end(1) :][: int(match[1])]
-        for each in (name, name.removeprefix(b"_INTERNAL")):
-            ptx = ptx.replace(b"%d%s" % (len(each), each), b"NAME")
-        if b"_INTERNAL_" in ptx:
-            return _same_names(ptx)
-        break
-    return re.sub(rb"_GLOBAL__N__\w{8}_9_kernel_cu_\w{8}_\d+|\d\d_GLOBAL__N_", b"GLOBAL", ptx)
+    found = set(_INTERNAL.findall(ptx))
+    for each in {number for number, _ in found}:
+        digits = os.path.commonprefix([after for number, after in found if number == each])
+        ptx = ptx.replace(each + b"_" + digits, b"ID")
+    return ptx
 
 
 def test_small_sources_too(tmp_path: Path, tree: Path) -> None:
