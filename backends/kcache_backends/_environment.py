@@ -20,9 +20,9 @@ from typing import ClassVar
 
 import lmdb
 
-from kcache.directory import make_private
 from kcache.errors import BackendError, FullError
 from kcache.util.locks import RangeLocks
+from kcache.util.safe_path import make_private
 from kcache_backends._files import failure
 from kcache_backends._lmdb_files import (
     DATA,

@@ -14,6 +14,7 @@ import pytest
 from cli.helpers import BACKENDS, damage, key, recency, use
 
 import kcache
+from kcache.directory import prepare
 from kcache.engine.journal import Journal
 from kcache.nvrtc import PRODUCER
 from kcache.testing import MemoryBackend
@@ -558,7 +559,7 @@ def test_settings(compile_: Callable, why: Why, here: Callable, monkeypatch) -> 
 
 def test_a_cache_that_cannot_be_read(why: Why, work: Path, cache_directory: Path) -> None:
     (work / "k.cu").write_text(PLAIN)
-    cache_directory.mkdir(mode=0o700)
+    prepare(str(cache_directory))
     (cache_directory / "file").write_text("in the way")
     assert "Not a directory" in why().the("unreadable")["what"]
 

@@ -111,7 +111,12 @@ def test_a_disk_that_its_own_entries_fill_can_be_cleared(name: str, disk: Path) 
     with open_engine(disk / "cache", backend=name, max_size=CAP) as engine:
         for number in range(100):
             engine.put(key(number), sealed(number, 1, 400_000))
-        assert engine.stats().errors > 0, "the disk was not full"
+        if is_lmdb(name):
+            assert engine.stats().errors > 0, "the disk was not full"
+        else:  # it has made room for each by evicting others, though the cap is above the disk
+            assert engine.stats().evictions > 0, "the disk was not full"
+            assert (engine.stats().puts, engine.stats().errors) == (100, 0)
+            assert engine.get(key(99)) is not None
         assert sum(engine.get(key(number)) is not None for number in range(100)) > 10
         engine.clear()
         if is_lmdb(name) and engine.entry_count:

@@ -41,6 +41,8 @@ _LAYOUTS = {"x86_64": (0, 8, 24, 144), "aarch64": (0, 8, 16, 128)}
 #: program's `make`, and NVRTC's own cache would answer instead of the compiler.
 _FIXED: dict[bytes, bytes | None] = {b"MAKEFLAGS": None, b"CUDA_CACHE_DISABLE": b"1"}
 _PWD = b"PWD"
+#: Variables that say where temporary files go, of which an outcome that is cached holds nothing.
+_ASIDE = (b"TMPDIR", b"TMP", b"TEMP")
 #: Errors that say that there is nothing.
 _NOTHING = (errno.ENOENT, errno.ENOTDIR)
 #: Files of the system's that random numbers or the processor's name come from: not recorded.
@@ -346,7 +348,7 @@ class Recorder:
 
     def _getenv(self, real: Callable[..., Any], name: bytes) -> int | None:
         value = self._value(name)
-        if name not in _FIXED:
+        if name not in _FIXED and name not in _ASIDE:
             self.asked[name] = value
         if value is None:
             return None
