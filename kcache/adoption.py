@@ -206,6 +206,7 @@ _CHECKS: dict[str, Callable[[str], bool]] = {
     "journal": _journal,
     "journal.1": _journal,
     "flight": _flight,
+    "slots": _empty,
     "trace": _trace,
     "file": _file,
     "zstd": _file,

@@ -20,15 +20,15 @@ from functools import partial
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
-from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
+from kcache.errors import BackendError, ConfigError, FullError
 from kcache.util.forks import after_fork
 from kcache.util.marker import claim
 from kcache.util.safe_path import make_private
-from kcache_backends._coldest import SAMPLE, ColdSample
+from kcache_backends._coldest import SAMPLE, ColdSample, Used
+from kcache_backends._examine import examine, glance, require_credible
 from kcache_backends._file_check import check_shard
 from kcache_backends._files import (
     failure,
-    is_temporary,
     listing,
     require_ours,
     require_private,
@@ -48,9 +48,6 @@ MAX_NOTED = 4096
 UNCHECKED = 1 << 20
 #: ... and none above this and above the cap, whatever says that it is.
 MOST_ABOVE_CAP = 32 << 20
-#: Without file locks, a temporary file is taken for an orphan when it is this old, in seconds.
-ORPHAN_AGE = 3600.0
-
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -184,18 +181,8 @@ class FileBackend(Backend):
                 os.close(fd)
 
     def _require_credible(self, key: str, size: int) -> None:
-        """Refuse to read what nobody can have put here: a sparse file would fill the memory.
-
-        Raises:
-            CorruptEntryError: it is above every bound, or larger than what its shard holds in all.
-        """
-        held = None
-        with suppress(OSError):
-            counters = self._counters
-            if counters is not None:
-                held = counters.read(int(key[:2], 16))
-        if size > self._most or (held is not None and size > held.bytes):
-            raise CorruptEntryError(f"{key} has {size} bytes, more than was ever put there")
+        """Refuse to read what nobody can have put here: a sparse file would fill the memory."""
+        require_credible(key, size, self._counters, most=self._most)
 
     def _rest(self, key: str, fd: int, value: bytes, size: int) -> bytes:
         """Read on where the system returned less than was asked for."""
@@ -446,31 +433,9 @@ class FileBackend(Backend):
         """Count a shard, remove orphans, and write its record; the caller holds the lock."""
         return self._examine(counters, shard)[0]
 
-    def _examine(
-        self, counters: ShardCounters, shard: int
-    ) -> tuple[ShardCount, list[tuple[int, str]]]:
+    def _examine(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
         """List a locked shard: heal its record and return it with (mtime, key) of each entry."""
-        size = 0
-        found: list[tuple[int, str]] = []
-        for name, status in listing(f"{self._root}/{_names[shard]}"):
-            if is_key(name):
-                if status.st_size > self._most:  # larger than any value
-                    with suppress(OSError):
-                        os.unlink(f"{self._root}/{_names[shard]}/{name}")
-                    continue
-                size += status.st_size
-                found.append((status.st_mtime_ns, name))
-            elif is_temporary(name):
-                if counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE:
-                    with suppress(OSError):
-                        os.unlink(f"{self._root}/{_names[shard]}/{name}")
-                else:
-                    size += status.st_size
-        old = counters.read(shard)
-        generation = 0 if old is None else (old.generation | 1) + 1
-        count = ShardCount(size, len(found), generation & ~1)
-        counters.write(shard, count)
-        return count, found
+        return examine(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
 
     # -- for `coldest` -------------------------------------------------------------------------
 
@@ -487,20 +452,9 @@ class FileBackend(Backend):
             counters = self._counters or self._open_counters()
             count = counters.read(shard)
             if count is not None and count.entries > SAMPLE:
-                return self._glance(shard)
+                return glance(f"{self._root}/{_names[shard]}", SAMPLE)
             with counters.changing(shard):
                 return self._examine(counters, shard)[1]
-
-    def _glance(self, shard: int) -> list[tuple[int, str]]:
-        import random  # 3 ms of a fresh process, and seldom needed
-
-        names = [name for name in os.listdir(f"{self._root}/{_names[shard]}") if is_key(name)]
-        found: list[tuple[int, str]] = []
-        for name in random.sample(names, min(SAMPLE, len(names))):
-            with suppress(OSError):
-                status = os.stat(self._path(name), follow_symlinks=False)
-                found.append((status.st_mtime_ns, name))
-        return found
 
     # -- opening -------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from kcache.engine.circles import leaders, leads_to, waits_for
 from kcache.engine.key_locks import KeyLocks
 from kcache.util import log
 from kcache.util.forks import after_fork
@@ -218,10 +219,10 @@ class Flight(Generic[T]):
     def _await(self, call: _Call[T], key: str, deadline: float) -> bool | None:
         """Wait for a call; tell whether it ended in time, or None if it waits for this thread."""
         me = threading.get_ident()
-        _waiting[me] = call.thread
+        waits_for[me] = call.thread
         try:
             while True:
-                if _leads_to(call.thread, me):
+                if leads_to(call.thread, me):
                     return None
                 left = max(deadline, call.since + self._wait) - time.monotonic()
                 if left <= 0:
@@ -231,7 +232,7 @@ class Flight(Generic[T]):
                 if self._calls.get(key) is not call:
                     return True  # its leader was interrupted at the very end, or replaced
         finally:
-            _waiting.pop(me, None)
+            waits_for.pop(me, None)
 
     def _take_over(self, call: _Call[T] | None, key: str, work: Work[T]) -> Made[T] | None:
         """Replace a leader that was waited for too long; None if another thread has done so."""
@@ -349,7 +350,7 @@ class Flight(Generic[T]):
                     waiting = False
             return self._look(work, waited=busy is not None) or self._make(key, work)
         finally:
-            _waiting.pop(threading.get_ident(), None)
+            waits_for.pop(threading.get_ident(), None)
             self._release(key)
 
     def _is_hopeless(self, key: str) -> bool:
@@ -361,20 +362,20 @@ class Flight(Generic[T]):
         circle can do that.
         """
         me = threading.get_ident()
-        leader = _leaders.get((self._path, key))
+        leader = leaders.get((self._path, key))
         if leader is not None:
-            _waiting[me] = leader
-            return leader == me or _leads_to(leader, me)
-        return any(mine > key for (_, mine), thread in list(_leaders.items()) if thread == me)
+            waits_for[me] = leader
+            return leader == me or leads_to(leader, me)
+        return any(mine > key for (_, mine), thread in list(leaders.items()) if thread == me)
 
     def _make(self, key: str, work: Work[T]) -> Made[T]:
-        _waiting.pop(threading.get_ident(), None)
+        waits_for.pop(threading.get_ident(), None)
         me = (self._path, key)
-        _leaders[me] = threading.get_ident()
+        leaders[me] = threading.get_ident()
         try:
             return work.make()
         finally:
-            _leaders.pop(me, None)
+            leaders.pop(me, None)
             if self._locks is not None:
                 self._locks.end(key)
 
@@ -404,27 +405,10 @@ class Flight(Generic[T]):
         """Forget, in a child process, the parent's calls and its lock file."""
         self._taking = threading.Lock()
         self._calls.clear()
-        _leaders.clear()
-        _waiting.clear()
+        leaders.clear()
+        waits_for.clear()
         if self._locks is not None:
             self._locks.after_fork()
-
-
-#: Which thread of this process makes what: (lock file, key) -> thread.
-_leaders: dict[tuple[str, str], int] = {}
-#: Which thread of this process waits for which.
-_waiting: dict[int, int] = {}
-
-
-def _leads_to(thread: int, me: int) -> bool:
-    """Tell whether a thread waits for this one, perhaps by way of others."""
-    seen: set[int] = set()
-    while thread not in seen:
-        seen.add(thread)
-        if thread == me:
-            return True
-        thread = _waiting.get(thread, thread)
-    return False
 
 
 def _second(key: str) -> str:

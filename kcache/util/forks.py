@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 __all__ = ["PATIENCE", "Forked", "after_fork"]
 
@@ -52,7 +52,7 @@ def _module_locks() -> dict[str, Any]:
     """
     bootstrap = sys.modules.get("_frozen_importlib")
     found = getattr(bootstrap, "_module_locks", None)
-    return found if isinstance(found, dict) else {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _imported_by_others() -> Iterator[str]:

@@ -14,6 +14,7 @@ import errno
 import json
 import os
 from contextlib import suppress
+from typing import cast
 
 from kcache.util.open_file import NotOursError, open_own
 
@@ -45,7 +46,7 @@ def is_marked(directory: str) -> bool:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):  # a link, or a socket
             return False
         raise
-    form = found.get("format") if isinstance(found, dict) else None
+    form = cast("dict[str, object]", found).get("format") if isinstance(found, dict) else None
     if not isinstance(form, str) or not form.startswith(_KIND):
         return False
     if form != _FORMAT:

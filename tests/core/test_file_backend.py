@@ -378,6 +378,7 @@ def test_a_directory_in_the_place_of_an_entry_is_a_backend_error(
     backend: FileBackend, place: Path
 ) -> None:
     path_of(place, key(1)).mkdir(parents=True)
+    (path_of(place, key(1)) / "theirs").touch()  # an empty one makes way
     for operation in (backend.get, backend.use, lambda name: backend.put(name, b"x")):
         with pytest.raises(BackendError):
             operation(key(1))

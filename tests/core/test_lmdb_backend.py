@@ -63,7 +63,7 @@ def test_uses_that_cannot_be_written_are_forgotten_and_the_value_is_not(
     for name in names:
         backend.put(name, name.encode())
 
-    def full(_: object) -> object:
+    def full(*_: object) -> object:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "MAX_TOUCHED", 8)
@@ -237,7 +237,7 @@ def test_an_exchanged_database_is_noticed_by_who_only_hits(
     backend: LmdbBackend, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.put(key(1), b"old")
-    (place / "db").rename(place / "away")
+    (place / "db").rename(place.parent / "away")
 
     def other() -> None:
         second = LmdbBackend(place)

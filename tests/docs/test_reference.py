@@ -10,6 +10,7 @@ import pytest
 from docs.pages import DOCS, ROOT, named, pages, prose
 
 import kcache.errors
+from kcache import marker
 from kcache.config import VARIABLES
 
 REFERENCE = DOCS / "reference"
@@ -100,7 +101,7 @@ _DOTTED = r"`~?(kcache(?:\.\w+)+)[`(]"
 
 
 def _is_there(path: str) -> bool:
-    if path == _GROUP:
+    if path in (_GROUP, marker.NAME):  # not a module: entry points, and a file of a cache
         return True
     parts = path.split(".")
     for count in range(len(parts), 0, -1):

@@ -55,7 +55,10 @@ LMDB = {
 #: What LMDB does when it is opened is its own affair; so many calls there were in version 1.8.1 of
 #: the binding, 48, and as many files opened.
 _LMDB_OPEN = 55
-_LMDB_FILES = ["lock", "db/lock.mdb", "db/data.mdb", "db/lock.mdb", "db/data.mdb", "db/data.mdb"]
+_LMDB_FILES = [
+    *("lock", "lock", "db"),  # for the mark, and to be locked
+    *("db/lock.mdb", "db/data.mdb", "db/lock.mdb", "db/data.mdb", "db/data.mdb"),
+]
 
 _HEADERS = ", ".join(f"stat inc/h{number}.h" for number in range(HEADERS))
 _FILE_ENTRY = _READ_ENTRY.replace("ENTRY", "cache/file/ENTRY")
@@ -201,15 +204,15 @@ _OPENED = {
     # At its end it writes down the use.
     ("lmdb", False): [
         "kcache.json",
+        "lmdb",
         *(f"lmdb/{file}" for file in _LMDB_FILES),
         *_STATISTICS,
-        "lmdb/lock",
     ],
     ("lmdb", True): [
         "kcache.json",
+        "lmdb",
         *(f"lmdb/{file}" for file in _LMDB_FILES),
         *_STATISTICS,
-        "lmdb/lock",
     ],
 }
 #: Calls in the cache's directory by such a process, its statistics included, rounded up: 34, 39, 80

@@ -41,9 +41,12 @@ HIT = CORE | {
 }
 #: To look whether the headers are what they were.
 HEADER_HIT = HIT | {"nvrtc.answers", "nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
-WAIT = {"engine.key_locks", "engine.single_flight", "nvrtc.workers.texts"}
-_FILE = {"_coldest", "_file_check", "_files", "_shards", "file"}
-_LMDB = {"_environment", "_files", "_lmdb_files", "_lmdb_records", "lmdb"}
+WAIT = {"engine.circles", "engine.key_locks", "engine.single_flight", "nvrtc.workers.texts"}
+_FILE = {"_coldest", "_examine", "_file_check", "_files", "_shards", "file"}
+_LMDB = {
+    *("_environment", "_files", "_lmdb_errors", "_lmdb_files", "_lmdb_folder", "_lmdb_forks"),
+    *("_lmdb_opening", "_lmdb_records", "_lmdb_room", "lmdb"),
+}
 BACKENDS = {"file": _FILE, "zstd": _FILE | {"zstd"}, "lmdb": _LMDB, "zstd+lmdb": _LMDB | {"zstd"}}
 #: Modules of kcache that a backend needs beside the engine's.
 MORE = {"lmdb": {"util.mounts"}, "zstd+lmdb": {"util.mounts"}}
