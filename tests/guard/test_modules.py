@@ -32,7 +32,7 @@ CORE = {
     *("backend", "config", "directory", "entry", "errors", "registry"),
     *("engine", "engine.engine", "engine.eviction", "engine.history", "engine.journal"),
     *("engine.stats", "util", "util.forks", "util.locks", "util.log", "util.memory_tier"),
-    *("util.record", "util.units"),
+    *("util.marker", "util.open_file", "util.record", "util.safe_path", "util.units"),
 }
 HIT = CORE | {
     *("kernel_cache", "kernels", "kernels.compiled_kernel", "kernels.request_factory"),
