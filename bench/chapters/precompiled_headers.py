@@ -2,8 +2,8 @@
 
 Each round has two new caches in this process: one is asked without `precompiled_headers`, one with
 them, for the shapes of a family one after the other: whole misses, tracking and storing included.
-The first of each family is shown by itself: the worker makes the precompiled header after it, and
-the second waits for that. Then `kcache warm` compiles tile shapes of the GEMM on two cores with
+The first two of each family are shown by themselves: the worker makes the precompiled header after
+the first, and the second waits for that. Then `kcache warm` compiles tile shapes of the GEMM on two cores with
 precompiled headers, beside one at a time without.
 """
 
@@ -47,7 +47,7 @@ SHAPES = {
         ),
     ),
 }
-#: What a miss shall gain from the second shape on.
+#: What a miss shall gain from the third shape on.
 TARGETS = {"cutlass_gemm": 1.6}
 #: Makes the bytes of an outcome reproducible: where every external definition is a template, the
 #: compiler puts a random number into the names of internal symbols.
@@ -78,7 +78,7 @@ _TILES = (
 
 @dataclass
 class Family:
-    """A kernel in several shapes, and what was measured of the first and of the later ones."""
+    """A kernel in several shapes, and what was measured of the first two and of the later ones."""
 
     case: Case
     names: Sequence[str]
@@ -157,14 +157,14 @@ def _warmed(plan: Plan, case: Case, folder: Path) -> Found:
 def _found(family: Family, shape: str) -> Found:
     name = family.case.name
     yield Comparison("precompiled", family.later).ratio(
-        f"`{name}`, misses from the second {shape} on, with precompiled headers",
+        f"`{name}`, misses from the third {shape} on, with precompiled headers",
         "precompiled",
         "without",
         "plain",
         target=TARGETS.get(name),
         at_least=True,
     )
-    figure = f"`{name}`, the miss of the first {shape}, which precompiles them"
+    figure = f"`{name}`, the misses of the first two {shape}s, between which they are precompiled"
     yield Comparison("precompiled", family.first).ratio(figure, "precompiled", "without", "plain")
     same = "equal" if not family.differ else f"{family.differ} differ"
     yield Fact(
@@ -188,6 +188,6 @@ def _measure(family: Family, folder: Path, *, swapped: bool) -> None:
                 start = time.perf_counter()
                 made.append(cache.get_or_compile(family.case.source, name, options))
                 seconds[column] = time.perf_counter() - start
-            (family.later if number else family.first).add(seconds)
+            (family.later if number > 1 else family.first).add(seconds)
             one, two = (kernel.replace(compile_seconds=0.0) for kernel in made)
             family.differ += one != two
