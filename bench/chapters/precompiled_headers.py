@@ -3,8 +3,8 @@
 Each round has two new caches in this process: one is asked without `precompiled_headers`, one with
 them, for the shapes of a family one after the other: whole misses, tracking and storing included.
 The first two of each family are shown by themselves: the worker makes the precompiled header after
-the first, and the second waits for that. Then `kcache warm` compiles tile shapes of the GEMM on two cores with
-precompiled headers, beside one at a time without.
+the first, and the second waits for that. Then `kcache warm` compiles tile shapes of the GEMM on two
+cores with precompiled headers, beside one at a time without.
 """
 
 import json
