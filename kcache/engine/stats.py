@@ -35,7 +35,7 @@ class Stats(Record):
         memory_hits: those of `hits` that the in-process tier answered.
         misses: requests that the cache could not answer.
         compiles: compiles that were run to the end and succeeded.
-        uncacheable: compiles whose result must not be cached (time macros, options that write files,
+        uncacheable: compiles whose result must not be cached (time macros, options that write,
             compiles in this process or that can't be recorded).
         puts: entries written.
         evictions: entries evicted to stay under the cap.

@@ -205,6 +205,7 @@ def _ask(request: Request) -> Ask:
         {},
         request.preamble,
         _AUTO_MISSES if request.options.precompiled_headers == "auto" else 1,
+        request.search.marks(),
     )
 
 

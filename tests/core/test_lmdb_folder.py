@@ -15,6 +15,7 @@ import lmdb
 import pytest
 from core.helpers import entry, fork, key, output_of, wait
 
+from kcache.util.marker import mark
 from kcache import BackendError, ConfigError, open_engine
 from kcache_backends import _lmdb_folder
 from kcache_backends._lmdb_files import LOCK, is_recognised
@@ -108,6 +109,7 @@ def use_all(place: Path) -> None:
 def test_a_foreign_folder_is_refused_and_left_as_it_is(what: str, tmp_path: Path) -> None:
     place = tmp_path / "home" / "lmdb"
     place.parent.mkdir(mode=0o700)
+    mark(str(place.parent))  # a cache, in which somebody has put something else
     FOREIGN[what](place)
     before = snapshot(place.parent)
     use_all(place)
