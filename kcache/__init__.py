@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo, Usage
     from kcache.config import default_cache_directory
     from kcache.contrast import Cause
+    from kcache.dropin.install import install
     from kcache.engine import CacheEngine
     from kcache.entry import Entry
     from kcache.errors import (
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         ConfigError,
         CorruptEntryError,
         DeviceError,
+        DropinError,
         KcacheError,
         StaleKernelError,
         UnknownBackendError,
@@ -49,6 +51,7 @@ __all__ = [
     "ConfigError",
     "CorruptEntryError",
     "DeviceError",
+    "DropinError",
     "Entry",
     "EntryInfo",
     "Explanation",
@@ -63,6 +66,7 @@ __all__ = [
     "default_cache_directory",
     "hash_options",
     "hash_source",
+    "install",
     "open_engine",
 ]
 
@@ -71,6 +75,7 @@ _MODULES = {
     "backend": ("Backend", "EntryInfo", "Usage"),
     "config": ("default_cache_directory",),
     "contrast": ("Cause",),
+    "dropin.install": ("install",),
     "engine": ("CacheEngine",),
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),

@@ -36,6 +36,8 @@ _COMMANDS = {
     "compile": "kcache.cli.compile:compile_file",
     "why": "kcache.cli.why:why",
     "warm": "kcache.cli.warm:warm",
+    "run": "kcache.cli.run:run",
+    "server": "kcache.cli.server:server",
     "info": "kcache.cli.report:info",
     "stats": "kcache.cli.report:stats",
     "report": "kcache.cli.page.command:report",

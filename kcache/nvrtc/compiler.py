@@ -38,6 +38,7 @@ class Compiled:
         lowered_names: name expression -> mangled name.
         log: the compiler's log, warnings included.
         seconds: wall time of the compile.
+        raw_log: the log as NVRTC returned it, or None where it is empty or not known.
     """
 
     ptx: bytes | None
@@ -46,6 +47,7 @@ class Compiled:
     lowered_names: Mapping[str, str]
     log: str
     seconds: float
+    raw_log: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def compile_program(
         for name in names:
             (error,) = nvrtc.nvrtcAddNameExpression(program, name.encode())
             _check(nvrtc, error, f"add the name expression {name!r}", source_name)
-        log, seconds = _compile(nvrtc, program, flags, source_name)
+        log, seconds, raw_log = _compile(nvrtc, program, flags, source_name)
         lowered = {name: _lowered(nvrtc, program, name, source_name) for name in names}
         ptx = _read(nvrtc, program, "PTX")
         return Compiled(
@@ -183,6 +185,7 @@ def compile_program(
             lowered,
             log,
             seconds,
+            raw_log if log else None,
         )
 
 
@@ -205,7 +208,7 @@ def precompile(
     """
     nvrtc = _nvrtc_with_precompiled()
     with _inside(), _program(nvrtc, source, headers, source_name) as program:
-        log, _ = _compile(nvrtc, program, (*flags, f"--create-pch={path}"), source_name)
+        log, _, _ = _compile(nvrtc, program, (*flags, f"--create-pch={path}"), source_name)
         (status,) = nvrtc.nvrtcGetPCHCreateStatus(program)
         _, heap = nvrtc.nvrtcGetPCHHeapSizeRequired(program)
         exhausted = status == nvrtc.nvrtcResult.NVRTC_ERROR_PCH_CREATE_HEAP_EXHAUSTED
@@ -263,8 +266,8 @@ def _compile(
     program: object,
     flags: Sequence[str],
     source_name: str,
-) -> tuple[str, float]:
-    """Compile a program; return (log, seconds)."""
+) -> tuple[str, float, bytes]:
+    """Compile a program; return (log, seconds, log as it is)."""
     encoded = [flag.encode("utf-8", "surrogateescape") for flag in flags]  # paths are bytes
     started = time.perf_counter()
     (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
@@ -273,8 +276,8 @@ def _compile(
     # NVRTC ends each tool's part with a NUL.
     text = log.decode(errors="replace").replace("\0", "").strip(" \n")
     if int(error) != 0:
-        raise _failure(nvrtc, error, text, source_name, flags)
-    return text, seconds
+        raise _failure(nvrtc, error, text, source_name, flags, raw_log=log)
+    return text, seconds, log
 
 
 def _read(nvrtc: Any, program: object, what: str) -> bytes | None:  # noqa: ANN401  untyped module
@@ -311,6 +314,8 @@ def _failure(
     log: str,
     source_name: str,
     flags: Sequence[str],
+    *,
+    raw_log: bytes,
 ) -> CompileError:
     first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
     message = f"{source_name}: {first or _describe(nvrtc, error)}"
@@ -324,5 +329,7 @@ def _failure(
         if unknown_arch and arch is not None:
             known = ", ".join(map(str, supported_archs()))
             message = f"arch={arch!r} is not known to this NVRTC; allowed: sm_ or compute_ {known}"
-        return CompileOptionError(message, log=log, source_name=source_name)
-    return CompileError(message, log=log, source_name=source_name)
+        kind: type[CompileError] = CompileOptionError
+    else:
+        kind = CompileError
+    return kind(message, log=log, source_name=source_name, result=int(error), raw_log=raw_log)

@@ -1,0 +1,240 @@
+"""Answering: an NVRTC program becomes a request to a `KernelCache`, a kernel NVRTC's answer.
+
+The only module of the drop-in that knows kcache. What can't be answered exactly is declined, with a
+reason; the program then asks the real NVRTC.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache import log
+from kcache.dropin.protocol import Answer, Program
+
+if TYPE_CHECKING:
+    from kcache.kernel import CompiledKernel
+    from kcache.kernel_cache import KernelCache
+
+__all__ = ["Answering", "Declined"]
+
+#: What NVRTC compiles for where no option names an architecture, by major version.
+_DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
+#: What NVRTC calls a program without a name.
+_DEFAULT_NAME = b"default_program"
+#: Variables that change what NVRTC makes. Others that it reads don't: MAKEFLAGS (how many compile
+#: at once), PWD, CUDA_CACHE_DISABLE (a cache of its own).
+_DECISIVE = (
+    b"NVRTC_APPEND_FLAGS",
+    b"NVRTC_PREPEND_FLAGS",
+    b"NVRTCWIZ",
+    b"EDG_BASE",
+    b"EDG_MODULES_PATH",
+    b"FINALIZER_USE_LEGACY_ELF_BUILDER",
+    b"FINALIZER_CUBIE",
+    b"CAN_FINALIZE_DEBUG",
+    b"NVVM_IR_VER_CHK",
+    b"DUMP_KNOBS_TO_FILE",
+)
+#: Parts of options that read or write files which kcache does not follow.
+_UNFOLLOWED = ("optf", "preinclude", "bundled", "pch", "time-trace", "options-file", "keep")
+#: A source without these words, once its lines are joined, reads no file and no clock.
+_READS = (b"include", b"import", b"embed", b"__DATE__", b"__TIME", b"??")
+#: Options that name neither files nor the working directory, in the output or otherwise.
+_HARMLESS = (
+    "-arch",
+    "--gpu-architecture",
+    "-std",
+    "--std",
+    "-D",
+    "--define-macro",
+    "-use_fast_math",
+    "--use_fast_math",
+    "-default-device",
+    "--device-as-default-execution-space",
+    "-ftz",
+    "--ftz",
+    "-fmad",
+    "--fmad",
+    "-prec-",
+    "--prec-",
+    "-maxrregcount",
+    "--maxrregcount",
+    "--ptxas-options=-O",
+    "-dlto",
+    "--relocatable-device-code",
+    "-rdc",
+    "-w",
+    "--disable-warnings",
+)
+_SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
+
+
+class Declined(NamedTuple):
+    """Why a program is left to the real NVRTC, in a few words."""
+
+    reason: str
+
+
+class _RefusedError(Exception):
+    """Raised to decline; its text is the reason."""
+
+
+class Answering:
+    """Answers programs from a cache.
+
+    Threads: safe to share.
+
+    Args:
+        cache: the cache.
+        environment: variables of the process that compiles.
+        directory: working directory of the process that compiles.
+    """
+
+    def __init__(
+        self, cache: KernelCache, environment: Mapping[bytes, bytes], directory: bytes
+    ) -> None:
+        self._cache = cache
+        self._environment = {name: environment.get(name) for name in _DECISIVE}
+        self._directory = directory
+        self._usable: dict[bytes, str | None] = {}
+        self._about: dict[bytes, tuple[tuple[int, int], tuple[int, ...]]] = {}
+
+    def answer(self, program: Program) -> Answer | Declined:
+        """Return NVRTC's answer, from the cache or else by a compile; raises nothing."""
+        from kcache.errors import CompileError
+
+        try:
+            self._check(program)
+            return self._compile(program)
+        except _RefusedError as refusal:
+            return Declined(str(refusal))
+        except CompileError as error:
+            return _failed(error)
+        except Exception as error:  # whatever it is, the program must not wait for nothing
+            log.debug("a program of the drop-in is declined: %r", error)
+            return Declined(f"{type(error).__name__}: {error}")
+
+    def about(self, path: bytes) -> tuple[tuple[int, int], tuple[int, ...]] | Declined:
+        """Return version and architectures of the NVRTC at `path`; raises nothing."""
+        try:
+            if path not in self._about:
+                self._check_library(path, 0)
+                from kcache.nvrtc import compiler
+
+                self._about[path] = compiler.version(), compiler.supported_archs()
+            return self._about[path]
+        except Exception as error:  # as above
+            return Declined(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Close the cache."""
+        self._cache.close()
+
+    # -- what can be answered exactly --------------------------------------------------------------
+
+    def _check(self, program: Program) -> None:
+        for name in _DECISIVE:
+            if program.environment.get(name) != self._environment[name]:
+                raise _RefusedError(f"{name.decode()} differs")
+        options = [_decoded(option) for option in program.options]
+        for option in options:
+            if any(part in option for part in _UNFOLLOWED):
+                raise _RefusedError(f"option {option.partition('=')[0]}")
+        if program.directory != self._directory and not _decides_itself(program):
+            raise _RefusedError("another working directory")
+        if len(dict(program.headers)) != len(program.headers):
+            raise _RefusedError("two headers of one name")
+        self._check_library(program.library, program.major)
+
+    def _check_library(self, path: bytes, major: int) -> None:
+        """Check that this process compiles with the library at `path`, or can load it for that."""
+        if path not in self._usable:
+            self._usable[path] = self._make_usable(os.fsdecode(path), major)
+        reason = self._usable[path]
+        if reason is not None:
+            raise _RefusedError(reason)
+
+    def _make_usable(self, path: str, major: int) -> str | None:
+        """Return why the library at `path` can't be used, or None."""
+        from kcache.nvrtc import compiler, library
+
+        wanted = library.at(path).identity
+        found = library.find()
+        if found is not None and found.identity == wanted:
+            return None
+        if library.loaded() is None:
+            import ctypes
+
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # what the bindings then find first
+        loaded = library.loaded()
+        if loaded is None or loaded.identity != wanted:
+            return "another NVRTC"
+        return None if major in (0, compiler.version()[0]) else "another NVRTC"
+
+    # -- asking the cache --------------------------------------------------------------------------
+
+    def _compile(self, program: Program) -> Answer:
+        from kcache.nvrtc.options import CompileOptions
+
+        options = CompileOptions(extra_options=tuple(map(_decoded, program.options)))
+        if options.target is None:
+            default = _DEFAULT_ARCH.get(program.major)
+            if default is None or any("arch" in option for option in options.extra_options):
+                raise _RefusedError("an architecture in an unknown form")
+            options = options.replace(arch=default)
+        kernel = self._cache.get_or_compile(
+            # kcache refuses a source without text; a comment makes the same of nothing.
+            _decoded(program.source) if program.source.strip() else "//\n",
+            tuple(_decoded(name) for name in dict.fromkeys(program.expressions)),
+            options,
+            headers={_decoded(name): _decoded(text) for name, text in program.headers},
+            source_name=_decoded(program.name or _DEFAULT_NAME),
+        )
+        return _answer(kernel, keep=kernel.cached and _decides_itself(program))
+
+
+def _answer(kernel: CompiledKernel, *, keep: bool) -> Answer:
+    if kernel.log and kernel.raw_log is None:
+        raise _RefusedError("the log was not kept as it was")
+    lowered = [(a.encode(), b.encode()) for a, b in kernel.lowered_names.items()]
+    return Answer(
+        _SUCCESS,
+        (kernel.ptx or b"") + b"\0",
+        kernel.cubin or b"",
+        kernel.ltoir or b"",
+        kernel.raw_log or b"\0",
+        lowered,
+        kernel.cached,
+        keep,
+        kernel.compile_seconds,
+    )
+
+
+def _failed(error: object) -> Answer | Declined:
+    result: object = getattr(error, "result", None)
+    raw_log: object = getattr(error, "raw_log", None)
+    known = result in (_COMPILATION, _INVALID_OPTION) and isinstance(raw_log, bytes)
+    if not known or not isinstance(result, int) or not isinstance(raw_log, bytes) or not raw_log:
+        return Declined("the compile failed")
+    return Answer(result, b"\0", b"", b"", raw_log, [], hit=False, keep=False)
+
+
+def _decides_itself(program: Program) -> bool:
+    """Tell whether the request alone decides the outcome: no file is read, no clock, no path."""
+    joined = program.source.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
+    options = [_decoded(option).strip(" ") for option in program.options]
+    return (
+        not any(word in joined for word in _READS)
+        and not any(word.decode() in option for word in _READS for option in options)
+        and all(option.startswith(_HARMLESS) for option in options)
+        and not program.headers
+    )
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise _RefusedError("not UTF-8") from None

@@ -1,0 +1,122 @@
+"""Endpoint: the socket that programs find a server at, in a private directory, and short questions.
+
+Imported by the launcher before the program starts, so it imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+__all__ = ["Endpoint", "ask", "listen", "listen_for_user", "user_socket"]
+
+#: Programs that may wait to be accepted; the kernel has a cap of its own (net.core.somaxconn).
+BACKLOG = 4096
+#: Seconds that a question about a server may take.
+ASK_TIMEOUT = 5.0
+_NAME = "socket"
+#: `sun_path` of unix(7) has 108 bytes, a NUL among them.
+_MOST = 107
+
+
+class Endpoint(NamedTuple):
+    """A socket that listens, and its path."""
+
+    listener: socket.socket
+    path: str
+
+    def remove(self) -> None:
+        """Remove the socket and its directory."""
+        with suppress(OSError):
+            os.unlink(self.path)
+        with suppress(OSError):
+            os.rmdir(os.path.dirname(self.path))
+
+
+def listen(folders: Iterable[str]) -> Endpoint:
+    """Return a new endpoint in a new private directory below the first folder that takes one.
+
+    Raises:
+        OSError: none does.
+    """
+    problem: OSError | None = None
+    for folder in folders:
+        made = os.path.join(folder, f"kcache-run-{os.getpid()}-{os.urandom(4).hex()}")
+        path = os.path.join(made, _NAME)
+        if len(os.fsencode(path)) > _MOST:
+            problem = problem or OSError(f"{path} is too long for a socket")
+            continue
+        try:
+            os.mkdir(made, 0o700)
+            return _bound(path)
+        except OSError as error:
+            problem = error
+    raise problem or OSError("no folder for a socket")
+
+
+def user_socket(folders: Iterable[str]) -> str:
+    """Return the path of the socket of the one server that a user may keep."""
+    folder = next(iter(folders))
+    return os.path.join(folder, f"kcache-server-{os.geteuid()}", _NAME)
+
+
+def listen_for_user(path: str) -> Endpoint:
+    """Return an endpoint at the user's path, whose directory must be the user's own.
+
+    Raises:
+        OSError: it is in use, or the directory is not safe.
+    """
+    folder = os.path.dirname(path)
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise OSError(f"{folder} is not private")
+    if ask(path, 4) is not None:
+        raise OSError("a server is running")
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return _bound(path)
+
+
+def _bound(path: str) -> Endpoint:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return Endpoint(listener, path)
+
+
+def ask(path: str, kind: int) -> bytes | None:
+    """Return what the server at `path` answers a frame of that kind without payload, or None."""
+    from kcache.dropin import protocol
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ASK_TIMEOUT)
+        try:
+            connection.connect(path)
+            connection.sendall(protocol.frame(kind))
+            while True:
+                got, size = protocol.unpack_head(_exactly(connection, protocol.HEAD_SIZE))
+                payload = _exactly(connection, size)
+                if got != protocol.WAIT:
+                    return payload
+        except (OSError, protocol.ProtocolError):
+            return None
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        part = connection.recv(size - len(received))
+        if not part:
+            raise ConnectionError("the server is gone")
+        received += part
+    return received

@@ -1,0 +1,78 @@
+"""Libraries: where the interface libraries are, built on first use where the wheel has none."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Mapping
+
+from kcache._version import __version__
+from kcache.dropin import environment as env
+
+__all__ = ["MissingError", "find", "preloaded"]
+
+_PACKAGED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
+_SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
+_PRELOADED = ("libkcache_preload.so", "libkcache_linked13.so", "libkcache_linked12.so")
+
+
+class MissingError(Exception):
+    """There are no interface libraries, and none can be built; the message says what is missing."""
+
+
+def find(environment: Mapping[str, str]) -> str:
+    """Return the folder of the libraries; builds them if the wheel brought none.
+
+    Raises:
+        MissingError: there are none, and none can be built.
+    """
+    if sys.platform != "linux":
+        raise MissingError("the drop-in needs Linux")
+    named = environment.get(env.LIBRARIES) or _PACKAGED
+    if os.path.isfile(os.path.join(named, _PRELOADED[0])):
+        return named
+    folder = _built(environment)
+    if not os.path.isfile(os.path.join(folder, _PRELOADED[0])):
+        from kcache.dropin.build import BuildError, build
+
+        try:
+            build(folder)
+        except BuildError as error:
+            raise MissingError(
+                f"this installation has no interface libraries, and can't build them: {error}"
+            ) from error
+    _check_private(folder)
+    return folder
+
+
+def preloaded(folder: str) -> list[str]:
+    """Return the paths that a program has to preload, in order."""
+    return [os.path.join(folder, name) for name in _PRELOADED]
+
+
+def _built(environment: Mapping[str, str]) -> str:
+    home = env.cache_home(environment)
+    if home is None:
+        raise MissingError("this installation has no interface libraries, and you have no home")
+    base = os.path.join(home, "kcache-dropin")
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    _check_private(base)
+    return os.path.join(base, f"{__version__}-{_digest():08x}-{os.uname().machine}")
+
+
+def _digest() -> int:
+    """Return a number that differs when the sources do; tells edits apart, not enemies."""
+    digest = 0
+    for name in (*sorted(os.listdir(_SOURCES)), "../build.py"):
+        with open(os.path.join(_SOURCES, name), "rb") as file:
+            digest = zlib.crc32(file.read(), digest)
+    return digest
+
+
+def _check_private(folder: str) -> None:
+    """Refuse what another user can write: these libraries are loaded into every program."""
+    status = os.stat(folder)
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise MissingError(f"{folder} can be written by others, so nothing is loaded from it")
