@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 __all__ = ["main"]
@@ -16,6 +15,8 @@ def main() -> int:
         code = run_fast(sys.argv[2:])
         if code is not None:
             return code
+    import importlib.util  # 3 ms, which a program under `kcache run` does not need
+
     missing = [name for name in ("click", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         print(

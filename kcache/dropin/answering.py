@@ -21,6 +21,9 @@ __all__ = ["Answering", "Declined"]
 
 #: What NVRTC compiles for where no option names an architecture, by major version.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
+#: The line that NVRTC 12.8 and later put into the log for one of these if an option names it, and
+#: leave out if it is the default.
+_DEPRECATED = b"nvrtc: warning: Architectures prior to "
 #: What NVRTC calls a program without a name.
 _DEFAULT_NAME = b"default_program"
 #: Variables that change what NVRTC makes. Others that it reads don't: MAKEFLAGS (how many compile
@@ -111,7 +114,7 @@ class Answering:
         except _RefusedError as refusal:
             return Declined(str(refusal))
         except CompileError as error:
-            return _failed(error)
+            return _failed(program, error)
         except Exception as error:  # whatever it is, the program must not wait for nothing
             log.debug("a program of the drop-in is declined: %r", error)
             return Declined(f"{type(error).__name__}: {error}")
@@ -192,19 +195,20 @@ class Answering:
             headers={_decoded(name): _decoded(text) for name, text in program.headers},
             source_name=_decoded(program.name or _DEFAULT_NAME),
         )
-        return _answer(kernel, keep=kernel.cached and _decides_itself(program))
+        return _answer(program, kernel)
 
 
-def _answer(kernel: CompiledKernel, *, keep: bool) -> Answer:
+def _answer(program: Program, kernel: CompiledKernel) -> Answer:
     if kernel.log and kernel.raw_log is None:
         raise _RefusedError("the log was not kept as it was")
+    keep = kernel.cached and _decides_itself(program)
     lowered = [(a.encode(), b.encode()) for a, b in kernel.lowered_names.items()]
     return Answer(
         _SUCCESS,
         (kernel.ptx or b"") + b"\0",
         kernel.cubin or b"",
         kernel.ltoir or b"",
-        kernel.raw_log or b"\0",
+        _log(program, kernel.raw_log or b"\0"),
         lowered,
         kernel.cached,
         keep,
@@ -212,13 +216,20 @@ def _answer(kernel: CompiledKernel, *, keep: bool) -> Answer:
     )
 
 
-def _failed(error: object) -> Answer | Declined:
+def _log(program: Program, raw_log: bytes) -> bytes:
+    """Return the log as it is where no option names an architecture, if none of them did."""
+    if raw_log.startswith(_DEPRECATED) and not any(b"arch" in each for each in program.options):
+        return raw_log.partition(b"\n")[2]
+    return raw_log
+
+
+def _failed(program: Program, error: object) -> Answer | Declined:
     result: object = getattr(error, "result", None)
     raw_log: object = getattr(error, "raw_log", None)
     known = result in (_COMPILATION, _INVALID_OPTION) and isinstance(raw_log, bytes)
     if not known or not isinstance(result, int) or not isinstance(raw_log, bytes) or not raw_log:
         return Declined("the compile failed")
-    return Answer(result, b"\0", b"", b"", raw_log, [], hit=False, keep=False)
+    return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False, keep=False)
 
 
 def _decides_itself(program: Program) -> bool:

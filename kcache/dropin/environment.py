@@ -7,7 +7,10 @@ as everything else that `kcache run` does before the program starts (16 ms).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
 
 __all__ = [
     "LIBRARIES",
@@ -17,6 +20,7 @@ __all__ = [
     "is_ours",
     "leave",
     "runtime_folders",
+    "settings",
     "with_dropin",
 ]
 
@@ -64,6 +68,15 @@ def _preloaded(environment: Mapping[str, str]) -> list[str]:
         if (environment.get(_PRELOAD))
         else []
     )
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what an environment says about the cache itself."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("KCACHE_") and not name.startswith("KCACHE_DROPIN_")
+    }
 
 
 def runtime_folders(environment: Mapping[str, str]) -> list[str]:

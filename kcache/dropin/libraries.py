@@ -6,10 +6,13 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Mapping
 
 from kcache._version import __version__
 from kcache.dropin import environment as env
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["MissingError", "find", "preloaded"]
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from kcache.dropin import endpoint as at
 from kcache.dropin import environment as env
 from kcache.dropin import libraries
 from kcache.dropin.process import fork_server
+
+TYPE_CHECKING = False  # `typing` takes 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["run", "run_fast"]
 
@@ -80,12 +82,8 @@ def _serves(path: str, environment: Mapping[str, str]) -> bool:
     from kcache._version import __version__
 
     answer = at.ask(path, _STATUS)
-    about = json.loads(answer) if answer else {}
-    settings = {
-        name: value
-        for name, value in environment.items()
-        if name.startswith("KCACHE_") and name != env.SOCKET
-    }
+    about: dict[str, object] = json.loads(answer) if answer else {}
+    settings = env.settings(environment)
     return about.get("version") == __version__ and about.get("settings") == settings
 
 
@@ -144,7 +142,7 @@ def _summary(socket: str | None) -> str:
     return summary(json.loads(answer)["counts"]) if answer else "the server is gone"
 
 
-def _die_of(number: int) -> NoReturn:
+def _die_of(number: int) -> None:
     """End as the program did, without a core of our own."""
     import resource
 
