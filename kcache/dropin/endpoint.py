@@ -69,8 +69,8 @@ def listen(folders: Iterable[str]) -> Endpoint:
 
 def user_socket(folders: Iterable[str]) -> str:
     """Return the path of the socket of the one server that a user may keep."""
-    folder = next(iter(folders))
-    return os.path.join(folder, f"kcache-server-{os.geteuid()}", _NAME)
+    paths = [os.path.join(each, f"kcache-server-{os.geteuid()}", _NAME) for each in folders]
+    return next((path for path in paths if len(os.fsencode(path)) <= _MOST), paths[-1])
 
 
 def listen_for_user(path: str) -> Endpoint:

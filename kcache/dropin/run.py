@@ -127,10 +127,15 @@ def _wait(child: int) -> int:
     """Wait for the program; stop when it stops, as the shell expects of a job."""
     while True:
         _, status = os.waitpid(child, os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
+        while os.WIFSTOPPED(status):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            # The shell continues the whole job. Who continues the launcher alone means both.
+            options = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
+            found, status = os.waitpid(child, options)
+            if found == 0:
+                os.kill(child, signal.SIGCONT)
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             return status
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os.kill(child, signal.SIGCONT)
 
 
 def _summary(socket: str | None) -> str:

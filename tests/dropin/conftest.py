@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,10 +45,9 @@ class Told:
 class Dropin:
     """Runs programs with and without the drop-in, in one environment."""
 
-    def __init__(self, libraries: Path, folder: Path) -> None:
+    def __init__(self, libraries: Path, folder: Path, runtime: Path) -> None:
         self.folder = folder
-        self.runtime = folder / "run"
-        self.runtime.mkdir(mode=0o700)
+        self.runtime = runtime
         self.environment = {
             **os.environ,
             "KCACHE_DROPIN_LIBRARIES": str(libraries),
@@ -75,10 +76,12 @@ class Dropin:
 
 
 @pytest.fixture
-def dropin(libraries: Path, tmp_path: Path) -> Dropin:
+def dropin(libraries: Path, tmp_path: Path) -> Iterator[Dropin]:
     folder = tmp_path / "dropin"
     folder.mkdir()
-    return Dropin(libraries, folder)
+    # A socket's path has 107 bytes at most, and pytest's directories are long.
+    with tempfile.TemporaryDirectory(prefix="kd-", dir="/tmp") as runtime:
+        yield Dropin(libraries, folder, Path(runtime))
 
 
 @pytest.fixture

@@ -114,6 +114,7 @@ void kd_server_set(const char *path); /* instead of what the environment names *
 bool kd_server_wanted(void);          /* whether there may be one */
 bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply);
 void kd_server_note(const char *reason);
+void kd_server_leave(void); /* closes the connections that are idle */
 void kd_server_lock(void);
 void kd_server_unlock(void);
 void kd_server_after_fork(void);

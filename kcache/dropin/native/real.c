@@ -246,10 +246,15 @@ void *kd_real(const char *name) {
     void *library = handle;
     pthread_mutex_unlock(&lock);
     if (!done) {
-        library = kd_real_path(path, sizeof path) ? load(path) : NULL;
+        bool there = kd_real_path(path, sizeof path);
+        library = there ? load(path) : NULL;
+        if (there && library == NULL) { /* for want of descriptors? Ours can be missed. */
+            kd_server_leave();
+            library = load(path);
+        }
         pthread_mutex_lock(&lock);
         handle = library; /* the same from every thread */
-        tried = true;
+        tried = library != NULL;
         pthread_mutex_unlock(&lock);
     }
     return library == NULL ? NULL : dlsym(library, name);

@@ -310,6 +310,12 @@ void kd_server_note(const char *reason) {
     errno = saved;
 }
 
+void kd_server_leave(void) {
+    struct connection connection;
+    while (take_idle(&connection))
+        leave(&connection);
+}
+
 void kd_server_lock(void) { pthread_mutex_lock(&lock); }
 void kd_server_unlock(void) { pthread_mutex_unlock(&lock); }
 
