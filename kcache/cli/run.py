@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import click
 
+from kcache.cli.cache import directory_option
+
 __all__ = ["run"]
 
 
 @click.command(
     short_help="Run a program, its NVRTC answered from the cache.",
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option("--stats", is_flag=True, help="Print one line at the end: hits, misses, who asked.")
+@directory_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(*, stats: bool, command: tuple[str, ...]) -> None:
+def run(*, stats: bool, directory: str | None, command: tuple[str, ...]) -> None:
     """Run COMMAND, and have what it compiles with NVRTC answered from the cache.
 
     The program and its children find kcache's library where they look for NVRTC. It behaves as
@@ -22,4 +25,4 @@ def run(*, stats: bool, command: tuple[str, ...]) -> None:
     """
     from kcache.dropin.run import run as run_command
 
-    raise click.exceptions.Exit(run_command(command, stats=stats))
+    raise click.exceptions.Exit(run_command(command, stats=stats, directory=directory))

@@ -33,12 +33,19 @@ _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _STATUS = 4
 
 
-def run(command: Sequence[str], *, stats: bool = False) -> int:
-    """Run a command with the drop-in; returns its exit code, or 127, only if `stats` or it failed.
+def run(command: Sequence[str], *, stats: bool = False, directory: str | None = None) -> int:
+    """Run a command with the drop-in; return its exit code, with `stats` or where it can't run.
 
     Where there can be no drop-in, the command runs without it, and one line says why.
+
+    Args:
+        command: the program and its arguments.
+        stats: print one line about the cache at the end.
+        directory: the cache's directory, instead of the environment's.
     """
     environment = env.current()
+    if directory is not None:
+        environment["KCACHE_DIR"] = os.path.abspath(directory)
     try:
         program, socket = _prepare(environment)
     except (libraries.MissingError, OSError) as error:
