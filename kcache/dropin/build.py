@@ -17,7 +17,7 @@ SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 MAJORS = (12, 13)
 #: The hook first: `dlopen` has to be found in it.
 HOOK = "libkcache_preload.so"
-_FLAGS = ("-std=c11", "-O2", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared")
+_FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared")
 _LINK = ("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
 _PARTS = ("nvrtc.c", "bytes.c", "answers.c", "server.c", "real.c")
 #: Seconds; it takes 3.

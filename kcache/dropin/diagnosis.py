@@ -1,7 +1,7 @@
 """Diagnosis: whether programs under `kcache run` are reached, and why one is not.
 
-What a program does with NVRTC can't be known without running it; what its file says can be: set-uid,
-linked statically, linked with another C library than the interface libraries.
+What a program does with NVRTC can't be known without running it; what its file says can be:
+set-uid, linked statically, linked with another C library than the interface libraries.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kcache.doctor import OK, PROBLEM, WARNING, Finding
+from kcache.dropin import build, libraries
 from kcache.dropin import environment as env
-from kcache.dropin import libraries
 
 __all__ = ["diagnose", "diagnose_program"]
 
@@ -40,11 +40,20 @@ def diagnose() -> Iterator[Finding]:
     """Yield whether the interface libraries are there, and whether NVRTC is reached by them."""
     from kcache.nvrtc import library
 
+    install = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."
     try:
-        folder = libraries.find(env.current())
-    except libraries.MissingError as error:
-        do = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."
-        yield Finding(WARNING, _TOPIC, f"programs can't be served: {error}", do)
+        folder = libraries.find_built(env.current())
+    except (libraries.MissingError, OSError) as error:
+        yield Finding(WARNING, _TOPIC, f"programs can't be served: {error}", install)
+        return
+    if folder is None:
+        compiler = build.compiler()
+        if compiler is None:
+            what = "there are no interface libraries, and no C compiler to build them"
+            yield Finding(WARNING, _TOPIC, what, install)
+        else:
+            what = f"the first use will build the interface libraries with {compiler}"
+            yield Finding(OK, _TOPIC, what)
         return
     found = library.find()
     if found is None:
@@ -88,15 +97,16 @@ def diagnose_program(name: str) -> Iterator[Finding]:
     """Yield whether a program would be reached, as far as its file tells."""
     path = shutil.which(name)
     if path is None:
-        yield Finding(PROBLEM, name, "there is no such program", "Name a program or its path.")
+        what = f"there is no program {name}"
+        yield Finding(PROBLEM, _TOPIC, what, "Name a program or its path.")
         return
     path = os.path.realpath(path)
     reason = _unreachable(path)
     if reason is not None:
         do = "It runs under `kcache run` as it does without."
-        yield Finding(WARNING, name, f"{path} is not reached: {reason}", do)
+        yield Finding(WARNING, _TOPIC, f"{path} is not reached: {reason}", do)
         return
-    yield Finding(OK, name, f"{path} is reached{_how(path)}")
+    yield Finding(OK, _TOPIC, f"{path} is reached{_how(path)}")
 
 
 def _unreachable(path: str) -> str | None:
@@ -159,7 +169,8 @@ def _parsed(content: bytes) -> _Elf:
         for at in range(offset, offset + size * count, size)
         for (kind,) in [struct.unpack_from("<I", content, at)]
     ]
-    interpreter, needed = "", ()
+    interpreter = ""
+    needed: tuple[str, ...] = ()
     for kind, start, _address, _physical, length in segments:
         data = content[start : start + length]
         if kind == _SEGMENT_INTERPRETER:

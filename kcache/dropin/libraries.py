@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MissingError", "find", "preloaded"]
+__all__ = ["MissingError", "find", "find_built", "preloaded"]
 
 _PACKAGED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 _SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
@@ -31,21 +31,39 @@ def find(environment: Mapping[str, str]) -> str:
     Raises:
         MissingError: there are none, and none can be built.
     """
+    folder = find_built(environment)
+    if folder is not None:
+        return folder
+    from kcache.dropin.build import BuildError, build  # what runs once imports more
+
+    folder = _own_folder(environment)
+    base = os.path.dirname(folder)
+    try:
+        os.makedirs(base, mode=0o700, exist_ok=True)
+        _check_private(base)
+        build(folder)
+        _check_private(folder)
+    except (OSError, BuildError) as error:
+        raise MissingError(
+            f"there are no interface libraries, nor can they be built: {error}"
+        ) from (error)
+    return folder
+
+
+def find_built(environment: Mapping[str, str]) -> str | None:
+    """Return the folder of libraries that are there, or None; changes nothing.
+
+    Raises:
+        MissingError: there can't be any.
+    """
     if sys.platform != "linux":
         raise MissingError("the drop-in needs Linux")
     named = environment.get(env.LIBRARIES) or _PACKAGED
     if os.path.isfile(os.path.join(named, _PRELOADED[0])):
         return named
-    folder = _built(environment)
+    folder = _own_folder(environment)
     if not os.path.isfile(os.path.join(folder, _PRELOADED[0])):
-        from kcache.dropin.build import BuildError, build
-
-        try:
-            build(folder)
-        except BuildError as error:
-            raise MissingError(
-                f"this installation has no interface libraries, and can't build them: {error}"
-            ) from error
+        return None
     _check_private(folder)
     return folder
 
@@ -55,14 +73,12 @@ def preloaded(folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in _PRELOADED]
 
 
-def _built(environment: Mapping[str, str]) -> str:
+def _own_folder(environment: Mapping[str, str]) -> str:
     home = env.cache_home(environment)
     if home is None:
         raise MissingError("this installation has no interface libraries, and you have no home")
-    base = os.path.join(home, "kcache-dropin")
-    os.makedirs(base, mode=0o700, exist_ok=True)
-    _check_private(base)
-    return os.path.join(base, f"{__version__}-{_digest():08x}-{os.uname().machine}")
+    name = f"{__version__}-{_digest():08x}-{os.uname().machine}"
+    return os.path.join(home, "kcache-dropin", name)
 
 
 def _digest() -> int:
