@@ -1,6 +1,6 @@
 """The chapter about the drop-in: what a hit costs through the socket, and what `kcache run` costs.
 
-    python bench/dropin.py [--json]
+    python bench/nvrtc_dropin.py [--json]
 
 Every figure is a median of rounds that take turns, beside what it is compared with. Needs NVRTC, a
 C compiler and no GPU.
@@ -154,7 +154,7 @@ def starting() -> dict[str, float]:
 MISSES = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from dropin import Interface
+from nvrtc_dropin import Interface
 interface = Interface(sys.argv[2])
 source = b'extern "C" __global__ void k(float* a) { a[%d] = 1; }'
 interface.compile(source % 99999)
@@ -181,7 +181,7 @@ def misses(path: str) -> dict[str, float]:
 CROWD = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from dropin import SOURCE, Interface
+from nvrtc_dropin import SOURCE, Interface
 interface = Interface(sys.argv[2])
 for number in range(20):
     assert len(interface.compile(SOURCE.encode() + b"// include %d" % number)["CUBIN"]) > 10000
