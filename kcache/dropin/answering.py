@@ -101,7 +101,7 @@ class Answering:
         self._cache = cache
         self._environment = {name: environment.get(name) for name in _DECISIVE}
         self._directory = directory
-        self._usable: dict[bytes, str | None] = {}
+        self._usable: dict[bytes, tuple[tuple[int, int, int], str | None]] = {}
         self._about: dict[bytes, tuple[tuple[int, int], tuple[int, ...]]] = {}
 
     def answer(self, program: Program) -> Answer | Declined:
@@ -153,9 +153,13 @@ class Answering:
 
     def _check_library(self, path: bytes, major: int) -> None:
         """Check that this process compiles with the library at `path`, or can load it for that."""
+        status = os.stat(path)
+        stamp = status.st_ino, status.st_size, status.st_mtime_ns
         if path not in self._usable:
-            self._usable[path] = self._make_usable(os.fsdecode(path), major)
-        reason = self._usable[path]
+            self._usable[path] = stamp, self._make_usable(os.fsdecode(path), major)
+        known, reason = self._usable[path]
+        if reason is None and known != stamp:
+            reason = "NVRTC was replaced"  # by another package or release; this process has the old
         if reason is not None:
             raise _RefusedError(reason)
 
