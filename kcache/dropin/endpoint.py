@@ -14,13 +14,14 @@ TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Endpoint", "ask", "listen", "listen_for_user", "user_socket"]
+__all__ = ["Endpoint", "ask", "listen", "listen_for_user", "sweep", "user_socket"]
 
 #: Programs that may wait to be accepted; the kernel has a cap of its own (net.core.somaxconn).
 BACKLOG = 4096
 #: Seconds that a question about a server may take.
 ASK_TIMEOUT = 5.0
 _NAME = "socket"
+_PREFIX = "kcache-run-"
 #: `sun_path` of unix(7) has 108 bytes, a NUL among them.
 _MOST = 107
 
@@ -40,10 +41,7 @@ class Endpoint:
 
     def remove(self) -> None:
         """Remove the socket and its directory."""
-        with suppress(OSError):
-            os.unlink(self.path)
-        with suppress(OSError):
-            os.rmdir(os.path.dirname(self.path))
+        _remove(os.path.dirname(self.path))
 
 
 def listen(folders: Iterable[str]) -> Endpoint:
@@ -54,7 +52,7 @@ def listen(folders: Iterable[str]) -> Endpoint:
     """
     problem: OSError | None = None
     for folder in folders:
-        made = os.path.join(folder, f"kcache-run-{os.getpid()}-{os.urandom(4).hex()}")
+        made = os.path.join(folder, f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
         path = os.path.join(made, _NAME)
         if len(os.fsencode(path)) > _MOST:
             problem = problem or OSError(f"{path} is too long for a socket")
@@ -65,6 +63,38 @@ def listen(folders: Iterable[str]) -> Endpoint:
         except OSError as error:
             problem = error
     raise problem or OSError("no folder for a socket")
+
+
+def sweep(folders: Iterable[str]) -> None:
+    """Remove what servers left behind that were killed: their program has ended, too."""
+    for folder in folders:
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        for name in names:
+            process = name.removeprefix(_PREFIX).partition("-")[0]
+            if name.startswith(_PREFIX) and process.isdigit() and not _runs(int(process)):
+                _remove(os.path.join(folder, name))
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _remove(folder: str) -> None:
+    """Remove an endpoint's directory; another user's stays."""
+    for name in (_NAME, f"{_NAME}.silent"):
+        with suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+    with suppress(OSError):
+        os.rmdir(folder)
 
 
 def user_socket(folders: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ def find(environment: Mapping[str, str]) -> str:
     try:
         os.makedirs(base, mode=0o700, exist_ok=True)
         _check_private(base)
-        build(folder)
+        build(folder, extra=_newer_functions())
         _check_private(folder)
     except (OSError, BuildError) as error:
         raise MissingError(
@@ -79,6 +79,19 @@ def _own_folder(environment: Mapping[str, str]) -> str:
         raise MissingError("this installation has no interface libraries, and you have no home")
     name = f"{__version__}-{_digest():08x}-{os.uname().machine}"
     return os.path.join(home, "kcache-dropin", name)
+
+
+def _newer_functions() -> dict[int, set[str]]:
+    """Return what the NVRTC that is installed has beyond the table, by its major version."""
+    from kcache.dropin.build import MAJORS, unknown_exports
+    from kcache.nvrtc import library
+
+    found = library.find()
+    if found is None:
+        return {}
+    name = os.path.basename(found.path)
+    majors = [major for major in MAJORS if name.startswith(f"libnvrtc.so.{major}")]
+    return {major: unknown_exports(found.path) for major in majors}
 
 
 def _digest() -> int:

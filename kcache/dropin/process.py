@@ -11,6 +11,7 @@ import os
 import signal
 from contextlib import suppress
 
+from kcache.dropin import endpoint as at
 from kcache.dropin import environment as env
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
@@ -72,6 +73,7 @@ def serve(endpoint: Endpoint, until: int | None) -> None:
     _raise_descriptor_limit()
     listener = socket.socket(fileno=endpoint.descriptor)
     server = Server(listener, _answering, _about())
+    at.sweep(env.runtime_folders(environment))
     try:
         server.serve(until)
     finally:

@@ -52,7 +52,7 @@ def _kcache(text: str, app: click.Group) -> str | None:
     words = _words(text)
     if not words:
         return None
-    with click.Context(app) as context:
+    with click.Context(app, **app.context_settings) as context:  # click remembers the help option
         command: click.Command | None = app
         if not words[0].startswith("-"):
             if words[0].isupper():  # COMMAND stands for any

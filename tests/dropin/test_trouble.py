@@ -212,6 +212,9 @@ def test_a_server_that_answers_nonsense(
         program = start(fake.path)
         assert [program.ask(body) for body in BODIES] == wanted
         assert program.close() == 0
+        if kind == "silence":  # nor does another program
+            other = start(fake.path)
+            assert [other.ask(body) for body in BODIES] == wanted
     finally:
         fake.close()
     if kind in ("silence", "garbage", "another version", "a huge answer", "half an answer"):
@@ -294,6 +297,23 @@ def test_the_server_ends_when_the_launcher_is_killed(stats: bool, dropin: Dropin
         assert launcher.stdout.read() == b""  # the program is gone, too
     assert _ends(server)
     assert list(dropin.runtime.iterdir()) == []
+
+
+def test_what_a_killed_server_left_behind_is_removed(
+    start: Callable[..., Program], dropin: Dropin
+) -> None:
+    left = dropin.runtime / "kcache-run-999999999-ab"
+    left.mkdir()
+    (left / "socket").touch()
+    (left / "socket.silent").touch()
+    other = dropin.runtime / f"kcache-run-{os.getpid()}-cd"
+    other.mkdir()
+    program = start()
+    program.ask(BODIES[0])
+    server = _server(dropin)
+    assert program.close() == 0
+    assert _ends(server)
+    assert list(dropin.runtime.iterdir()) == [other]
 
 
 def test_clients_that_misbehave(

@@ -25,6 +25,9 @@
 #define HEAD 16
 /* As the server's: the largest CUTLASS kernels have 10 MB. */
 #define MAX_FRAME ((size_t)256 << 20)
+/* For as long, in seconds, no other program of the same server waits for it either. */
+#define SILENT_FOR 60
+#define SILENT_END ".silent"
 /* A server says every half second that it is alive; its interpreter may start meanwhile. */
 #define SILENCE_MS 5000
 /* Nothing compiles for longer; a server that is at it for ever is broken. */
@@ -54,14 +57,44 @@ void kd_server_set(const char *path) {
     pthread_mutex_unlock(&lock);
 }
 
+/* A file beside the socket tells the programs that start later: a make with a thousand compilers
+   must not wait a thousand times. */
+static bool silent_path(char *path, size_t room) {
+    size_t size = strlen(socket_path);
+    if (size == 0 || size + sizeof SILENT_END > room)
+        return false;
+    memcpy(path, socket_path, size);
+    memcpy(path + size, SILENT_END, sizeof SILENT_END);
+    return true;
+}
+
+static bool was_silent(void) {
+    char path[sizeof socket_path + sizeof SILENT_END];
+    struct stat status;
+    return silent_path(path, sizeof path) && lstat(path, &status) == 0 &&
+           time(NULL) - status.st_mtime < SILENT_FOR;
+}
+
+static void note_silence(void) {
+    char path[sizeof socket_path + sizeof SILENT_END];
+    if (!silent_path(path, sizeof path))
+        return;
+    unlink(path); /* for a new time */
+    int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd >= 0)
+        close(fd);
+}
+
 bool kd_server_wanted(void) {
     pthread_mutex_lock(&lock);
     if (!known) {
         const char *named = secure_getenv("KCACHE_DROPIN_SOCKET");
         known = true;
         off = named == NULL || *named == '\0' || strlen(named) >= sizeof socket_path;
-        if (!off)
+        if (!off) {
             strcpy(socket_path, named);
+            off = was_silent();
+        }
     }
     bool wanted = !off;
     pthread_mutex_unlock(&lock);
@@ -274,6 +307,8 @@ static bool ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_re
             return true;
         }
         leave(&connection);
+        if (outcome == SILENT)
+            note_silence();
         if (outcome == SILENT || outcome == DAMAGED)
             give_up();
         /* The server may have closed a connection that was idle, or be another one by now. */

@@ -1,5 +1,5 @@
 /* NVRTC's exports, by major: what this library answers itself, and what it only forwards.
-   12.4 to 13.5; what a newer library adds comes from extra.h, which the build writes. */
+   12.4 to 13.5; what a newer library adds comes from the build, as KD_EXTRA. */
 #ifndef KCACHE_TABLE_H
 #define KCACHE_TABLE_H
 
@@ -38,9 +38,7 @@
     X(nvrtcSetFlowCallback)                                                                        \
     KD_ANSWERED_BY_MAJOR(X)
 
-#ifdef KCACHE_EXTRA
-#include "extra.h"
-#else
+#ifndef KD_EXTRA
 #define KD_EXTRA(X)
 #endif
 
