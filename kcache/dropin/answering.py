@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache import log
+from kcache.dropin import known
 from kcache.dropin.protocol import Answer, Program
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ _HARMLESS = (
     "-w",
     "--disable-warnings",
 )
+#: Stands for the directory of a source that is alone in it: CuPy makes a temporary one for each.
+_ANY_DIRECTORY = b"/kcache-any-directory"
+#: Options that put the source's path into the output.
+_SHOW_PATHS = ("-G", "--device-debug", "-lineinfo", "--generate-line-info", "-dopt", "--dopt")
 _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
 
 
@@ -93,19 +98,33 @@ class Answering:
         cache: the cache.
         environment: variables of the process that compiles.
         directory: working directory of the process that compiles.
+        folder: where what is known of NVRTC builds is kept, or None.
     """
 
     def __init__(
-        self, cache: KernelCache, environment: Mapping[bytes, bytes], directory: bytes
+        self,
+        cache: KernelCache,
+        environment: Mapping[bytes, bytes],
+        directory: bytes,
+        folder: str | None = None,
     ) -> None:
         self._cache = cache
         self._environment = {name: environment.get(name) for name in _DECISIVE}
         self._directory = directory
+        self._folder = folder
         self._usable: dict[bytes, tuple[tuple[int, int, int], str | None]] = {}
-        self._about: dict[bytes, tuple[tuple[int, int], tuple[int, ...]]] = {}
+        self._about: dict[bytes, known.About] = {}
 
     def answer(self, program: Program) -> Answer | Declined:
         """Return NVRTC's answer, from the cache or else by a compile; raises nothing."""
+        alone = _with_any_directory(program)
+        if alone is not None:
+            answer = self._answer(alone)
+            if isinstance(answer, Answer) and not _shows_directory(answer):
+                return _with_directory_of(program, answer)
+        return self._answer(program)
+
+    def _answer(self, program: Program) -> Answer | Declined:
         from kcache.errors import CompileError
 
         try:
@@ -119,14 +138,21 @@ class Answering:
             log.debug("a program of the drop-in is declined: %r", error)
             return Declined(f"{type(error).__name__}: {error}")
 
-    def about(self, path: bytes) -> tuple[tuple[int, int], tuple[int, ...]] | Declined:
+    def about(self, path: bytes) -> known.About | Declined:
         """Return version and architectures of the NVRTC at `path`; raises nothing."""
+        from kcache.nvrtc import library
+
         try:
             if path not in self._about:
-                self._check_library(path, 0)
-                from kcache.nvrtc import compiler
+                identity = library.at(os.fsdecode(path)).identity
+                about = known.recall(self._folder, identity)
+                if about is None:
+                    self._check_library(path, 0)
+                    from kcache.nvrtc import compiler
 
-                self._about[path] = compiler.version(), compiler.supported_archs()
+                    about = compiler.version(), compiler.supported_archs()
+                    known.remember(self._folder, identity, about)
+                self._about[path] = about
             return self._about[path]
         except Exception as error:  # as above
             return Declined(f"{type(error).__name__}: {error}")
@@ -234,6 +260,47 @@ def _failed(program: Program, error: object) -> Answer | Declined:
     if not known or not isinstance(result, int) or not isinstance(raw_log, bytes) or not raw_log:
         return Declined("the compile failed")
     return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False, keep=False)
+
+
+# -- a source that is alone in its directory -------------------------------------------------------
+
+
+def _with_any_directory(program: Program) -> Program | None:
+    """Return the same program in a directory that stands for any, or None if that is not the same.
+
+    The directory of the source is where quoted headers are looked for first, and stands in
+    messages, in `__FILE__` and in debug information. Mangled names have the file's own name alone.
+    """
+    directory, name = os.path.split(program.name)
+    if not os.path.isabs(program.name) or name in program.source or b"../" in program.source:
+        return None
+    if any(
+        option.decode("latin-1").strip(" ").startswith(_SHOW_PATHS) for option in program.options
+    ):
+        return None
+    try:
+        if set(os.listdir(directory)) - {name}:
+            return None
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return None
+    return program._replace(name=os.path.join(_ANY_DIRECTORY, name))
+
+
+def _shows_directory(answer: Answer) -> bool:
+    written = ", ".join(map(str, _ANY_DIRECTORY)).encode()  # as PTX writes strings
+    outputs = (answer.ptx, answer.cubin, answer.ltoir)
+    return bool(answer.ltoir) or any(
+        _ANY_DIRECTORY in output or written in output for output in outputs
+    )
+
+
+def _with_directory_of(program: Program, answer: Answer) -> Answer:
+    directory = os.path.dirname(program.name)
+    name = os.path.basename(program.name)
+    made = os.path.join(_ANY_DIRECTORY, name)
+    return answer._replace(log=answer.log.replace(made, os.path.join(directory, name)))
 
 
 def _decides_itself(program: Program) -> bool:

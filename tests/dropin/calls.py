@@ -29,6 +29,7 @@ SOURCES = [
     b"#error no\n",
     b"#warning \xc3\xa9\n__global__ void u() {}\n",
     b"// \xe9 is no UTF-8\n__global__ void l() {}\n",
+    b"__global__ void s(const char** a) { *a = __FILE__; }\n",
     b"__constant__ int c; __global__ void g(int* a) { *a = c + X; }\n",
 ]
 NAMES = [None, b"k", b"t<float>", b" t<int> ", b"t< double >", b"&c", b"nope", b"", b"f"]
@@ -90,7 +91,7 @@ class Caller:
             self.library.nvrtcDestroyProgram(c.byref(program))
             program.value = None
         source = self.rarely(None, self.random.choice(SOURCES))
-        name = self.random.choice([None, b"", b"a.cu", b"dir/b.cu"])
+        name = self.random.choice([None, b"", b"a.cu", b"dir/b.cu", b"/nowhere/d/c.cu"])
         count = self.rarely(-1, self.random.choice([0, 0, 1]))
         texts = self.rarely(None, (c.c_char_p * 1)(HEADER.encode()))
         names = (c.c_char_p * 1)(b"twice.h")

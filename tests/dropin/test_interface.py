@@ -28,7 +28,7 @@ def test_random_calls(mode: list[str], count: int, seed: int, real: Path, dropin
     command = (sys.executable, CALLS, real, seed, count, *mode)
     wanted, told = dropin.bare(*command), dropin.run(*command)
     assert wanted.code == told.code == 0, told.errors
-    assert told.misses > 10
+    assert told.misses > 5
     ours, theirs = json.loads(told.output), json.loads(wanted.output)
     assert [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]] == []
     again = dropin.run(*command)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcache.dropin import protocol
+from kcache.dropin import known, protocol
 from kcache.dropin.answering import Answering, Declined
 from kcache.dropin.counts import Counts, summary
 from kcache.dropin.protocol import Answer, Program, ProtocolError
@@ -108,6 +108,40 @@ def test_counts_are_told_in_a_line() -> None:
         "hits 1; misses 1; refused sources 1; left to NVRTC 1 (pch: 1); saved 1.2 s; "
         "programs: none used NVRTC"
     )
+
+
+def test_what_is_known_of_a_build_is_remembered(tmp_path: Path) -> None:
+    folder = str(tmp_path / "new")
+    about = ((13, 5), (75, 90))
+    assert known.recall(folder, "one") is None
+    known.remember(folder, "one", about)
+    assert known.recall(folder, "one") == about
+    assert known.recall(folder, "two") is None
+    assert known.recall(None, "one") is None
+    (file,) = Path(folder).iterdir()
+    for nonsense in ("", "{}", "[13]", '["13", 5, 75]', "[true, 5, 75]", str([13] * 99)):
+        file.write_text(nonsense)
+        assert known.recall(folder, "one") is None
+
+
+def test_the_directory_of_a_source_that_is_alone_in_it_does_not_matter(tmp_path: Path) -> None:
+    from kcache.dropin.answering import _with_any_directory
+
+    alone = PROGRAM._replace(name=os.fsencode(tmp_path / "k.cu"))
+    made = _with_any_directory(alone)
+    assert made is not None
+    assert made.name == b"/kcache-any-directory/k.cu"
+    for change in (
+        {"name": b"k.cu"},
+        {"options": [b" -lineinfo"]},
+        {"source": b'#include "../x.h"'},
+        {"source": b'#include "k.cu"'},
+    ):
+        assert _with_any_directory(alone._replace(**change)) is None  # type: ignore[arg-type]
+    (tmp_path / "k.cu").touch()
+    assert _with_any_directory(alone) is not None
+    (tmp_path / "x.h").touch()
+    assert _with_any_directory(alone) is None
 
 
 # -- what is declined ------------------------------------------------------------------------------
