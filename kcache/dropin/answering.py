@@ -74,8 +74,17 @@ _HARMLESS = (
 )
 #: Stands for the directory of a source that is alone in it: CuPy makes a temporary one for each.
 _ANY_DIRECTORY = b"/kcache-any-directory"
-#: Options that put the source's path into the output.
-_SHOW_PATHS = ("-G", "--device-debug", "-lineinfo", "--generate-line-info", "-dopt", "--dopt")
+#: Options that put the source's path into the output, or make an output that can't be searched.
+_SHOW_PATHS = (
+    "-dlto",
+    "--dlink-time-opt",
+    "-G",
+    "--device-debug",
+    "-lineinfo",
+    "--generate-line-info",
+    "-dopt",
+    "--dopt",
+)
 _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
 
 
@@ -120,7 +129,9 @@ class Answering:
         alone = _with_any_directory(program)
         if alone is not None:
             answer = self._answer(alone)
-            if isinstance(answer, Answer) and not _shows_directory(answer):
+            if isinstance(answer, Declined):
+                return answer
+            if not _shows_directory(answer):
                 return _with_directory_of(program, answer)
         return self._answer(program)
 
@@ -291,9 +302,7 @@ def _with_any_directory(program: Program) -> Program | None:
 def _shows_directory(answer: Answer) -> bool:
     written = ", ".join(map(str, _ANY_DIRECTORY)).encode()  # as PTX writes strings
     outputs = (answer.ptx, answer.cubin, answer.ltoir)
-    return bool(answer.ltoir) or any(
-        _ANY_DIRECTORY in output or written in output for output in outputs
-    )
+    return any(_ANY_DIRECTORY in output or written in output for output in outputs)
 
 
 def _with_directory_of(program: Program, answer: Answer) -> Answer:

@@ -6,6 +6,7 @@ Imported by the launcher before the program starts, so it imports little.
 from __future__ import annotations
 
 import _socket  # `socket` takes 3 ms more
+import fcntl
 import os
 import stat
 from contextlib import suppress
@@ -14,7 +15,7 @@ TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Endpoint", "ask", "listen", "listen_for_user", "sweep", "user_socket"]
+__all__ = ["Endpoint", "above_standard", "ask", "listen", "listen_for_user", "sweep", "user_socket"]
 
 #: Programs that may wait to be accepted; the kernel has a cap of its own (net.core.somaxconn).
 BACKLOG = 4096
@@ -130,7 +131,16 @@ def _bound(path: str) -> Endpoint:
     except OSError:
         listener.close()
         raise
-    return Endpoint(listener.detach(), path)
+    return Endpoint(above_standard(listener.detach()), path)
+
+
+def above_standard(descriptor: int) -> int:
+    """Return a descriptor, moved where no standard stream belongs: a launcher may have none."""
+    if descriptor > 2:
+        return descriptor
+    moved: int = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return moved
 
 
 def ask(path: str, kind: int) -> bytes | None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from kcache.dropin.answering import Answering
     from kcache.dropin.endpoint import Endpoint
 
+#: Beyond any descriptor; close_range(2) takes them all at once.
+_MOST_DESCRIPTORS = 1 << 20
+
 __all__ = ["fork_server", "main", "serve", "spawn_server"]
 
 
@@ -30,7 +33,7 @@ def fork_server(endpoint: Endpoint, watched: int | None) -> None:
     Raises:
         OSError: there can be no process.
     """
-    until = None if watched is None else os.pidfd_open(watched)
+    until = None if watched is None else at.above_standard(os.pidfd_open(watched))
     child = os.fork()
     if child == 0:
         _begin(endpoint, until)
@@ -45,7 +48,7 @@ def _begin(endpoint: Endpoint, until: int | None) -> None:
     try:
         os.setsid()
         if os.fork() == 0:
-            _detach()
+            _detach([endpoint.descriptor, *([] if until is None else [until])])
             serve(endpoint, until)
             atexit._run_exitfuncs()  # temporary directories
     except BaseException:  # nobody is there to be told
@@ -53,13 +56,17 @@ def _begin(endpoint: Endpoint, until: int | None) -> None:
     os._exit(0)
 
 
-def _detach() -> None:
+def _detach(kept: list[int]) -> None:
+    """Let go of the terminal, and of all descriptors that the launcher inherited but those kept."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    start = 3
+    for descriptor in (*sorted(kept), _MOST_DESCRIPTORS):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
 
 
 def serve(endpoint: Endpoint, until: int | None) -> None:

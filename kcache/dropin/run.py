@@ -95,8 +95,14 @@ def _serves(path: str, environment: Mapping[str, str]) -> bool:
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"kcache: {message}\n")
-    sys.stderr.flush()
+    stream = sys.stderr
+    if stream is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by who started us
+        return
+    try:
+        stream.write(f"kcache: {message}\n")
+        stream.flush()
+    except OSError:
+        pass
 
 
 def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:

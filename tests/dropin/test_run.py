@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 from dropin.conftest import CLIENTS, KCACHE, Dropin
 
+from kcache.dropin import endpoint as at
+from kcache.dropin import protocol
+
 STATS = pytest.mark.parametrize("stats", [False, True], ids=["", "--stats"])
 
 
@@ -48,6 +51,43 @@ def test_a_command_that_can_not_run(stats: bool, command: str, code: int, dropin
     told = dropin.run(command, stats=stats)
     assert told.code == code
     assert f"kcache: error: {command}: " in told.errors
+
+
+@STATS
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_without_standard_streams(
+    stats: bool, closed: str, real: Path, dropin: Dropin, tmp_path: Path
+) -> None:
+    client = f"import ctypes; print(ctypes.CDLL('{real}').nvrtcVersion(None, None))"
+    (tmp_path / "client.py").write_text(f"import sys; sys.stdout = open('told', 'w'); {client}")
+    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
+    told = dropin.bare("sh", "-c", f"{run} {sys.executable} {tmp_path / 'client.py'} {closed}")
+    assert told.code == 0, told.errors
+    assert (dropin.folder / "told").read_text() == "3\n"
+
+
+def test_the_server_keeps_no_descriptor_of_the_launcher(dropin: Dropin) -> None:
+    read, write = os.pipe()
+    code = "import os, sys; print(os.readlink(f'/proc/self/fd/{sys.argv[1]}'), flush=True); input()"
+    with subprocess.Popen(
+        [*KCACHE, "run", sys.executable, "-c", code, str(write)],
+        env=dropin.environment,
+        pass_fds=[write],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        pipe = program.stdout.readline().strip()
+        (path,) = dropin.runtime.glob("kcache-run-*/socket")
+        answer = at.ask(str(path), protocol.STATUS)
+        assert answer is not None
+        folder = Path("/proc", str(json.loads(answer)["process"]), "fd")
+        assert pipe.startswith("pipe:")
+        assert pipe not in [os.readlink(each) for each in folder.iterdir()]
+        program.communicate("\n")
+    os.close(read)
+    os.close(write)
 
 
 def test_the_launcher_becomes_the_program(dropin: Dropin) -> None:
