@@ -131,6 +131,11 @@ class CommandHelp(Generated):
         for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
             yield from (escaped(" ".join(paragraph.split())), "")
         yield from (f".. program:: kcache {name}", "")
+        if isinstance(command, click.Group):
+            for part in command.list_commands(context):
+                each = command.get_command(context, part)
+                said = each.get_short_help_str(limit=200) if each is not None else ""
+                yield from (f"``kcache {name} {part}``", f"   {escaped(said)}", "")
         for param in command.get_params(context):
             record = None if isinstance(param, click.Argument) else param.get_help_record(context)
             if record is None or "--help" in param.opts:

@@ -24,17 +24,27 @@ _INDENT = 26
 @click.command(short_help="Find what is wrong with this machine's set-up.")
 @json_option("array")
 @directory_option
-def doctor(*, as_json: bool, directory: str | None) -> None:
+@click.option(
+    "--program",
+    metavar="FILE",
+    help="Tell whether this program would be reached by `kcache run`, and why not.",
+)
+def doctor(*, as_json: bool, directory: str | None, program: str | None) -> None:
     """Look at everything that the cache depends on, and say what to do where it is not right.
 
-    Looks at settings, directory, disk, backend, a sample of the entries, NVRTC and the driver.
+    Looks at settings, directory, disk, backend, a sample of the entries, NVRTC, the driver, and
+    whether programs under `kcache run` are reached.
     Changes nothing. Exits with 1 if there is a problem; a warning is none, things work in spite of
     it.
     """
     from kcache.admin.doctor import PROBLEM, WARNING, diagnose
     from kcache.admin.machine_facts import gather
+    from kcache.dropin import diagnosis
 
-    findings = diagnose(gather(directory))
+    if program is not None:
+        findings = list(diagnosis.diagnose_program(program))
+    else:
+        findings = [*diagnose(gather(directory)), *diagnosis.diagnose()]
     if as_json:
         show(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
