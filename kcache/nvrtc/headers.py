@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.nvrtc.search import HeaderSearch, Place
+from kcache.nvrtc.search import SOURCE, HeaderSearch, Place
 
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import Record
@@ -133,8 +133,13 @@ def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bo
     named = _names(texts, search)
     there = 0
     for path, answer in record.files.items():
-        absolute = search.path(search.place(path))
+        place = search.place(path)
+        absolute = search.path(place)
         if answer.kind == "d" and _is_directory(absolute, search):
+            continue
+        # Whether the source's directory is there decides how messages spell it, which the log
+        # shows for a name that is part of the key; no other output depends on it.
+        if place == (SOURCE, ".") and answer.kind in "-d":
             continue
         if absolute not in named or answer.kind not in "-f" or answer.opened or answer.denied:
             return False

@@ -26,6 +26,7 @@ import stat
 import struct
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import xxhash
@@ -51,6 +52,8 @@ _SYSTEM = (b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo", b"/proc/self/", b"
 _MAX_FLAGS = 65_536
 #: The file that the heap of precompiled headers is mapped from; the compiler unlinks it at once.
 _HEAP_FILE = b"edg."
+#: How the directories of automatic precompiled headers (`--pch`) begin.
+_AUTOMATIC = b"__nvrtc_auto_pch_"
 #: System calls by number that ask nothing about files: futex, gettid, getrandom, sched_*.
 _HARMLESS_CALLS = {
     "x86_64": frozenset((24, 28, 186, 202, 203, 204, 228, 230, 309, 318, 324)),
@@ -102,6 +105,8 @@ class Recorder:
         asked: variable -> value, of all compiles so far: the compiler remembers some of them.
         unfollowed: what can't be recorded, in words.
         own: paths of files that are ours, which the compiler reads and writes as they are.
+        tells_process: whether the compiler is told its real process id: it names the directories of
+            automatic precompiled headers by it.
     """
 
     def __init__(self, library: str) -> None:
@@ -111,6 +116,7 @@ class Recorder:
         self.unfollowed: list[str] = []
         self.own: set[bytes] = set()
         self._heap_files: set[bytes] = set()
+        self.tells_process = False
         #: Files that the compiler writes: what is there is its own.
         self._written: set[bytes] = set()
         self._environment: Mapping[bytes, bytes] = {}
@@ -370,7 +376,16 @@ class Recorder:
         NVRTC makes it a part of the names of internal symbols where a source exports no name of
         its own, so that two compiles of one source would never be equal.
         """
-        return PROCESS_ID
+        return real() if self.tells_process else PROCESS_ID  # type: ignore[no-any-return]
+
+    def tidy(self) -> None:
+        """Remove the files of automatic precompiled headers, which NVRTC leaves until it exits."""
+        for path in self._written:
+            folder = os.path.dirname(path)
+            if os.path.basename(folder).startswith(_AUTOMATIC):
+                with suppress(OSError):
+                    os.unlink(path)
+                    os.rmdir(folder)
 
     def _mkstemp(self, real: Callable[..., Any], template: int) -> int:
         fd: int = real(template)

@@ -98,7 +98,9 @@ class _Worker:
         return Hello(identity, version, archs, records, self._precompiled is not None)
 
     def afterwards(self, ask: Ask, reply: Reply) -> None:
-        """Do what helps the next request, after this one was answered."""
+        """Tidy up, and do what helps the next request, after this one was answered."""
+        if self._recorder is not None:
+            self._recorder.tidy()
         if ask.preamble and self._precompiled is not None and reply.status == Status.COMPILED:
             self._precompiled.prepare(ask)
 
@@ -110,6 +112,7 @@ class _Worker:
             if self._recorder.knows_otherwise(environment, directory):
                 return Reply(Status.ELSEWHERE)
             self._recorder.begin(environment, directory)
+            self._recorder.tells_process = any("pch" in flag for flag in ask.flags)
         elif environment != self._environment:
             return Reply(Status.ELSEWHERE)
         try:
