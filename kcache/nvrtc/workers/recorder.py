@@ -376,7 +376,7 @@ class Recorder:
         NVRTC makes it a part of the names of internal symbols where a source exports no name of
         its own, so that two compiles of one source would never be equal.
         """
-        return real() if self.tells_process else PROCESS_ID  # type: ignore[no-any-return]
+        return real() if self.tells_process else PROCESS_ID
 
     def tidy(self) -> None:
         """Remove the files of automatic precompiled headers, which NVRTC leaves until it exits."""

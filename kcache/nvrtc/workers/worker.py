@@ -50,6 +50,7 @@ def main() -> None:
         while True:
             ask = Ask.unpack(receive(source))
             reply = worker.answer(ask)
+            worker.tidy()
             send(target, reply.pack())
             worker.afterwards(ask, reply)
     except (WireError, OSError):
@@ -97,10 +98,13 @@ class _Worker:
             self._precompiled = Precompiled(nvrtc, self._recorder)
         return Hello(identity, version, archs, records, self._precompiled is not None)
 
-    def afterwards(self, ask: Ask, reply: Reply) -> None:
-        """Tidy up, and do what helps the next request, after this one was answered."""
+    def tidy(self) -> None:
+        """Remove what the compiler leaves behind; the program may end a worker once it answers."""
         if self._recorder is not None:
             self._recorder.tidy()
+
+    def afterwards(self, ask: Ask, reply: Reply) -> None:
+        """Do what helps the next request, after this one was answered."""
         if ask.preamble and self._precompiled is not None and reply.status == Status.COMPILED:
             self._precompiled.prepare(ask)
 
