@@ -114,6 +114,8 @@ class KernelCache:
                 "compile_timeout": compile_timeout,
             }
         )
+        #: The backend's name, or the class of a backend that the caller made.
+        self._backend = config.backend.value if given is None else type(given).__name__
         if config.log.value is not None:
             log.log_to_stderr(config.log.value)
         disabled = config.disable.value
@@ -367,7 +369,7 @@ class KernelCache:
         from kcache.admin.info import format_info  # not needed for a hit
 
         where = self._directory or "(none)"
-        text = format_info(self.engine, directory=where, backend=self.config.backend.value)
+        text = format_info(self.engine, directory=where, backend=self._backend)
         print(text, file=sys.stdout if file is None else file)
 
     def clear(self) -> int:
@@ -407,6 +409,13 @@ class KernelCache:
             self._async = None
         self._resolver.close()
         self.engine.close()
+
+    def __repr__(self) -> str:
+        """Return where the cache is and how full it is; "unknown" where nobody can say."""
+        from kcache.admin.info import one_line  # not needed for a hit
+
+        said = one_line(self.engine, directory=self._directory, backend=self._backend)
+        return f"{type(self).__name__}({said})"
 
     def __enter__(self) -> Self:
         """Return the cache itself."""
