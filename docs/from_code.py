@@ -400,7 +400,7 @@ class _Text:
         return self._text
 
 
-def _links() -> dict[str, str]:  # noqa: N802
+def _links() -> dict[str, str]:
     """Returns the anchor of each name that the page describes."""
     if not _known:
         _known.update({name.rpartition(".")[2]: name for _, name, _ in documented()})
