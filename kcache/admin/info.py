@@ -62,5 +62,5 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
         ("uncacheable", str(stats.uncacheable)),
         ("rejected", str(stats.rejected)),
         ("errors", str(stats.errors)),
-        ("coalesced", f"{stats.coalesced} ({stats.wait_timeouts} waited in vain)"),
+        ("coalesced", f"{stats.coalesced} ({stats.wait_timeouts} timed out)"),
     ]

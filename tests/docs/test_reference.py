@@ -54,7 +54,7 @@ def test_what_comes_from_the_code_is_up_to_date(page: str, from_code: ModuleType
 
 def test_a_page_that_has_drifted_is_seen_and_mended(from_code: ModuleType) -> None:
     text = (REFERENCE / "environment.md").read_text(encoding="utf-8")
-    drifted = text.replace("Where the cache lives", "Where it was")
+    drifted = text.replace("The directory of the cache", "The place")
     assert drifted != text
     assert from_code.updated(drifted) == text
 

@@ -99,7 +99,7 @@ def _counts(portrait: Portrait) -> Iterator[Remark]:
     yield Remark(
         NOTE,
         stats.wait_timeouts,
-        "Requests that waited in vain",
+        "Waits that timed out",
         "Another process was compiling the kernel for longer than KCACHE_WAIT, or was stopped; "
         "they compiled it themselves.",
     )
