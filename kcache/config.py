@@ -40,6 +40,8 @@ DEFAULT_MEMORY_SIZE = 64 << 20
 #: take up to some minutes; a process that was stopped would hold the others for ever.
 DEFAULT_WAIT = 300.0
 
+#: 1 EiB, in place of any larger cap: no file system has more, and sums of sizes stay below 2**63.
+_MOST_BYTES = 1 << 60
 #: A longer wait overflows the operating system's.
 _MOST_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
@@ -68,7 +70,7 @@ def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
 
 
 def _parse_cap(value: str | int, *, name: str) -> int:
-    return parse_size(value, name=name, least=1)
+    return min(parse_size(value, name=name, least=1), _MOST_BYTES)
 
 
 def _parse_header_check(value: str, *, name: str) -> str:
@@ -115,7 +117,13 @@ def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
             f"{name}={value!r} is not allowed, there is no such home directory; "
             "allowed: a path (./~... for a name that begins with ~)"
         )
-    return expanded
+    try:
+        return os.path.abspath(expanded)  # once: the working directory may change
+    except OSError as error:
+        raise ConfigError(
+            f"{name}={value!r} is not allowed, there is no working directory; allowed: a path that "
+            "begins with /"
+        ) from error
 
 
 def _parse_name(value: str, *, name: str) -> str:

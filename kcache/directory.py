@@ -8,8 +8,11 @@ import sys
 from contextlib import suppress
 
 from kcache.errors import BackendError, ConfigError
+from kcache.util.marker import NAME, is_empty, is_marked, mark
+from kcache.util.open_file import NotOursError, open_own
+from kcache.util.safe_path import unsafe_part
 
-__all__ = ["LOCK_FILE", "SLOTS_FILE", "make_private", "prepare"]
+__all__ = ["LOCK_FILE", "SLOTS_FILE", "is_cache", "prepare"]
 
 #: By which processes exclude each other while one compiles, in the cache's directory.
 LOCK_FILE = "flight"
@@ -26,16 +29,22 @@ _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 def prepare(directory: str, *, read_only: bool = False) -> None:
     """Make `directory`, with its parents, for the present user alone, and check that it is safe.
 
-    Compiled kernels are code: whoever can write to the directory can have code run by whoever
-    uses it. So a directory that belongs to somebody else, or that others can write to, is refused.
+    Compiled kernels are code: whoever can write to the directory, or exchange it, can have code run
+    by whoever uses it. So a directory that belongs to somebody else, or that others can write to,
+    is refused; so is one below such a directory. And a directory is only used if kcache made it, or
+    found it empty: in any other nothing is written, since its files are not ours.
 
     Raises:
-        ConfigError: it is not a directory, is somebody else's, or others can write to it.
+        ConfigError: it is not a directory, is unsafe, or is no cache.
         BackendError: it is not there and can't be made (read-only or full file system, ...).
     """
+    directory = os.path.abspath(directory)
+    made = False
     try:
+        _require_safe_path(directory)
         if not read_only:
-            _make(directory)
+            made = _make(directory)
+            _require_safe_path(directory)  # what was made meanwhile, by whom?
         status = os.stat(directory)
     except FileExistsError as error:
         raise ConfigError(f"directory={directory!r} is a file; allowed: a directory") from error
@@ -49,28 +58,86 @@ def prepare(directory: str, *, read_only: bool = False) -> None:
         raise ConfigError(f"directory={directory!r} is a file; allowed: a directory")
     if sys.platform != "win32":
         _check_owner(directory, status)
-    if not read_only:
-        _tag(directory)
+    try:
+        marked = not made and _is_marked_cache(directory)
+    except OSError as error:
+        raise BackendError(f"directory {directory}: {error.strerror}") from error
+    if not read_only and not marked:
+        with suppress(OSError):  # full now, but perhaps not for ever: then the next process does
+            mark(directory)
+            _tag(directory)
 
 
-def _make(directory: str) -> None:
-    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
-    parent = os.path.dirname(os.path.abspath(directory))
-    if parent != directory and not os.path.isdir(parent):
-        _make(parent)
-    with suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
+def is_cache(directory: str) -> bool:
+    """Tell whether a safe directory is a cache, rather than one that is empty.
+
+    Raises:
+        ConfigError, BackendError: as `prepare`.
+    """
+    prepare(directory, read_only=True)
+    try:
+        return not is_empty(directory)
+    except OSError as error:
+        raise BackendError(f"directory {directory}: {error.strerror}") from error
 
 
-def make_private(directory: str) -> None:
-    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
-    if os.path.isdir(directory):
-        return
+def _require_safe_path(directory: str) -> None:
+    problem = unsafe_part(directory)
+    if problem:
+        raise ConfigError(
+            f"directory={directory!r} is not safe: {problem}, and could put something else in its "
+            "place, so its kernels can't be trusted; allowed: a directory below directories that "
+            "belong to you or to root, and that nobody else can write to"
+        )
+
+
+def _is_marked_cache(directory: str) -> bool:
+    """Tell whether a directory is marked; one that is neither empty nor a cache is refused.
+
+    Raises:
+        ConfigError: it is none of ours.
+        OSError: it can't be looked at.
+    """
+    try:
+        if is_marked(directory):
+            return True
+        if not is_empty(directory):
+            from kcache.adoption import stranger  # seldom
+
+            name = stranger(directory, _TAG)
+            if name and not is_marked(directory):  # another process may have made it meanwhile
+                raise ConfigError(
+                    f"directory={directory!r} is no cache: it has {name!r} in it, and no "
+                    f"{NAME!r} of kcache's. Nothing in it was changed; allowed: a directory that "
+                    "is new or empty, or that kcache made. Name another (KCACHE_DIR, directory=, "
+                    f"--directory), such as {os.path.join(directory, 'kcache')!r}"
+                )
+    except NotOursError as error:
+        raise ConfigError(f"directory={directory!r} is not allowed: {error.strerror}") from error
+    return False
+
+
+def _make(directory: str) -> bool:
+    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask.
+
+    Tells whether it was made here: then nothing can be in it.
+    """
+    missing: list[str] = []
     parent = os.path.dirname(directory)
-    if parent != directory:
-        make_private(parent)
-    with suppress(FileExistsError):
+    while parent != os.path.dirname(parent) and not os.path.isdir(parent):
+        missing.append(parent)
+        parent = os.path.dirname(parent)
+    if missing:
+        with suppress(FileNotFoundError):
+            os.lstat(directory)  # where the path is too long, nothing is made of it
+    for above in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(above, 0o700)
+    try:
         os.mkdir(directory, 0o700)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _check_owner(directory: str, status: os.stat_result) -> None:
@@ -89,13 +156,7 @@ def _check_owner(directory: str, status: os.stat_result) -> None:
 
 
 def _tag(directory: str) -> None:
-    path = os.path.join(directory, "CACHEDIR.TAG")
-    if os.path.exists(path):
-        return
-    with suppress(OSError):  # a courtesy to backup programs, no more
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        fd = os.open(path, flags, 0o600)
-        try:
-            os.write(fd, _TAG)
-        finally:
-            os.close(fd)
+    """Tell backup programs to pass the directory over: a courtesy, no more."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    file = open_own(os.path.join(directory, "CACHEDIR.TAG"), flags)
+    os.write(file.fd, _TAG)

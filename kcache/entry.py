@@ -55,6 +55,8 @@ MAX_SECTIONS = 256
 #: Decoding refuses larger metadata. Kernel logs are the largest thing in it.
 MAX_METADATA = 16 << 20
 MAX_PRODUCER = 256
+#: Decoding refuses metadata in more levels than this.
+_MANY_LEVELS = 64
 
 _MAGIC = b"KCACHE"
 _HEADER = struct.Struct("<6sHQd32sHHI")
@@ -68,8 +70,34 @@ _checksum = xxhash.xxh3_128_digest
 _unpack_header = _HEADER.unpack_from
 _HEADER_SIZE = _HEADER.size
 _new_entry = object.__new__
-_decode_json = json.JSONDecoder().decode
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+_decode_json = json.JSONDecoder(parse_constant=_no_number).decode
 _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+
+
+def _require_shallow(value: object) -> None:
+    """Refuse metadata in more levels than anybody writes: code that walks it would overflow.
+
+    Raises:
+        ValueError: there are more than `_MANY_LEVELS`.
+    """
+    level = [value]
+    for _ in range(_MANY_LEVELS):
+        inside: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inside += cast("dict[str, object]", each).values()
+            elif isinstance(each, list):
+                inside += cast("list[object]", each)
+        if not inside:
+            return
+        level = inside
+    raise ValueError(f"more than {_MANY_LEVELS} levels")
 
 
 class Entry:
@@ -165,7 +193,11 @@ class Entry:
                 position = start + blob[position]
                 sizes.append((blob[start:position].decode(), _SIZE.unpack_from(blob, position)[0]))
                 position += _SIZE.size
-            metadata = _decode_json(blob[position : position + text_length].decode())
+            text = blob[position : position + text_length]
+            metadata = _decode_json(text.decode())
+            if b"\\u" in text or text.count(b"[") + text.count(b"{") > _MANY_LEVELS:
+                _compact(metadata).encode()  # fails for lone surrogates, and for what is too deep
+                _require_shallow(metadata)
         except (IndexError, struct.error, ValueError, RecursionError) as error:
             raise CorruptEntryError(f"malformed table or metadata: {error}") from error
         position += text_length
@@ -208,6 +240,8 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
     """
     try:
         metadata = _compact(dict(entry.metadata)).encode()
+        if metadata.count(b"[") + metadata.count(b"{") > _MANY_LEVELS:
+            _require_shallow(json.loads(metadata))
         names = [name.encode() for name in entry.payload]
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentTypeError(

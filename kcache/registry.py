@@ -152,7 +152,8 @@ def open_engine(
         },
         environ={},
     )
-    place = os.fspath(directory)
+    place = config.directory.value
+    assert place is not None
     prepare(place, read_only=read_only)
     max_size = config.max_size.value
     return CacheEngine(

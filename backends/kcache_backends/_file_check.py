@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 
 from kcache.backend import is_key
-from kcache_backends._files import listing
+from kcache_backends._files import is_temporary, listing
 from kcache_backends._shards import ShardCount
 
 __all__ = ["check_shard"]
@@ -25,7 +25,7 @@ def check_shard(directory: str, changing: Changing, *, repair: bool) -> Iterator
     size = entries = strays = orphans = 0
     with changing() as (count, recount):
         for name, status in listing(directory):
-            if name.endswith(".tmp"):
+            if is_temporary(name):
                 orphans += 1
             elif is_key(name) and name.startswith(os.path.basename(directory)):
                 size += status.st_size

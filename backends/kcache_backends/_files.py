@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
+from kcache.util.open_file import NotOursError
 
 __all__ = [
     "failure",
     "is_ours",
+    "is_temporary",
     "listing",
     "require_ours",
+    "require_private",
     "size_of",
     "somebody",
     "sync_directory",
@@ -21,6 +25,8 @@ __all__ = [
 
 _user = getattr(os, "geteuid", lambda: 0)  # Windows says 0 of every file
 _OTHERS_WRITE = 0o022
+#: Tells the names of the temporary files that the file backend makes, and so may remove.
+is_temporary = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp").fullmatch
 
 
 def failure(operation: str, error: OSError) -> BackendError:
@@ -76,6 +82,19 @@ def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
                     yield item.name, status
     except (FileNotFoundError, NotADirectoryError):
         return
+
+
+def require_private(directory: str) -> None:
+    """Refuse a directory that is not ours alone, or no directory.
+
+    Raises:
+        NotOursError: it is not.
+    """
+    status = os.stat(directory)
+    if not S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
+    if not is_ours(status):
+        raise NotOursError(f"it can't be trusted: {somebody(status)}", directory)
 
 
 def sync_directory(path: str) -> None:

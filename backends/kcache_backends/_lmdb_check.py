@@ -11,7 +11,8 @@ from lmdb import verify
 
 from kcache.errors import BackendError
 from kcache_backends import _lmdb_records as records
-from kcache_backends._environment import Environment, MissingError, translated
+from kcache_backends._environment import PATIENCE, Environment
+from kcache_backends._lmdb_errors import DAMAGE, MissingError, translated
 
 __all__ = ["check"]
 
@@ -35,16 +36,16 @@ def check(
     """
     try:
         with translated("check", environment.root):
-            env = environment.get()
+            environment.get()
     except MissingError:
         return
     with writing("check"), translated("check", environment.root):
-        pages = _verify(environment, env)
+        pages = _verify(environment)
     if pages:
         yield f"the database is damaged: {pages[0]}" + _more(len(pages) - 1)
         if repair:
             with translated("repair", environment.root):
-                environment.discard(environment.open)
+                environment.discard(environment.open, patience=PATIENCE)
         return
     with writing("check"), translated("check", environment.root):
         env = environment.get()
@@ -63,15 +64,19 @@ def _more(count: int) -> str:
     return f" (and {count} more)" if count else ""
 
 
-def _verify(environment: Environment, env: lmdb.Environment) -> list[str]:
+def _verify(environment: Environment) -> list[str]:
     """Return what py-lmdb's verifier, which reads the bytes of the file, says of it."""
     for _ in range(_TRIES):
+        env = environment.get()  # each time: another process may exchange it meanwhile
         before = env.info()["last_txnid"]
         try:
-            problems: list[str] = verify.verify(environment.place)  # type: ignore[no-untyped-call]
-        except verify.VerifyError as error:
+            with environment.files() as place:
+                problems: list[str] = verify.verify(place)  # type: ignore[no-untyped-call]
+        except (verify.VerifyError, *DAMAGE) as error:
             problems = [str(error)]
-        if not problems or env.info()["last_txnid"] == before:
+        if environment.lost():
+            environment.renew()
+        elif not problems or env.info()["last_txnid"] == before:
             return problems
     raise BackendError(f"{environment.root} is being written all the time: it can't be verified")
 

@@ -10,14 +10,15 @@ with the lowest bit set; whoever takes the lock next sees the bit and counts the
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
-import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from kcache.util.locks import RangeLocks, pread, pwrite
+from kcache.util.open_file import open_own
 
 __all__ = ["SHARDS", "ShardCount", "ShardCounters", "read_counts"]
 
@@ -51,10 +52,6 @@ class ShardCount(NamedTuple):
         return _check(*self)
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
-
-
 def _check(size: int, entries: int, generation: int) -> int:
     return (size * _ODD[0] + entries * _ODD[1] + generation * _ODD[2] + _SALT) & _MASK
 
@@ -67,14 +64,23 @@ def _unpack(raw: bytes) -> ShardCount | None:
     return count if count.check() == check else None
 
 
+def _is_known(raw: bytes) -> bool:
+    """Tell whether one record at least is sound, so that the file is one of ours."""
+    return any(_unpack(raw[at : at + _RECORD.size]) for at in range(0, len(raw), _RECORD.size))
+
+
+def _claim_nothing() -> None:
+    """For a caller that knows whose the directory is."""
+
+
 def read_counts(path: str) -> list[ShardCount | None]:
     """Return every shard's record, None where it is damaged, without opening them for writing.
 
     Raises:
         OSError: the file can't be read.
     """
-    with open(path, "rb") as file:
-        raw = file.read(_ALL.size)
+    file = open_own(path, os.O_RDONLY)
+    raw = pread(file.fd, _ALL.size, 0)
     return [_unpack(raw[n * _RECORD.size :][: _RECORD.size]) for n in range(SHARDS)]
 
 
@@ -85,32 +91,43 @@ class ShardCounters:
         path: the file; created with zeros, or with records that ask for a recount for shards that
             `exists` says are there already.
         exists: tells whether a shard has a directory.
+        claim: called before anything is written unless the file is one of ours already; raises
+            OSError if the directory is somebody else's.
 
-    Threads and processes: `changing` excludes both per shard. Reading needs no lock.
+    Threads and processes: `changing` excludes both per shard. Reading needs no lock. The file is
+    closed with the last reference to this object: a thread that is at work with it keeps it open,
+    whoever else lets go of it. Fork: the child lets go of the file, and makes a new object.
+
+    Raises:
+        NotOursError: there is something else than a file of ours.
     """
 
-    def __init__(self, path: str, exists: Callable[[int], bool]) -> None:
+    def __init__(
+        self, path: str, exists: Callable[[int], bool], claim: Callable[[], None] | None = None
+    ) -> None:
         self.path = path
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-        self._fd = os.open(path, flags, 0o600)
-        self._locks = RangeLocks(self._fd)
-        self._closing = threading.Lock()
+        claim = claim or _claim_nothing
         try:
-            status = os.fstat(self._fd)
-            self._opened = _identity(status)
-            if status.st_size < _ALL.size:
-                self._initialise(exists)
-        except BaseException:
-            self.close()
-            raise
+            self._file = open_own(path, os.O_RDWR)
+        except FileNotFoundError:
+            claim()
+            self._file = open_own(path, os.O_RDWR | os.O_CREAT)
+        self._locks = RangeLocks(self._file)
+        #: Whether the program has closed the descriptor.
+        self._gone = False
+        raw = pread(self._file.fd, _ALL.size, 0)
+        if not _is_known(raw):
+            claim()
+        if len(raw) < _ALL.size:
+            self._initialise(exists)
 
     def _initialise(self, exists: Callable[[int], bool]) -> None:
         zero = ShardCount(0, 0, 0)
         empty = _RECORD.pack(*zero, zero.check())
         with self._locks.held(_ALL.size, 1, timeout=PATIENCE):
-            if os.fstat(self._fd).st_size < _ALL.size:
+            if os.fstat(self._file.fd).st_size < _ALL.size:
                 records = (bytes(_RECORD.size) if exists(n) else empty for n in range(SHARDS))
-                pwrite(self._fd, b"".join(records), 0)
+                pwrite(self._file.fd, b"".join(records), 0)
 
     @property
     def locks_work(self) -> bool:
@@ -119,10 +136,11 @@ class ShardCounters:
 
     def lost(self) -> bool:
         """Tell whether the path leads elsewhere: the file was removed, moved or replaced."""
-        try:
-            return _identity(os.stat(self.path, follow_symlinks=False)) != self._opened
-        except FileNotFoundError:
-            return True
+        return self._gone or not self._file.is_at(self.path)
+
+    def removed(self) -> bool:
+        """Tell whether somebody removed the file, as far as the file itself tells."""
+        return os.fstat(self._file.fd).st_nlink == 0
 
     @contextmanager
     def changing(self, shard: int) -> Generator[None]:
@@ -135,13 +153,27 @@ class ShardCounters:
             yield
 
     def read(self, shard: int) -> ShardCount | None:
-        """Return one shard's record, or None where it is damaged."""
-        return _unpack(pread(self._fd, _RECORD.size, shard * _RECORD.size))
+        """Return one shard's record, or None where it is damaged.
+
+        Raises:
+            OSError: the program has closed the descriptor, and perhaps opened another file with it.
+        """
+        count = _unpack(pread(self._file.fd, _RECORD.size, shard * _RECORD.size))
+        if (
+            count is None
+        ):  # a sound record tells that this is the file, and one is read before a write
+            self._require_open()
+        return count
+
+    def _require_open(self) -> None:
+        if not self._file.is_open():
+            self._gone = True
+            raise OSError(errno.EBADF, "the program has closed the file", self.path)
 
     def write(self, shard: int, count: ShardCount) -> None:
         """Write one shard's record; the caller holds its lock."""
         record = _RECORD.pack(count.bytes, count.entries, count.generation, count.check())
-        pwrite(self._fd, record, shard * _RECORD.size)
+        pwrite(self._file.fd, record, shard * _RECORD.size)
 
     def begin(self, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0) -> None:
         """Write what the shard holds at most while an operation is under way."""
@@ -158,7 +190,11 @@ class ShardCounters:
 
         A record caught in mid-write looks damaged; callers try again before they recount.
         """
-        raw = pread(self._fd, _ALL.size, 0)
+        try:
+            raw = pread(self._file.fd, _ALL.size, 0)
+        except OSError:
+            self._require_open()
+            raise
         if len(raw) < _ALL.size:
             return None
         words = _ALL.unpack(raw)
@@ -173,14 +209,3 @@ class ShardCounters:
             ((_MASK if count is None else count.entries, shard) for count, shard in counts),
             reverse=True,
         )
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        with self._closing:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:  # nobody closed the backend, or opening it failed
-            os.close(self._fd)

@@ -9,22 +9,31 @@ Layout of the directory::
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
-from kcache.directory import make_private
-from kcache.errors import BackendError, ConfigError
-from kcache_backends._coldest import SAMPLE, ColdSample
+from kcache.errors import BackendError, ConfigError, FullError
+from kcache.util.forks import after_fork
+from kcache.util.marker import claim
+from kcache.util.safe_path import make_private
+from kcache_backends._coldest import SAMPLE, ColdSample, Used
+from kcache_backends._examine import examine, glance, require_credible
 from kcache_backends._file_check import check_shard
-from kcache_backends._files import failure, listing, require_ours, size_of
+from kcache_backends._files import (
+    failure,
+    listing,
+    require_ours,
+    require_private,
+    size_of,
+)
 from kcache_backends._files import sync_directory as sync
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters, read_counts
 
@@ -35,9 +44,10 @@ __all__ = ["FileBackend"]
 TOUCH_AGAIN = 1_000_000_000
 #: ... with at most this many notes.
 MAX_NOTED = 4096
-#: Without file locks, a temporary file is taken for an orphan when it is this old, in seconds.
-ORPHAN_AGE = 3600.0
-
+#: Values up to this many bytes are read without a look at whether their size is credible...
+UNCHECKED = 1 << 20
+#: ... and none above this and above the cap, whatever says that it is.
+MOST_ABOVE_CAP = 32 << 20
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -49,6 +59,10 @@ _COUNTERS = "counters"
 _TEMPORARY = ".tmp"
 
 _ANY = 1 << 62
+#: Errors that say that the disk is full; evicting entries of this cache helps.
+_NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+#: The engine evicts a tenth of what is stored where there is no room below the cap.
+_TENTH = 10
 
 _names = [f"{shard:02x}" for shard in range(SHARDS)]
 _serial = itertools.count()
@@ -70,7 +84,7 @@ class FileBackend(Backend):
 
     Args:
         directory: created, 0700, if it is not there.
-        max_size: ignored; this backend needs no bound.
+        max_size: the cap. A larger file is no value that was put here: it is not read, and goes.
         read_only: create and change nothing.
         durability: `"none"`, or `"full"` to fsync each value and its directory before `put`
             returns.
@@ -91,7 +105,9 @@ class FileBackend(Backend):
     ) -> None:
         if durability not in ("none", "full"):
             raise ConfigError(f"durability={durability!r} is not allowed; allowed: 'none', 'full'")
-        del max_size
+        #: No value is larger; one larger than `_unchecked` is looked at before it is read.
+        self._most = _ANY if max_size is None else max(max_size, MOST_ABOVE_CAP)
+        self._unchecked = min(UNCHECKED, self._most if max_size is None else max_size)
         self._root = os.path.abspath(directory)
         self._read_only = read_only
         self._sync = durability == "full"
@@ -107,7 +123,7 @@ class FileBackend(Backend):
         if not read_only:
             with suppress(OSError):  # full or read-only now, but perhaps not for ever
                 self._open_counters()
-        _backends.add(self)
+        after_fork(self)
 
     # -- the contract --------------------------------------------------------------------------
 
@@ -119,6 +135,8 @@ class FileBackend(Backend):
             status = os.fstat(fd)
             require_ours(status, key)
             size = status.st_size
+            if size > self._unchecked:
+                self._require_credible(key, size)
             value = os.read(fd, size)
             return value if len(value) == size else self._rest(key, fd, value, size)
         except FileNotFoundError:
@@ -140,6 +158,8 @@ class FileBackend(Backend):
             status = os.fstat(fd)
             require_ours(status, key)
             size = status.st_size
+            if size > self._unchecked:
+                self._require_credible(key, size)
             value = os.read(fd, size)
             if len(value) != size:
                 value = self._rest(key, fd, value, size)
@@ -159,6 +179,10 @@ class FileBackend(Backend):
         finally:
             if fd >= 0:
                 os.close(fd)
+
+    def _require_credible(self, key: str, size: int) -> None:
+        """Refuse to read what nobody can have put here: a sparse file would fill the memory."""
+        require_credible(key, size, self._counters, most=self._most)
 
     def _rest(self, key: str, fd: int, value: bytes, size: int) -> bytes:
         """Read on where the system returned less than was asked for."""
@@ -194,11 +218,22 @@ class FileBackend(Backend):
         self._noted.pop(key, None)
         with self._translated("write"):
             try:
-                self._put(key, value)
-            except FileNotFoundError:  # the shard is new, or somebody removed the directory
-                self._restore(key)
-                self._put(key, value)
+                try:
+                    self._put(key, value)
+                except FileNotFoundError:  # the shard is new, or somebody removed the directory
+                    self._restore(key)
+                    self._put(key, value)
+            except OSError as error:
+                if error.errno in _NO_ROOM and self._could_make_room(len(value)):
+                    raise FullError(f"write {key}: {error.strerror}") from error
+                raise
         return len(value)
+
+    def _could_make_room(self, size: int) -> bool:
+        """Tell whether a tenth of what is stored has the size of a value that the disk has not."""
+        with suppress(BackendError):
+            return self.usage().bytes >= _TENTH * size
+        return False
 
     def delete(self, key: str) -> int:
         """Remove `key`; return the bytes freed, 0 if it was absent."""
@@ -212,7 +247,7 @@ class FileBackend(Backend):
             counters.begin(shard, count)
             with suppress(FileNotFoundError):
                 os.unlink(path)
-            counters.finish(shard, count, size=-size, entries=-1)
+            self._finish(counters, shard, count, -size, -1)
             return size
 
     def touch(self, key: str) -> None:
@@ -281,7 +316,7 @@ class FileBackend(Backend):
             if not os.path.isdir(self._root):
                 return
             if not self._read_only:
-                self._counters = self._open_counters()
+                self._open_counters()
             elif os.path.exists(f"{self._root}/{_COUNTERS}"):
                 recorded = read_counts(f"{self._root}/{_COUNTERS}")
         for shard, name in enumerate(_names):
@@ -312,8 +347,7 @@ class FileBackend(Backend):
         """Close the counters. Idempotent."""
         self._write_notes()
         self._closed = True
-        if self._counters is not None:
-            self._counters.close()
+        self._counters = None  # a thread that is at work with them keeps them open until it is done
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -331,7 +365,7 @@ class FileBackend(Backend):
                     self._fill(fd, value)
                 finally:
                     os.close(fd)
-                os.replace(temporary, path)
+                self._rename(temporary, path)
             except BaseException as error:
                 with suppress(OSError):
                     os.unlink(temporary)
@@ -343,9 +377,33 @@ class FileBackend(Backend):
             if replaced is None:
                 counters.finish(shard, count, size=len(value), entries=1)
             else:
-                counters.finish(shard, count, size=len(value) - replaced)
+                self._finish(counters, shard, count, len(value) - replaced, 0)
             if self._sync:
                 sync(f"{self._root}/{key[:2]}")
+        if counters.removed():
+            self._count_anew(shard)
+
+    def _finish(
+        self, counters: ShardCounters, shard: int, count: ShardCount, size: int, entries: int
+    ) -> None:
+        """Write what a shard holds by now; where its record can't have been right, count."""
+        if count.bytes + size < 0 or count.entries + entries < 0:
+            self._recount(counters, shard)
+        else:
+            counters.finish(shard, count, size=size, entries=entries)
+
+    def _rename(self, temporary: str, path: str) -> None:
+        try:
+            os.replace(temporary, path)
+        except IsADirectoryError:  # somebody put it there; one that has something in it stays
+            os.rmdir(path)
+            os.replace(temporary, path)
+
+    def _count_anew(self, shard: int) -> None:
+        """Count a shard whose directory somebody removed and another writer made anew meanwhile."""
+        counters = self._open_counters()
+        with counters.changing(shard):
+            self._recount(counters, shard)
 
     def _fill(self, fd: int, value: bytes) -> None:
         rest = memoryview(value)
@@ -375,59 +433,28 @@ class FileBackend(Backend):
         """Count a shard, remove orphans, and write its record; the caller holds the lock."""
         return self._examine(counters, shard)[0]
 
-    def _examine(
-        self, counters: ShardCounters, shard: int
-    ) -> tuple[ShardCount, list[tuple[int, str]]]:
+    def _examine(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
         """List a locked shard: heal its record and return it with (mtime, key) of each entry."""
-        size = 0
-        found: list[tuple[int, str]] = []
-        for name, status in listing(f"{self._root}/{_names[shard]}"):
-            if is_key(name):
-                size += status.st_size
-                found.append((status.st_mtime_ns, name))
-            elif name.endswith(_TEMPORARY):
-                if counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE:
-                    with suppress(OSError):
-                        os.unlink(f"{self._root}/{_names[shard]}/{name}")
-                else:
-                    size += status.st_size
-        old = counters.read(shard)
-        generation = 0 if old is None else (old.generation | 1) + 1
-        count = ShardCount(size, len(found), generation & ~1)
-        counters.write(shard, count)
-        return count, found
+        return examine(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
 
     # -- for `coldest` -------------------------------------------------------------------------
 
     def _fullest(self) -> list[tuple[int, int]]:
         with self._translated("coldest"):
-            return [] if self._counters is None else self._counters.fullest()
+            return (self._counters or self._open_counters()).fullest()
 
     def _look(self, shard: int) -> list[tuple[int, str]]:
         """Return (mtime, key) of the entries of a shard, and count it afresh on the way.
 
         Of a shard with more than `SAMPLE` entries (half a million in all), as many are looked at.
         """
-        counters = self._counters
-        if counters is None:
-            return []
         with self._translated("coldest"):
+            counters = self._counters or self._open_counters()
             count = counters.read(shard)
             if count is not None and count.entries > SAMPLE:
-                return self._glance(shard)
+                return glance(f"{self._root}/{_names[shard]}", SAMPLE)
             with counters.changing(shard):
                 return self._examine(counters, shard)[1]
-
-    def _glance(self, shard: int) -> list[tuple[int, str]]:
-        import random  # 3 ms of a fresh process, and seldom needed
-
-        names = [name for name in os.listdir(f"{self._root}/{_names[shard]}") if is_key(name)]
-        found: list[tuple[int, str]] = []
-        for name in random.sample(names, min(SAMPLE, len(names))):
-            with suppress(OSError):
-                status = os.stat(self._path(name), follow_symlinks=False)
-                found.append((status.st_mtime_ns, name))
-        return found
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -439,13 +466,14 @@ class FileBackend(Backend):
             if old is not None and not old.lost():
                 return old
             make_private(self._root)
-            self._counters = ShardCounters(
+            require_private(self._root)
+            opened = ShardCounters(
                 f"{self._root}/{_COUNTERS}",
                 lambda shard: os.path.isdir(f"{self._root}/{_names[shard]}"),
+                partial(claim, self._root),
             )
-            if old is not None:
-                old.close()
-            return self._counters
+            self._counters = None if self._closed else opened
+            return opened
 
     def _restore(self, key: str) -> None:
         """Make the shard's directory, and what is above it if somebody removed it."""
@@ -462,14 +490,10 @@ class FileBackend(Backend):
         infos = list(self.scan())
         return Usage(sum(info.size for info in infos), len(infos))
 
-    def _after_fork(self) -> None:
-        """Open the counters anew: locks belong to the open file, which the parent shares."""
+    def after_fork(self) -> None:
+        """Have the child open the counters anew: locks belong to the open file of the parent."""
         self._opening = threading.Lock()
-        old, self._counters = self._counters, None
-        if old is not None and not self._closed:
-            old.close()
-            with suppress(OSError, BackendError):
-                self._open_counters()
+        self._counters = None
 
     # -- small things --------------------------------------------------------------------------
 
@@ -487,15 +511,3 @@ class FileBackend(Backend):
             yield
         except OSError as error:
             raise failure(operation, error) from error
-
-
-_backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for backend in list(_backends):
-        backend._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -15,10 +14,12 @@ from typing import TypeAlias, TypeVar
 import lmdb
 
 from kcache.backend import Backend, EntryInfo, Usage
-from kcache.errors import BackendError, CorruptEntryError, FullError
+from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
 from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
-from kcache_backends._environment import DAMAGE, Environment, MissingError, translated
+from kcache_backends._environment import HARDLY, PATIENCE, Environment
+from kcache_backends._lmdb_errors import DAMAGE, MissingError, is_full, translated
+from kcache_backends._lmdb_room import free_some, require_room
 
 __all__ = ["LmdbBackend"]
 
@@ -32,6 +33,9 @@ Infos: TypeAlias = Iterator[EntryInfo]
 MAP_FACTOR = 2
 #: ... but is never smaller than this, in bytes.
 SMALLEST_MAP = 1 << 20
+#: No cap is larger than this, in bytes. The map takes up twice the cap of the addresses of a
+#: process, of which there are 128 TiB: https://docs.kernel.org/arch/x86/x86_64/mm.html
+LARGEST_CAP = 16 << 40
 #: Uses are noted for this many keys at most, and the first of them written after this time (in
 #: nanoseconds) at the latest, so that a read costs no write transaction; all of them at close and
 #: before anything is evicted.
@@ -54,6 +58,8 @@ SLACK = 3
 SMALL_FILE = 1 << 20
 #: How often a read is tried whose database another process or thread exchanges meanwhile.
 _TRIES = 4
+#: ... and how long is waited in between where it could not be opened, in seconds.
+_PAUSE = 1e-3
 
 
 class LmdbBackend(Backend):
@@ -66,7 +72,7 @@ class LmdbBackend(Backend):
     the tree can kill the process, and so can a program that truncates the file while it is open.
 
     Stored sizes are whole pages (4 KiB on most machines): `ceil((length + 16) / page)` of them. The
-    file never grows beyond twice the cap, or 1 MiB; the table of readers and the lock add 132 KiB.
+    file never grows beyond twice the cap, or 1 MiB; the table of readers and the lock add 384 KiB.
 
     Args:
         directory: created, 0700, if it is not there.
@@ -76,6 +82,7 @@ class LmdbBackend(Backend):
         file_system: tells what file system a path is on, for tests.
 
     Raises:
+        ConfigError: the cap is larger than 16 TiB.
         BackendError: the directory is on a network file system, where mapped memory and locks don't
             hold between machines.
     """
@@ -91,6 +98,11 @@ class LmdbBackend(Backend):
         clock: Callable[[], int] = time.time_ns,
         file_system: Callable[[str], FileSystem] = file_system,
     ) -> None:
+        if max_size > LARGEST_CAP:
+            raise ConfigError(
+                f"max_size={max_size} is not allowed with LMDB; allowed: at most {LARGEST_CAP} "
+                "(16 TiB), because the file is mapped into memory; use the backend file or zstd"
+            )
         self._root = os.path.realpath(directory)
         place = file_system(self._root)
         if place.shared:
@@ -112,10 +124,13 @@ class LmdbBackend(Backend):
         #: Whether it has deleted something, and the first error within it.
         self._shrunk = False
         self._failure: BaseException | None = None
-        self._closing = threading.Lock()
+        #: Whether there was no room for the last change.
+        self._tight = False
         self._closed = False
         map_size = max(records.stored_size(MAP_FACTOR * max_size), SMALLEST_MAP)
-        self._environment = Environment.of(self._root, map_size, read_only=read_only)
+        #: Stands for this object, which the environment must not keep.
+        self._user = object()
+        self._environment = Environment.of(self._root, map_size, self._user, read_only=read_only)
         if not read_only:
             with suppress(BackendError), self._translated("open"):  # full now, but not for ever
                 self._environment.get()
@@ -184,13 +199,14 @@ class LmdbBackend(Backend):
     def _touches_due(self, now: int) -> None:
         """Write noted uses; the first of them only starts the time that they may wait.
 
-        What can't be written (a full disk) is forgotten: the value counts more than its recency.
+        A hit waits for no writer: where somebody writes, the uses wait for the next time. What
+        can't be written (a full disk) is forgotten: the value counts more than its recency.
         """
         first, self._touch_by = self._touch_by == 0, now + TOUCH_AFTER
         many = len(self._touched) >= MAX_TOUCHED
         if many or not first:
             with suppress(BackendError):
-                self._write_touched(WRITE_TOUCHED if many else MAX_TOUCHED)
+                self._write_touched(WRITE_TOUCHED if many else MAX_TOUCHED, patience=0.0)
             if len(self._touched) >= MAX_TOUCHED:
                 for key in list(islice(self._touched, WRITE_TOUCHED)):
                     self._touched.pop(key, None)
@@ -203,6 +219,8 @@ class LmdbBackend(Backend):
         with self._writing("write") as txn, self._noting_failure("write"):
             self._apply_touched(txn, WRITE_TOUCHED)
             old = records.put_info(txn, raw, self._now(), size)
+            if self._environment.full_at:
+                require_room(self._environment, size + (records.sums(txn) or (0, 0))[0])
             txn.put(b"v" + raw, value)
             records.add_to_sums(txn, size - (old[1] if old else 0), old is None)
         return size
@@ -237,7 +255,7 @@ class LmdbBackend(Backend):
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries in the order of the index, `ROWS` per transaction."""
         with suppress(BackendError):
-            self._write_touched()
+            self._write_touched(patience=HARDLY)
         offered: set[bytes] = set()
         # What a wrong clock has put into the future would stay for ever.
         future = records.time_key(self._now() + FUTURE)
@@ -250,7 +268,7 @@ class LmdbBackend(Backend):
     def scan(self) -> Iterator[EntryInfo]:
         """Yield every entry, in the order of the keys."""
         with suppress(BackendError):
-            self._write_touched()
+            self._write_touched(patience=HARDLY)
         return self._rows(records.entry_rows)
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
@@ -258,19 +276,27 @@ class LmdbBackend(Backend):
         from kcache_backends._lmdb_check import check  # seldom needed
 
         with suppress(BackendError):
-            self._write_touched()
+            self._write_touched(patience=HARDLY)
+        self._renewed()
         writing = nullcontext if self._read_only else self._writing
         return check(self._environment, writing, repair=repair and not self._read_only)
 
     def close(self) -> None:
-        """Write the noted uses and let the database go. Idempotent."""
-        with suppress(BackendError):
-            self._write_touched()
-        with self._closing:
-            closed, self._closed = self._closed, True
-        if not closed:
-            with self._translated("close"):
-                self._environment.let_go()
+        """Write the noted uses and let the database go. Idempotent.
+
+        It may be the garbage collector that calls this, in the middle of another operation of this
+        thread: then nothing is waited for, and other users of the database write the uses.
+        """
+        environment = self._environment
+        if self._touched and not self._closed and not self._read_only:
+            if not environment.is_mine():
+                with suppress(BackendError):
+                    self._write_touched(patience=HARDLY)
+            if self._touched:
+                environment.left_uses.append(self._touched)
+        self._closed = True
+        with self._translated("close"):
+            environment.let_go(self._user)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -305,8 +331,9 @@ class LmdbBackend(Backend):
         environment = self._environment
         failure = lmdb.Error("the database is exchanged all the time")
         for _ in range(_TRIES):
-            env = environment.get()
+            env: lmdb.Environment | None = None
             try:
+                env = environment.get()
                 txn = env.begin()
                 try:
                     return look(txn)
@@ -315,23 +342,23 @@ class LmdbBackend(Backend):
             except lmdb.MapResizedError:
                 environment.adopt_size()
             except lmdb.ReadersFullError:
-                if not env.reader_check():
+                if env is None or not env.reader_check():
                     raise
             except DAMAGE as error:
+                if env is None:
+                    raise
                 environment.discard(env)
                 raise CorruptEntryError(f"{self._root} is damaged: {error}") from error
             except lmdb.Error as error:
-                # Perhaps another thread has closed or remapped it: once more with what is open.
+                # Perhaps another thread closes or remaps it: once more with what is open.
                 failure = error
+                time.sleep(0.0 if environment.open else _PAUSE)
         raise failure
 
     def _renewed(self) -> bool:
         """Tell whether the database was exchanged since it was opened; if so, let go of it."""
         environment = self._environment
-        if environment.writer == get_ident() or not environment.lost():
-            return False
-        environment.reopen()
-        return True
+        return environment.writer != get_ident() and environment.renew()
 
     def _rows(
         self, look: Callable[[lmdb.Transaction[bytes], bytes, int], Rows], after: bytes = b""
@@ -350,7 +377,9 @@ class LmdbBackend(Backend):
     # -- writing -------------------------------------------------------------------------------
 
     @contextmanager
-    def _writing(self, operation: str) -> Generator[lmdb.Transaction[bytes]]:
+    def _writing(
+        self, operation: str, patience: float = PATIENCE
+    ) -> Generator[lmdb.Transaction[bytes]]:
         """Yield this thread's write transaction; the outermost block commits it."""
         environment = self._environment
         if environment.writer == get_ident() and environment.txn is not None:
@@ -362,7 +391,7 @@ class LmdbBackend(Backend):
         try:
             with ExitStack() as stack:
                 with self._translated(operation):
-                    txn = stack.enter_context(environment.writing())
+                    txn = stack.enter_context(environment.writing(patience))
                     env = environment.open
                     self._shrunk, self._failure = False, None
                 yield txn
@@ -377,6 +406,8 @@ class LmdbBackend(Backend):
         if self._shrunk:
             with suppress(BackendError), self._translated("compact"):
                 self._compact()
+            if self._tight:
+                self._free_pages()
 
     @contextmanager
     def _noting_failure(self, operation: str) -> Generator[None]:
@@ -386,28 +417,43 @@ class LmdbBackend(Backend):
                 yield
         except BackendError as error:
             self._failure = self._failure or error.__cause__
-            if isinstance(self._failure, lmdb.MapFullError) and not isinstance(error, FullError):
+            if is_full(self._failure, self._root) and not isinstance(error, FullError):
                 raise FullError(f"{error}, after {self._failure}") from self._failure
             raise
 
     def _recover(self, env: lmdb.Environment | None, cause: BaseException | None) -> None:
         """Do what can be done after a failed transaction, so that the next one may succeed."""
-        with suppress(lmdb.Error, OSError):
+        with suppress(lmdb.Error, OSError, BackendError):
             if isinstance(cause, DAMAGE):
-                self._environment.discard(env)
+                self._environment.discard(env, patience=HARDLY)
             elif isinstance(cause, lmdb.PanicError):
                 self._environment.reopen()
-            elif isinstance(cause, lmdb.MapFullError) and env is not None:
-                env.reader_check()  # a killed reader keeps pages from being used again
+            elif is_full(cause, self._root) and env is not None:
+                self._tight = True
+                self._environment.make_room()
+                free_some(self._environment)
 
-    def _write_touched(self, most: int = MAX_TOUCHED) -> None:
+    def _free_pages(self) -> None:
+        """Let the next transaction use the pages that the last one freed.
+
+        LMDB keeps those for who reads what was there before the last transaction, so there has to
+        be one in between.
+        """
+        self._tight = False
+        with suppress(BackendError), self._writing("write") as txn, self._noting_failure("write"):
+            records.add_to_sums(txn, 0, 0)
+
+    def _write_touched(self, most: int = MAX_TOUCHED, patience: float = PATIENCE) -> None:
         """Write the noted uses, if there are any, the oldest first."""
         if self._touched and not self._read_only:
-            with self._writing("touch") as txn, self._noting_failure("touch"):
+            with self._writing("touch", patience) as txn, self._noting_failure("touch"):
                 self._apply_touched(txn, most)
 
     def _apply_touched(self, txn: lmdb.Transaction[bytes], most: int) -> None:
         touched = self._touched
+        while self._environment.left_uses:
+            for name, time_of_use in self._environment.left_uses.popleft().items():
+                touched.setdefault(name, time_of_use)
         for key in list(islice(touched, most)):
             used = touched.pop(key, None)  # another thread may have deleted it
             if used is not None:
@@ -432,18 +478,13 @@ class LmdbBackend(Backend):
 
         if not wanted():
             return
-        with environment.writing() as txn:
-            env = environment.open
-            if env is None or not wanted():
-                pass
-            elif not self.usage().entries:
-                environment.remove()  # also on a disk that has no room for a copy
-            else:
-                environment.exchange(lambda place: env.copy(place, compact=True))
-                # Who has the old file open finds nothing there, looks, and opens the new one.
-                with suppress(lmdb.MapFullError):
-                    txn.drop(env.open_db(None, txn), delete=False)
-        environment.reopen()
+        with environment.writing(HARDLY) as txn:
+            if wanted():
+                if self.usage().entries:
+                    environment.exchange(txn)
+                else:
+                    environment.remove()  # also on a disk that has no room for a copy
+        environment.renew()
 
     # -- small things --------------------------------------------------------------------------
 
@@ -459,7 +500,6 @@ class LmdbBackend(Backend):
         """Forget, in a child, the uses that the parent will write."""
         self._touched = {}
         self._written = {}
-        self._closing = threading.Lock()
 
 
 _backends: weakref.WeakSet[LmdbBackend] = weakref.WeakSet()

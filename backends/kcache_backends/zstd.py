@@ -27,6 +27,10 @@ DEFAULT_LEVEL = 3
 #: No value above this many bytes is compressed, or decompressed: a damaged frame may claim any
 #: size, and what it claims is allocated. The largest CUBINs there are have some hundred MB.
 MAX_SIZE = 1 << 30
+#: No frame holds more than so many times its own length, or `SMALL` bytes; what compresses better
+#: is kept as it is. A planted frame of 32 KB can grow to 1 GiB; CUBINs shrink to 1/4 to 1/30.
+MAX_RATIO = 256
+SMALL = 1 << 20
 
 _RAW, _FRAME = b"KCZr", b"KCZz"
 _PREFIX = len(_RAW)
@@ -41,16 +45,20 @@ class ZstdBackend(Backend):
     Args:
         inner: the backend that keeps the values; closed with this one.
         level: of compression, -7 (fast) to 22 (small). Entries of every level can be read.
+        max_size: the cap that the engine keeps: a frame that claims to hold more is damaged.
 
     Raises:
         ConfigError: there is no such level.
     """
 
-    def __init__(self, inner: Backend, *, level: int = DEFAULT_LEVEL) -> None:
+    def __init__(
+        self, inner: Backend, *, level: int = DEFAULT_LEVEL, max_size: int | None = None
+    ) -> None:
         if not isinstance(level, int) or isinstance(level, bool) or level not in LEVELS:  # pyright: ignore
             raise ConfigError(
                 f"level={level!r} is not allowed; allowed: {LEVELS[0]} to {LEVELS[-1]}"
             )
+        self._largest = MAX_SIZE if max_size is None else min(max_size, MAX_SIZE)
         self.inner = inner
         self.level = level
         self.overhead = inner.overhead + _PREFIX
@@ -110,7 +118,7 @@ class ZstdBackend(Backend):
     # -- inside --------------------------------------------------------------------------------
 
     def _compress(self, value: bytes) -> bytes:
-        if len(value) <= MAX_SIZE:
+        if len(value) <= self._largest:
             compressor = getattr(self._local, "compressor", None)
             if compressor is None:
                 # The engine's envelope has a checksum of its own.
@@ -120,7 +128,7 @@ class ZstdBackend(Backend):
                 frame: bytes = compressor.compress(value)
             except zstandard.ZstdError as error:
                 raise BackendError(f"compress {len(value)} bytes: {error}") from error
-            if len(frame) < len(value):
+            if len(frame) < len(value) <= max(SMALL, MAX_RATIO * len(frame)):
                 return _FRAME + frame
         return _RAW + value
 
@@ -136,8 +144,9 @@ class ZstdBackend(Backend):
         try:
             frame = memoryview(stored)[_PREFIX:]
             size = zstandard.frame_content_size(frame)
-            if not 0 < size <= MAX_SIZE:
-                raise CorruptEntryError(f"a frame of {size} bytes; allowed: 1 to {MAX_SIZE}")
+            most = min(self._largest, max(SMALL, MAX_RATIO * len(frame)))
+            if not 0 < size <= most:
+                raise CorruptEntryError(f"a frame of {size} bytes; allowed: 1 to {most}")
             value: bytes = decompressor.decompress(frame, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise CorruptEntryError(f"damaged frame: {error}") from error
@@ -156,7 +165,7 @@ def zstd_file(
     from kcache_backends.file import FileBackend  # not the other one, too
 
     inner = FileBackend(directory, max_size=max_size, read_only=read_only, clock=clock)
-    return ZstdBackend(inner, level=level)
+    return ZstdBackend(inner, level=level, max_size=max_size)
 
 
 def zstd_lmdb(
@@ -175,4 +184,4 @@ def zstd_lmdb(
     from kcache_backends.lmdb import LmdbBackend
 
     inner = LmdbBackend(directory, max_size=max_size, read_only=read_only, clock=clock)
-    return ZstdBackend(inner, level=level)
+    return ZstdBackend(inner, level=level, max_size=max_size)

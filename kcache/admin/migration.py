@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kcache.entry import encode
-from kcache.errors import BackendError
+from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, look_into
+from kcache.util.marker import NAME
 
 if TYPE_CHECKING:
     from kcache.backend import EntryInfo
     from kcache.engine.engine import CacheEngine
     from kcache.entry import Entry
 
-__all__ = ["Migration"]
+__all__ = ["Migration", "remove_emptied"]
+
+#: What backends leave in a folder from which every entry is gone.
+_FILES = ("counters", "lock", "db/data.mdb", "db/lock.mdb", NAME)
+_FOLDERS = ("db", *(f"{shard:02x}" for shard in range(256)), "")
 
 
 class Migration:
@@ -65,16 +72,23 @@ class Migration:
             return
         item, entry = opened
         if entry is None:
-            self.left_out[item.kind] += 1
-            if item.kind == DAMAGED and not self._keep:
-                self._from.delete(info.key, noted=False)
+            self._leave_out(info, item.kind)
             return
-        if not self._has(info) and not self._put(info, entry):
-            self.refused += 1
+        try:
+            if not self._has(info) and not self._put(info, entry):
+                self.refused += 1
+                return
+        except ConfigError:  # it holds what can't be stored: nobody stored it by this library
+            self._leave_out(info, DAMAGED)
             return
         self.moved += 1
         self.bytes += info.size
         if not self._keep:
+            self._from.delete(info.key, noted=False)
+
+    def _leave_out(self, info: EntryInfo, kind: str) -> None:
+        self.left_out[kind] += 1
+        if kind == DAMAGED and not self._keep:
             self._from.delete(info.key, noted=False)
 
     def _has(self, info: EntryInfo) -> bool:
@@ -99,3 +113,19 @@ class Migration:
         if self._to.stats().errors > errors:
             raise BackendError("the other backend can't be written to: see the warning above")
         return False
+
+
+def remove_emptied(folder: str) -> None:
+    """Remove what a backend has left of its folder, and the folder if nothing else is in it.
+
+    Deletes only names that backends write, no folder that has something in it, and nothing through
+    a link.
+    """
+    if os.path.islink(folder) or os.path.islink(os.path.join(folder, "db")):
+        return
+    for name in _FILES:
+        with suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+    for name in _FOLDERS:
+        with suppress(OSError):
+            os.rmdir(os.path.join(folder, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +10,7 @@ from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.engine import journal
 from kcache.nvrtc.inventory import DAMAGED, OTHER
 from kcache.nvrtc.metadata import About
+from kcache.util.units import local_time
 
 if TYPE_CHECKING:
     from kcache.engine.journal import Event
@@ -287,4 +287,4 @@ def _event(event: Event, before: str = "") -> Cause:
 def _when(seconds: float | None) -> str:
     if seconds is None:
         return "at an unknown time"
-    return f"{datetime.fromtimestamp(seconds, tz=UTC).astimezone():on %Y-%m-%d at %H:%M:%S}"
+    return f"{local_time(seconds):on %Y-%m-%d at %H:%M:%S}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from kcache.config import Config, default_cache_directory
+from kcache.directory import is_cache
 from kcache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,19 +75,26 @@ def open_existing(
 ) -> KernelCache | None:
     """Return the cache likewise, or None where there is none yet; makes no directory.
 
+    Nor does it make the backend's folder: where the cache has none, it is opened for reading only.
+
     Raises:
         BackendError: it is there and can't be used.
-        ConfigError, UnknownBackendError: as `open_cache`.
+        ConfigError: it is there and is no cache, or as `open_cache`.
+        UnknownBackendError: no such backend is installed.
     """
     cache = open_cache(directory, backend=backend, read_only=True)
     if cache.directory is None:
         if not os.path.lexists(named_directory(directory)):
             return None
         cache.engine.backend.usage()  # raises, with the reason
-    if read_only:
+    place = str(cache.directory)
+    if not is_cache(place):
+        cache.close()
+        return None
+    if read_only or not os.path.isdir(os.path.join(place, cache.config.backend.value)):
         return cache
     cache.close()
-    return open_cache(None if cache.directory is None else str(cache.directory), backend=backend)
+    return open_cache(place, backend=backend)
 
 
 def named_directory(directory: str | None) -> str:

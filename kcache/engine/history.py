@@ -8,7 +8,6 @@ hour, one IEEE double per field of `COUNTED`, four zeros; everything little-endi
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 from kcache.errors import BackendError
 from kcache.util.locks import RangeLocks, pread, pwrite
+from kcache.util.open_file import OpenFile, has_header, open_or_replace, open_own
 from kcache.util.record import Record
 
 __all__ = ["COUNTED", "HOURS", "HOUR_SECONDS", "History", "Hour"]
@@ -26,6 +26,10 @@ HOURS = 90 * 24
 HOUR_SECONDS = 3600
 #: The fields of `kcache.engine.stats.Stats` that are counted by the hour, in the order of the file.
 COUNTED = ("hits", "misses", "compiles", "evictions", "saved_seconds", "compile_seconds")
+
+
+#: No count of an hour reaches this: a double counts exactly up to here.
+_MOST = 2.0**53
 
 
 class Hour(Record):
@@ -76,13 +80,9 @@ class History:
         if not any(added):
             return True
         hour = int(self._clock() // HOUR_SECONDS)
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         try:
-            fd = os.open(self.path, flags, 0o600)
-            try:
-                return self._add(fd, hour, added)
-            finally:
-                os.close(fd)
+            file = open_or_replace(self.path, os.O_RDWR, self._is_ours)
+            return self._add(file, hour, added)
         except OSError:
             return False
 
@@ -94,24 +94,19 @@ class History:
         """
         now = int(self._clock() // HOUR_SECONDS)
         try:
-            fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self._unreadable(error) from error
-        try:
-            image = pread(fd, len(self._HEADER) + HOURS * self._RECORD, 0)
+            file = open_own(self.path, os.O_RDONLY)
+            image = pread(file.fd, len(self._HEADER) + HOURS * self._RECORD, 0)
             if not image.startswith(self._HEADER):
                 return []
             return [
                 Hour(hour * HOUR_SECONDS, *counts)
                 for hour in range(now - HOURS + 1, now + 1)
-                if any(counts := self._counts(fd, hour, image))
+                if any(counts := self._counts(file, hour, image))
             ]
+        except FileNotFoundError:
+            return []
         except OSError as error:
             raise self._unreadable(error) from error
-        finally:
-            os.close(fd)
 
     def _unreadable(self, error: OSError) -> BackendError:
         return BackendError(f"history in {self.path}: {error.strerror}")
@@ -119,17 +114,18 @@ class History:
     def _offset(self, hour: int) -> int:
         return len(self._HEADER) + hour % HOURS * self._RECORD
 
-    def _add(self, fd: int, hour: int, added: tuple[float, ...]) -> bool:
-        if pread(fd, len(self._HEADER), 0) != self._HEADER:
-            pwrite(fd, self._HEADER, 0)
+    def _is_ours(self, file: OpenFile) -> bool:
+        return has_header(file, self._HEADER)
+
+    def _add(self, file: OpenFile, hour: int, added: tuple[float, ...]) -> bool:
         at = self._offset(hour)
-        with RangeLocks(fd).held(at, self._RECORD, timeout=self._PATIENCE):
-            before = self._decode(hour, pread(fd, self._RECORD, at)) or (0.0,) * len(COUNTED)
+        with RangeLocks(file).held(at, self._RECORD, timeout=self._PATIENCE):
+            before = self._decode(hour, pread(file.fd, self._RECORD, at)) or (0.0,) * len(COUNTED)
             body = self._BODY.pack(hour, *(a + b for a, b in zip(before, added, strict=True)))
             record = zlib.crc32(body).to_bytes(4, "little") + body
-            return pwrite(fd, record, at) == len(record)
+            return pwrite(file.fd, record, at) == len(record)
 
-    def _counts(self, fd: int, hour: int, image: bytes) -> tuple[float, ...]:
+    def _counts(self, file: OpenFile, hour: int, image: bytes) -> tuple[float, ...]:
         """Return what the file, read as a whole before, says of an hour; nothing if nothing."""
         raw = image[self._offset(hour) :][: self._RECORD]
         for _ in range(self._TRIES):
@@ -138,7 +134,7 @@ class History:
             counts = self._decode(hour, raw)
             if counts is not None:
                 return counts
-            raw = pread(fd, self._RECORD, self._offset(hour))
+            raw = pread(file.fd, self._RECORD, self._offset(hour))
         return ()
 
     def _decode(self, hour: int, raw: bytes) -> tuple[float, ...] | None:
@@ -148,4 +144,4 @@ class History:
         held, *counts = self._BODY.unpack_from(raw, 4)
         if held != hour:
             return ()
-        return tuple(counts) if all(0 <= n < math.inf for n in counts) else None
+        return tuple(counts) if all(0 <= n < _MOST for n in counts) else None

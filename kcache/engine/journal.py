@@ -13,10 +13,13 @@ what that was before is forgotten. Lines that make no sense, cut off by a full d
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from kcache.util.locks import pread
+from kcache.util.open_file import OpenFile, open_or_replace, open_own
 from kcache.util.record import Record
 
 __all__ = [
@@ -51,14 +54,9 @@ _ALL = "-"
 _MAX_DETAIL = 200
 #: Bytes of a file that are read: more than rotation ever leaves.
 _MAX_READ = 1 << 20
-_FLAGS = (
-    os.O_WRONLY
-    | os.O_APPEND
-    | os.O_CREAT
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # where somebody has put a pipe, fail
-)
+#: How each line begins, and so the file.
+_BEGINNING = re.compile(rb"\d{1,12}\.\d{3} [a-z]+ ")
+_LONGEST_BEGINNING = 40
 
 
 class Event(Record):
@@ -141,14 +139,11 @@ class Journal:
 
     def _write(self, lines: str) -> None:
         with suppress(OSError):
-            fd = os.open(self._path, _FLAGS, 0o600)
-            try:
-                os.write(fd, lines.encode("utf-8", "backslashreplace"))
-                full = os.fstat(fd).st_size >= self._limit
-            finally:
-                os.close(fd)
+            file = open_or_replace(self._path, os.O_RDWR | os.O_APPEND, _is_ours)
+            os.write(file.fd, lines.encode("utf-8", "backslashreplace"))
+            full = os.fstat(file.fd).st_size >= self._limit
             # Unless another process has begun a new one meanwhile.
-            if full and os.stat(self._path).st_size >= self._limit:
+            if full and file.is_at(self._path):
                 os.replace(self._path, self._old)
 
     def events(self) -> Iterator[Event]:
@@ -162,16 +157,18 @@ class Journal:
                         yield event
 
 
+def _is_ours(file: OpenFile) -> bool:
+    """Tell whether a file is empty, or begins as every journal does."""
+    found = pread(file.fd, _LONGEST_BEGINNING, 0)
+    return not found or _BEGINNING.match(found) is not None
+
+
 def _lines(path: str) -> list[str]:
     try:
-        with open(path, "rb", opener=_open) as file:
-            return file.read(_MAX_READ).decode(errors="replace").split("\n")
+        file = open_own(path, os.O_RDONLY)
+        return os.read(file.fd, _MAX_READ).decode(errors="replace").split("\n")
     except OSError:
         return []
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe is as good as empty
 
 
 def _event(fields: list[str]) -> Event | None:

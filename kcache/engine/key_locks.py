@@ -8,16 +8,18 @@ import sys
 from contextlib import suppress
 from typing import Protocol
 
-from kcache.util.forks import after_fork
 from kcache.util.locks import RangeLocks, pread, pwrite
+from kcache.util.open_file import OpenFile, open_or_replace
 
 __all__ = ["ByteLocks", "FileLocks", "KeyLocks"]
 
-#: The file begins with a table: 15 bytes of a key, and how often something was made for it, modulo
-#: 255 and never 0. The locks are on bytes behind it, where nothing is stored.
-_SLOTS = 512
+#: The file is a table: 15 bytes of a key, and how often something was made for it, modulo 255 and
+#: never 0. Its last 16 bytes are the mark of this format. The locks are on bytes behind the table,
+#: where nothing is stored.
+_SLOTS = 511
 _NOTE = 16
-_TABLE = _SLOTS * _NOTE
+_TABLE = (_SLOTS + 1) * _NOTE
+_MARK = b"kcache-flight/1\0"
 #: Without byte locks keys share this many lock files, so that no file is left behind per key.
 _STRIPES = 64
 
@@ -42,8 +44,8 @@ class ByteLocks:
     its process dies, SIGKILL included, or at `KeyLocks.close`.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._ranges = RangeLocks(fd)
+    def __init__(self, file: OpenFile) -> None:
+        self._ranges = RangeLocks(file)
 
     def acquire(self, key: str) -> bool:
         taken = self._ranges.claim(_offset(key), 1)
@@ -86,35 +88,22 @@ class FileLocks:
 
 
 class _Opened:
-    """The opened file with its locks; closed with the object, and so never under a holder."""
+    """The opened file with its locks; closed with the object, and so never under a holder.
+
+    Fork: the file is let go of in the child, since the parent's locks must end with the parent.
+    """
 
     def __init__(self, path: str, *, byte_locks: bool) -> None:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-        self.fd = os.open(path, flags, 0o600)
-        self.locks: _Locks = ByteLocks(self.fd) if byte_locks else FileLocks(path)
-        if byte_locks:
-            after_fork(self)
+        self.file = open_or_replace(path, os.O_RDWR, _is_ours)
+        self.locks: _Locks = ByteLocks(self.file) if byte_locks else FileLocks(path)
 
-    def is_at(self, path: str) -> bool:
-        """Tell whether `path` still leads to this file."""
-        try:
-            return os.path.samestat(os.fstat(self.fd), os.stat(path, follow_symlinks=False))
-        except FileNotFoundError:
-            return False
 
-    def after_fork(self) -> None:
-        """Close the file in a child: the parent's locks must end with the parent."""
-        # Not left to the last reference, which may be in a frame of a thread that is no more.
-        self._close()
-
-    def __del__(self) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        fd, self.fd = getattr(self, "fd", -1), -1
-        if fd >= 0:
-            with suppress(OSError):
-                os.close(fd)
+def _is_ours(file: OpenFile) -> bool:
+    """Tell whether a file is one of ours: it has the mark behind the table. A new one gets it."""
+    size, at = os.fstat(file.fd).st_size, _TABLE - len(_MARK)
+    if size == 0:
+        return pwrite(file.fd, _MARK, at) == len(_MARK)
+    return size == _TABLE and pread(file.fd, len(_MARK), at) == _MARK
 
 
 class KeyLocks:
@@ -162,16 +151,16 @@ class KeyLocks:
         count = self.ends(key)
         with suppress(OSError):
             opened = self._open()  # named: the descriptor is open as long as it is
-            pwrite(opened.fd, _raw(key) + bytes([count % 255 + 1]), _slot(key))
+            pwrite(opened.file.fd, _raw(key) + bytes([count % 255 + 1]), _slot(key))
 
     def ends(self, key: str) -> int:
         """Return a number that changes whenever something was made for a key.
 
-        There is room for 512 keys; a newer one can take the place of an older.
+        There is room for 511 keys; a newer one can take the place of an older.
         """
         with suppress(OSError):
             opened = self._open()
-            found = pread(opened.fd, _NOTE, _slot(key))
+            found = pread(opened.file.fd, _NOTE, _slot(key))
             if len(found) == _NOTE and found[:-1] == _raw(key):
                 return found[-1]
         return 0
@@ -190,7 +179,7 @@ class KeyLocks:
 
     def _open(self) -> _Opened:
         opened = self._opened
-        if opened is None or not opened.is_at(self._path):
+        if opened is None or not (opened.file.is_at(self._path) and opened.file.is_open()):
             opened = self._opened = _Opened(self._path, byte_locks=self._byte_locks)
         return opened
 

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from kcache.engine.circles import leaders, leads_to, waits_for
 from kcache.engine.key_locks import KeyLocks
 from kcache.util import log
 from kcache.util.forks import after_fork
@@ -81,12 +82,14 @@ class Busy(NamedTuple):
 class _Call(Generic[T]):
     """One value being made by a thread of this process."""
 
-    __slots__ = ("done", "error", "made", "place", "thread")
+    __slots__ = ("done", "error", "made", "place", "since", "thread")
 
     def __init__(self, place: str) -> None:
         self.done = threading.Event()
         self.thread = threading.get_ident()
         self.place = place
+        #: When a leader began who took over from one that was waited for too long; else 0.
+        self.since = 0.0
         self.made: Made[T] | None = None
         self.error: Exception | None = None
 
@@ -100,18 +103,20 @@ class Flight(Generic[T]):
     """Has each value made once, by one thread of one process, while the others wait for it.
 
     Threads of one process wait for the leader's call; processes for a lock on the key
-    (`KeyLocks`), and after it they look again. Waiting ends after `wait` seconds; then the waiter
-    looks once more, and makes the value alone. Where locks don't work it does so at once, counted
-    as `unlocked`. Nobody queues: if a leader ends and leaves nothing of use, all those who waited
-    for it go on at the same time.
+    (`KeyLocks`), and after it they look again. A leader is waited for `wait` seconds; then one of
+    those who wait looks once more and makes the value, and the others wait for that one as long.
+    Where locks don't work everybody makes it at once, counted as `unlocked`. Nobody queues: if a
+    leader ends and leaves nothing of use, all those who waited for it go on at the same time.
 
     Exceptions of the leader reach the threads that wait for it, each its own copy; the next caller
     tries again. A leader that is interrupted or killed is replaced by one of those who wait.
 
     Threads: safe to share; not from signal handlers. `make` may ask for other keys, and for its
-    own: the same thread then makes it. Processes: by the lock file. Crash: the kernel releases the
-    lock of a killed leader, and one of the waiting processes makes the value. Fork: the child
-    begins anew.
+    own: the same thread then makes it. So it does where waiting would never end, since whoever it
+    would wait for waits for this thread. Among threads that is found out; between processes a
+    thread that makes something waits for larger keys only. Processes: by the lock file. Crash: the
+    kernel releases the lock of a killed leader, and one of the waiting processes makes the value.
+    Fork: the child begins anew.
 
     Args:
         path: of the lock file; None excludes threads only.
@@ -126,6 +131,8 @@ class Flight(Generic[T]):
         self._count = counters.add
         #: Changed by `setdefault` and `pop` only, each one step for other threads.
         self._calls: dict[str, _Call[T]] = {}
+        #: Held while one of those who wait takes the place of a leader.
+        self._taking = threading.Lock()
         self._complained = False
         after_fork(self)
 
@@ -145,8 +152,13 @@ class Flight(Generic[T]):
         `busy` is what the attempt before this one returned: when it is old enough, the value is
         made alone.
         """
-        if busy is not None and time.monotonic() >= busy.since + self._wait:
-            return self._alone(key, work).value
+        now = time.monotonic()
+        if busy is not None and now >= busy.since + self._wait:
+            call = self._calls.get(key)
+            if call is not None and now < call.since + self._wait:
+                return Busy(call.since, _UNKNOWN)  # another thread has lost patience before
+            taken = self._take_over(call, key, work)
+            return Busy(now, _UNKNOWN) if taken is None else taken.value
         return self._fly(key, work, None, busy)
 
     def close(self) -> None:
@@ -169,8 +181,14 @@ class Flight(Generic[T]):
                 break
             if deadline is None:
                 return Busy(time.monotonic(), _UNKNOWN) if busy is None else busy
-            if not self._await(call, key, deadline):
-                return self._alone(key, work).value
+            ended = self._await(call, key, deadline)
+            if ended is None:  # its leader waits for what this thread makes
+                break
+            if not ended:
+                taken = self._take_over(call, key, work)
+                if taken is not None:
+                    return taken.value
+                continue
             if call.error is not None and call.place == work.place and (work.timeless or flights):
                 raise copied(call.error)
             if call.made is not None:
@@ -198,14 +216,44 @@ class Flight(Generic[T]):
                 self._calls.pop(key, None)
             mine.done.set()
 
-    def _await(self, call: _Call[T], key: str, deadline: float) -> bool:
-        """Wait for a call; tell whether it ended in time."""
-        while not call.done.wait(max(0.0, min(_LOOK_INTERVAL, deadline - time.monotonic()))):
+    def _await(self, call: _Call[T], key: str, deadline: float) -> bool | None:
+        """Wait for a call; tell whether it ended in time, or None if it waits for this thread."""
+        me = threading.get_ident()
+        waits_for[me] = call.thread
+        try:
+            while True:
+                if leads_to(call.thread, me):
+                    return None
+                left = max(deadline, call.since + self._wait) - time.monotonic()
+                if left <= 0:
+                    return call.done.is_set()
+                if call.done.wait(min(_LOOK_INTERVAL, left)):
+                    return True
+                if self._calls.get(key) is not call:
+                    return True  # its leader was interrupted at the very end, or replaced
+        finally:
+            waits_for.pop(me, None)
+
+    def _take_over(self, call: _Call[T] | None, key: str, work: Work[T]) -> Made[T] | None:
+        """Replace a leader that was waited for too long; None if another thread has done so."""
+        if not self._wait:
+            return self._alone(key, work)
+        mine: _Call[T] = _Call(work.place)
+        mine.since = time.monotonic()
+        with self._taking:
             if self._calls.get(key) is not call:
-                break  # its leader was interrupted at the very end
-            if time.monotonic() >= deadline:
-                return False
-        return True
+                return None
+            self._calls[key] = mine
+        try:
+            mine.made = self._alone(key, work)
+        except Exception as error:
+            mine.error = error
+            raise
+        finally:
+            if self._calls.get(key) is mine:
+                self._calls.pop(key, None)
+            mine.done.set()
+        return mine.made
 
     def _joined(self, made: T, work: Work[T]) -> T | None:
         value = work.look()
@@ -219,7 +267,7 @@ class Flight(Generic[T]):
         self, call: _Call[T], key: str, work: Work[T], deadline: float | None, busy: Busy | None
     ) -> Made[T] | Busy:
         try:
-            made = self._among_processes(key, work, deadline, busy)
+            made = self._among_processes(call, key, work, deadline, busy)
         except Exception as error:
             call.error = error
             raise
@@ -228,10 +276,24 @@ class Flight(Generic[T]):
         return made
 
     def _alone(self, key: str, work: Work[T]) -> Made[T]:
-        """End a wait that was too long: look, and make the value."""
+        """End a wait that was too long: look, and make the value, as the only process that does."""
         self._count("wait_timeouts")
         log.info("waited %.0f s for another to make %s, going on alone", self._wait, key)
-        return self._look(work, waited=True) or work.make()
+        second, deadline = _second(key), time.monotonic() + self._wait
+        looked = 0.0
+        try:
+            while True:
+                now = time.monotonic()
+                if now >= looked + _LOOK_INTERVAL or not self._wait:
+                    looked = now
+                    found = self._look(work, waited=True)
+                    if found is not None:
+                        return found
+                if now >= deadline or self._acquire(second) is not False:
+                    return self._look(work, waited=True) or work.make()
+                time.sleep(_LONGEST_PAUSE)
+        finally:
+            self._release(second)
 
     def _look(self, work: Work[T], *, waited: bool) -> Made[T] | None:
         value = work.look()
@@ -244,7 +306,12 @@ class Flight(Generic[T]):
     # -- processes -----------------------------------------------------------------------------
 
     def _among_processes(
-        self, key: str, work: Work[T], deadline: float | None, busy: Busy | None
+        self,
+        call: _Call[T],
+        key: str,
+        work: Work[T],
+        deadline: float | None,
+        busy: Busy | None,
     ) -> Made[T] | Busy:
         """Make the value, unless another process makes it: then wait for that one."""
         began = looked = time.monotonic()
@@ -256,13 +323,14 @@ class Flight(Generic[T]):
                     break
                 now = time.monotonic()
                 if not locked:
-                    if _leaders.get((self._path, key)) == threading.get_ident():
-                        break  # asked for while it is being made, by way of another object
+                    if self._is_hopeless(key):
+                        break
                     if busy is None or busy.ends == _UNKNOWN:
                         busy = Busy(now if busy is None else busy.since, ends)
                     if deadline is None:
                         return busy
                     if now >= deadline:
+                        call.since = now
                         return self._alone(key, work)
                     waiting = True
                     time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), _LONGEST_PAUSE))
@@ -282,15 +350,32 @@ class Flight(Generic[T]):
                     waiting = False
             return self._look(work, waited=busy is not None) or self._make(key, work)
         finally:
+            waits_for.pop(threading.get_ident(), None)
             self._release(key)
 
+    def _is_hopeless(self, key: str) -> bool:
+        """Tell whether to wait for the lock of a key might never end.
+
+        It is held by this thread by way of another object, or by a thread that waits for this one.
+        Or this thread makes something else, for which the process that holds the lock may wait:
+        that can't be seen, so that only larger keys are waited for then. Not all processes of a
+        circle can do that.
+        """
+        me = threading.get_ident()
+        leader = leaders.get((self._path, key))
+        if leader is not None:
+            waits_for[me] = leader
+            return leader == me or leads_to(leader, me)
+        return any(mine > key for (_, mine), thread in list(leaders.items()) if thread == me)
+
     def _make(self, key: str, work: Work[T]) -> Made[T]:
+        waits_for.pop(threading.get_ident(), None)
         me = (self._path, key)
-        _leaders[me] = threading.get_ident()
+        leaders[me] = threading.get_ident()
         try:
             return work.make()
         finally:
-            _leaders.pop(me, None)
+            leaders.pop(me, None)
             if self._locks is not None:
                 self._locks.end(key)
 
@@ -318,14 +403,17 @@ class Flight(Generic[T]):
 
     def after_fork(self) -> None:
         """Forget, in a child process, the parent's calls and its lock file."""
+        self._taking = threading.Lock()
         self._calls.clear()
-        _leaders.clear()
+        leaders.clear()
+        waits_for.clear()
         if self._locks is not None:
             self._locks.after_fork()
 
 
-#: Which thread of this process makes what: (lock file, key) -> thread.
-_leaders: dict[tuple[str, str], int] = {}
+def _second(key: str) -> str:
+    """Return the key of the lock for who goes on alone: that of the key is held by another."""
+    return f"{int(key[:16], 16) ^ (1 << 63):016x}{key[16:]}"
 
 
 def copied(error: Exception) -> Exception:

@@ -14,12 +14,14 @@ import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 
 from kcache.engine.history import COUNTED, History
 from kcache.errors import BackendError
 from kcache.util.forks import after_fork
 from kcache.util.locks import RangeLocks, pread, pwrite
+from kcache.util.open_file import OpenFile, has_header, open_or_replace, open_own
 from kcache.util.record import Record
 
 __all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]
@@ -115,6 +117,9 @@ def _stats(values: Iterable[float]) -> Stats:
     )
 
 
+#: No count of a record reaches this: a double counts exactly up to here.
+_MOST = 2.0**53
+
 #: So many hits are noted at most before they are added up.
 NOTES = 256
 
@@ -193,8 +198,8 @@ class StatsFile:
     Opened on the first `add`, so that a process that only reads the cache once pays nothing
     before it ends, and opened again when somebody removed or replaced it. Processes: each adds to a
     record of its own. Crash: counts since the last `add` are lost, nothing else; a damaged record
-    counts as zeros. Fork: the child takes a record of its own. Where the file can't be written,
-    `add` raises `BackendError` and the caller goes on without.
+    counts as zeros. Fork: the child takes a record of its own. Where the file can't be written, or
+    is none that this class made, `add` raises `BackendError` and the caller goes on without.
     """
 
     SLOTS = 128
@@ -206,23 +211,18 @@ class StatsFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
-        self._fd: int | None = None  # closed with the object, if nobody does before
-        self._locks: RangeLocks | None = None
+        self._file: OpenFile | None = None
         self._slot = 0
-        self._pid = 0
         self._mutex = threading.Lock()
         after_fork(self)
 
     def add(self, amounts: Iterable[float]) -> None:
         """Add counts, in the order of `FIELDS`, to this process's record."""
-        try:
-            with self._mutex:
-                fd = self._open()
-                values = self._read(fd, self._slot)
-                sums = [a + b for a, b in zip(values, amounts, strict=True)]
-                self._write(fd, self._slot, sums)
-        except OSError as error:
-            raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
+        with self._translated(), self._mutex:
+            file = self._open()
+            values = self._read(file, self._slot)
+            sums = [a + b for a, b in zip(values, amounts, strict=True)]
+            self._write(file, self._slot, sums)
 
     def total(self) -> Stats:
         """Return the sums over all processes since the last `zero`; zeros where there is no file.
@@ -230,96 +230,79 @@ class StatsFile:
         Raises:
             BackendError: the file is there and can't be read.
         """
-        try:
-            fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except FileNotFoundError:
-            return Stats()
-        except OSError as error:
-            raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
-        try:
-            baseline = self._read(fd, 0)
-            sums = self._sums(fd)
-        except OSError as error:
-            raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
-        finally:
-            os.close(fd)
+        with self._translated():
+            try:
+                file = open_own(self.path, os.O_RDONLY)
+            except FileNotFoundError:
+                return Stats()
+            baseline = self._read(file, 0)
+            sums = self._sums(file)
         return _stats(max(0.0, a - b) for a, b in zip(sums, baseline, strict=True))
 
     def zero(self) -> None:
         """Count from here on: remember the present sums and subtract them when reading."""
-        try:
-            with self._mutex:
-                fd = self._open()
-                self._write(fd, 0, self._sums(fd))
-        except OSError as error:
-            raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
+        with self._translated(), self._mutex:
+            file = self._open()
+            self._write(file, 0, self._sums(file))
 
     def close(self) -> None:
         """Give up the record. Idempotent."""
         with self._mutex:
-            self._let_go()
-
-    def __del__(self) -> None:
-        self._let_go()
+            self._file = None
 
     def after_fork(self) -> None:
         """Make the object usable in a child process, whose parent may have been adding."""
         self._mutex = threading.Lock()
+        self._file = None
 
-    def _let_go(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
-    def _open(self) -> int:
-        """Return the descriptor of the file that the path leads to, with a record of our own."""
-        if self._fd is not None:
-            if self._pid == os.getpid() and self._is_there(self._fd):
-                return self._fd
-            self._let_go()
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-        fd = os.open(self.path, flags, 0o600)
+    @contextmanager
+    def _translated(self) -> Generator[None]:
         try:
-            if pread(fd, len(self._HEADER), 0) != self._HEADER:
-                pwrite(fd, self._HEADER, 0)
-            locks = RangeLocks(fd)
-            slots = range(1, self.SLOTS)
-            claimed = (n for n in slots if locks.claim(self._offset(n), self._RECORD))
-            # All taken, or no locks here: share one, and accept that counts may get lost.
-            self._slot = next(claimed, 1 + os.getpid() % (self.SLOTS - 1))
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd, self._locks, self._pid = fd, locks, os.getpid()
-        return fd
+            yield
+        except OSError as error:
+            raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
 
-    def _is_there(self, fd: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(fd), os.stat(self.path, follow_symlinks=False))
-        except FileNotFoundError:
-            return False
+    def _open(self) -> OpenFile:
+        """Return the file that the path leads to, with a record of our own."""
+        file = self._file
+        if file is not None and file.is_open() and file.is_at(self.path):
+            return file
+        self._file = None
+        file = open_or_replace(self.path, os.O_RDWR, self._is_ours)
+        locks = RangeLocks(file)
+        slots = range(1, self.SLOTS)
+        claimed = (n for n in slots if locks.claim(self._offset(n), self._RECORD))
+        # All taken, or no locks here: share one, and accept that counts may get lost.
+        self._slot = next(claimed, 1 + os.getpid() % (self.SLOTS - 1))
+        self._file = file
+        return file
+
+    def _is_ours(self, file: OpenFile) -> bool:
+        return has_header(file, self._HEADER)
 
     def _offset(self, slot: int) -> int:
         return len(self._HEADER) + slot * self._RECORD
 
-    def _read(self, fd: int, slot: int) -> tuple[float, ...]:
+    def _read(self, file: OpenFile, slot: int) -> tuple[float, ...]:
         for _ in range(self._TRIES):
-            raw = pread(fd, self._RECORD, self._offset(slot))
+            raw = pread(file.fd, self._RECORD, self._offset(slot))
             if not any(raw):
                 break
             if len(raw) == self._RECORD and int.from_bytes(raw[:4], "little") == zlib.crc32(
                 raw[4:]
             ):
-                return self._BODY.unpack_from(raw, 4)
+                values: tuple[float, ...] = self._BODY.unpack_from(raw, 4)
+                # What no process can have counted would spoil every sum.
+                return values if all(0 <= n < _MOST for n in values) else (0.0,) * len(FIELDS)
         return (0.0,) * len(FIELDS)
 
-    def _write(self, fd: int, slot: int, values: Iterable[float]) -> None:
+    def _write(self, file: OpenFile, slot: int, values: Iterable[float]) -> None:
         body = self._BODY.pack(*values).ljust(self._RECORD - 4, b"\0")
-        pwrite(fd, zlib.crc32(body).to_bytes(4, "little") + body, self._offset(slot))
+        pwrite(file.fd, zlib.crc32(body).to_bytes(4, "little") + body, self._offset(slot))
 
-    def _sums(self, fd: int) -> list[float]:
-        slots = range(1, 1 + (os.fstat(fd).st_size - self._offset(1)) // self._RECORD)
-        records = [self._read(fd, slot) for slot in slots[: self.SLOTS - 1]]
+    def _sums(self, file: OpenFile) -> list[float]:
+        slots = range(1, 1 + (os.fstat(file.fd).st_size - self._offset(1)) // self._RECORD)
+        records = [self._read(file, slot) for slot in slots[: self.SLOTS - 1]]
         return [sum(column) for column in zip((0.0,) * len(FIELDS), *records, strict=True)]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from kcache.entry import Entry
+from kcache.nvrtc import names_and_log
 from kcache.util.record import Record
 
 if TYPE_CHECKING:
@@ -117,16 +118,19 @@ class CompiledKernel(Record):
 
     @classmethod
     def from_entry(cls, entry: Entry, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
-        """Return the kernel in an entry."""
+        """Return the kernel in an entry.
+
+        Raises:
+            CorruptEntryError: the entry is not what `to_entry` makes.
+        """
         payload = entry.payload
-        metadata = entry.metadata
-        names = cast("dict[str, str]", metadata.get("lowered_names") or {})
+        names, log = names_and_log(entry)
         return cls(
             payload.get("ptx"),
             payload.get("cubin"),
             payload.get("ltoir"),
             MappingProxyType(names),
-            str(metadata.get("log", "")),
+            log,
             key,
             cached=True,
             compile_seconds=entry.cost,

@@ -4,3 +4,26 @@ from __future__ import annotations
 
 #: Layout of what the NVRTC frontend stores. Raise it when that changes: older entries then miss.
 PRODUCER = "kcache-nvrtc/2"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kcache.entry import Entry
+
+_NO_NAMES: dict[str, str] = {}
+
+
+def names_and_log(entry: Entry) -> tuple[dict[str, str], str]:
+    """Return the lowered names and the log in a kernel's entry, which may hold anything.
+
+    Raises:
+        CorruptEntryError: they are of another type.
+    """
+    metadata = entry.metadata
+    names = metadata.get("lowered_names", _NO_NAMES)
+    log = metadata.get("log", "")
+    sound = type(names) is dict and type(log) is str
+    if not sound or not all(type(lowered) is str for lowered in names.values()):  # type: ignore[union-attr]
+        from kcache.errors import CorruptEntryError
+
+        raise CorruptEntryError("lowered names or log are of another type")
+    return names, log  # type: ignore[return-value]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.backend import KEY_LENGTH, Backend, EntryInfo
 from kcache.entry import Entry, decode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
+from kcache.nvrtc import names_and_log
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
@@ -46,6 +47,11 @@ KERNEL, MANIFEST, OTHER, DAMAGED, UNREADABLE = (
 )
 
 _YEAR_9999 = 253e9
+#: What reading an entry that nobody wrote by this library may raise.
+_FORGED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError)
+#: The latest time, in nanoseconds, and the largest size that `coldest_first` sorts by. A file
+#: system can tell of later times (after 2554), and of larger sparse files.
+_MOST_TIME, _MOST_SIZE = 2**64 - 1, 2**48 - 1
 #: Digits of a key that `unique_length` compares.
 _COMPARED = 16
 
@@ -96,12 +102,17 @@ def look_into(backend: Backend, info: EntryInfo, producer: str) -> Opened | None
         described = describe(item, entry.metadata)
         if described.kind == MANIFEST:
             _check_manifest(entry)
+        elif described.kind == KERNEL:
+            names_and_log(entry)
     except IncompatibleEntryError as error:
         return Opened(item._replace(problem=str(error)), None)
     except CorruptEntryError as error:
         return Opened(item._replace(kind=DAMAGED, problem=str(error)), None)
     except BackendError as error:
         return Opened(item._replace(kind=UNREADABLE, problem=str(error)), None)
+    except _FORGED as error:  # a right checksum over what no version of kcache wrote
+        problem = f"{type(error).__name__}: {error}"
+        return Opened(item._replace(kind=DAMAGED, problem=problem), None)
     return Opened(described, entry)
 
 
@@ -170,9 +181,9 @@ def coldest_first(backend: Backend) -> Iterator[EntryInfo]:
     entries = [
         b"%b%b%b"
         % (
-            max(0, info.used_ns).to_bytes(8, "big"),
+            min(max(0, info.used_ns), _MOST_TIME).to_bytes(8, "big"),
             bytes.fromhex(info.key),
-            info.size.to_bytes(6, "big"),
+            min(info.size, _MOST_SIZE).to_bytes(6, "big"),
         )
         for info in backend.scan()
     ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
-from kcache.config import compiler_variables
+from kcache.config import compiler_variables, variable
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
@@ -71,7 +72,10 @@ class Request(NamedTuple):
 
     def is_here(self) -> bool:
         """Tell whether the working directory is still the one that the request was made in."""
-        return self.search.directory == working_directory()
+        directory = self.search.directory
+        if directory != working_directory():
+            return False
+        return not self.shows_paths or self.bound[0] == f"directory={_spelled(directory)}"
 
     def uncacheable(self) -> str | None:
         """Return why the outcome must not be cached, as far as the request itself tells."""
@@ -85,7 +89,7 @@ class Request(NamedTuple):
     @property
     def shows_paths(self) -> bool:
         """Whether the output names directories, which are then part of the key."""
-        return any(each.startswith("directory=") for each in self.bound)
+        return bool(self.bound) and self.bound[0].startswith("directory=")
 
     @property
     def family(self) -> object:
@@ -149,7 +153,7 @@ class Request(NamedTuple):
         shows_paths = options.debug or options.lineinfo or extra.paths_in_output
         if shows_paths:
             # Debug information names the working directory and every file, as opened.
-            bound += [f"directory={directory}", *(f"prefix={p}" for p in search.prefixes)]
+            bound += [f"directory={_spelled(directory)}", *(f"prefix={p}" for p in search.prefixes)]
         variables = compiler_variables()
         bound += [f"variable={each}" for each in variables]
         # An option that nobody has tried may name files.
@@ -251,6 +255,16 @@ def working_directory() -> str:
         return os.getcwd()
     except OSError:
         return NO_DIRECTORY
+
+
+def _spelled(directory: str) -> str:
+    """Return the working directory as debug information has it: LLVM takes PWD's spelling of it."""
+    spelled = variable("PWD")
+    if spelled and spelled != directory and spelled.startswith("/"):
+        with suppress(OSError):
+            if os.path.samefile(spelled, directory):
+                return spelled
+    return directory
 
 
 def _check_text(what: str, text: object) -> None:

@@ -105,6 +105,8 @@ class ContractBase:
         resolution: nanoseconds by which two uses lie apart so that their order is kept.
         large: a number of entries that is beyond what `coldest` may look at when it starts.
         kills: how often the writers of a test are killed.
+        refuses_strangers: a place that has files of others is refused, and not changed.
+        bounds_reads: what the medium holds beyond the cap is not read into memory.
     """
 
     persistent: bool = True
@@ -115,6 +117,8 @@ class ContractBase:
     resolution: int = 1_000
     large: int = 3_000
     kills: int = 8
+    refuses_strangers: bool = True
+    bounds_reads: bool = True
 
     # -- supplied by the author ------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import hypothesis
 from kcache.testing._batches import BatchTests
 from kcache.testing._processes import ProcessTests
 from kcache.testing._recency import RecencyTests
+from kcache.testing._strangers import StrangerTests
 from kcache.testing._threads import ThreadTests
 from kcache.testing._trouble import TroubleTests
 from kcache.testing._usage import UsageTests
@@ -30,7 +31,14 @@ __all__ = ["BackendContract"]
 
 
 class BackendContract(
-    ValueTests, RecencyTests, UsageTests, BatchTests, ThreadTests, ProcessTests, TroubleTests
+    ValueTests,
+    RecencyTests,
+    UsageTests,
+    BatchTests,
+    ThreadTests,
+    ProcessTests,
+    TroubleTests,
+    StrangerTests,
 ):
     """Subclass it in a test module, supply `open` and `look`, and pytest runs every promise.
 

@@ -1,12 +1,28 @@
-"""Forks: objects that have something to do in a child process before anybody uses them there."""
+"""Forks: what a child process needs before anybody uses kcache in it.
+
+Objects with locks of their own register with `after_fork`. And imports are made safe: kcache
+imports most of its modules when they are first needed, perhaps in one thread while another forks.
+Of a module that a thread was importing the child inherits the lock, and not the thread, so that it
+would wait for ever. So a fork waits for imports under way, at most `PATIENCE` seconds; and what is
+under way all the same is begun anew in the child.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import time
 import weakref
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
 
-__all__ = ["Forked", "after_fork"]
+__all__ = ["PATIENCE", "Forked", "after_fork"]
+
+#: Seconds that a fork waits for imports of other threads. The largest that kcache begins (NVRTC's
+#: bindings) takes 0.1 s; one that hangs must not hold up the fork for long.
+PATIENCE = 2.0
+_PAUSE = 0.0005
 
 
 class Forked(Protocol):
@@ -25,10 +41,50 @@ def after_fork(each: Forked) -> None:
     _objects.add(each)
 
 
+# -- imports ---------------------------------------------------------------------------------------
+
+
+def _module_locks() -> dict[str, Any]:
+    """Return importlib's locks, module name -> weak reference; none where they are kept otherwise.
+
+    They are private to importlib: `importlib._bootstrap._module_locks`. The attribute `owner`, the
+    thread, is there in every version since 3.3.
+    """
+    bootstrap = sys.modules.get("_frozen_importlib")
+    found = getattr(bootstrap, "_module_locks", None)
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _imported_by_others() -> Iterator[str]:
+    """Yield the names of modules that other threads are importing."""
+    me = threading.get_ident()
+    for name, reference in list(_module_locks().items()):
+        owner = getattr(reference(), "owner", None)
+        if owner is not None and owner != me:
+            yield name
+
+
+def _import_to_the_end() -> None:
+    """Wait until no other thread imports anything, so that the child need not."""
+    deadline = time.monotonic() + PATIENCE
+    while any(_imported_by_others()) and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
+
+
+def _import_anew() -> None:
+    """Forget, in a child, modules that a thread was importing which is not there."""
+    for name in list(_imported_by_others()):
+        _module_locks().pop(name, None)
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            sys.modules.pop(name, None)
+
+
 def _in_child() -> None:
+    _import_anew()
     for each in list(_objects):
         each.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_import_to_the_end, after_in_child=_in_child)

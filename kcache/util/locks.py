@@ -9,7 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kcache.util.open_file import OpenFile
 
 __all__ = ["RangeLocks", "pread", "pwrite"]
 
@@ -38,8 +42,9 @@ if sys.platform == "win32":  # untested: no Windows machine in CI
                 return True
 
     def _range_unlock(fd: int, start: int, length: int) -> None:
-        os.lseek(fd, start, os.SEEK_SET)
-        msvcrt.locking(fd, msvcrt.LK_UNLCK, length)
+        with suppress(OSError):
+            os.lseek(fd, start, os.SEEK_SET)
+            msvcrt.locking(fd, msvcrt.LK_UNLCK, length)
 
 else:
     import fcntl
@@ -70,24 +75,37 @@ else:
         return True
 
     def _range_unlock(fd: int, start: int, length: int) -> None:
-        if _OFD:
-            fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
-        else:
-            fcntl.lockf(fd, fcntl.LOCK_UN, length, start, os.SEEK_SET)
+        # An error says that the program has closed the file, and with it the lock. It must not
+        # keep the caller from letting other threads have their turn.
+        with suppress(OSError):
+            if _OFD:
+                fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
+            else:
+                fcntl.lockf(fd, fcntl.LOCK_UN, length, start, os.SEEK_SET)
+
+
+class _Number(NamedTuple):
+    """A descriptor that the caller keeps open."""
+
+    fd: int
 
 
 class RangeLocks:
     """Exclusive locks on byte ranges of an open file, between threads and between processes.
 
-    The caller owns the descriptor. Threads: a lock on one range excludes other threads too,
-    through a mutex per range. Processes: the kernel releases every lock when the holder dies,
-    SIGKILL included. Fork: a child must make a new object over a newly opened descriptor.
+    Threads: a lock on one range excludes other threads too, through a mutex per range. Processes:
+    the kernel releases every lock when the holder dies, SIGKILL included. Fork: a child must make a
+    new object over a newly opened file.
 
     Where the file system has no locks, `held` still excludes threads, and `supported` is False.
+
+    Args:
+        file: an `OpenFile`, which stays open as long as this object is used; or a descriptor, which
+            the caller must keep open as long.
     """
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self, file: OpenFile | int) -> None:
+        self._file = _Number(file) if isinstance(file, int) else file
         self.supported = True
         self._mutexes: dict[int, threading.RLock] = {}
         #: Ranges that were waited for in vain, and until when no wait is worth it.
@@ -128,6 +146,11 @@ class RangeLocks:
                 self._unlock(start, length)
                 mutex.release()
 
+    @property
+    def fd(self) -> int:
+        """The descriptor: not to be kept beyond the last reference to this object."""
+        return self._file.fd
+
     def _timed_out(self, start: int, timeout: float | None) -> TimeoutError:
         """Return the error, and give up at once for a while: waits would add up."""
         if timeout:
@@ -148,7 +171,7 @@ class RangeLocks:
 
     def _unlock(self, start: int, length: int) -> None:
         if self.supported:
-            _range_unlock(self.fd, start, length)
+            _range_unlock(self._file.fd, start, length)
 
     def claim(self, start: int, length: int) -> bool:
         """Take the range until it is released or the file closed; tell whether it was free.
@@ -166,7 +189,7 @@ class RangeLocks:
         if not self.supported:
             return False
         try:
-            return _range_lock(self.fd, start, length, wait=wait)
+            return _range_lock(self._file.fd, start, length, wait=wait)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -176,7 +199,6 @@ class RangeLocks:
 
 # -- reading and writing at an offset, also where the system has no such calls ---------------------
 
-TYPE_CHECKING = False
 if TYPE_CHECKING or hasattr(os, "pread"):
     pread = os.pread
     pwrite = os.pwrite

@@ -1,4 +1,4 @@
-"""Units: sizes and spans of time, as people write and read them."""
+"""Units: sizes, spans of time and moments, as people write and read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import re
 
 from kcache.errors import ConfigError
 
-__all__ = ["format_age", "format_size", "format_time", "parse_age", "parse_size"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from datetime import datetime, tzinfo
+
+__all__ = ["format_age", "format_size", "format_time", "local_time", "parse_age", "parse_size"]
+
+#: Seconds since the epoch in the year 9987: no later moment can be written as a date.
+_LATEST = 253e9
 
 _SIZE_UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -95,3 +102,18 @@ def format_age(seconds: float) -> str:
         if seconds >= least:
             return f"{int(seconds / unit)} {text}"
     return "0 s"
+
+
+def local_time(seconds: float, zone: tzinfo | None = None) -> datetime:
+    """Return a moment, seconds since the epoch, in a time zone; by default in this machine's.
+
+    What no date can be is the nearest that can. Where the machine has a time zone that Python
+    refuses (24 hours or more from UTC), it is in UTC.
+    """
+    from datetime import UTC, datetime
+
+    moment = datetime.fromtimestamp(min(max(0.0, seconds), _LATEST), tz=UTC)
+    try:
+        return moment.astimezone(zone)
+    except (ValueError, OverflowError, OSError):
+        return moment

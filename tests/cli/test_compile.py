@@ -69,13 +69,13 @@ def flags(directory: Path) -> list[str]:
 # -- the spine -------------------------------------------------------------------------------------
 
 
-def test_the_second_process_hits_and_starts_no_compiler(work: Path, cccl: Path) -> None:
+def test_neither_process_loads_a_compiler(work: Path, cccl: Path) -> None:
     (work / "sum.cu").write_text(SUM)
     line = ["sum.cu", "--arch", "sm_90", "-I", cccl, "--name", "sum<float, 256>", "-o"]
     first, started = probe(*line, "first.cubin")
     second, held = probe(*line, "second.cubin")
     assert first.startswith("kcache: compiled in ")
-    assert "cuda.bindings" in started["modules"]
+    assert started == {"modules": [], "mapped": []}  # a worker did
     assert second.startswith("kcache: hit in ")
     assert held == {"modules": [], "mapped": []}
     assert (work / "first.cubin").read_bytes() == (work / "second.cubin").read_bytes()

@@ -32,6 +32,7 @@ from core.helpers import path_of
 
 import kcache
 from kcache.entry import encode
+from kcache.nvrtc import PRODUCER
 
 A, B, C, M = (key(name) for name in "abcm")
 
@@ -151,7 +152,7 @@ def test_a_flipped_byte_a_cut_and_an_exchange_are_damage(
 def test_entries_of_others_are_listed_as_such(cache_directory: Path, here: Callable) -> None:
     with kcache.open_engine(cache_directory) as engine:
         engine.put(A, kcache.Entry({"x": b"1"}))
-        engine.backend.put(B, encode(B, kcache.Entry({}, {"kind": 5}), producer=b"kcache-nvrtc/1"))
+        engine.backend.put(B, encode(B, kcache.Entry({}, {"kind": 5}), producer=PRODUCER.encode()))
     said = here("ls")
     assert said.code == 0
     assert "(made by '')" in said.out

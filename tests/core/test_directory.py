@@ -18,6 +18,7 @@ from kcache import (
     KernelCache,
     default_cache_directory,
     open_engine,
+    safe_path,
 )
 from kcache.directory import prepare
 
@@ -49,9 +50,9 @@ def test_what_is_there_already_keeps_its_mode(tmp_path: Path) -> None:
     place = tmp_path / "parent" / "cache"
     place.mkdir(parents=True)
     place.chmod(0o755)
-    place.parent.chmod(0o777)
+    place.parent.chmod(0o1777)
     prepare(str(place))
-    assert (mode(place), mode(place.parent)) == (0o755, 0o777)
+    assert (mode(place), mode(place.parent)) == (0o755, 0o1777)
 
 
 def test_backup_programs_are_told_once(tmp_path: Path) -> None:
@@ -63,9 +64,12 @@ def test_backup_programs_are_told_once(tmp_path: Path) -> None:
     assert tag.read_bytes() == b"changed by the user"
 
 
-def test_a_tag_that_cannot_be_written_does_not_matter(tmp_path: Path) -> None:
-    (tmp_path / "CACHEDIR.TAG").symlink_to(tmp_path / "nowhere" / "tag")
-    prepare(str(tmp_path))
+def test_a_tag_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    prepare(str(place))
+    (place / "CACHEDIR.TAG").unlink()
+    (place / "CACHEDIR.TAG").symlink_to(tmp_path / "nowhere")
+    prepare(str(place))
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -135,6 +139,69 @@ def test_a_place_where_nothing_may_be_made_is_a_backend_error(tmp_path: Path) ->
 
     tmp_path.chmod(0o755)
     assert wait(fork(child)) == 0
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+
+
+@pytest.mark.parametrize("bits", [0o777, 0o770, 0o702])
+@pytest.mark.parametrize("there", [False, True])
+def test_an_unsafe_directory_above_is_refused(there: bool, bits: int, tmp_path: Path) -> None:
+    place = tmp_path / "shared" / "mine" / "cache"
+    (place if there else tmp_path / "shared").mkdir(parents=True, mode=0o700)
+    os.chown(tmp_path / "shared", -1, 12345) if os.geteuid() == 0 else None
+    (tmp_path / "shared").chmod(bits)
+    for read_only in (False, True):
+        with pytest.raises(ConfigError, match=rf"others can write to .*shared \(mode {bits:04o}\)"):
+            prepare(str(place), read_only=read_only)
+    assert list(tmp_path.rglob("kcache.json")) == []
+    (tmp_path / "shared").chmod(0o1777)
+    if there:
+        prepare(str(place))
+
+
+@as_root
+def test_a_directory_above_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o755)
+    os.chown(tmp_path / "theirs", 12345, 12345)
+    with pytest.raises(ConfigError, match="theirs belongs to user 12345"):
+        prepare(str(tmp_path / "theirs" / "cache"))
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+@as_root
+def test_a_link_that_somebody_else_planted_is_refused(tmp_path: Path) -> None:
+    """In a directory like /tmp anybody can make the link before the cache is made."""
+    shared, mine = tmp_path / "tmp", tmp_path / "mine"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    mine.mkdir(mode=0o700)
+    (shared / "kcache-0").symlink_to(mine)
+    os.chown(shared / "kcache-0", 12345, 12345, follow_symlinks=False)
+    for place in (shared / "kcache-0", shared / "kcache-0" / "below"):
+        with pytest.raises(ConfigError, match="is a link that user 12345 made"):
+            prepare(str(place))
+    assert list(mine.iterdir()) == []
+
+
+def test_a_group_of_the_user_alone_may_write_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where each user has a group of their own and umask 002: Debian, Ubuntu, Fedora."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o775)
+    monkeypatch.setattr(safe_path, "_is_private_group", lambda group, user: True)
+    prepare(str(tmp_path / "home" / "cache"))
+    monkeypatch.setattr(safe_path, "_is_private_group", lambda group, user: False)
+    with pytest.raises(ConfigError, match="others can write to .*home"):
+        prepare(str(tmp_path / "home" / "other"))
+
+
+def test_links_in_a_circle_are_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(BackendError, match="symbolic links"):
+        prepare(str(tmp_path / "a" / "cache"))
 
 
 # -- through the front doors ---------------------------------------------------------------------

@@ -412,10 +412,14 @@ def test_without_a_home_the_fallback_is_named(
     assert str(tmp_path) in finding.what
 
 
-def test_an_unusable_temporary_directory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere/at/all")
-    facts = gather()
-    assert "/nowhere/at/all" in facts.trace_error
+@pytest.mark.usefixtures("nvrtc")
+def test_without_an_interpreter_nothing_is_recorded(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/usr/sbin/uwsgi")
+    (finding,) = [f for f in bad(gather()) if f.topic == "recording"]
+    assert "compiled and not cached" in finding.what
+    assert "uwsgi" in finding.what
 
 
 @pytest.mark.usefixtures("nvrtc")

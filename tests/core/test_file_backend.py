@@ -17,6 +17,7 @@ import pytest
 from core.helpers import fork, key, look, path_of, wait
 
 from kcache import BackendError, ConfigError, Usage
+from kcache.util.marker import mark
 from kcache_backends.file import FileBackend
 
 
@@ -228,6 +229,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory of 20,000 empty entries; key(n) was used at second n."""
     place = tmp_path_factory.mktemp("crowded") / "file"
     place.mkdir()
+    mark(str(place))
     for shard in range(256):
         (place / f"{shard:02x}").mkdir()
     for number in range(MANY):
@@ -376,6 +378,7 @@ def test_a_directory_in_the_place_of_an_entry_is_a_backend_error(
     backend: FileBackend, place: Path
 ) -> None:
     path_of(place, key(1)).mkdir(parents=True)
+    (path_of(place, key(1)) / "theirs").touch()  # an empty one makes way
     for operation in (backend.get, backend.use, lambda name: backend.put(name, b"x")):
         with pytest.raises(BackendError):
             operation(key(1))
@@ -597,7 +600,7 @@ def test_what_a_killed_writer_leaves_is_no_fault(place: Path) -> None:
     backend.put(key(3, shard=7), b"123")
     assert look(place).temporary == []
     assert backend.usage() == (8, 2)
-    (place / "07" / ".planted.tmp").write_bytes(b"x")
+    (place / "07" / f".{key(4)[:16]}-7-1.tmp").write_bytes(b"x")
     assert list(backend.check(repair=True)) == [
         "shard 07: 1 temporary files that nobody is writing"
     ]

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache import BackendError
+from kcache.util.marker import mark
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 from kcache_backends.file import FileBackend
 
@@ -220,6 +221,8 @@ def test_counters_are_not_followed_through_a_symlink(place: Path, tmp_path: Path
 
 
 def test_entries_found_in_a_directory_without_counters_are_counted(place: Path) -> None:
+    place.mkdir(mode=0o700)
+    mark(str(place))
     for number in range(5):
         path = path_of(place, key(number))
         path.parent.mkdir(parents=True)
@@ -261,6 +264,7 @@ FileBackend(sys.argv[1]).put(sys.argv[2], b"value")
 
 
 def test_the_temporary_file_of_a_killed_namesake_is_no_obstacle(place: Path) -> None:
+    FileBackend(place).close()
     path_of(place, key(1)).parent.mkdir(parents=True)
     assert python(NAMESAKE, place, key(1), "dies").returncode == -signal.SIGKILL
     assert len(look(place).temporary) == 1
@@ -285,7 +289,7 @@ def test_a_record_that_is_under_way_is_counted_afresh_by_the_next_writer(
     shard = int(key(1)[:2], 16)
     with counters.changing(shard):
         counters.write(shard, ShardCount(10**6, 100, 5))  # as a writer that was killed leaves it
-    counters.close()
+    del counters
     assert backend.usage().bytes >= 10**6
     backend.put(key(1), b"new")
     check(backend, place)

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache import BackendError, open_engine
+from kcache.directory import prepare
 from kcache.engine.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
 from kcache.engine.stats import Counters, Flusher, Stats, StatsFile
 from kcache.util.locks import RangeLocks
@@ -302,6 +303,7 @@ def test_what_could_not_be_added_is_added_with_the_next_flush(tmp_path: Path) ->
 
 
 def test_a_history_that_cannot_be_written_changes_nothing_else(tmp_path: Path) -> None:
+    prepare(str(tmp_path))
     (tmp_path / "history").mkdir()
     with open_engine(tmp_path) as engine:
         engine.put(key(1), entry())

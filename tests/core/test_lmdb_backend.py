@@ -13,6 +13,7 @@ import pytest
 from core.helpers import entry, fork, key, output_of, stored_size, wait
 
 from kcache import BackendError, KernelCache, open_engine
+from kcache.directory import prepare
 from kcache.entry import encode
 from kcache.errors import FullError
 from kcache.util.mounts import FileSystem, file_system
@@ -62,7 +63,7 @@ def test_uses_that_cannot_be_written_are_forgotten_and_the_value_is_not(
     for name in names:
         backend.put(name, name.encode())
 
-    def full(_: object) -> object:
+    def full(*_: object) -> object:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "MAX_TOUCHED", 8)
@@ -187,6 +188,7 @@ def test_a_cache_whose_backend_is_refused_still_compiles(
 
 
 def test_a_use_that_is_only_noted_saves_an_entry_from_a_trim_by_age(tmp_path: Path) -> None:
+    prepare(str(tmp_path))
     old = LmdbBackend(tmp_path / "lmdb", clock=lambda: time.time_ns() - 40 * DAY)
     for number in range(2):
         old.put(key(number), encode(key(number), entry()))
@@ -200,6 +202,7 @@ def test_a_use_that_is_only_noted_saves_an_entry_from_a_trim_by_age(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["file", "lmdb"])
 def test_what_a_wrong_clock_put_into_the_future_goes_first(name: str, tmp_path: Path) -> None:
+    prepare(str(tmp_path))
     factory = {"file": FileBackend, "lmdb": LmdbBackend}[name]
     wrong = factory(tmp_path / name, clock=lambda: time.time_ns() + 3650 * DAY)
     for number in range(8):
@@ -234,7 +237,7 @@ def test_an_exchanged_database_is_noticed_by_who_only_hits(
     backend: LmdbBackend, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.put(key(1), b"old")
-    (place / "db").rename(place / "away")
+    (place / "db").rename(place.parent / "away")
 
     def other() -> None:
         second = LmdbBackend(place)

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache import BackendError, Stats, open_engine
+from kcache.directory import prepare
 from kcache.engine.stats import FIELDS, Counters, StatsFile
 
 HITS = FIELDS.index("hits")
@@ -418,6 +419,7 @@ def test_a_forked_child_does_not_count_again_what_its_parent_counted(tmp_path: P
 
 
 def test_statistics_that_cannot_be_written_change_nothing_else(tmp_path: Path) -> None:
+    prepare(str(tmp_path))
     (tmp_path / "stats").mkdir()
     with open_engine(tmp_path) as engine:
         engine.put(key(1), entry())

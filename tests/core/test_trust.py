@@ -90,3 +90,20 @@ def test_an_unsafe_directory_is_refused_beside_a_backend_object_too(tmp_path: Pa
     with pytest.raises(ConfigError, match="can be written to by others"):
         KernelCache(tmp_path / "open", backend=MemoryBackend())
     assert look(tmp_path).entries == {}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("name", ["file", "zstd"])
+def test_a_backends_folder_of_somebody_else_is_not_written_to(
+    name: str, harm: Callable[[Path], None], tmp_path: Path
+) -> None:
+    with open_engine(tmp_path, backend=name) as engine:
+        engine.put(key(1), entry())
+    harm(tmp_path / name)
+    before = sorted(tmp_path.rglob("*"))
+    with open_engine(tmp_path, backend=name) as engine:
+        assert engine.put(key(2), entry()) is False
+        assert engine.stats().errors > 0
+        with pytest.raises(BackendError, match="can't be trusted"):
+            engine.backend.usage()
+    assert sorted(set(tmp_path.rglob("*")) - set(before)) == []

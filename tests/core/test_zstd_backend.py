@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from kcache import CacheEngine, ConfigError, CorruptEntryError
 from kcache.testing import MemoryBackend
-from kcache_backends.zstd import MAX_SIZE, ZstdBackend
+from kcache_backends.zstd import MAX_SIZE, SMALL, ZstdBackend
 
 PTX = b"ld.param.u64 %rd1, [axpy_param_0];\n" * 3000
 
@@ -100,6 +101,29 @@ def test_what_no_put_wrote_is_damage(what: str) -> None:
     assert (engine.stats().corrupt, engine.stats().errors) == (1, 0)
     assert engine.put(key(1), entry())
     assert engine.get(key(1)) == entry()
+
+
+def test_a_small_frame_that_grows_is_damage_and_not_decompressed() -> None:
+    inner = MemoryBackend()
+    for size, cap in ((1 << 30, None), (64 << 20, None), (8 << 20, 4 << 20)):
+        bomb = zstandard.ZstdCompressor(level=3).compress(bytes(size))
+        inner.put(key(1), b"KCZz" + bomb)
+        tracemalloc.start()
+        try:
+            with pytest.raises(CorruptEntryError, match=f"a frame of {size} bytes"):
+                ZstdBackend(inner, max_size=cap).get(key(1))
+            assert tracemalloc.get_traced_memory()[1] < 2 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [SMALL, SMALL + 1, 5 << 20])
+def test_what_compresses_too_well_is_kept_as_it_is(size: int) -> None:
+    inner = MemoryBackend()
+    backend = ZstdBackend(inner, max_size=8 << 20)
+    backend.put(key(1), bytes(size))
+    assert stored(inner, key(1))[:4] == (b"KCZz" if size <= SMALL else b"KCZr")
+    assert backend.get(key(1)) == bytes(size)
 
 
 @given(st.data())

@@ -16,6 +16,7 @@ import kcache.errors
 import kcache.launch
 import kcache.testing
 from kcache.config import VARIABLES
+from kcache.util import marker
 
 REFERENCE = DOCS / "reference"
 
@@ -147,7 +148,7 @@ _DOTTED = r"`~?(kcache(?:\.\w+)+)[`(]"
 
 
 def _is_there(path: str) -> bool:
-    if path == _GROUP:
+    if path in (_GROUP, marker.NAME):  # not a module: entry points, and a file of a cache
         return True
     parts = path.split(".")
     for count in range(len(parts), 0, -1):

@@ -43,9 +43,9 @@ FIXED = 64 << 10
 #: What a file system adds to an entry's file, or takes for a shard's directory, at most.
 BLOCK = 4096
 SHARDS = 256
-#: LMDB: the smallest map, and the table of readers with the lock.
+#: LMDB: the smallest map, and the table of readers with the reserve in the file `lock`.
 SMALLEST_MAP = 1 << 20
-READERS = 132 << 10
+READERS = 384 << 10
 
 
 def is_lmdb(name: str) -> bool:

@@ -46,11 +46,12 @@ def test_every_compile_returns_its_kernel_while_the_disk_fills(
         if long:
             ballast.unlink()
         assert not any(compiled(cache, source, kernels).cached for source in first)
-        assert cache.stats().errors > 0, "the disk was not full"
+        assert cache.stats().errors + cache.stats().evictions > 0, "the disk was not full"
         fill(disk)
         assert not compiled(cache, last, kernels).cached
-        held = sum(compiled(cache, source, kernels).cached for source in first)
-        assert held >= len(truth(disk / "cache", name)) > 0
+        # The latest first: what is compiled again makes the coldest go.
+        assert any(compiled(cache, source, kernels).cached for source in reversed(first))
+        assert truth(disk / "cache", name)
         ballast.unlink()
         if long:  # the cache's own entries fill the disk, so that they have to make room
             assert cache.trim(4 << 20) > 0
@@ -111,7 +112,7 @@ def test_a_disk_that_its_own_entries_fill_can_be_cleared(name: str, disk: Path) 
     with open_engine(disk / "cache", backend=name, max_size=CAP) as engine:
         for number in range(100):
             engine.put(key(number), sealed(number, 1, 400_000))
-        assert engine.stats().errors > 0, "the disk was not full"
+        assert engine.stats().errors + engine.stats().evictions > 0, "the disk was not full"
         assert sum(engine.get(key(number)) is not None for number in range(100)) > 10
         engine.clear()
         if is_lmdb(name) and engine.entry_count:

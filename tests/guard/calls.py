@@ -55,6 +55,9 @@ _NAMES = {
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+|\?|0x[0-9a-f]+)(.*)")
 #: The descriptor of an open file with its path, or a path of its own.
 _PATH = re.compile(r'(?:\b(?P<fd>\d+)<(?P<opened>/[^>]*)>|"(?P<given>[^"]*)")')
+#: A path that is relative to an open directory, or to the one that the process is in.
+_RELATIVE = re.compile(r'(?:AT_FDCWD|\d+)<(/[^>]*)>, "([^"]*)"')
+_DESCRIPTORS = "/proc/self/fd/"
 
 
 class Call(NamedTuple):
@@ -129,8 +132,11 @@ def _call(line: str) -> Call | None:
         what = "fstat" if '""' in arguments else "stat"
     if what == "fcntl" and "SETLK" in arguments:
         what = "unlock" if "F_UNLCK" in arguments else "lock"
-    if path and not path.startswith("/") and (base := re.match(r"AT_FDCWD<([^>]*)>", arguments)):
-        path = os.path.join(base[1], path)
+    at = match[2] == "statx" or match[2].rstrip("2").endswith("at")
+    if at and (relative := _RELATIVE.match(arguments)):
+        path = os.path.join(*relative.groups()) if relative[2] else relative[1]
+    if path.startswith(_DESCRIPTORS) and (opened := re.match(r"<(/[^>]*)>", match[5])):
+        path = opened[1]  # by the number of an open directory
     return Call(what, path, int(result, 0) if result != "?" else 0, line.strip())
 
 

@@ -32,18 +32,21 @@ CORE = {
     *("backend", "config", "directory", "entry", "errors", "registry"),
     *("engine", "engine.engine", "engine.eviction", "engine.history", "engine.journal"),
     *("engine.stats", "util", "util.forks", "util.locks", "util.log", "util.memory_tier"),
-    *("util.record", "util.units"),
+    *("util.marker", "util.open_file", "util.record", "util.safe_path", "util.units"),
 }
 HIT = CORE | {
     *("kernel_cache", "kernels", "kernels.compiled_kernel", "kernels.request_factory"),
     *("kernels.resolver", "nvrtc", "nvrtc.key", "nvrtc.library", "nvrtc.options"),
-    *("nvrtc.request", "nvrtc.search"),
+    *("nvrtc.request", "nvrtc.search", "nvrtc.workers", "nvrtc.workers.harmless"),
 }
 #: To look whether the headers are what they were.
-HEADER_HIT = HIT | {"nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
-WAIT = {"engine.key_locks", "engine.single_flight"}
-_FILE = {"_coldest", "_file_check", "_files", "_shards", "file"}
-_LMDB = {"_environment", "_files", "_lmdb_files", "_lmdb_records", "lmdb"}
+HEADER_HIT = HIT | {"nvrtc.answers", "nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
+WAIT = {"engine.circles", "engine.key_locks", "engine.single_flight", "nvrtc.workers.texts"}
+_FILE = {"_coldest", "_examine", "_file_check", "_files", "_shards", "file"}
+_LMDB = {
+    *("_environment", "_files", "_lmdb_errors", "_lmdb_files", "_lmdb_folder", "_lmdb_forks"),
+    *("_lmdb_opening", "_lmdb_records", "_lmdb_room", "lmdb"),
+}
 BACKENDS = {"file": _FILE, "zstd": _FILE | {"zstd"}, "lmdb": _LMDB, "zstd+lmdb": _LMDB | {"zstd"}}
 #: Modules of kcache that a backend needs beside the engine's.
 MORE = {"lmdb": {"util.mounts"}, "zstd+lmdb": {"util.mounts"}}

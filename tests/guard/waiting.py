@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from guard.child import code, environment
+from nvrtc.reference import working_directory
 
 import kcache
 from kcache.engine.key_locks import KeyLocks
@@ -40,7 +41,7 @@ def waiter(text: str, home: Path, source: str, backend: str = "file") -> list[st
     """
     place = home / "cache"
     options = kcache.CompileOptions(arch="sm_80", include_paths=[home / "inc"])
-    with kcache.KernelCache(place, backend=backend) as cache:
+    with working_directory(home), kcache.KernelCache(place, backend=backend) as cache:
         assert not cache.get_or_compile(source, (), options).cached
         inner = cache.engine.backend
         taken = {info.key: inner.get(info.key) for info in list(inner.scan())}

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import python
+from nvrtc.reference import KERNEL, compile_fresh, python
 
 from kcache.nvrtc import library
 
@@ -184,6 +184,7 @@ def test_the_compiler_is_upgraded_while_it_is_loaded(tmp_path, installed, how):
 
 
 def test_the_identity_is_that_of_the_file_and_of_the_loaded_library(installed):
+    compile_fresh(KERNEL, ["-DV=1"])
     loaded = library.loaded()
     assert loaded is not None
     assert loaded == library.find() == installed

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.migration import Migration
+from kcache.admin.migration import Migration, remove_emptied
 from kcache.cli.open_cache import directory_option, may_write, open_cache, open_existing
 from kcache.cli.terminal import counted, progress, say, show
 from kcache.config import Config
@@ -71,8 +69,7 @@ def migrate(
             source.engine.journal.note(MOVED, detail=f"to {target}")
         empty = source.engine.backend.usage().entries == 0
     if empty and not keep:
-        with suppress(OSError):  # LMDB's file does not shrink
-            shutil.rmtree(os.path.join(place, origin))
+        remove_emptied(os.path.join(place, origin))  # LMDB's file does not shrink
     _tell(migration, origin, target, keep=keep)
 
 

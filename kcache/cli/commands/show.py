@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +16,7 @@ from kcache.cli.open_cache import directory_option, json_option
 from kcache.cli.terminal import columns, plain, show
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.inventory import MANIFEST, Item
-from kcache.util.units import format_age, format_size, format_time
+from kcache.util.units import format_age, format_size, format_time, local_time
 
 if TYPE_CHECKING:
     from kcache.entry import JSON, Entry
@@ -128,7 +127,7 @@ def _text(value: JSON) -> str:
 
 
 def _time(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, tz=UTC).astimezone()
+    moment = local_time(seconds)
     return f"{moment:%Y-%m-%d %H:%M:%S %z} ({format_age(time.time() - seconds)} ago)"
 
 

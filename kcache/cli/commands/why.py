@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -20,7 +19,7 @@ from kcache.cli.terminal import columns, plain, show
 from kcache.config import Config, aside
 from kcache.errors import BackendError
 from kcache.kernels.request_factory import Requests
-from kcache.util.units import format_age
+from kcache.util.units import format_age, local_time
 
 if TYPE_CHECKING:
     from kcache import KernelCache
@@ -113,7 +112,7 @@ def _near(near: Near) -> str:
     what = f"{near.key[:SHORT]}, {about.source_name} for {about.arch}"
     if about.created is None:
         return what
-    moment = datetime.fromtimestamp(about.created, tz=UTC).astimezone()
+    moment = local_time(about.created)
     ago = format_age(time.time() - about.created)
     return f"{what}, compiled {moment:on %Y-%m-%d at %H:%M:%S} ({ago} ago)"
 

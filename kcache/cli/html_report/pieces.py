@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import tzinfo
 
 from kcache.cli.html_report.markup import Node, el
+from kcache.util.units import local_time
 
 __all__ = ["NONE", "TIMES", "card", "cut", "date", "number_of", "table"]
 
@@ -44,5 +45,5 @@ def number_of(count: int, noun: str, plural: str = "") -> str:
 
 def date(seconds: float, zone: tzinfo | None) -> str:
     """Return a time, given in seconds since the epoch, to the minute."""
-    moment = datetime.fromtimestamp(seconds, tz=UTC).astimezone(zone)
+    moment = local_time(seconds, zone)
     return f"{moment.day} {moment:%B %Y, %H:%M %Z}"

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import NamedTuple
 
 from kcache.engine.history import HOUR_SECONDS, Hour
+from kcache.util.units import local_time
 
 __all__ = ["Span", "days", "last_hours"]
 
@@ -85,4 +86,4 @@ def last_hours(
 
 
 def _moment(seconds: float, zone: tzinfo | None) -> datetime:
-    return datetime.fromtimestamp(seconds, zone).astimezone(zone)
+    return local_time(seconds, zone)

@@ -35,6 +35,8 @@ _PLAIN = frozenset(
         "-device-int128",
     )
 )
+#: Stands for letters, digits, `_` and `+`; the compiler might take what follows a space for more.
+_WORD: frozenset[str] = frozenset()
 #: Options whose value, behind an equals sign, is one of these; None stands for any.
 _VALUED: dict[str, frozenset[str] | None] = {
     "--ftz": _TRUTH,
@@ -48,17 +50,17 @@ _VALUED: dict[str, frozenset[str] | None] = {
     "--relocatable-device-code": _TRUTH,
     "-rdc": _TRUTH,
     "--ptxas-options": _LEVELS,
-    "--gpu-architecture": None,
-    "-arch": None,
-    "--std": None,
-    "-std": None,
-    "--maxrregcount": None,
-    "-maxrregcount": None,
+    "--gpu-architecture": _WORD,
+    "-arch": _WORD,
+    "--std": _WORD,
+    "-std": _WORD,
+    "--maxrregcount": _WORD,
+    "-maxrregcount": _WORD,
     "--define-macro": None,
     "--undefine-macro": None,
     "--include-path": None,
-    "--diag-suppress": None,
-    "--diag-warn": None,
+    "--diag-suppress": _WORD,
+    "--diag-warn": _WORD,
 }
 #: Options whose value follows at once: macros and include directories.
 _LETTERS = ("-D", "-U", "-I")
@@ -80,7 +82,10 @@ def are_harmless(flags: Sequence[str]) -> bool:
         name, equals, value = flag.partition("=")
         if equals and name in _VALUED:
             allowed = _VALUED[name]
-            if allowed is not None and value not in allowed:
+            if allowed is _WORD:
+                if not value.replace("+", "").replace("_", "").isalnum():
+                    return False
+            elif allowed is not None and value not in allowed:
                 return False
         elif flag not in _PLAIN and (flag[:2] not in _LETTERS or len(flag) == 2):
             return False

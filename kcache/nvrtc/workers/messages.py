@@ -55,11 +55,11 @@ class Hello(NamedTuple):
             identity, numbers, error = fields
             count = (len(numbers) - 10) // 4
             major, minor, records, precompiles, *archs = struct.unpack(f"<2i2?{count}i", numbers)
+            known = tuple(archs)
+            version = (major, minor)
+            return cls(identity.decode(), version, known, records, precompiles, error.decode())
         except (ValueError, struct.error) as problem:
             raise WireError("the worker's greeting makes no sense") from problem
-        return cls(
-            identity.decode(), (major, minor), tuple(archs), records, precompiles, error.decode()
-        )
 
 
 class Ask(NamedTuple):

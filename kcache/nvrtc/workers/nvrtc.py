@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 __all__ = ["Nvrtc", "Outputs", "Refused"]
@@ -64,6 +65,7 @@ class Nvrtc:
     """
 
     def __init__(self, path: str) -> None:
+        _load_builtins(path)
         self._library = library = ctypes.CDLL(path)
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
@@ -184,6 +186,18 @@ class Nvrtc:
     def _describe(self, code: int) -> str:
         text: bytes = self._library.nvrtcGetErrorString(code)
         return text.decode(errors="replace")
+
+
+def _load_builtins(path: str) -> None:
+    """Load the library of builtins that lies beside a compiler.
+
+    The compiler loads it by its name, and not every release says where it is (13.0.88 does not).
+    """
+    folder = os.path.dirname(os.path.realpath(path))
+    with suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            if name.startswith("libnvrtc-builtins.so"):
+                ctypes.CDLL(os.path.join(folder, name))
 
 
 def _strings(texts: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:

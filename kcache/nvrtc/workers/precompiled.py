@@ -80,7 +80,8 @@ class Precompiled:
         self._nvrtc = nvrtc
         self._recorder = recorder
         self._kept: dict[_Family, _Kept] = {}
-        self._refused: set[_Family] = set()
+        #: Families that can have none, each with what its headers held then.
+        self._refused: dict[_Family, int] = {}
         self._heap_set = False
         #: Whether the last compile used one.
         self.used = False
@@ -101,7 +102,8 @@ class Precompiled:
     def prepare(self, ask: Ask) -> None:
         """Make the precompiled header of a request that was compiled plainly a moment ago."""
         family, args = _family(ask)
-        if family in self._kept or family in self._refused:
+        held = self._contents()
+        if family in self._kept or self._refused.get(family) == held:
             return
         self._misses[family] = self._misses.get(family, 0) + 1
         if self._misses[family] < ask.misses:
@@ -114,11 +116,15 @@ class Precompiled:
         if kept is None:
             if len(self._refused) >= _MAX_REFUSED:
                 self._refused.clear()
-            self._refused.add(family)
+            self._refused[family] = held
             return
         while len(self._kept) >= MAX_KEPT:
             self._drop(next(iter(self._kept)))
         self._kept[family] = kept
+
+    def _contents(self) -> int:
+        """Return a number that differs when what the last compile has read differs."""
+        return hash(frozenset((p, each.digest) for p, each in self._recorder.files.items()))
 
     # -- using -------------------------------------------------------------------------------------
 
@@ -151,7 +157,7 @@ class Precompiled:
         if outputs is None or around is None:
             if outputs is not None:
                 self._drop(family)
-                self._refused.add(family)
+                self._refused[family] = self._contents()
             self._recorder.restart()
             return None
         return outputs._replace(log=_with_warnings(kept.log, b"".join(around)))

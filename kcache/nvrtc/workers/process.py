@@ -157,9 +157,10 @@ class WorkerProcess:
             reply = Reply.unpack(receive(self._from))
         except (WireError, OSError) as error:
             self.end()
+            words = self._last_words()
             if late.is_set():
                 raise TooLateError(f"the compile took longer than {timeout:g} seconds") from error
-            raise CrashedError(f"{self._how()}{_clause(self._last_words())}") from error
+            raise CrashedError(f"{self._how()}{_clause(words)}") from error
         except BaseException:  # an interrupt: what it is doing is nobody's any more
             self.end()
             raise
@@ -242,7 +243,8 @@ class WorkerProcess:
 def _said_file() -> int:
     """Return a descriptor of a file without a name, for a worker's standard error."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("kcache-worker", os.MFD_CLOEXEC)
+        with suppress(OSError):  # a sandbox may forbid it
+            return os.memfd_create("kcache-worker", os.MFD_CLOEXEC)
     import tempfile
 
     with tempfile.TemporaryFile() as file:

@@ -41,6 +41,8 @@ _LAYOUTS = {"x86_64": (0, 8, 24, 144), "aarch64": (0, 8, 16, 128)}
 #: program's `make`, and NVRTC's own cache would answer instead of the compiler.
 _FIXED: dict[bytes, bytes | None] = {b"MAKEFLAGS": None, b"CUDA_CACHE_DISABLE": b"1"}
 _PWD = b"PWD"
+#: Variables that say where temporary files go, of which an outcome that is cached holds nothing.
+_ASIDE = (b"TMPDIR", b"TMP", b"TEMP")
 #: Errors that say that there is nothing.
 _NOTHING = (errno.ENOENT, errno.ENOTDIR)
 #: Files of the system's that random numbers or the processor's name come from: not recorded.
@@ -227,7 +229,11 @@ class Recorder:
         hooked = _named(ours, name) if ours in (self._effect, self._unseen) else ours
 
         def call(*given: Any) -> Any:  # noqa: ANN401  as the C function's
-            return hooked(real, *given)
+            try:
+                return hooked(real, *given)
+            except Exception as error:  # ctypes would answer 0, which is a descriptor, or success
+                self.unfollowed.append(f"{name} can't be followed: {error!r}")
+                return real(*given)
 
         kind: Any = ctypes.CFUNCTYPE(result, *arguments, use_errno=True)
         function = kind(call)
@@ -251,8 +257,10 @@ class Recorder:
             return real(b"/dev/null", mode)  # type: ignore[no-any-return]
         # It is read from where it lies, and `self.files` keeps it there.
         stream: int | None = self._fmemopen(answer.content, len(answer.content), b"r")
-        if stream:
-            self._streams[stream] = answer
+        if not stream:
+            self.unfollowed.append(f"{os.fsdecode(path)} can't be read from memory")
+            return real(path, mode)  # type: ignore[no-any-return]
+        self._streams[stream] = answer
         return stream
 
     def _fclose(self, real: Callable[..., Any], stream: int) -> int:
@@ -340,7 +348,7 @@ class Recorder:
 
     def _getenv(self, real: Callable[..., Any], name: bytes) -> int | None:
         value = self._value(name)
-        if name not in _FIXED:
+        if name not in _FIXED and name not in _ASIDE:
             self.asked[name] = value
         if value is None:
             return None

@@ -8,8 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 from kcache.nvrtc.workers.cores import usable_cores
-from kcache.util.forks import after_fork
 from kcache.util.locks import RangeLocks
+from kcache.util.open_file import OpenFile, open_own
 
 __all__ = ["Slots"]
 
@@ -33,39 +33,39 @@ class Slots:
     def __init__(self, path: str, patience: float) -> None:
         self._path = path
         self._patience = patience
-        after_fork(self)
-
-    def after_fork(self) -> None:
-        """Nothing is kept between two compiles."""
 
     @contextmanager
     def held(self) -> Generator[None]:
         """Hold a slot while the block runs; wait for one if all are taken."""
-        fd = self._open()
+        taken = self._take()
         try:
-            if fd is not None:
-                self._take(fd)
             yield
         finally:
-            if fd is not None:
-                os.close(fd)  # gives the slot back
+            if taken is not None:
+                locks, number = taken
+                with suppress(OSError):
+                    locks.release(number, 1)
 
-    def _open(self) -> int | None:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        with suppress(OSError):
-            return os.open(self._path, flags, 0o600)
+    def _open(self) -> OpenFile | None:
+        with suppress(OSError):  # nowhere to write, or something that is not ours
+            return open_own(self._path, os.O_RDWR | os.O_CREAT)
         return None
 
-    def _take(self, fd: int) -> None:
-        locks = RangeLocks(fd)
+    def _take(self) -> tuple[RangeLocks, int] | None:
+        """Take a slot, waiting for one if all are taken; None to go on without."""
+        file = self._open()
+        if file is None:
+            return None
+        locks = RangeLocks(file)
         count = usable_cores()
         started = time.monotonic()
         while locks.supported:
             with suppress(OSError):
-                if any(locks.claim(number, 1) for number in range(count)):
-                    return
+                for number in range(count):
+                    if locks.claim(number, 1):
+                        return locks, number
             waited = time.monotonic() - started
             if waited >= self._patience:
-                return
+                return None
             time.sleep(min(max(waited / 20, _FIRST_PAUSE), _LONGEST_PAUSE))
+        return None

@@ -1,0 +1,77 @@
+"""examine: what is really in a shard of the file backend, and whether a file can be an entry."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+from kcache.backend import is_key
+from kcache.errors import CorruptEntryError
+from kcache_backends._coldest import Used
+from kcache_backends._files import is_temporary, listing
+from kcache_backends._shards import ShardCount, ShardCounters
+
+__all__ = ["ORPHAN_AGE", "examine", "glance", "require_credible"]
+
+#: Without file locks, a temporary file is taken for an orphan when it is this old, in seconds.
+ORPHAN_AGE = 3600.0
+
+
+def examine(
+    folder: str, shard: int, counters: ShardCounters, *, most: int
+) -> tuple[ShardCount, list[Used]]:
+    """List a locked shard: heal its record and return it with (mtime, key) of each entry.
+
+    Orphans go, and so does a file of more than `most` bytes: nobody has put it there.
+    """
+    size = 0
+    found: list[Used] = []
+    for name, status in listing(folder):
+        if is_key(name) and status.st_size <= most:
+            size += status.st_size
+            found.append((status.st_mtime_ns, name))
+        elif is_key(name) or _is_orphan(name, status, counters):
+            with suppress(OSError):
+                os.unlink(f"{folder}/{name}")
+        elif is_temporary(name):
+            size += status.st_size
+    old = counters.read(shard)
+    generation = 0 if old is None else (old.generation | 1) + 1
+    count = ShardCount(size, len(found), generation & ~1)
+    counters.write(shard, count)
+    return count, found
+
+
+def _is_orphan(name: str, status: os.stat_result, counters: ShardCounters) -> bool:
+    """Tell whether nobody writes a temporary file: the shard is locked, or the file is old."""
+    if is_temporary(name) is None:
+        return False
+    return counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE
+
+
+def glance(folder: str, count: int) -> list[Used]:
+    """Return (mtime, key) of `count` entries of a shard, chosen at random."""
+    import random  # 3 ms of a fresh process, and seldom needed
+
+    names = [name for name in os.listdir(folder) if is_key(name)]
+    found: list[Used] = []
+    for name in random.sample(names, min(count, len(names))):
+        with suppress(OSError):
+            status = os.stat(f"{folder}/{name}", follow_symlinks=False)
+            found.append((status.st_mtime_ns, name))
+    return found
+
+
+def require_credible(key: str, size: int, counters: ShardCounters | None, *, most: int) -> None:
+    """Refuse a file that nobody can have put there, before it is read.
+
+    Raises:
+        CorruptEntryError: it has more than `most` bytes, or more than its shard holds in all.
+    """
+    held = None
+    with suppress(OSError):
+        if counters is not None:
+            held = counters.read(int(key[:2], 16))
+    if size > most or (held is not None and size > held.bytes):
+        raise CorruptEntryError(f"{key} has {size} bytes, more than was ever put there")

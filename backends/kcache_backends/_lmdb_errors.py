@@ -1,0 +1,66 @@
+"""What LMDB raises, and what a backend raises for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+import lmdb
+
+from kcache.errors import BackendError, FullError
+from kcache_backends._files import failure
+
+__all__ = ["DAMAGE", "MissingError", "is_full", "translated"]
+
+#: What LMDB raises for a file that is not what it wrote. The cache starts afresh then: a damaged
+#: list of free pages may name pages in use, so that nothing in the file can be trusted.
+DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+#: Errors of a disk, or of a quota, that is full.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+#: A disk with less room than this is full, bytes.
+_NEARLY = 1 << 20
+_SAME_PID = (
+    "; another process with the same process id has it open: containers that share a cache in LMDB "
+    "must share their process ids too, or use the backend file or zstd"
+)
+
+
+class MissingError(BackendError):
+    """There is no database, and none may be made."""
+
+
+def is_full(error: BaseException | None, place: str) -> bool:
+    """Tell whether an error says that there is no room: in the map, on the disk, in the quota."""
+    code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
+    if code == errno.EIO and hasattr(os, "statvfs"):
+        # LMDB's word for a write that was cut short, which is what a disk does that becomes full.
+        with suppress(OSError):
+            disk = os.statvfs(place)
+            return disk.f_bavail * disk.f_frsize < _NEARLY
+    return isinstance(error, lmdb.MapFullError) or code in _FULL
+
+
+@contextmanager
+def translated(operation: str, place: str) -> Generator[None]:
+    """Turn what LMDB and the operating system raise into BackendError."""
+    try:
+        yield
+    except lmdb.Error as error:
+        if is_full(error, place):
+            raise FullError(f"{operation} {place}: {error}") from error
+        hint = _SAME_PID if getattr(error, "code", 0) == errno.EAGAIN else ""
+        raise BackendError(f"{operation} {place}: {error}{hint}") from error
+    except OSError as error:
+        if is_full(error, place):
+            raise FullError(str(failure(operation, error))) from error
+        raise failure(operation, error) from error

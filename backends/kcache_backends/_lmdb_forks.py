@@ -1,0 +1,91 @@
+"""Forks and exits: what becomes of open databases when a process forks or its interpreter ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from contextlib import suppress
+from typing import Protocol
+
+from kcache_backends._lmdb_files import LockFile
+
+__all__ = ["keep_for_ever", "watch"]
+
+
+class Watched(Protocol):
+    """An object with an open database."""
+
+    def before_fork(self) -> None:
+        """Close the database."""
+        ...
+
+    def after_fork_in_parent(self) -> None:
+        """Let the other threads go on."""
+        ...
+
+    def after_fork_in_child(self) -> None:
+        """Begin with nothing of the parent's."""
+        ...
+
+    def at_exit(self) -> None:
+        """Leave what daemon threads use to the operating system."""
+        ...
+
+
+_watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+#: Held during a fork: two threads that fork at once take turns.
+_forking = threading.RLock()
+
+
+def watch(each: Watched) -> None:
+    """Tell an object about forks and the exit while it lives."""
+    _watched.add(each)
+
+
+def keep_for_ever(each: object) -> None:
+    """Keep an object of LMDB from being freed, at the end of the process too.
+
+    In a child that would free the parent's places in the table of readers, which both share. At the
+    end of an interpreter it would wait for threads that are not there any more.
+    """
+    import ctypes  # in few processes only
+
+    with suppress(AttributeError):  # PyPy has no reference counts
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    for each in list(_watched):
+        each.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for each in list(_watched):
+        each.after_fork_in_parent()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    global _forking  # noqa: PLW0603  a lock of a thread that is not there
+    _forking = threading.RLock()
+    LockFile.disown_all()
+    for each in list(_watched):
+        each.after_fork_in_child()
+
+
+def _at_exit() -> None:
+    for each in list(_watched):
+        each.at_exit()
+
+
+# Before what `atexit` calls, which closes the databases: `concurrent.futures` uses this, too.
+getattr(threading, "_register_atexit", atexit.register)(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

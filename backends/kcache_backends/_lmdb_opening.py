@@ -1,0 +1,188 @@
+"""Opening an LMDB database in a directory, and replacing it: what needs no other state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from stat import S_ISDIR
+from typing import NamedTuple
+
+import lmdb
+
+from kcache.errors import BackendError
+from kcache_backends._lmdb_errors import DAMAGE, MissingError
+from kcache_backends._lmdb_files import (
+    allocate_readers,
+    check_size,
+    is_recognised,
+    open_checked,
+    sync,
+)
+from kcache_backends._lmdb_folder import DATA, TABLE, Folder, check_parents
+
+__all__ = [
+    "Opened",
+    "check_names",
+    "database",
+    "discard",
+    "exchange",
+    "identity_of",
+    "open_alone",
+    "open_read_only",
+    "settle",
+]
+
+#: Room in the map beyond a file that is larger than it may be, bytes.
+_SPARE = 1 << 20
+
+
+class Opened(NamedTuple):
+    """An open database.
+
+    Attributes:
+        env: the database.
+        file: its file, as `identity_of` says; None while there is none at its place.
+    """
+
+    env: lmdb.Environment
+    file: tuple[int, int] | None
+
+
+def open_alone(root: Folder, map_size: int) -> Opened:
+    """Open the database for writing, a new one if it is damaged; other processes do not."""
+    settle(root)
+    try:
+        return _open_files(root, map_size)
+    except DAMAGE:
+        discard(root)
+        return _open_files(root, map_size)
+
+
+def _open_files(root: Folder, map_size: int) -> Opened:
+    root.make("db")
+    with database(root, "db") as place:
+        allocate_readers(place)
+        env = open_checked(place, _map_to_open(place, map_size), read_only=False)
+        file = identity_of(place.status(DATA))
+    env.reader_check()
+    return Opened(env, file)
+
+
+def _map_to_open(place: Folder, map_size: int) -> int:
+    """Return the size of the map: a file that an earlier, larger cap left has room to evict in.
+
+    What evicts copies the pages of the index that it changes: some 3 % of small entries.
+    """
+    size = check_size(place, map_size)
+    if size < map_size:
+        return map_size
+    return -(-(size + size // 16 + _SPARE) // _SPARE) * _SPARE
+
+
+def open_read_only(path: str, map_size: int, *, lock: bool = True) -> Opened:
+    """Open the database, or the one that an exchange under way replaces; change nothing.
+
+    Raises:
+        MissingError: there is none.
+    """
+    check_parents(path)
+    try:
+        with Folder(path) as root:
+            is_recognised(root)
+            with database(root, "db", "old") as place:
+                file = identity_of(place.status(DATA))
+                if file is None:
+                    raise FileNotFoundError
+                at_place = root.status("db") is not None
+                env = _map_to_read(place, map_size, lock=lock)
+                return Opened(env, file if at_place else None)
+    except FileNotFoundError as error:
+        reason = "there is no database, and none is made for reading"
+        raise MissingError(f"{path}: {reason}") from error
+
+
+def _map_to_read(place: Folder, map_size: int, *, lock: bool) -> lmdb.Environment:
+    if lock and place.status(TABLE) is not None:
+        try:
+            return open_checked(place, map_size, read_only=True)
+        except DAMAGE:
+            raise
+        except lmdb.Error:
+            pass  # no right to write to the table of readers
+    # A writer may reuse a page that is being read; what comes of it fails its checksum.
+    return open_checked(place, map_size, read_only=True, lock=False)
+
+
+def exchange(root: Folder, env: lmdb.Environment) -> None:
+    """Put a copy without free pages in the place of the database; the caller is alone."""
+    settle(root)
+    check_names(root)
+    try:
+        root.make("new")
+        with database(root, "new") as new:
+            env.copy(new.lasting_path, compact=True)
+            sync(new)
+            allocate_readers(new)
+        root.rename("db", "old")
+        root.rename("new", "db")
+    finally:
+        settle(root)
+
+
+def identity_of(status: os.stat_result | None) -> tuple[int, int] | None:
+    return None if status is None else (status.st_dev, status.st_ino)
+
+
+@contextmanager
+def database(root: Folder, *names: str) -> Generator[Folder]:
+    """Yield the directory of the database: the first of `names` that is there.
+
+    Raises:
+        FileNotFoundError: there is none.
+        lmdb.InvalidError: it is a link, or a file.
+    """
+    name = next((name for name in names if root.status(name) is not None), names[0])
+    try:
+        place = Folder(name, root)
+    except NotADirectoryError as error:
+        raise lmdb.InvalidError(f"{name} is no directory") from error
+    with place:
+        yield place
+
+
+def settle(root: Folder) -> None:
+    """Finish, or undo, what a killed process left of an exchange; the caller is alone."""
+    if root.status("db") is None:
+        # The old one was moved away, so the new one was complete; or there is nothing.
+        for name in ("new", "old"):
+            status = root.status(name)
+            if status is not None and S_ISDIR(status.st_mode):
+                root.rename(name, "db")
+                break
+    for name in ("new", "old"):
+        root.remove(name)
+
+
+def discard(root: Folder) -> None:
+    """Remove the database; the caller is alone. Who has it open goes on with what it has."""
+    check_names(root)
+    root.remove("old")
+    with suppress(FileNotFoundError):
+        root.rename("db", "old")
+    root.remove("old")
+
+
+def check_names(root: Folder) -> None:
+    """Refuse to move a directory in which others have put something.
+
+    Raises:
+        BackendError: somebody has.
+    """
+    for name in ("db", "old"):
+        with suppress(FileNotFoundError, NotADirectoryError), Folder(name, root) as place:
+            if strange := set(place.names()) - {DATA, TABLE}:
+                raise BackendError(
+                    f"{place.path} holds {sorted(strange)[0]!r}, which kcache has not written; "
+                    "move it away, so that the database can be replaced"
+                )

@@ -1,0 +1,87 @@
+"""Making room in an LMDB database in which, or on whose disk, not a page is free."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import lmdb
+
+from kcache.errors import FullError
+from kcache_backends import _lmdb_records as records
+from kcache_backends._environment import HARDLY, Environment
+from kcache_backends._lmdb_errors import is_full
+
+__all__ = ["free_some", "require_room"]
+
+#: So much of what is stored goes...
+_SHARE = 10
+#: ... where there are so many entries. With fewer, removing one frees enough for the next.
+_LEAST = 64
+#: The first step, and by how much each is larger: n entries of a page each take up to 3n pages
+#: while they are removed, and leave n more than before.
+_FIRST, _GROWTH = 1, 1.3
+#: A disk with so many bytes free, and a share of the file, is full no more.
+ENOUGH = 1 << 20
+#: Steps at most; 40 remove 100,000 entries.
+_STEPS = 100
+
+
+def free_some(environment: Environment) -> None:
+    """Remove the coldest entries, a few at first, since LMDB copies what it changes.
+
+    To remove a tenth at once takes hundreds of free pages. Each step leaves a few more.
+
+    Raises:
+        BackendError, lmdb.Error, OSError: the database can't be written.
+    """
+    goal, freed, step = None, 0, float(_FIRST)
+    for _ in range(_STEPS):
+        try:
+            with environment.writing(HARDLY) as txn:
+                size, entries = records.sums(txn) or (0, 0)
+                if goal is None:
+                    goal = size // _SHARE
+                    if entries >= _LEAST:
+                        environment.full_at = size - goal
+                if entries < _LEAST or freed >= goal:
+                    return
+                gone = _remove_coldest(txn, int(step))
+            with environment.writing(HARDLY) as txn:
+                records.add_to_sums(txn, 0, 0)  # what was freed is free after one more transaction
+        except (lmdb.Error, OSError) as error:
+            if not is_full(error, environment.root) or step < _FIRST + 1:
+                raise
+            step /= 2
+        else:
+            freed += gone
+            step = step * _GROWTH + 1
+
+
+def require_room(environment: Environment, size: int) -> None:
+    """Refuse to use the last free pages of a disk that was full, which evicting will need.
+
+    Args:
+        environment: the database.
+        size: the sum over all entries with the next one.
+
+    Raises:
+        FullError: there would be no more than those.
+    """
+    if size > environment.full_at > 0:
+        with suppress(OSError):
+            disk = os.statvfs(environment.root)
+            if disk.f_bavail * disk.f_frsize > environment.file_size() // _SHARE + ENOUGH:
+                environment.full_at = 0  # others have made room
+                return
+        raise FullError(f"write {environment.root}: its disk is full but for what evicting needs")
+
+
+def _remove_coldest(txn: lmdb.Transaction[bytes], count: int) -> int:
+    freed = 0
+    for _, raw, _, size in records.cold_rows(txn, b"", count):
+        records.remove_info(txn, raw)
+        txn.delete(b"v" + raw)
+        records.add_to_sums(txn, -size, -1)
+        freed += size
+    return freed

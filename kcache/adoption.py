@@ -1,0 +1,216 @@
+"""Adoption: is a directory without a marker a cache that an earlier version of kcache made?
+
+Earlier versions wrote no marker, and on a full disk none can be written. Such a directory is
+recognised by everything in it: each name has to be one that kcache gives, and each file has to be
+empty or what kcache writes under that name. Unless all is empty, one of them has to say so itself.
+One other file, and the directory is somebody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from stat import S_ISDIR, S_ISLNK, S_ISREG
+
+from kcache.backend import is_key
+from kcache.util.locks import pread
+from kcache.util.marker import NAME, is_marked
+from kcache.util.open_file import open_own
+
+__all__ = ["stranger"]
+
+_COUNTERS = 256 * 32
+_RECORD = struct.Struct("<4Q")
+_ODD = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+_SALT = 0x6B63616368652F31
+_LOCK_TABLE, _NOTE = 8192, 16
+_FLIGHT = b"kcache-flight/1\0"
+_LMDB_MAGIC = b"\xde\xc0\xef\xbe"
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp")
+_EVENT = re.compile(rb"\d{1,12}\.\d{3} [a-z]+ ([0-9a-f]{32}|-) ")
+_LINK = re.compile(r"\d+\.json")
+
+
+class _StrangerError(Exception):
+    """Something in the directory is not kcache's; its name is the argument."""
+
+
+def stranger(directory: str, tag: bytes) -> str:
+    """Return the name of something that kcache did not put into a directory; empty if all is ours.
+
+    Reads, and changes nothing. A name is returned, too, where nothing says that it is a cache.
+
+    Args:
+        directory: which has no marker, and is not empty.
+        tag: what kcache writes into `CACHEDIR.TAG`.
+
+    Raises:
+        OSError: it can't be looked at.
+    """
+    evidence = False
+    names = sorted(os.listdir(directory))
+    try:
+        for name in names:
+            check = _CHECKS.get(name)
+            path = os.path.join(directory, name)
+            if name == "CACHEDIR.TAG":
+                evidence |= _begins(path, tag)
+            elif check is not None:
+                evidence |= check(path)
+            elif name != "lost+found" and not _is_other_backend(path):
+                return name
+    except _StrangerError as error:
+        return os.path.relpath(str(error), directory)
+    return "" if evidence or not _has_content(directory) else names[0]
+
+
+def _has_content(directory: str) -> bool:
+    """Tell whether any file below a directory, whose names are all ours, holds anything."""
+    for folder, _, files in os.walk(directory):
+        if any(os.lstat(os.path.join(folder, name)).st_size for name in files):
+            return True
+    return False
+
+
+def _is_other_backend(path: str) -> bool:
+    """Tell whether this is the folder of a backend that another package registers."""
+    from kcache.registry import backend_names
+
+    return os.path.basename(path) in backend_names() and S_ISDIR(os.lstat(path).st_mode)
+
+
+# -- each name: whether the file proves what it is; or it is a stranger ----------------------------
+
+
+def _read(path: str, most: int) -> bytes:
+    try:
+        file = open_own(path, os.O_RDONLY)
+        return pread(file.fd, most, 0)
+    except OSError as error:
+        raise _StrangerError(path) from error
+
+
+def _begins(path: str, header: bytes) -> bool:
+    found = _read(path, len(header))
+    if found and found != header:
+        raise _StrangerError(path)
+    return bool(found)
+
+
+def _journal(path: str) -> bool:
+    found = _read(path, 80)
+    if found and not _EVENT.match(found):
+        raise _StrangerError(path)
+    return bool(found)
+
+
+def _flight(path: str) -> bool:
+    found = _read(path, _LOCK_TABLE + 1)
+    if len(found) == _LOCK_TABLE and found.endswith(_FLIGHT):
+        return True
+    notes = (found[at : at + _NOTE] for at in range(0, len(found), _NOTE))
+    if len(found) > _LOCK_TABLE or any(any(note) and not (note[15:] > b"\0") for note in notes):
+        raise _StrangerError(path)
+    return False  # no proof: earlier versions set no mark, and many files look so
+
+
+def _empty(path: str) -> bool:
+    if _read(path, 1):
+        raise _StrangerError(path)
+    return False
+
+
+def _items(path: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield (name, path) of what is in a folder of ours, which is no link."""
+    if not S_ISDIR(os.lstat(path).st_mode):
+        raise _StrangerError(path)
+    with os.scandir(path) as items:
+        for item in items:
+            if item.is_symlink() and not links:
+                raise _StrangerError(item.path)
+            yield item.name, item.path
+
+
+def _file(path: str) -> bool:
+    """A folder of the backends file and zstd."""
+    evidence = _is_marked(path)
+    for name, below in _items(path):
+        if name == "counters":
+            evidence |= _counters(below)
+        elif name == NAME:
+            continue
+        elif _SHARD.fullmatch(name):
+            for entry, place in _items(below):
+                if not (is_key(entry) and entry.startswith(name)) and not _TEMPORARY.fullmatch(
+                    entry
+                ):
+                    raise _StrangerError(place)
+        else:
+            raise _StrangerError(below)
+    return evidence
+
+
+def _counters(path: str) -> bool:
+    found = _read(path, _COUNTERS + 1)
+    if found and len(found) != _COUNTERS:
+        raise _StrangerError(path)
+    for size, entries, generation, check in _RECORD.iter_unpack(found):
+        total = size * _ODD[0] + entries * _ODD[1] + generation * _ODD[2] + _SALT
+        if (total - check) % 2**64 == 0:
+            return True
+    if any(found):
+        raise _StrangerError(path)
+    return False
+
+
+def _lmdb(path: str) -> bool:
+    """A folder of the backends over LMDB."""
+    evidence = _is_marked(path)
+    for name, below in _items(path):
+        if name == "lock":
+            _empty(below)
+        elif name in ("db", "new", "old"):
+            for file, place in _items(below):
+                if file not in ("data.mdb", "lock.mdb") or not S_ISREG(os.lstat(place).st_mode):
+                    raise _StrangerError(place)
+                if file == "data.mdb":
+                    magic = _read(place, 20)[16:]
+                    if magic not in (_LMDB_MAGIC, b""):
+                        raise _StrangerError(place)
+                    evidence |= name == "db" and bool(magic)
+        elif name != NAME:
+            raise _StrangerError(below)
+    return evidence
+
+
+def _is_marked(path: str) -> bool:
+    try:
+        return is_marked(path)
+    except OSError as error:
+        raise _StrangerError(path) from error
+
+
+def _trace(path: str) -> bool:
+    for name, below in _items(path, links=True):
+        if not _LINK.fullmatch(name) or not S_ISLNK(os.lstat(below).st_mode):
+            raise _StrangerError(below)
+    return False
+
+
+_CHECKS: dict[str, Callable[[str], bool]] = {
+    "stats": lambda path: _begins(path, b"kcache-stats/1".ljust(64, b"\0")),
+    "history": lambda path: _begins(path, b"kcache-history/1".ljust(64, b"\0")),
+    "journal": _journal,
+    "journal.1": _journal,
+    "flight": _flight,
+    "slots": _empty,
+    "trace": _trace,
+    "file": _file,
+    "zstd": _file,
+    "lmdb": _lmdb,
+    "zstd+lmdb": _lmdb,
+    **{f"flight-{number:02}": _empty for number in range(64)},
+}

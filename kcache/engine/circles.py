@@ -1,0 +1,21 @@
+"""Circles: threads that wait for one another, so that none of them would ever go on."""
+
+from __future__ import annotations
+
+__all__ = ["leaders", "leads_to", "waits_for"]
+
+#: Which thread of this process makes what: (lock file, key) -> thread.
+leaders: dict[tuple[str, str], int] = {}
+#: Which thread of this process waits for which.
+waits_for: dict[int, int] = {}
+
+
+def leads_to(thread: int, me: int) -> bool:
+    """Tell whether a thread waits for this one, perhaps by way of others."""
+    seen: set[int] = set()
+    while thread not in seen:
+        seen.add(thread)
+        if thread == me:
+            return True
+        thread = waits_for.get(thread, thread)
+    return False

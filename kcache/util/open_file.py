@@ -1,0 +1,217 @@
+"""OpenFile: a descriptor that has an owner, of a file that is checked to be ours as it is opened.
+
+A bare descriptor is a number. If one thread closes it while another is about to write, the number
+may be another file's by then, and the write lands there. So nobody in kcache keeps a bare number
+that somebody else may close: the number belongs to an `OpenFile`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from stat import S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
+
+from kcache.util.forks import after_fork
+from kcache.util.locks import RangeLocks, pread, pwrite
+
+__all__ = [
+    "SAFE",
+    "NotOursError",
+    "OpenFile",
+    "has_header",
+    "is_own",
+    "open_own",
+    "open_or_replace",
+    "owner_problem",
+]
+
+#: For every open: not inherited by programs, never through a link, never waiting (for somebody at
+#: the other end of a pipe), never a terminal of ours.
+SAFE = (
+    getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_NOCTTY", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+_user = getattr(os, "geteuid", lambda: 0)  # Windows says 0 of every file
+_KINDS = (
+    (S_ISDIR, "a directory"),
+    (S_ISFIFO, "a pipe"),
+    (S_ISSOCK, "a socket"),
+    (S_ISCHR, "a device"),
+    (S_ISBLK, "a device"),
+)
+
+
+class NotOursError(OSError):
+    """A file is not one that kcache made: it is of another kind, user or format."""
+
+    def __init__(self, reason: str, path: str | os.PathLike[str]) -> None:
+        super().__init__(errno.EPERM, reason, os.fspath(path))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+class OpenFile:
+    """An open file, closed with the last reference to this object and never before.
+
+    The users are counted by Python: whoever reads, writes or locks has a reference to this object
+    meanwhile. To close the file is to let go of the reference; it stays open for a thread that is
+    at work with it until that thread is done.
+
+    Threads: safe to share. Fork: the child lets go of the file at once, since the parent's locks
+    belong to it and must end with the parent. The number then leads to nothing (`os.devnull`) until
+    the last reference goes, so it is not given to another file under the feet of code that still
+    uses it. Exit: a daemon thread's reference keeps the file open.
+
+    Args:
+        fd: the descriptor; it belongs to this object from here on.
+        status: of the file, if the caller has looked already.
+    """
+
+    __slots__ = ("__weakref__", "fd", "identity")
+
+    def __init__(self, fd: int, status: os.stat_result | None = None) -> None:
+        self.fd = fd
+        #: Device and inode, by which the file is known again.
+        self.identity = _identity(os.fstat(fd) if status is None else status)
+        after_fork(self)
+
+    def is_open(self) -> bool:
+        """Tell whether the number still leads to the file.
+
+        It does not if the program has closed descriptors that are not its own, as programs that
+        become daemons do.
+        """
+        try:
+            return _identity(os.fstat(self.fd)) == self.identity
+        except OSError:
+            return False
+
+    def is_at(self, path: str) -> bool:
+        """Tell whether `path` leads to this file: it was not removed, moved or replaced."""
+        try:
+            return _identity(os.stat(path, follow_symlinks=False)) == self.identity
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def after_fork(self) -> None:
+        """Let go of the file in a child process, and keep the number."""
+        if not self.is_open():
+            return
+        number, self.fd = self.fd, -1
+        os.close(number)
+        try:  # the lowest free number, which need not be this one
+            nothing = os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+            if nothing != number:
+                os.dup2(nothing, number, inheritable=False)
+                os.close(nothing)
+            self.identity = _identity(os.fstat(number))
+            self.fd = number
+        except OSError:  # without /dev: nobody else runs yet, and later uses fail with EBADF
+            return
+
+    def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]  # os may be gone at exit
+        if getattr(self, "fd", -1) >= 0 and self.is_open():
+            close(self.fd)
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Tell whether a file may be written to: a plain file of the present user, with one name.
+
+    A second name (a hard link) may be that of a file which is not ours.
+    """
+    return S_ISREG(status.st_mode) and status.st_uid == _user() and status.st_nlink <= 1
+
+
+def owner_problem(status: os.stat_result) -> str:
+    """Return why `is_own` is false, in words that follow on "it is"."""
+    for right, name in _KINDS:
+        if right(status.st_mode):
+            return f"{name}, no file of kcache"
+    if not S_ISREG(status.st_mode):
+        return "no plain file"
+    if status.st_uid != _user():
+        return f"a file of user {status.st_uid}, and you are user {_user()}"
+    return f"a file with {status.st_nlink} names; kcache makes no hard links"
+
+
+def open_own(path: str, flags: int) -> OpenFile:
+    """Open a file that is ours, for writing or reading, without following a link or waiting.
+
+    Args:
+        path: the file.
+        flags: as for `os.open`; with `O_CREAT` it is made, for the present user alone.
+
+    Raises:
+        NotOursError: it is not a plain file of the present user with one name. Nothing was changed.
+        OSError: it can't be opened.
+    """
+    fd = os.open(path, flags | SAFE, 0o600)
+    try:
+        status = os.fstat(fd)
+        if not is_own(status):
+            raise NotOursError(f"it is {owner_problem(status)}", path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return OpenFile(fd, status)
+
+
+#: Locked while a damaged file is set aside: far behind what any of our files holds, and behind the
+#: bytes that other locks are on.
+_ASIDE = (1 << 63) - 2
+_TRIES = 3
+
+
+def has_header(file: OpenFile, header: bytes) -> bool:
+    """Tell whether a file begins with `header`, which is written if the file is new.
+
+    A file is new if it is empty, or if nothing but zeros came of writing it (full disk, power cut).
+    """
+    found = pread(file.fd, len(header), 0)
+    if not any(found):
+        return pwrite(file.fd, header, 0) == len(header)
+    return found == header
+
+
+def open_or_replace(path: str, flags: int, is_sound: Callable[[OpenFile], bool]) -> OpenFile:
+    """Open a file for writing; one that is not sound gets another name, and a new one is made.
+
+    So what is in it is not lost: it may have been damaged, or it may never have been ours. The
+    other name is that of the file with `.damaged` behind it.
+
+    Args:
+        path: the file, made if it is not there.
+        flags: as for `os.open`.
+        is_sound: tells whether what was opened is new, or a file that kcache wrote.
+
+    Raises:
+        NotOursError: it is not a plain file of the present user with one name.
+        OSError: it can't be opened, or not be set aside.
+    """
+    for _ in range(_TRIES):
+        file = open_own(path, flags | os.O_CREAT)
+        if is_sound(file):
+            return file
+        # Of several who find the damage one sets the file aside; the others find the new one then.
+        with RangeLocks(file).held(_ASIDE, 1, timeout=1.0):
+            if file.is_at(path):
+                _set_aside(path)
+    raise NotOursError("it is no file of kcache, time and again", path)
+
+
+def _set_aside(path: str) -> None:
+    aside = f"{path}.damaged"
+    try:
+        status = os.stat(aside, follow_symlinks=False)
+    except FileNotFoundError:
+        pass
+    else:
+        if not is_own(status):
+            raise NotOursError(f"it is {owner_problem(status)}", aside)
+    os.rename(path, aside)

@@ -1,0 +1,322 @@
+"""Directories that are no cache: nothing in them is read, written or deleted, and the message says why."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import pytest
+from core.helpers import entry, key, python
+
+import kcache
+import kcache_backends.file
+from kcache import BackendError, ConfigError, KernelCache, open_engine
+from kcache.directory import prepare
+from kcache.util.marker import NAME
+from kcache_backends.file import FileBackend
+from kcache_backends.zstd import zstd_file
+
+TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# somebody else's\n"
+BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
+
+
+def write(path: Path, content: bytes | str = b"precious") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def home(place: Path) -> None:
+    write(place / ".bashrc", "alias ls='ls -l'\n")
+    write(place / "Documents" / "thesis.tex", "a" * 10_000)
+    write(place / ".cache" / "thing")
+
+
+def checkout(place: Path) -> None:
+    write(place / ".git" / "HEAD", "ref: refs/heads/main\n")
+    write(place / ".git" / "objects" / "3f" / ("0" * 38), os.urandom(100))
+    write(place / "stats" / "report.py")
+
+
+def nginx(place: Path) -> None:
+    for number in range(20):
+        name = hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest()
+        write(place / name[-2:] / name, f"KEY: {name}\n")
+
+
+def bazel(place: Path) -> None:
+    for number in range(20):
+        name = hashlib.sha256(str(number).encode()).hexdigest()
+        write(place / "cas" / name[:2] / name)
+        write(place / "file" / name[:2] / name)
+
+
+def database(place: Path) -> None:
+    (place / "lmdb").mkdir(parents=True)
+    for folder in (place, place / "lmdb"):
+        env = lmdb.open(str(folder))
+        with env.begin(write=True) as transaction:
+            transaction.put(b"theirs", b"precious")
+        env.close()
+    write(place / "lmdb" / "new" / "data.mdb")
+    write(place / "lmdb" / "old" / "notes")
+
+
+def photos(place: Path) -> None:
+    for number in range(10):
+        write(place / f"IMG_{number:04}.jpg", os.urandom(2000))
+
+
+def namesakes(place: Path) -> None:
+    """Every name that kcache uses, for something else."""
+    for name in ("stats", "history", "flight", "journal", "journal.1", "counters"):
+        write(place / name, f"{name} of another program\n" * 40)
+    for name in BACKENDS:
+        write(place / name / "counters", "their counters\n")
+        write(place / name / "lock")
+        write(place / name / "3f" / ("3f" + "0" * 62))
+    write(place / "lmdb" / "db" / "data.mdb")
+    write(place / "CACHEDIR.TAG", TAG)
+
+
+def almost(place: Path) -> None:
+    """A cache, but for one file: somebody has copied ours into a folder of theirs."""
+    with open_engine(place, backend="file") as engine:
+        engine.put(key(1), entry())
+        engine.get(key(1))
+    (place / NAME).unlink()
+    (place / "file" / NAME).unlink(missing_ok=True)
+    write(place / "file" / "notes.txt")
+
+
+def forged(place: Path) -> None:
+    write(place / NAME, '{"format": "somebody/1"}')
+    write(place / "data")
+
+
+def links(place: Path) -> None:
+    """Names of ours that lead to files of theirs."""
+    for name in ("stats", "history", "flight", "journal", "CACHEDIR.TAG", NAME):
+        write(place / "real" / name)
+        (place / name).symlink_to(place / "real" / name)
+    write(place / "real" / "folder" / "photo")
+    for name in BACKENDS:
+        (place / name).symlink_to(place / "real" / "folder")
+
+
+def special(place: Path) -> None:
+    place.mkdir()
+    for name in ("stats", "history", "flight", "journal"):
+        os.mkfifo(place / name)
+    with socket.socket(socket.AF_UNIX) as listener:
+        before = os.getcwd()
+        os.chdir(place)
+        listener.bind("counters")
+        os.chdir(before)
+
+
+FOLDERS = (
+    *(home, checkout, nginx, bazel, database, photos, namesakes, almost, forged, links, special),
+)
+Snapshot = dict[str, tuple[object, ...]]
+
+
+def snapshot(place: Path) -> Snapshot:
+    """Returns name -> kind, rights, times and content of all that is below a directory."""
+    found: Snapshot = {}
+    for path in sorted([place, *place.rglob("*")]):
+        status = path.lstat()
+        content: object = None
+        if path.is_symlink():
+            content = os.readlink(path)
+        elif path.is_file():
+            content = path.read_bytes()
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        found[str(path.relative_to(place))] = (status.st_mode, status.st_nlink, *times, content)
+    return found
+
+
+COMMANDS = (
+    *("info", "stats", "stats --json", "stats --prometheus", "stats --zero", "ls", "ls --json"),
+    *("verify", "verify --repair", "clear --yes", "trim", "trim --max-size 0", "trim -n"),
+    *("rm 0123456789", "show 0123456789", "extract 0123456789 -o OUT/x", "report -o OUT/r.html"),
+    *("migrate --to zstd", "migrate --from lmdb --to file", "migrate --to lmdb --keep", "doctor"),
+    *("compile OUT/k.cu --arch sm_80", "why OUT/k.cu --arch sm_80", "warm OUT/list.toml"),
+)
+KERNEL = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    write(folder / "k.cu", KERNEL)
+    write(folder / "list.toml", '[[kernels]]\nsource = "k.cu"\narch = "sm_80"\n')
+    return folder
+
+
+@pytest.mark.parametrize("make", FOLDERS)
+def test_no_command_changes_a_folder_that_is_no_cache(
+    make: Callable[[Path], None], tmp_path: Path, out: Path, long: bool
+) -> None:
+    place = tmp_path / "theirs"
+    make(place)
+    before = snapshot(place)
+    chosen = COMMANDS if long else random.Random(make.__name__).sample(COMMANDS, 4)
+    for command in (*chosen, "clear --yes", "migrate --to lmdb"):
+        arguments = [part.replace("OUT", str(out)) for part in command.split()]
+        done = subprocess.run(
+            [sys.executable, "-m", "kcache", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env={**os.environ, "KCACHE_DIR": str(place)},
+        )
+        assert snapshot(place) == before, command
+        assert "Traceback" not in done.stderr, done.stderr
+        if command != "doctor":
+            assert done.returncode != 0, (command, done.stdout, done.stderr)
+            assert "no cache" in done.stderr
+            assert "allowed: a directory that is new or empty" in done.stderr
+
+
+@pytest.mark.parametrize("make", FOLDERS)
+def test_no_call_changes_a_folder_that_is_no_cache(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    place = tmp_path / "theirs"
+    make(place)
+    before = snapshot(place)
+    for backend in BACKENDS:
+        for read_only in (False, True):
+            with pytest.raises(ConfigError, match=r"no cache.*allowed: a directory that is new"):
+                KernelCache(place, backend=backend, read_only=read_only)
+            with pytest.raises(ConfigError, match="no cache"):
+                open_engine(place, backend=backend, read_only=read_only)
+    assert snapshot(place) == before
+    for factory in (FileBackend, zstd_file):
+        backend = factory(place)
+        with pytest.raises(BackendError):
+            backend.put(key(1), b"x")
+        for use in (
+            backend.usage,
+            lambda b=backend: list(b.coldest()),
+            lambda b=backend: list(b.check(repair=True)),
+        ):
+            with pytest.raises(BackendError):
+                use()
+        with pytest.raises(BackendError):
+            backend.delete("3f" + "0" * 62)
+        backend.close()
+    assert snapshot(place) == before
+
+
+def test_a_cache_of_an_earlier_version_is_taken_over_once(tmp_path: Path) -> None:
+    for backend in BACKENDS:
+        with open_engine(tmp_path / "old", backend=backend) as engine:
+            assert engine.put(key(1), entry())
+            assert engine.get(key(1)) == entry()
+    for path in (tmp_path / "old").rglob(NAME):
+        path.unlink()
+    (tmp_path / "old" / "flight").write_bytes(bytes(16) + bytes(range(1, 17)))
+    write(
+        tmp_path / "old" / "journal",
+        "1763779521.123 evicted 5f0c1be90db5a5f7b9a0a4d0c4e0a7d1 file\n",
+    )
+    with open_engine(tmp_path / "old", read_only=True) as engine:
+        assert engine.get(key(1)) == entry()
+    assert not (tmp_path / "old" / NAME).exists()
+    for backend in BACKENDS:
+        with open_engine(tmp_path / "old", backend=backend) as engine:
+            assert engine.get(key(1)) == entry()
+    assert (tmp_path / "old" / NAME).exists()
+    write(tmp_path / "old" / "notes")  # it is known now, whatever somebody puts there
+    with open_engine(tmp_path / "old") as engine:
+        assert engine.get(key(1)) == entry()
+
+
+def test_a_new_file_system_counts_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    prepare(str(tmp_path))
+    assert (tmp_path / NAME).exists()
+
+
+def test_the_marker_of_another_version_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / NAME, '{"format": "kcache-directory/2", "id": "0"}')
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"another version of kcache \('kcache-directory/2'\)"):
+        prepare(str(tmp_path))
+    assert snapshot(tmp_path) == before
+
+
+def test_migrate_deletes_nothing_that_it_did_not_write(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    with KernelCache(place) as cache:
+        assert cache.engine.put(key(1), entry())
+    outside = tmp_path / "outside"
+    write(outside / "photo")
+    write(place / "file" / "notes" / "thesis.tex")
+    write(place / "file" / "3f" / "letter")
+    (place / "file" / "link").symlink_to(outside)
+    done = python(
+        "from kcache.cli import main; main()",
+        "migrate", "--from", "file", "--to", "zstd", "--directory", str(place),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (outside / "photo").read_bytes() == b"precious"
+    assert (place / "file" / "notes" / "thesis.tex").exists()
+    assert (place / "file" / "3f" / "letter").exists()
+    assert not (place / "file" / "counters").exists()
+
+
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_a_relative_directory_stays_where_it_was(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if how == "variable":
+        monkeypatch.setenv("KCACHE_DIR", "relative")
+    with KernelCache("relative" if how == "argument" else None) as cache:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        cache.engine.get_or_create(key(1), entry)
+        cache.engine.delete(key(1))
+        cache.engine.flush()
+        assert cache.directory == tmp_path / "relative"
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert {"flight", "journal", "stats"} <= set(os.listdir(tmp_path / "relative"))
+
+
+@pytest.mark.parametrize("command", ["clear --yes", "trim", "verify --repair", "rm 01234567"])
+def test_maintenance_makes_nothing(command: str, tmp_path: Path) -> None:
+    """Neither where there is nothing, nor in an empty directory, nor a backend's folder."""
+    (tmp_path / "empty").mkdir(mode=0o700)
+    with open_engine(tmp_path / "cache", backend="file") as engine:
+        engine.put(key(1), entry())
+    for folder in ("absent", "empty", "cache"):
+        place = tmp_path / folder
+        before = set(os.listdir(place)) if place.exists() else None
+        python(
+            "from kcache.cli import main; main()",
+            *command.split(), "--directory", str(place),
+            environ={"KCACHE_BACKEND": "zstd"},
+        )  # fmt: skip
+        assert (set(os.listdir(place)) if place.exists() else None) == before
+
+
+def test_nothing_is_deleted_but_by_name() -> None:
+    """No recursive delete, ever; the temporary directories of a compile are not the cache's."""
+    where = Path(kcache.__file__).parent
+    backends = Path(kcache_backends.file.__file__).parent
+    allowed = {"nvrtc/trace.py", "nvrtc/precompiled.py"}
+    for root in (where, backends):
+        for path in root.rglob("*.py"):
+            name = str(path.relative_to(root))
+            if "rmtree" in path.read_text() and name not in allowed and "testing" not in name:
+                assert name == "_lmdb_files.py", name

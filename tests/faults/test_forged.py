@@ -1,0 +1,325 @@
+"""Files with a right checksum and nonsense inside: read as damage, whatever the nonsense is."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import struct
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from core.helpers import QUICK, key, path_of, python
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kcache import CompileOptions, ConfigError, Entry, KernelCache, open_engine
+from kcache.engine.history import HOURS, History
+from kcache.engine.journal import Journal
+from kcache.engine.stats import FIELDS, StatsFile
+from kcache.entry import decode, encode
+from kcache.errors import CorruptEntryError
+from kcache.nvrtc import PRODUCER
+from kcache.nvrtc.inventory import DAMAGED, coldest_first, items
+from kcache.util.units import local_time
+
+SOURCE = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
+OPTIONS = CompileOptions(arch="sm_80")
+
+SETTINGS = settings(
+    QUICK, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+#: JSON as nobody writes it by kcache: numbers that are none, halves of characters, many levels.
+ODD_TEXT = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["\ud800", "\udfff x", "\0", "../../etc/passwd", "/dev/zero", "a" * 5000]),
+)
+ODD_NUMBERS = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.sampled_from([math.nan, math.inf, -math.inf, 2**63, -(2**63), 10**400, 1e308, -0.0]),
+)
+SCALARS = st.one_of(st.none(), st.booleans(), ODD_NUMBERS, ODD_TEXT)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ODD_TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS_OF_KERNELS = (
+    *("kind", "compile_seconds", "lowered_names", "log", "source_name", "names", "arch", "flags"),
+    *("compiler", "created", "source_hash", "request", "bound", "headers", "extra_key", "nvrtc"),
+)
+METADATA = st.dictionaries(st.sampled_from(FIELDS_OF_KERNELS), VALUES, max_size=6)
+
+
+def deep(levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def envelope(
+    name: str,
+    text: bytes,
+    sections: list[tuple[bytes, bytes]],
+    *,
+    producer: bytes = PRODUCER.encode(),
+    cost: float = 1.0,
+) -> bytes:
+    """Returns an envelope with a right checksum around anything."""
+    table = b"".join(bytes((len(n),)) + n + struct.pack("<Q", len(v)) for n, v in sections)
+    rest = producer + table + text + b"".join(v for _, v in sections)
+    total = struct.calcsize("<6sHQd32sHHI") + len(rest) + 16
+    head = struct.pack(
+        "<6sHQd32sHHI",
+        *(b"KCACHE", 1, total, cost, bytes.fromhex(name)),
+        *(len(sections), len(producer), len(text)),
+    )
+    return head + rest + xxhash.xxh3_128_digest(head + rest)
+
+
+def dumped(metadata: object) -> bytes:
+    return json.dumps(metadata).encode()
+
+
+def forge(place: Path, name: str, data: bytes) -> None:
+    path = place / "file" / name[:2] / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(0o600)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Any:
+    with KernelCache(tmp_path / "cache") as cache:
+        yield cache
+
+
+NONSENSE = [
+    {"kind": "kernel", "lowered_names": [1, 2]},
+    {"kind": "kernel", "lowered_names": {"k": 3}},
+    {"kind": "kernel", "lowered_names": "k"},
+    {"kind": "kernel", "log": {"a": 1}},
+    {"kind": "kernel", "compile_seconds": math.nan},
+    {"kind": "kernel", "created": math.inf},
+    {"kind": "kernel", "source_name": "\ud800"},
+    {"kind": "kernel", "names": deep(900)},
+    {"kind": "kernel", "names": deep(400)},
+]
+
+
+@pytest.mark.parametrize("metadata", NONSENSE, ids=range(len(NONSENSE)))
+def test_a_forged_kernel_is_a_miss_and_named_damaged(
+    metadata: dict[str, Any], cache: KernelCache, tmp_path: Path
+) -> None:
+    """TypeError, IndexError or MemoryError came out of `get_or_compile`, for ever."""
+    name = cache._requests.make(SOURCE, (), OPTIONS).key
+    forge(tmp_path / "cache", name, envelope(name, dumped(metadata), [(b"cubin", b"x")]))
+    assert cache.lookup(SOURCE, (), OPTIONS) is None
+    assert cache.stats().corrupt == 1
+    assert [item.kind for item in items(cache.engine.backend, PRODUCER)] == [DAMAGED]
+
+
+@SETTINGS
+@given(
+    metadata=METADATA,
+    sections=st.lists(
+        st.tuples(
+            st.sampled_from([b"ptx", b"cubin", b"ltoir", b"set0", b"stamps0.x", b"\xff", b"a"]),
+            st.binary(max_size=20),
+        ),
+        max_size=3,
+    ),
+    kind=st.sampled_from(["kernel", "other", None]),
+    cost=st.sampled_from([0.0, 1.0]),
+)
+def test_no_forged_entry_raises_anything_anywhere(
+    metadata: dict[str, Any],
+    sections: list[tuple[bytes, bytes]],
+    kind: str | None,
+    cost: float,
+    cache: KernelCache,
+    tmp_path: Path,
+) -> None:
+    metadata = metadata | ({"kind": kind} if kind else {})
+    name = cache._requests.make(SOURCE, (), OPTIONS).key
+    cache.clear_memory()
+    forge(tmp_path / "cache", name, envelope(name, dumped(metadata), sections, cost=cost))
+    found = cache.lookup(SOURCE, (), OPTIONS)
+    if found is not None:
+        assert all(type(v) is str for pair in found.lowered_names.items() for v in pair)
+        assert type(found.log) is str
+        repr(found)
+    cache.why(SOURCE, (), OPTIONS)
+    list(items(cache.engine.backend, PRODUCER))
+
+
+@SETTINGS
+@given(text=st.one_of(VALUES.map(dumped), st.binary(max_size=60)), key_number=st.integers(0, 9))
+def test_no_forged_metadata_decodes_to_what_cannot_be_stored_again(
+    text: bytes, key_number: int
+) -> None:
+    name = key(key_number)
+    try:
+        found = decode(envelope(name, text, [(b"a", b"b")], producer=b""), name)
+    except CorruptEntryError:
+        return
+    try:
+        encode(name, found)
+    except ConfigError:  # only a number that JSON writes and reads as infinite
+        assert "inf" in repr(found.metadata)
+
+
+def test_levels_are_bounded_on_both_sides() -> None:
+    with pytest.raises(ConfigError, match="levels"):
+        encode(key(1), Entry({}, {"a": deep(100)}))
+    with pytest.raises(CorruptEntryError, match="levels"):
+        decode(envelope(key(1), dumped({"a": deep(100)}), [], producer=b""), key(1))
+    many = {"a": [{"b": n} for n in range(1000)]}
+    assert decode(envelope(key(1), dumped(many), [], producer=b""), key(1)).metadata == many
+
+
+def test_forged_entries_stop_no_migration(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    with KernelCache(place) as cache:
+        for number in range(3):
+            assert cache.engine.put(key(number), Entry({"cubin": b"x"}, {"kind": "kernel"}))
+    texts = [dumped(metadata) for metadata in NONSENSE]
+    texts += [b'{"kind": "kernel", "a": 1e999}', b"[]", b"{", b'{"kind": "manifest"}']
+    for number, text in enumerate(texts, 100):
+        forge(place, key(number), envelope(key(number), text, [(b"set0", b"\x01" * 40)]))
+    for command in (
+        "ls",
+        "verify",
+        "report -o " + str(tmp_path / "r.html"),
+        "migrate --to zstd",
+        "info",
+    ):
+        done = python(
+            "from kcache.cli import main; main()", *command.split(), "--directory", str(place)
+        )
+        assert "Traceback" not in done.stderr, (command, done.stderr)
+    with KernelCache(place, backend="zstd") as cache:
+        for number in range(3):
+            assert cache.engine.get(key(number)) is not None
+
+
+# -- statistics, history, journal ------------------------------------------------------------------
+
+NUMBERS = st.lists(
+    ODD_NUMBERS.filter(lambda n: isinstance(n, float) or abs(n) < 10**300),
+    min_size=18,
+    max_size=18,
+)
+
+
+def _doubles(numbers: list[Any]) -> list[float]:
+    return [float(n) for n in numbers]
+
+
+@SETTINGS
+@given(rows=st.lists(NUMBERS, min_size=1, max_size=3))
+def test_no_forged_statistics_make_a_sum_that_is_none(
+    rows: list[list[Any]], tmp_path: Path
+) -> None:
+    image = b"kcache-stats/1".ljust(64, b"\0")
+    for numbers in rows:
+        body = struct.pack(f"<4x{len(FIELDS)}d", *_doubles(numbers)).ljust(252, b"\0")
+        image += zlib.crc32(body).to_bytes(4, "little") + body
+    (tmp_path / "stats").write_bytes(image)
+    total = StatsFile(tmp_path / "stats").total()
+    assert all(0 <= value < math.inf for value in total.to_dict().values())
+
+
+@SETTINGS
+@given(numbers=NUMBERS, hour=st.integers(-(2**63), 2**63 - 1))
+def test_no_forged_history_breaks_its_reader(numbers: list[Any], hour: int, tmp_path: Path) -> None:
+    now = int(time.time() // 3600)
+    image = bytearray(b"kcache-history/1".ljust(64, b"\0") + bytes(HOURS * 64))
+    for held in (now, hour):
+        body = struct.pack("<q6d4x", held, *_doubles(numbers)[:6])
+        at = 64 + held % HOURS * 64
+        image[at : at + 64] = zlib.crc32(body).to_bytes(4, "little") + body
+    (tmp_path / "history").write_bytes(image)
+    for told in History(tmp_path / "history").hours():
+        assert all(0 <= n < math.inf for n in (told.hits, told.misses, told.saved_seconds))
+
+
+@SETTINGS
+@given(
+    lines=st.lists(
+        st.from_regex(r"[\d.e+naif-]{1,12} [a-z]{1,12} ([0-9a-f]{32}|-) [ -~]{0,20}"), max_size=5
+    )
+)
+def test_no_forged_journal_breaks_its_reader(lines: list[str], tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("\n".join(lines), errors="replace")
+    for event in Journal(str(tmp_path), "file").events():
+        local_time(event.at)
+
+
+# -- sizes, times, paths, zones --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64, 10**30, "99999999TiB", "9" * 99])
+@pytest.mark.parametrize("name", ["file", "zstd"])
+def test_a_cap_beyond_every_disk_is_as_good_as_the_largest(
+    name: str, size: int | str, tmp_path: Path
+) -> None:
+    with KernelCache(tmp_path / "cache", backend=name, max_size=size) as cache:
+        assert cache.engine.put(key(1), Entry({"a": b"b"}))
+        assert cache.engine.max_size == 2**60
+        cache.trim()
+        cache.print_info(io.StringIO())
+    with open_engine(tmp_path / "cache", backend=name, max_size=size) as engine:
+        assert engine.get(key(1)) is None  # of another producer
+        assert engine.put(key(1), Entry({"a": b"b"}))
+
+
+@pytest.mark.parametrize("seconds", [2**34, 20_000_000_000, -(10**9)])
+def test_times_of_files_may_be_anything(seconds: int, tmp_path: Path) -> None:
+    with KernelCache(tmp_path) as cache:
+        assert cache.engine.put(key(1), Entry({"cubin": b"x"}, {"kind": "kernel"}))
+    os.utime(path_of(tmp_path / "file", key(1)), ns=(seconds * 10**9,) * 2)
+    with open_engine(tmp_path) as engine:
+        assert len(list(coldest_first(engine.backend))) == 1
+    for command in (
+        "ls",
+        "ls --json",
+        f"show {key(1)[:8]}",
+        "trim -n --max-size 0",
+        "report -o r.html",
+        "migrate --to zstd",
+    ):
+        done = python(
+            f"import os; os.chdir({str(tmp_path.parent)!r}); from kcache.cli import main; main()",
+            *command.split(), "--directory", str(tmp_path),
+        )  # fmt: skip
+        assert done.returncode == 0, (command, done.stderr)
+
+
+def test_a_path_of_3000_levels_is_refused_in_words(tmp_path: Path) -> None:
+    place = tmp_path / ("a/" * 3000)
+    with KernelCache(place) as cache, pytest.raises(Exception, match="too long"):
+        cache.engine.backend.get(key(1))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_time_zone_of_a_day_spoils_no_report(tmp_path: Path) -> None:
+    with KernelCache(tmp_path / "cache") as cache:
+        cache.engine.put(key(1), Entry({"cubin": b"x"}, {"kind": "kernel", "created": 1.0}))
+        cache.engine.get(key(1))
+    for zone in ("XXX24", "XXX-24", "XXX167"):
+        for command in (f"report -o {tmp_path / 'r.html'}", f"show {key(1)[:8]}"):
+            done = python(
+                "from kcache.cli import main; main()",
+                *command.split(), "--directory", str(tmp_path / "cache"),
+                environ={"TZ": zone},
+            )  # fmt: skip
+            assert done.returncode == 0, (zone, done.stderr)

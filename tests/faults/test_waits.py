@@ -1,0 +1,377 @@
+"""Waits that would never end: circles of makers, leaders that hang, and what opens and never reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from core.helpers import entry, key, output_of, python
+
+from kcache import BackendError, Entry, open_engine
+from kcache.engine.history import History
+from kcache.engine.journal import Journal
+from kcache.engine.single_flight import Flight, Made, Work
+from kcache.engine.stats import Counters, StatsFile
+
+LONG = 120.0
+A, B, C = sorted((key("a"), key("b"), key("c")))
+
+
+@pytest.fixture(autouse=True)
+def _alarm() -> Iterator[None]:
+    """A test that waits for ever is ended."""
+    signal.alarm(100)
+    yield
+    signal.alarm(0)
+
+
+def run_all(*works: Callable[[], object]) -> list[object]:
+    results: list[object] = []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+        assert not thread.is_alive()
+    return results
+
+
+# -- circles ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [(A, B), (B, A), (A, B, C), (C, B, A)])
+@pytest.mark.parametrize("engines", ["one", "one each", "no file"])
+def test_makers_that_ask_for_each_others_keys_all_end(
+    keys: tuple[str, ...], engines: str, tmp_path: Path
+) -> None:
+    """They waited 300 s for one another."""
+    gate = threading.Barrier(len(keys))
+    made = []
+    opened = [open_engine(tmp_path) for _ in keys]
+    if engines == "no file":
+        for engine in opened:
+            engine._lock_file = None
+
+    def ask(number: int) -> Entry:
+        engine = opened[number if engines == "one each" else 0]
+
+        def create() -> Entry:
+            gate.wait(LONG)
+            made.append(number)
+            following = keys[(number + 1) % len(keys)]
+            inner = engine.get_or_create(following, lambda: entry(10))
+            return entry(inner.size + 1)
+
+        return engine.get_or_create(keys[number], create)
+
+    results = run_all(*(lambda n=n: ask(n) for n in range(len(keys))))
+    assert sorted(made) == list(range(len(keys)))
+    assert all(isinstance(result, Entry) for result in results), results
+    for engine in opened:
+        assert engine.stats().wait_timeouts == 0
+        engine.close()
+
+
+CIRCLE = """
+import sys, time
+from pathlib import Path
+from kcache import Entry, open_engine
+place, mine, other = sys.argv[1:]
+engine = open_engine(place)
+def create():
+    Path(place, f"{mine[:4]}.begun").touch()
+    while not Path(place, f"{other[:4]}.begun").exists():
+        time.sleep(0.001)
+    engine.get_or_create(other, lambda: Entry({"a": b"inner"}))
+    return Entry({"a": b"outer"})
+engine.get_or_create(mine, create)
+assert engine.stats().wait_timeouts == 0
+engine.close()
+"""
+
+
+def test_processes_whose_makers_ask_for_each_others_keys_both_end(tmp_path: Path) -> None:
+    with open_engine(tmp_path) as engine:
+        engine.put(key(1), entry())
+    results = run_all(
+        lambda: python(CIRCLE, str(tmp_path), A, B).returncode,
+        lambda: python(CIRCLE, str(tmp_path), B, A).returncode,
+    )
+    assert results == [0, 0]
+
+
+# -- leaders that hang -----------------------------------------------------------------------------
+
+
+class Hanging:
+    """A leader that begins and does not end before it is let."""
+
+    def __init__(self, flight: Flight[str]) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: flight.run(A, Work(lambda: None, self._make, str))
+        )
+        self._thread.start()
+        assert self.begun.wait(LONG)
+
+    def _make(self) -> Made[str]:
+        self.begun.set()
+        assert self.go.wait(LONG)
+        return Made("late", reusable=True, stored=False)
+
+    def end(self) -> None:
+        self.go.set()
+        self._thread.join(LONG)
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_of_many_threads_that_lose_patience_one_makes_the_value(
+    locked: bool, tmp_path: Path
+) -> None:
+    """All 24 compiled at once."""
+    flight: Flight[str] = Flight(
+        str(tmp_path / "flight") if locked else None, wait=0.3, counters=Counters()
+    )
+    hanging = Hanging(flight)
+    at_once, most, made = 0, 0, 0
+    guard, values = threading.Lock(), []
+
+    def make() -> Made[str]:
+        nonlocal at_once, most, made
+        with guard:
+            made, at_once = made + 1, at_once + 1
+            most = max(most, at_once)
+        threading.Event().wait(0.1)
+        with guard:
+            at_once -= 1
+        values.append("made")
+        return Made("made", reusable=True, stored=True)
+
+    def look() -> str | None:
+        return values[0] if values else None
+
+    work = Work(look, make, str)
+    assert run_all(*(lambda: flight.run(A, work) for _ in range(24))) == ["made"] * 24
+    assert (made, most) == (1, 1)
+    hanging.end()
+    flight.close()
+
+
+def test_a_successor_that_hangs_too_is_replaced_in_turn(tmp_path: Path) -> None:
+    flight: Flight[str] = Flight(None, wait=0.2, counters=Counters())
+    hanging = Hanging(flight)
+    go, calls, guard = threading.Event(), [], threading.Lock()
+
+    def make() -> Made[str]:
+        with guard:
+            calls.append(1)
+            first = len(calls) == 1
+        if first:
+            assert go.wait(LONG)
+        else:
+            go.set()
+        return Made("made", reusable=True, stored=True)
+
+    work = Work(lambda: "made" if go.is_set() else None, make, str)
+    assert run_all(*(lambda: flight.run(A, work) for _ in range(6))) == ["made"] * 6
+    assert len(calls) == 2
+    hanging.end()
+
+
+IMPATIENT = """
+import os, sys, time
+from kcache import CacheEngine, Entry
+from kcache.registry import open_backend
+place, mine = sys.argv[1:]
+backend = open_backend("file", place, max_size=10**6)
+engine = CacheEngine(backend, max_size=10**6, lock_file=place + "/flight", wait=1.0)
+def create():
+    with open(place + "/made", "ab", buffering=0) as file:
+        file.write(b".")
+    time.sleep(0.3)
+    return Entry({"a": b"made"})
+assert engine.get_or_create(mine, create) == Entry({"a": b"made"})
+engine.close()
+"""
+
+
+def test_of_many_processes_that_lose_patience_one_makes_the_value(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    with open_engine(place) as engine:
+        flight = Flight(str(place / "flight"), wait=LONG, counters=engine.counters)
+        hanging = Hanging(flight)
+        codes = run_all(*(lambda: python(IMPATIENT, str(place), A).returncode for _ in range(4)))
+        assert codes == [0] * 4
+        assert (place / "made").read_bytes() == b"."
+        hanging.end()
+        flight.close()
+
+
+# -- what is no file -------------------------------------------------------------------------------
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    before = os.getcwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def _device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
+    except PermissionError:
+        pytest.skip("only root can make devices")
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _hard_link(path: Path) -> None:
+    other = path.parent.parent / f"theirs-{path.name}"
+    other.write_bytes(b"precious")
+    os.link(other, path)
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(5 << 30)
+
+
+THINGS = (_fifo, _socket, _device, _folder, _link, _hard_link, _sparse)
+PLACES = ("stats", "history", "journal", "journal.1", "flight", "CACHEDIR.TAG")
+COMMANDS = ("info", "stats", "stats --zero", "doctor", "report", "verify", "verify --repair", "ls")
+MEMORY = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))\n"
+
+
+def put_in(thing: Callable[[Path], None], path: Path) -> None:
+    if path.is_dir():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    thing(path)
+
+
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("what", [*PLACES, "file/counters"])
+def test_whatever_is_in_the_place_of_a_file_nobody_waits_for_it(
+    thing: Callable[[Path], None], what: str, tmp_path: Path, long: bool
+) -> None:
+    place = tmp_path / "cache"
+    with open_engine(place) as engine:
+        engine.put(key(1), entry())
+        engine.delete(key(2))
+        engine.get_or_create(key(3), entry)
+        engine.flush()
+    put_in(thing, place / what)
+    with open_engine(place) as engine:
+        engine.get(key(1))
+        engine.put(key(4), entry())
+        engine.get_or_create(key(5), entry)
+        engine.delete(key(1))
+        engine.trim(0)
+        engine.total_stats()
+        engine.clear()
+    for call in (
+        StatsFile(place / "stats").total,
+        StatsFile(place / "stats").zero,
+        History(place / "history").hours,
+        lambda: list(Journal(str(place), "file").events()),
+    ):
+        with suppress(BackendError):
+            call()
+    for command in COMMANDS if long or (what == "stats" and thing is _fifo) else ():
+        run = "from kcache.cli import main; main()"
+        done = python(
+            MEMORY + run,
+            *command.split(), *(("-o", str(tmp_path / "r.html")) if command == "report" else ()),
+            "--directory", str(place),
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, (command, done.stderr)
+    theirs = tmp_path / f"theirs-{Path(what).name}"
+    if theirs.exists():
+        assert theirs.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("name", ["file", "zstd"])
+def test_whatever_is_in_the_place_of_an_entry_it_is_a_miss_and_goes(
+    thing: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "cache"
+    with open_engine(place, backend=name, max_size=100_000) as engine:
+        assert engine.put(key(1), entry())
+        path = place / name / key(1)[:2] / key(1)
+        put_in(thing, path)
+        assert engine.get(key(1)) is None
+        list(engine.backend.scan())
+        assert engine.put(key(1), entry(50))
+        assert engine.get(key(1)) == entry(50)
+        list(engine.backend.check(repair=True))
+        assert engine.get(key(1)) == entry(50)
+    theirs = tmp_path / "cache" / name / f"theirs-{key(1)}"
+    if theirs.exists():
+        assert theirs.read_bytes() == b"precious"
+
+
+BOUNDED = """
+import resource, sys
+from kcache import Entry, open_engine
+place, name, mine = sys.argv[1:]
+with open_engine(place, backend=name, max_size=1_000_000) as engine:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(3):
+        assert engine.get(mine) is None
+    assert engine.stats().corrupt == 3
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+"""
+
+
+@pytest.mark.parametrize("size", [2 << 20, 40 << 20, 5 << 30])
+@pytest.mark.parametrize("name", ["file", "zstd"])
+def test_a_sparse_file_is_not_read(name: str, size: int, tmp_path: Path) -> None:
+    """One of 5 GiB, 4 KiB on disk, took 12 GB of memory and 59 s, every time."""
+    with open_engine(tmp_path, backend=name, max_size=1_000_000) as engine:
+        assert engine.put(key(1), entry())
+        assert engine.put(key(2), entry())
+    path = tmp_path / name / key(1)[:2] / key(1)
+    os.truncate(path, size)
+    output_of(BOUNDED, str(tmp_path), name, key(1))
+    done = python(
+        MEMORY + "from kcache.cli import main; main()",
+        "verify", "--repair", "--directory", str(tmp_path),
+        environ={"KCACHE_BACKEND": name, "KCACHE_MAX_SIZE": "1MB"},
+    )  # fmt: skip
+    assert "1 damaged, 1 deleted" in done.stdout, (done.stdout, done.stderr)
+    assert not path.exists()
+    with open_engine(tmp_path, backend=name, max_size=1_000_000) as engine:
+        assert engine.get(key(2)) == entry()
+        assert engine.put(key(1), entry())
+        assert engine.backend.usage().bytes >= sum(
+            file.stat().st_size for file in (tmp_path / name).glob("??/*")
+        )

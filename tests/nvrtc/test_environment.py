@@ -1,0 +1,324 @@
+"""The environment: variables, the working directory's spelling, the library on disk, its releases."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, REL, agreed, compile_clean, python, write
+from nvrtc.talk import ask, fresh_of, worker
+
+import kcache
+from kcache import KernelCache
+from kcache.nvrtc import compiler
+from kcache.nvrtc.workers.messages import Status
+from kcache.nvrtc.workers.process import CrashedError
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+#: Other releases of NVRTC, as `pip install --target FOLDER` leaves them.
+SITES = [folder for folder in os.environ.get("TEST_NVRTC_SITES", "").split(os.pathsep) if folder]
+
+
+def clean(
+    cache: KernelCache, source: str, options: kcache.CompileOptions = ARCH, **arguments: str
+) -> kcache.CompiledKernel:
+    """Ask the cache, and assert that a new process with this environment gives the same."""
+    expected = compile_clean(source, options.flags(), **arguments)
+    kernel = cache.get_or_compile(source, (), options, **arguments)
+    assert (kernel.ptx, kernel.cubin) == (expected.ptx, expected.cubin), kernel.cached
+    return kernel
+
+
+# -- variables -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("include", ["", "#include <x.h>\n"])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("FINALIZER_USE_LEGACY_ELF_BUILDER", ["1", "0", ""]),
+        ("NVRTC_APPEND_FLAGS", ["-DW=3", "-G", "--ptxas-options=-O0"]),
+        ("CAN_FINALIZE_DEBUG", ["1"]),
+        ("NVVM_IR_VER_CHK", ["0", "1"]),
+        ("FINALIZER_CUBIE", ["1"]),
+        ("EDG_BASE", ["/nowhere"]),
+        ("NVRTC_DISABLE_CONCURRENT_NVVM", ["1"]),
+    ],
+)
+def test_a_variable_that_the_compiler_asks_for(
+    cache: KernelCache,
+    tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    values: list[str],
+    include: str,
+) -> None:
+    write(tree / "inc/x.h", "#ifndef W\n#define W 0\n#endif\n")
+    source = include + "#ifndef W\n#define W 1\n#endif\n" + REL + KERNEL.replace("V", "W")
+    options = ARCH.replace(include_paths=["inc"])
+    clean(cache, source, options)
+    for _ in range(2):
+        for value in values:
+            monkeypatch.setenv(name, value)
+            clean(cache, source, options)
+            assert clean(cache, source, options).cached
+        monkeypatch.delenv(name)
+        assert clean(cache, source, options).cached
+
+
+def test_a_variable_that_means_nothing(
+    cache: KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tree / "inc/x.h", "#define V 1\n")
+    options = ARCH.replace(include_paths=["inc"])
+    source = "#include <x.h>\n" + KERNEL
+    clean(cache, source, options)
+    for name, value in (
+        ("MAKEFLAGS", "-j8 --jobserver-auth=3,4"),
+        ("CUDA_CACHE_DISABLE", "0"),
+        ("LC_ALL", "C"),
+        ("OTHER", "x"),
+        ("PWD", "/nowhere"),
+    ):
+        monkeypatch.setenv(name, value)
+        assert clean(cache, source, options).cached
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A project with a link to it; the process is in it."""
+    project = tmp_path / "project"
+    write(project / "inc/x.h", "#define V 1\n#define F __FILE__\n")
+    (tmp_path / "link").symlink_to(project)
+    before = os.getcwd()
+    os.chdir(project)
+    yield tmp_path
+    os.chdir(before)
+
+
+@pytest.mark.parametrize("lineinfo", [False, True])
+@pytest.mark.parametrize("name", ["kernel.cu", "src/kernel.cu"])
+@pytest.mark.parametrize(
+    "pwd",
+    ["{}/project", "{}/link", "{}/link/", "{}/link/inc/..", "{}", "/nowhere", "", "link", None],
+)
+def test_how_the_user_spells_the_working_directory(
+    cache: KernelCache,
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pwd: str | None,
+    name: str,
+    lineinfo: bool,
+) -> None:
+    """Line information has the spelling of PWD where that is the working directory."""
+    source = '#include <x.h>\n__device__ const char f[] = F;\nextern "C" __global__ void k(char* o) { *o = f[V]; }\n'
+    options = ARCH.replace(include_paths=["inc"], lineinfo=lineinfo)
+    monkeypatch.delenv("PWD", raising=False)
+    clean(cache, source, options, source_name=name)
+    if pwd is not None:
+        monkeypatch.setenv("PWD", pwd.format(elsewhere))
+    clean(cache, source, options, source_name=name)
+    assert clean(cache, source, options, source_name=name).cached
+    monkeypatch.setenv("PWD", str(elsewhere / "project"))
+    clean(cache, source, options, source_name=name)
+
+
+def test_a_variable_is_set_between_compiles_of_one_worker(
+    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler asks for some once in a process, and remembers them."""
+    for number, value in enumerate(("1", None, "1", "0", None)):
+        if value is None:
+            monkeypatch.delenv("FINALIZER_USE_LEGACY_ELF_BUILDER", raising=False)
+        else:
+            monkeypatch.setenv("FINALIZER_USE_LEGACY_ELF_BUILDER", value)
+        clean(cache, f"{REL}// {number}\n")
+
+
+# -- releases --------------------------------------------------------------------------------------
+
+
+def libraries() -> list[Path]:
+    return sorted(
+        path
+        for site in SITES
+        for pattern in ("nvidia/*/lib/libnvrtc.so.1[23]",)
+        for path in Path(site).glob(pattern)
+    )
+
+
+@pytest.fixture(params=libraries() or [None], ids=str)
+def other(request: pytest.FixtureRequest) -> Path:
+    """Another release of NVRTC."""
+    if request.param is None:
+        pytest.skip("TEST_NVRTC_SITES names no other releases of NVRTC")
+    found: Path = request.param
+    return found
+
+
+_BARE = """
+import json, os, sys
+from kcache.nvrtc.workers.nvrtc import Nvrtc
+library, source, flags = sys.argv[1], sys.argv[2], sys.argv[3:]
+made = Nvrtc(library).compile(source.encode(), b"kernel.cu", [f.encode() for f in flags], headers={})
+print(json.dumps([None if each is None else each.hex() for each in made[:2]]))
+"""
+
+
+def bare(library: Path, source: str, *flags: str) -> tuple[bytes | None, ...]:
+    """Compile in a new process with a release of NVRTC."""
+    import json
+
+    said = json.loads(python(_BARE, library, source, *flags))
+    return tuple(None if each is None else bytes.fromhex(each) for each in said)
+
+
+@pytest.mark.parametrize("value", ["-DW=3", "--ptxas-options=-O0", "-lineinfo"])
+def test_flags_from_the_environment(
+    other: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """NVRTC 12 reads NVRTC_APPEND_FLAGS."""
+    source = "#ifndef W\n#define W 1\n#endif\n" + REL + KERNEL.replace("V", "W")
+    flags = ("-arch=sm_80",)
+    with worker(str(other)) as process:
+        for change in (None, value, None):
+            if change is None:
+                monkeypatch.delenv("NVRTC_APPEND_FLAGS", raising=False)
+            else:
+                monkeypatch.setenv("NVRTC_APPEND_FLAGS", change)
+            expected = bare(other, source, *flags)
+            asked = ask(source, flags, environment={"NVRTC_APPEND_FLAGS": change})
+            reply = process.ask(asked, None)
+            if reply.status == Status.ELSEWHERE:
+                with worker(str(other)) as fresh:
+                    reply = fresh.ask(asked, None)
+            assert fresh_of(reply)[:2] == expected
+
+
+def test_every_release_records(other: Path, tree: Path) -> None:
+    write(tree / "inc/x.h", '#if __has_include("none.h")\n#endif\n#define V 1\n')
+    source = "#include <x.h>\n" + KERNEL
+    flags = ("-arch=sm_80", "-Ifirst", "-Iinc")
+    with worker(str(other)) as process:
+        assert process.hello.records
+        assert process.hello.identity
+        for _ in range(2):
+            reply = process.ask(ask(source, flags), None)
+            assert fresh_of(reply)[:2] == bare(other, source, *flags)
+            assert reply.record is not None
+            assert reply.record.unfollowed == ""
+            files = reply.record.files
+            assert files["inc/x.h"].opened
+            assert files["first/x.h"].kind in "-a"
+            assert any(path.endswith("none.h") for path in files)
+
+
+_ANOTHER = """
+import os, site, sys
+library, directory = sys.argv[1:]
+site.getsitepackages = lambda: [os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(library))))]
+site.ENABLE_USER_SITE = False
+import kcache
+from kcache.nvrtc import compiler
+from nvrtc.reference import *
+assert compiler.find().path == os.path.realpath(library), compiler.find()
+with kcache.KernelCache(directory) as cache:
+    for value in (None, "-DW=3", None, "-DW=4"):
+        os.environ.pop("NVRTC_APPEND_FLAGS", None)
+        if value:
+            os.environ["NVRTC_APPEND_FLAGS"] = value
+        kernel = cache.get_or_compile("#ifndef W\\n#define W 1\\n#endif\\n" + KERNEL.replace("V", "W"), (), ARCH)
+        print(kernel.cached, kernel.cubin.hex())
+"""
+
+
+def test_the_cache_over_releases(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "#ifndef W\n#define W 1\n#endif\n" + KERNEL.replace("V", "W")
+    for run in range(2):
+        said = python(_ANOTHER, other, tmp_path / "cache").splitlines()
+        for line, value in zip(said, (None, "-DW=3", None, "-DW=4"), strict=True):
+            if value is None:
+                monkeypatch.delenv("NVRTC_APPEND_FLAGS", raising=False)
+            else:
+                monkeypatch.setenv("NVRTC_APPEND_FLAGS", value)
+            cached, cubin = line.split()
+            assert bytes.fromhex(cubin) == bare(other, source, *ARCH.flags())[1]
+            assert cached == "True" or not run
+
+
+# -- the library on disk ---------------------------------------------------------------------------
+
+_REPLACED = """
+import os, shutil, site, sys
+folder, others, directory = sys.argv[1:]
+site.getsitepackages = lambda: [folder]
+site.ENABLE_USER_SITE = False
+import kcache
+from kcache.nvrtc import compiler
+from kcache.nvrtc.workers import pool
+from nvrtc.reference import *
+before = compiler.find()
+assert before.path.startswith(folder), before
+with kcache.KernelCache(directory) as cache:
+    first = cache.get_or_compile(REL, (), ARCH)
+    (worker,) = pool.shared().pids()
+    lib = os.path.dirname(before.path)
+    new = os.path.join(folder, "new")
+    shutil.copytree(others, new)
+    shutil.move(lib, os.path.join(folder, "old"))
+    shutil.move(new, lib)
+    after = compiler.find()
+    assert after.identity != before.identity
+    kernels = [cache.get_or_compile(REL, (), ARCH) for _ in range(2)]
+print(first.cubin.hex(), *(kernel.cubin.hex() for kernel in kernels))
+with kcache.KernelCache(directory) as cache:
+    kernel = cache.lookup(REL, (), ARCH)
+    print(kernel and kernel.cubin.hex())
+"""
+
+
+def test_a_library_that_is_replaced_under_a_living_program(other: Path, tmp_path: Path) -> None:
+    """What the old one makes is stored for the old one; the new one's kernels are the new one's."""
+    installed = Path(compiler.find().path).parent
+    name = "libnvrtc.so.13"
+    if other.name != name or Path(compiler.find().path).name != name:
+        pytest.skip("another file name is another library")
+    folder = tmp_path / "site"
+    lib = folder / "nvidia/cu13/lib"
+    lib.mkdir(parents=True)
+    replacement = tmp_path / "replacement"
+    replacement.mkdir()
+    for source, target in ((installed, lib), (other.parent, replacement)):
+        for path in source.glob("libnvrtc*"):
+            shutil.copy(path, target)
+    said = python(_REPLACED, folder, replacement, tmp_path / "cache").split()
+    old, *kernels, looked_up = said
+    expected = bare(other, REL, *ARCH.flags())[1]
+    assert bytes.fromhex(old) == compile_clean(REL, ARCH.flags()).cubin
+    assert expected is not None
+    if looked_up != "None":  # what is found for the new library is the new library's
+        assert bytes.fromhex(looked_up) == expected
+    assert set(kernels) <= {old, expected.hex()}
+
+
+def test_a_worker_without_its_group(tree: Path) -> None:
+    """Whoever ends it, a new one takes its place."""
+    with worker() as process:
+        os.killpg(process.pid, signal.SIGKILL)
+        with pytest.raises(CrashedError, match="SIGKILL"):
+            process.ask(ask(KERNEL, ("-arch=sm_80", "-DV=1")), None)
+    with KernelCache(tree / "cache") as cache:
+        agreed(cache, KERNEL.replace("V", "1"))
+        from kcache.nvrtc.workers.pool import shared
+
+        for pid in shared().pids():
+            os.killpg(pid, signal.SIGKILL)
+        agreed(cache, KERNEL.replace("V", "2"))
+        assert cache.stats().uncacheable == 0

@@ -1,0 +1,850 @@
+"""Workers: whatever ends, is killed, forked or garbled, every request ends right and nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from core.helpers import fork, wait
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, write
+from nvrtc.talk import ask, fresh_of, worker
+
+import kcache
+from kcache import CompileError, CompileOptionError, KernelCache
+from kcache.nvrtc import compiler
+from kcache.nvrtc.workers import pool as pools
+from kcache.nvrtc.workers import process
+from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
+from kcache.nvrtc.workers.pool import WorkerPool
+from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
+from kcache.nvrtc.workers.wire import WireError, receive, send
+
+pytestmark = [
+    pytest.mark.usefixtures("nvrtc"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells of processes"),
+]
+
+FLAGS = ARCH.flags()
+LONG = 60.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def slow(count: int) -> str:
+    """Return a source that the compiler's frontend works on for `count / 20` seconds."""
+    return "\n".join(
+        f"template<int N> struct S{n} {{ static constexpr int v = S{n}<N-1>::v + 1; }};\n"
+        f"template<> struct S{n}<0> {{ static constexpr int v = 0; }};\n"
+        f"static_assert(S{n}<190>::v == 190);"
+        for n in range(count)
+    )
+
+
+def used(pid: int) -> float:
+    """Return the seconds of processor time that a process has used; -1 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return -1.0
+    if fields[0] == "Z":
+        return -1.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [
+            int(child)
+            for task in os.listdir(f"/proc/{pid}/task")
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+        ]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def reach(condition: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.002)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """No descriptor, no process and no zombie stays once the pool is closed."""
+    shared = pools.shared()
+    shared.close()
+    fds = set(os.listdir("/proc/self/fd"))
+    most = shared.most
+    yield
+    shared.most = most
+    shared.close()
+    reach(lambda: not shared.pids())
+    left = [child for child in children(os.getpid()) if _is_worker(child)]
+    assert not left
+    more = set(os.listdir("/proc/self/fd")) - fds
+    kinds = {_target(fd) for fd in more}
+    assert not any("kcache-worker" in kind or "pipe" in kind for kind in kinds), kinds
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        said = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return b"workers.worker" in said or state == "Z"
+
+
+def _target(fd: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
+@contextmanager
+def another_compiles(cache: KernelCache, count: int = 30) -> Iterator[int]:
+    """Have a thread in mid-compile; yields its worker's process id."""
+    outcome: list[object] = []
+
+    def work() -> None:
+        try:
+            outcome.append(cache.get_or_compile(slow(count), (), ARCH))
+        except Exception as error:
+            outcome.append(error)
+
+    shared = pools.shared()
+    shared.close()
+    thread = threading.Thread(target=work)
+    thread.start()
+    reach(shared.pids)
+    (pid,) = shared.pids()
+    reach(lambda: used(pid) > 0.3)
+    yield pid
+    thread.join(LONG)
+    assert isinstance(outcome[0], kcache.CompiledKernel), outcome
+
+
+# -- crashes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_worker_that_is_killed_in_mid_compile_costs_no_kernel(
+    cache: KernelCache, signum: signal.Signals
+) -> None:
+    with another_compiles(cache) as pid:
+        os.kill(pid, signum)
+    assert cache.get_or_compile(slow(30), (), ARCH).cached
+
+
+def test_a_compiler_that_crashes_twice_is_an_error_that_says_so(cache: KernelCache) -> None:
+    shared = pools.shared()
+    done = threading.Event()
+
+    def kill() -> None:
+        killed: set[int] = set()
+        while not done.is_set():
+            for pid in set(shared.pids()) - killed:
+                if used(pid) > 0.3:
+                    os.kill(pid, signal.SIGSEGV)
+                    killed.add(pid)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        with pytest.raises(CompileError, match=r"bad\.cu: the compiler was killed by.*SIGSEGV"):
+            cache.get_or_compile(slow(100), (), ARCH, source_name="bad.cu")
+    finally:
+        done.set()
+        thread.join()
+    agreed(cache, KERNEL.replace("V", "1"))
+
+
+def test_many_crashes_among_many_compiles(tmp_path: Path, long: bool) -> None:
+    """Workers are killed at random moments; every request ends right."""
+    count, kills = (200, 50) if long else (24, 6)
+    chance = random.Random(10)
+    shared = pools.shared()
+    done = threading.Event()
+    sources = [f"{slow(3)}\n{KERNEL.replace('V', str(n))}" for n in range(count)]
+    results: dict[int, object] = {}
+
+    def kill() -> None:
+        left = kills
+        while left and not done.wait(chance.random() * 0.4):
+            for pid in shared.pids():
+                if used(pid) > 0.1 and chance.random() < 0.5:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGSEGV)
+                    left -= 1
+
+    with KernelCache(tmp_path / "cache") as cache:
+
+        def work(first: int) -> None:
+            for n in range(first, count, 4):
+                try:
+                    results[n] = cache.get_or_compile(sources[n], (), ARCH)
+                except CompileError as error:
+                    results[n] = error
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        killer = threading.Thread(target=kill)
+        for thread in (*threads, killer):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done.set()
+        killer.join()
+        for n, result in results.items():
+            if isinstance(result, CompileError):
+                assert "SIGSEGV" in str(result)  # it was hit twice
+            kernel = cache.get_or_compile(sources[n], (), ARCH)
+            assert kernel.cubin == compile_fresh(sources[n], FLAGS).cubin
+    assert len(results) == count
+
+
+_EIGHT = """
+import sys, threading
+import kcache
+from nvrtc.test_workers import slow
+from nvrtc.reference import ARCH
+cache = kcache.KernelCache(sys.argv[1], workers=8)
+threads = [threading.Thread(target=cache.get_or_compile, args=(slow(200) + f"// {n}", (), ARCH))
+           for n in range(8)]
+for thread in threads: thread.start()
+"""
+
+
+def _start(code: str, *arguments: object) -> subprocess.Popen[str]:
+    tests = str(Path(__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": tests},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_no_worker_outlives_the_program(tmp_path: Path) -> None:
+    program = _start(_EIGHT, tmp_path / "cache")
+    try:
+        reach(lambda: sum(used(pid) > 0.1 for pid in children(program.pid)) >= 2)
+        workers = children(program.pid)
+    finally:
+        program.kill()
+    program.communicate()
+    end = time.monotonic() + 2
+    while any(used(pid) >= 0 for pid in workers):
+        assert time.monotonic() < end, "a worker lives"
+        time.sleep(0.01)
+
+
+def test_a_program_that_is_killed_as_a_group(tmp_path: Path) -> None:
+    """The workers have a group of their own, and end all the same."""
+    code = "import os\nos.setpgid(0, 0)\n" + _EIGHT
+    program = _start(code, tmp_path / "cache")
+    reach(lambda: sum(used(pid) > 0.1 for pid in children(program.pid)) >= 2)
+    workers = children(program.pid)
+    assert all(os.getpgid(pid) != program.pid for pid in workers)
+    os.killpg(program.pid, signal.SIGKILL)
+    program.communicate()
+    reach(lambda: not any(used(pid) >= 0 for pid in workers))
+
+
+_INTERRUPTED = """
+import os, signal, sys, threading, time
+import kcache
+from kcache.nvrtc.workers import pool
+from nvrtc.test_workers import slow, used
+from nvrtc.reference import ARCH, KERNEL
+cache = kcache.KernelCache(sys.argv[1])
+main = threading.get_ident()
+def interrupt():
+    while not any(used(pid) > 0.3 for pid in pool.shared().pids()):
+        time.sleep(0.002)
+    os.killpg(0, signal.SIGINT)  # as the terminal does
+os.setpgid(0, 0)
+threading.Thread(target=interrupt).start()
+try:
+    cache.get_or_compile(slow(400), (), ARCH)
+except KeyboardInterrupt:
+    print("interrupted")
+print(pool.shared().pids())
+print(cache.get_or_compile(KERNEL.replace("V", "1"), (), ARCH).cached)
+"""
+
+
+def test_an_interrupt_in_mid_compile(tmp_path: Path) -> None:
+    assert python(_INTERRUPTED, tmp_path / "cache").splitlines() == ["interrupted", "[]", "False"]
+
+
+_SHUTDOWN = """
+import os, sys, threading, time
+import kcache
+from kcache.nvrtc.workers import pool
+from nvrtc.test_workers import slow, used
+from nvrtc.reference import ARCH
+cache = kcache.KernelCache(sys.argv[1])
+for n in range(2):
+    threading.Thread(target=cache.get_or_compile, args=(slow(400) + f"//{n}", (), ARCH),
+                     daemon=True).start()
+while not any(used(pid) > 0.3 for pid in pool.shared().pids()):
+    time.sleep(0.002)
+print(*pool.shared().pids(), flush=True)
+"""
+
+
+def test_the_interpreter_ends_in_mid_compile(tmp_path: Path) -> None:
+    """Daemon threads wait for compiles that nobody wants any more."""
+    said = python(_SHUTDOWN, tmp_path / "cache").split()
+    reach(lambda: not any(used(int(pid)) >= 0 for pid in said))
+
+
+def test_exec_in_mid_compile(tmp_path: Path) -> None:
+    """The program is another one from then on, with no descriptor of ours."""
+    show = "import os; print(sorted(os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n not in '012' and os.path.lexists(f'/proc/self/fd/{n}')))"
+    code = _SHUTDOWN + f"\nos.execv(sys.executable, [sys.executable, '-c', {show!r}])\n"
+    pids, fds = python(code, tmp_path / "cache").splitlines()
+    assert "kcache" not in fds
+    assert "pipe" not in fds
+    reach(lambda: not any(used(int(pid)) >= 0 for pid in pids.split()))
+
+
+# -- forks -----------------------------------------------------------------------------------------
+
+
+def in_child(cache: KernelCache, work: Callable[[], object]) -> None:
+    """Run `work` in a child that is forked in the middle of a compile; it has to succeed."""
+
+    def checked() -> None:
+        assert pools.shared().pids() == []
+        work()
+        pools.shared().close()
+        with pytest.raises(ChildProcessError):  # no process is left, not even a dead one
+            os.waitpid(-1, os.WNOHANG)
+
+    with another_compiles(cache):
+        pid = fork(checked)
+        assert wait(pid) == 0
+
+
+def test_a_child_forked_in_mid_compile_compiles_and_the_parent_finds_it(
+    cache: KernelCache, tmp_path: Path
+) -> None:
+    write(tmp_path / "inc/x.h", "#define V 1\n")
+    options = ARCH.replace(include_paths=[tmp_path / "inc"])
+    source = "#include <x.h>\ntemplate<int N> __global__ void k(int* out) { *out = N + V; }"
+    in_child(cache, lambda: cache.get_or_compile(source, "k<3>", options))
+    assert agreed(cache, source, options, ["k<3>"]).cached
+
+
+def test_a_child_is_told_what_is_wrong(cache: KernelCache) -> None:
+    def work() -> None:
+        with pytest.raises(CompileError, match="bad.cu"):
+            cache.get_or_compile("int f(", (), ARCH, source_name="bad.cu")
+        with pytest.raises(CompileOptionError, match="sm_99' is not known"):
+            cache.get_or_compile(KERNEL, (), ARCH.replace(arch="sm_99"))
+
+    in_child(cache, work)
+
+
+def test_a_child_compiles_many_at_once(cache: KernelCache) -> None:
+    sources = [f'extern "C" __global__ void k{n}() {{}}' for n in range(4)]
+
+    async def ask_all() -> list[bool]:
+        asked = [cache.aget_or_compile(source + "\n", (), ARCH) for source in sources]
+        return [kernel.cached for kernel in await asyncio.gather(*asked)]
+
+    def work() -> None:
+        many = cache.compile_many([(source, (), ARCH) for source in (*sources, "junk")], jobs=2)
+        assert [isinstance(each, CompileError) for each in many] == [False] * 4 + [True]
+        assert asyncio.run(ask_all()) == [False] * 4
+
+    in_child(cache, work)
+    assert all(cache.get_or_compile(source, (), ARCH).cached for source in sources)
+
+
+def test_a_child_of_a_child(cache: KernelCache) -> None:
+    options = ARCH.replace(defines={"V": "1"})
+
+    def work() -> None:
+        assert wait(fork(lambda: cache.get_or_compile(KERNEL, (), options))) == 0
+        assert cache.get_or_compile(KERNEL, (), options).cached
+
+    in_child(cache, work)
+
+
+def test_children_of_a_program_that_has_idle_workers(cache: KernelCache) -> None:
+    """They have none of them, and end none of them."""
+    agreed(cache, KERNEL.replace("V", "0"))
+    before = pools.shared().pids()
+    assert before
+
+    def work(number: int) -> None:
+        assert pools.shared().pids() == []
+        agreed(cache, KERNEL.replace("V", f"{number}"))
+
+    pids = [fork(lambda number=number: work(number)) for number in range(1, 4)]
+    assert [wait(pid) for pid in pids] == [0] * 3
+    assert pools.shared().pids() == before
+    kernel = cache.get_or_compile(KERNEL.replace("V", "9"), (), ARCH)
+    assert not kernel.cached
+    assert pools.shared().pids() == before
+
+
+_METHODS = """
+import multiprocessing, sys, threading
+import kcache
+from nvrtc.reference import *
+from nvrtc.test_workers import child
+
+if __name__ == "__main__":
+    method, place = sys.argv[1:]
+    context = multiprocessing.get_context(method)
+    cache = kcache.KernelCache(place)
+    assert cache.get_or_compile(KERNEL.replace("V", "100"), (), ARCH)
+    def work(n):
+        cache.get_or_compile(KERNEL.replace("V", str(n)), (), ARCH)
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads: thread.start()
+    with context.Pool(3) as pool:
+        print(pool.map(child, [(place, n) for n in range(10, 22)], chunksize=1))
+    for thread in threads: thread.join()
+    print(all(agreed(cache, KERNEL.replace("V", str(n))).cached
+              for n in (*range(4), *range(10, 22))))
+"""
+
+
+def child(what: tuple[str, int]) -> bool:
+    """Runs in a process of `multiprocessing`."""
+    place, number = what
+    with KernelCache(place) as cache:  # nothing is compiled in a process that was forked so
+        return cache.get_or_compile(KERNEL.replace("V", str(number)), (), ARCH).cached
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_of_multiprocessing(tmp_path: Path, method: str) -> None:
+    script = write(tmp_path / "program.py", _METHODS)
+    code = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    said = python(code, script, method, tmp_path / "cache").splitlines()
+    assert said == [str([False] * 12), "True"]
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+def test_a_compile_that_takes_too_long(tmp_path: Path) -> None:
+    with KernelCache(tmp_path / "cache", compile_timeout=0.5) as cache:
+        with pytest.raises(CompileError, match=r"long\.cu: .*longer than 0\.5 seconds"):
+            cache.get_or_compile(slow(1000), (), ARCH, source_name="long.cu")
+        agreed(cache, KERNEL.replace("V", "1"))
+        assert cache.entry_count == 1
+
+
+def test_the_timeout_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KCACHE_COMPILE_TIMEOUT", "0.5")
+    with KernelCache(tmp_path / "cache") as cache, pytest.raises(CompileError, match="0.5 seconds"):
+        cache.get_or_compile(slow(1000), (), ARCH)
+
+
+def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path) -> None:
+    code = """
+    import logging, sys
+    import kcache
+    from nvrtc.reference import *
+    logging.basicConfig(level=logging.DEBUG, stream=sys.stdout, format="%(message)s")
+    logging.getLogger("kcache").setLevel(logging.DEBUG)
+    write(Path(sys.argv[1]) / "inc/x.h", "#define V 1\\n")
+    options = ARCH.replace(include_paths=[Path(sys.argv[1]) / "inc"])
+    with kcache.KernelCache(Path(sys.argv[1]) / "cache") as cache:
+        for source in (KERNEL.replace("V", "1"), "#include <x.h>\\n" + KERNEL):
+            for _ in range(2):
+                assert not agreed(cache, source, options).cached
+        assert (cache.stats().uncacheable, cache.entry_count) == (4, 0)
+        print(cache.why(KERNEL.replace("V", "1"), (), options).clauses)
+    """
+    for variable in ("KCACHE_WORKERS", "none"):
+        env = {variable: "0"}
+        text = (
+            code
+            if variable != "none"
+            else code.replace("import kcache\n", "import kcache\n    sys.executable = ''\n", 1)
+        )
+        said = python(text, tmp_path, env=env)
+        assert "is not cached: it was compiled in this process" in said
+        assert ("switched off" if variable != "none" else "no worker can be started") in said
+
+
+def test_a_shared_directory_bounds_the_compiles_of_all_processes(
+    tmp_path: Path, long: bool
+) -> None:
+    """Eight processes want the same forty kernels: forty compiles, no more at a time than cores."""
+    code = """
+import sys, time
+import kcache
+from kcache.nvrtc.workers.process import WorkerProcess
+from nvrtc.reference import *
+place, log = sys.argv[1:]
+asked = WorkerProcess.ask
+def counted(self, ask, timeout):
+    begun = time.monotonic()
+    try:
+        return asked(self, ask, timeout)
+    finally:
+        with open(log, "a") as file:
+            file.write(f"{begun} {time.monotonic()}\\n")
+WorkerProcess.ask = counted
+sources = [KERNEL.replace("V", str(n)) for n in range(40)]
+with kcache.KernelCache(place) as cache:
+    kernels = cache.compile_many([(source, (), ARCH) for source in sources])
+    assert all(isinstance(kernel, kcache.CompiledKernel) for kernel in kernels)
+    print(cache.stats().compiles)
+"""
+    count = 8 if long else 4
+    log = tmp_path / "log"
+    programs = [_start(code, tmp_path / "cache", log) for _ in range(count)]
+    said = [program.communicate(timeout=300) for program in programs]
+    assert [program.returncode for program in programs] == [0] * count, said
+    assert sum(int(out) for out, _ in said) == 40
+    spans = [tuple(map(float, line.split())) for line in log.read_text().splitlines()]
+    assert len(spans) == 40
+    at_once = max(sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans)
+    from kcache.nvrtc.workers.cores import usable_cores
+
+    assert at_once <= usable_cores()
+
+
+def test_as_many_workers_as_are_allowed(tmp_path: Path) -> None:
+    pool = WorkerPool(2)
+    library = compiler.find().path
+    seen: list[int] = []
+
+    def work(n: int) -> None:
+        pool.compile(library, ask(KERNEL, (*FLAGS, f"-DV={n}")))
+        seen.append(len(pool.pids()))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert len(seen) == 8
+    assert max(seen) <= 2
+    pool.close()
+    assert pool.pids() == []
+
+
+def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "IDLE_SECONDS", 0.05)
+    pool = WorkerPool(1)
+    pool.compile(compiler.find().path, ask(KERNEL, (*FLAGS, "-DV=1")))
+    reach(lambda: not pool.pids())
+    pool.compile(compiler.find().path, ask(KERNEL, (*FLAGS, "-DV=1")))
+    pool.close()
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_COMPILES", 2), ("MAX_BYTES", 1)])
+def test_a_worker_is_not_used_for_ever(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(pools, limit, value)
+    pool = WorkerPool(1)
+    library = compiler.find().path
+    for _ in range(2):
+        pool.compile(library, ask(KERNEL, (*FLAGS, "-DV=1")))
+    assert pool.pids() == []
+
+
+# -- a worker by itself ----------------------------------------------------------------------------
+
+
+def test_a_worker_has_no_descriptor_but_its_own() -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    with worker() as process_:
+        targets = {
+            os.readlink(f"/proc/{process_.pid}/fd/{fd}")
+            for fd in os.listdir(f"/proc/{process_.pid}/fd")
+        }
+        assert os.readlink(f"/proc/self/fd/{writing}") not in targets
+        pipes = {each for each in targets if each.startswith("pipe")}
+        assert len(pipes) == 2
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_worker_is_not_misled_by_its_directory(tmp_path: Path) -> None:
+    """No module of the working directory is imported, and no variable changes what is."""
+    for name in ("json.py", "xxhash.py", "ctypes.py", "sitecustomize.py", "kcache.py"):
+        write(tmp_path / name, "raise SystemExit")
+    code = """
+    import os, sys
+    from nvrtc.reference import *
+    sys.path[:] = filter(None, sys.path)  # the program itself imports nothing from there, either
+    os.environ["PYTHONPATH"] = os.environ["PYTHONSTARTUP"] = sys.argv[1]
+    os.environ["PYTHONHOME"] = "/nowhere"
+    os.chdir(sys.argv[1])
+    with kcache.KernelCache("cache") as cache:
+        kernel = cache.get_or_compile(KERNEL.replace("V", "1"), (), ARCH)
+        print(cache.stats().uncacheable)
+    """
+    assert python(code, tmp_path).strip() == "0"
+
+
+def test_what_the_compiler_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    with worker() as process_:
+        reply = process_.ask(ask(KERNEL, (*FLAGS, "-DV=1", "--ptxas-options=-v")), None)
+        assert reply.status == Status.COMPILED
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_worker_that_is_too_late() -> None:
+    with worker() as process_:
+        with pytest.raises(TooLateError, match=r"longer than 0\.2 seconds"):
+            process_.ask(ask(slow(400)), 0.2)
+        assert process_.ended
+
+
+def interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a program in the place of the interpreter."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("kill -9 $$", "was killed by signal 9"),
+        ("exit 0", "ended with status 0"),
+        ("echo out of memory >&2; exit 3", "out of memory"),
+        ("printf KCW1; exit 3", "ended with status"),
+        ("printf 'junk that is no message at all'; exec sleep 600", "was killed by signal 9"),
+    ],
+)
+def test_a_process_that_is_no_worker(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter(tmp_path, monkeypatch, script)
+    with pytest.raises(NoWorkerError, match=reason), worker():
+        pass
+
+
+@pytest.mark.parametrize("path", ["", None, "/usr/sbin/uwsgi"], ids=["empty", "none", "embedding"])
+def test_without_an_interpreter(path: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", path)
+    with pytest.raises(NoWorkerError, match=r"sys\.executable"), worker():
+        pass
+
+
+def test_a_frozen_program_is_not_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(NoWorkerError, match="interpreter"), worker():
+        pass
+
+
+def test_an_interpreter_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(NoWorkerError, match="can't be started.*No such file"), worker():
+        pass
+
+
+def test_a_library_that_is_none(tmp_path: Path) -> None:
+    junk = write(tmp_path / "libnvrtc.so.13", "junk")
+    with pytest.raises(NoWorkerError, match="invalid ELF|file too short"), worker(str(junk)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "names"),
+    [
+        ("int f(", FLAGS, ()),
+        ("", ("--gpu-architecture=sm_1",), ()),
+        ("", (*FLAGS, "--nonsense"), ()),
+        ("", FLAGS, ("missing",)),
+    ],
+    ids=["source", "arch", "option", "name"],
+)
+def test_the_errors_are_the_same_in_the_program(
+    tmp_path: Path, source: str, flags: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    caught = []
+    options = kcache.CompileOptions(extra_options=list(flags))
+    for workers in (1, 0):
+        with KernelCache(tmp_path / "cache", workers=workers) as cache:
+            with pytest.raises(CompileError) as raised:
+                cache.get_or_compile(source or "\n//", names, options, source_name="bad.cu")
+            error = raised.value
+            caught.append((type(error), str(error), error.log, error.source_name))
+    assert caught[0] == caught[1]
+
+
+# -- the wire --------------------------------------------------------------------------------------
+
+
+def _through(data: bytes) -> list[bytes]:
+    reading, writing = os.pipe()
+    try:
+        thread = threading.Thread(target=lambda: (os.write(writing, data), os.close(writing)))
+        thread.start()
+        try:
+            return receive(reading)
+        finally:
+            thread.join()
+    finally:
+        os.close(reading)
+
+
+_FIELDS = st.lists(st.binary(max_size=60), max_size=12)
+
+
+@given(_FIELDS)
+@settings(deadline=None)
+def test_what_is_sent_is_received(fields: list[bytes]) -> None:
+    reading, writing = os.pipe()
+    send(writing, fields)
+    assert receive(reading) == fields
+    os.close(reading)
+    os.close(writing)
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda rest: b"KCW1" + rest))
+@settings(deadline=None, max_examples=200)
+def test_garbage_on_the_wire_is_an_error(data: bytes) -> None:
+    try:
+        fields = _through(data)
+    except WireError:
+        return
+    for kind in (Hello, Ask, Record, Reply):
+        with contextlib.suppress(WireError):
+            kind.unpack(fields)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"KCW1",
+        b"KCW1\xff\xff\xff\xff",
+        b"KCW1\1\0\0\0" + b"\xff" * 8,
+        b"KCW1\2\0\0\0" + b"\xff\xff\xff\xff\xff\xff\xff\x7f" * 2,
+        b"KCW1\1\0\0\0\5\0\0\0\0\0\0\0four",
+    ],
+)
+def test_a_message_that_is_too_long_or_too_short(data: bytes) -> None:
+    with pytest.raises(WireError):
+        _through(data)
+
+
+@given(st.sampled_from([Hello, Ask, Record, Reply]), _FIELDS)
+@settings(max_examples=400, deadline=None)
+def test_messages_of_garbage(kind: type[Hello | Ask | Record | Reply], fields: list[bytes]) -> None:
+    with contextlib.suppress(WireError):
+        kind.unpack(fields)
+
+
+_TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12)
+_ANSWER = FileAnswer("f", 1, 0, (1, 2, 3, 4, 5), bytes(range(16)))
+_RECORD = Record({"a.h": _ANSWER}, {("access4", "b"): b"0"}, {"PWD": None, "X": "1=2"}, "")
+MESSAGES = [
+    Hello("nvrtc x", (13, 5), (80, 90), True, False, ""),
+    Ask(
+        "source",
+        "k.cu",
+        ["-a", ""],
+        ["k<1>"],
+        {"a.h": "text"},
+        "/dir\udcff",
+        {"A": None, "B": ""},
+        3,
+    ),
+    _RECORD,
+    Reply(Status.COMPILED, 1.5, 7, 0, "", "", b"log", (b"p", None, b""), ["_Z1k"], _RECORD),
+    Reply(Status.REFUSED, 1.5, 7, 6, "do", "ERROR", b"\0log", lowered_names=[]),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_is_what_it_was(message: Hello | Ask | Record | Reply) -> None:
+    assert type(message).unpack(message.pack()) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_message_is_an_error_or_another_message(
+    message: Hello | Ask | Record | Reply, data: st.DataObject
+) -> None:
+    fields = message.pack()
+    which = data.draw(st.integers(0, len(fields) - 1))
+    how = data.draw(st.sampled_from(["cut", "drop", "add", "flip"]))
+    if how == "drop":
+        del fields[which]
+    elif how == "add":
+        fields.insert(which, data.draw(st.binary(max_size=20)))
+    elif how == "cut":
+        fields[which] = fields[which][: data.draw(st.integers(0, len(fields[which])))]
+    elif fields[which]:
+        at = data.draw(st.integers(0, len(fields[which]) - 1))
+        raw = bytearray(fields[which])
+        raw[at] ^= data.draw(st.integers(1, 255))
+        fields[which] = bytes(raw)
+    with contextlib.suppress(WireError):
+        type(message).unpack(fields)
+
+
+def test_a_worker_that_is_told_garbage_ends() -> None:
+    for data in (b"junk that is long enough to be read", b"KCW1\1\0\0\0\1\0\0\0\0\0\0\0x"):
+        with worker() as process_:
+            os.write(process_._to, data)
+            with pytest.raises(CrashedError):
+                process_.ask(ask(KERNEL, (*FLAGS, "-DV=1")), None)
+
+
+def test_a_worker_compiles_as_a_plain_program_does() -> None:
+    source = "#warning \N{SNOWMAN}\n" + KERNEL + "// filled up\n" * 20_000
+    with worker() as process_:
+        made = fresh_of(process_.ask(ask(source, (*FLAGS, "-DV=1")), None))
+    assert made == compile_fresh(source, (*FLAGS, "-DV=1"))
+    assert process.standing() == process.standing()
+
+
+def test_another_user_gets_another_worker(tmp_path: Path) -> None:
+    """One that was started before could read what the program may not read any more."""
+    code = """
+    import os, sys
+    from kcache.nvrtc.workers import pool, process
+    from nvrtc.talk import *
+    from kcache.nvrtc import compiler
+    if os.getuid() != 0:
+        sys.exit()
+    pools = pool.WorkerPool(1)
+    path = compiler.find().path
+    pools.compile(path, ask("//"))
+    (first,) = pools.pids()
+    before = process.standing()
+    os.setgroups([65534])
+    assert process.standing() != before
+    pools.compile(path, ask("//"))
+    assert pools.pids() != [first]
+    os.setegid(65534)
+    os.seteuid(65534)
+    pools.close()
+    """
+    python(code)
