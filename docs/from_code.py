@@ -120,7 +120,8 @@ def _default(variable: Variable) -> str:
 
 def _commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     """Yields name, command and context of each command, in the order of `kcache --help`."""
-    with click.Context(cli, info_name="kcache") as parent:
+    # With the settings of the real command: click keeps the help option that it makes here.
+    with click.Context(cli, info_name="kcache", **cli.context_settings) as parent:
         for name in cli.list_commands(parent):
             command = cli.get_command(parent, name)
             assert command is not None

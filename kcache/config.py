@@ -270,7 +270,7 @@ VARIABLES: tuple[Variable, ...] = (
 class Config(Record):
     """Every setting with its source. See `VARIABLES` for what each means.
 
-    `directory` is None where nobody named one; the cache then looks for a usable default.
+    `directory` is None if no setting names one. Then the cache looks for a usable default.
     """
 
     backend: Setting[str]
@@ -337,7 +337,7 @@ def aside(setting: str, given: str) -> tuple[str, str]:
 
 
 def default_cache_directory() -> Path:
-    r"""Return where the cache lives if nobody says otherwise: the platform's user cache directory.
+    r"""Return the default directory of the cache, below the platform's user cache directory.
 
     `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
     `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.

@@ -230,7 +230,7 @@ def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:
 
 
 def _emitted(options: CompileOptions, output: str | None) -> str:
-    """Return what to write where nobody says so: what the output's suffix names, else the best."""
+    """Return the default output: what the suffix of the file names, else the best one."""
     named = named_by_suffix(output)
     if named is not None:
         return named

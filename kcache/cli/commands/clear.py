@@ -22,7 +22,7 @@ def clear(*, yes: bool, directory: str | None) -> None:
     """
     may_write("clear")
     if not yes and not can_ask():
-        raise click.UsageError("There is nobody to ask. Pass --yes to delete every entry.")
+        raise click.UsageError("There is no terminal to ask on. Pass --yes to delete every entry.")
     cache = open_existing(directory, read_only=False)
     if cache is None:
         show("nothing to delete: nothing has been cached yet")

@@ -64,7 +64,7 @@ def _is_file(output: str) -> bool:
 
 
 def _replace(output: str, data: bytes) -> None:
-    """Write a file, so that whoever looks finds the old one or the new one, and whole."""
+    """Write a file so that a reader finds either the whole old file or the whole new one."""
     target = os.path.realpath(output)
     with naming(output):
         fd, temporary = tempfile.mkstemp(".tmp", ".kcache-report-", os.path.dirname(target))

@@ -93,7 +93,7 @@ def _counts(portrait: Portrait) -> Iterator[Remark]:
         NOTE,
         stats.uncacheable,
         "Compiles that must not be cached",
-        "The source or a header has a __TIME__ or __DATE__, say. KCACHE_LOG=debug names the "
+        "For example, the source or a header uses __TIME__. KCACHE_LOG=debug names the "
         "kernel and the reason.",
     )
     yield Remark(
