@@ -144,6 +144,13 @@ def command(wanted: str) -> Iterator[str]:
     yield f"Usage: `{' '.join(('kcache', name, *pieces))}`"
     for paragraph in inspect.cleandoc(found.help or "").split("\n\n"):
         yield from ("", plain(paragraph))
+    if isinstance(found, click.Group):
+        parts = [(part, found.get_command(context, part)) for part in found.list_commands(context)]
+        rows = [("command", "does")]
+        for part, each in parts:
+            said = "" if each is None else plain(each.get_short_help_str(limit=200))
+            rows.append((f"`kcache {name} {part}`", said.removesuffix(".")))
+        yield from ("", *table(rows))
     rows = [("option", "meaning")]
     for param in found.get_params(context):
         record = None if isinstance(param, click.Argument) else param.get_help_record(context)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kcache.admin.request_diff import Cause
     from kcache.backend import Backend, EntryInfo, Usage
     from kcache.config import default_cache_directory
+    from kcache.dropin.install import install
     from kcache.engine.engine import CacheEngine
     from kcache.engine.journal import Journal
     from kcache.engine.stats import Stats, StatsFile
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         ConfigError,
         CorruptEntryError,
         DeviceError,
+        DropinError,
         KcacheError,
         StaleKernelError,
         UnknownBackendError,
@@ -51,6 +53,7 @@ __all__ = [
     "ConfigError",
     "CorruptEntryError",
     "DeviceError",
+    "DropinError",
     "Entry",
     "EntryInfo",
     "Explanation",
@@ -67,6 +70,7 @@ __all__ = [
     "default_cache_directory",
     "hash_options",
     "hash_source",
+    "install",
     "open_engine",
 ]
 
@@ -75,6 +79,7 @@ _MODULES = {
     "backend": ("Backend", "EntryInfo", "Usage"),
     "config": ("default_cache_directory",),
     "admin.request_diff": ("Cause",),
+    "dropin.install": ("install",),
     "engine.engine": ("CacheEngine",),
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),

@@ -29,6 +29,7 @@ __all__ = [
     "library_hints",
     "variable",
     "variables",
+    "without_dropin",
     "worker_variables",
 ]
 
@@ -414,6 +415,17 @@ def worker_variables() -> dict[bytes, bytes]:
 def variables() -> dict[str, str]:
     """Return the environment variables of this process as they are now."""
     return dict(os.environ)
+
+
+def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for a process that compiles: it must have the real compiler.
+
+    In a program under `kcache run` NVRTC's interface is answered by kcache, workers included.
+    """
+    found = {n: value for n, value in environment.items() if not n.startswith("KCACHE_DROPIN_")}
+    preloaded = found.pop("LD_PRELOAD", "").replace(" ", ":").split(":")
+    others = [p for p in preloaded if p and not os.path.basename(p).startswith("libkcache_")]
+    return {**found, "LD_PRELOAD": ":".join(others)} if others else found
 
 
 def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:

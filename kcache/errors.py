@@ -11,6 +11,7 @@ __all__ = [
     "ConfigError",
     "CorruptEntryError",
     "DeviceError",
+    "DropinError",
     "FullError",
     "IncompatibleEntryError",
     "KcacheError",
@@ -61,25 +62,41 @@ class IncompatibleEntryError(CorruptEntryError):
 
 
 class CompilerNotFoundError(KcacheError, ImportError):
-    """NVRTC or its Python bindings are not installed; the message names the extra to install."""
+    """NVRTC is not installed, or can't be used here; the message says what to do."""
 
 
 class CompileError(KcacheError):
-    """The compiler refused a kernel.
+    """The compiler refused a kernel, crashed, or took longer than `compile_timeout`.
 
     Attributes:
         log: the compiler's full log, as text.
         source_name: the name under which the source was compiled.
+        result: NVRTC's result code, or None where that is not known.
+        raw_log: the log as NVRTC returned it, its NULs included, or None likewise.
     """
 
-    def __init__(self, message: str, *, log: str = "", source_name: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        log: str = "",
+        source_name: str = "",
+        result: int | None = None,
+        raw_log: bytes | None = None,
+    ) -> None:
         super().__init__(message)
         self.log = log
         self.source_name = source_name
+        self.result = result
+        self.raw_log = raw_log
 
 
 class CompileOptionError(CompileError, ConfigError):
     """The compiler refused an option or an architecture, not the source."""
+
+
+class DropinError(KcacheError):
+    """NVRTC can't be answered from the cache in this process or program; the message says why."""
 
 
 class DeviceError(KcacheError):

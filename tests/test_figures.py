@@ -27,6 +27,7 @@ from kcache.engine.eviction import LOW_WATER
 from kcache.engine.single_flight import _LONGEST_PAUSE
 from kcache.kernel_cache import _JOURNAL_SHARE
 from kcache.nvrtc.files import FRESH_NS
+from kcache.nvrtc.workers.pool import IDLE_SECONDS
 from kcache_backends._environment import PATIENCE as LMDB_PATIENCE
 from kcache_backends._shards import PATIENCE as FILE_PATIENCE
 
@@ -63,6 +64,7 @@ SETTINGS = (
     Setting(
         seconds(FRESH_NS / 1e9), "hash|status|stat", "how old a file is that is trusted by stat"
     ),
+    Setting(seconds(IDLE_SECONDS), "worker", "how long a worker without work is kept"),
     Setting((f"1/{_JOURNAL_SHARE // 2}",), "journal|two files", "the size of the journal's files"),
 )
 #: Page -> phrases with figures that are examples, not measurements of ours.
@@ -72,11 +74,14 @@ ALLOWED: dict[str, dict[str, str]] = {
         "clock (at most 10 ms)": "the longest tick that Linux can be built with",
         "Kernels of 100 KiB: 4 %": "4 KiB of 100",
         "(256 keys, 30 seconds,": "when LMDB writes the uses that it has noted",
+        "another process, up to 20 seconds": "two patiences of a lock",
+        "22 times in 137,000 openings": "how often an attack succeeded, counted once",
         "Instructions may differ by 2 %": "what the regression guard allows",
         "and by 10 % with another patch release": "likewise",
     },
     "docs/how-to/read-the-statistics.md": {"close to 100 %": "what a hit rate can be"},
     "docs/reference/entry-format.md": {
+        "than 256 times its frame": "the bound of what is unpacked",
         "155 bytes, 0.25 seconds": "the entry that the test makes",
         "last used at 1,800,000,000 seconds": "likewise",
     },

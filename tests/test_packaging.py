@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -15,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import kcache
+from kcache.dropin import build as dropin
 from kcache.registry import open_backend
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +40,7 @@ def build(kind: str, source: Path, out: Path) -> Path:
 
 def sources(folder: Path) -> set[str]:
     """Every file of the working tree that an installation has to hold."""
-    kinds = {".py", ".pyi", ".typed", ".cu", ".cuh", ".css"}
+    kinds = {".py", ".pyi", ".typed", ".cu", ".cuh", ".css", ".c", ".h", ".map"}
     return {
         path.relative_to(folder).as_posix()
         for package in PACKAGES
@@ -76,8 +78,31 @@ def test_wheel_top_level_is_the_two_packages(wheel_names: set[str]) -> None:
     assert top == PACKAGES | {f"kcache_cuda-{kcache.__version__}.dist-info"}
 
 
-def test_wheel_is_named_after_the_distribution_and_pure(wheel: Path) -> None:
-    assert wheel.name == f"kcache_cuda-{kcache.__version__}-py3-none-any.whl"
+#: Built into a wheel where there is a C compiler.
+LIBRARIES = (
+    {f"kcache/dropin/lib/{name}" for name in dropin.names()}
+    if sys.platform == "linux" and dropin.compiler()
+    else set[str]()
+)
+
+
+def test_wheel_is_named_after_the_distribution_and_its_platform(wheel: Path) -> None:
+    platform = sysconfig.get_platform().replace("-", "_") if LIBRARIES else "any"
+    assert wheel.name == f"kcache_cuda-{kcache.__version__}-py3-none-{platform}.whl"
+
+
+def test_wheel_without_a_compiler_is_pure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    pure = build("wheel", ROOT, tmp_path)
+    assert pure.name == f"kcache_cuda-{kcache.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(pure) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
+
+
+def test_the_libraries_name_no_folder_of_the_machine_that_built_them(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for name in LIBRARIES:
+            assert os.fsencode(ROOT) not in archive.read(name)
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
@@ -88,7 +113,7 @@ def test_wheel_packages_are_typed(package: str, wheel_names: set[str]) -> None:
 
 def test_wheel_holds_every_source_and_nothing_else(wheel_names: set[str]) -> None:
     expected = sources(ROOT) | sources(ROOT / "backends")
-    assert {name for name in wheel_names if ".dist-info/" not in name} == expected
+    assert {name for name in wheel_names if ".dist-info/" not in name} == expected | LIBRARIES
 
 
 def test_wheel_carries_the_licence(wheel: Path) -> None:
@@ -107,6 +132,7 @@ def test_sdist_holds_what_building_testing_and_reading_need(sdist_names: set[str
         "PKG-INFO",
         "README.md",
         "SECURITY.md",
+        "hatch_build.py",
         "pyproject.toml",
         "tox.ini",
     }

@@ -1,95 +1,112 @@
-"""The chapter about many kernels that one process wants, compiled by several threads."""
+"""The chapter about many kernels that one process wants: one at a time, and on two cores.
 
+The limit is what two bare processes of NVRTC reach that share the kernels: threads of one process
+wait for each other inside the compiler.
+"""
+
+import json
+import os
+import subprocess
+import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from harness.corpus import Case, MissingHeadersError, load
 from harness.findings import Absent, Comparison
 from harness.main_job import Job
-from harness.measure import Round, interleave
+from harness.measure import Round, clean_environment, interleave
 from harness.plan import Found, Plan
-from harness.raw_nvrtc import compile_case
 
 import kcache
+from chapters.warm_up import kernel_list, run_warm
 
-THREADS = 2
+CORES = 2
+#: What two cores shall bring.
+TARGET = 1.8
+
+_BARE = """\
+import json, sys
+from dataclasses import replace
+from harness.corpus import load
+from harness.raw_nvrtc import compile_case
+case = load("cub_reduce")
+for name in json.loads(sys.argv[1]):
+    compile_case(replace(case, names=(name,)))
+"""
 
 
 def many(plan: Plan, folder: Path) -> Found:
-    """One process that wants many cold kernels, by one thread and by two."""
+    """One process that wants many cold kernels, one at a time and on two cores."""
     count = plan.kernels
     try:
         case = load("cub_reduce")
     except MissingHeadersError as error:
         yield Absent("many", "`cub_reduce`", str(error))
         return
-    cases = [
-        replace(case, names=(f"block_sum<float, {32 * (1 + n % 8)}, {1 + n // 8}>",))
-        for n in range(count)
-    ]
-    jobs = [Job(each, folder) for each in cases]
-    requests = [kcache.CompileRequest(job.case.source, job.case.names, job.options) for job in jobs]
-
-    def together(threads: int) -> Round:
-        with kcache.KernelCache(tempfile.mkdtemp(dir=folder)) as cache:
-            start = time.perf_counter()
-            results = cache.compile_many(requests, jobs=threads)
-            seconds = time.perf_counter() - start
-            if cache.stats().compiles != count or not all(map(_is_kernel, results)):
-                raise RuntimeError("not all were compiled")
-        return {f"many {threads}": seconds}
-
-    def bare(threads: int) -> Round:
-        return {f"bare {threads}": _bare(cases, threads)}
-
-    tasks: list[Callable[[], Round]] = [
-        partial(task, threads) for threads in (1, THREADS) for task in (together, bare)
-    ]
+    names = [f"block_sum<float, {32 * (1 + n % 8)}, {1 + n // 8}>" for n in range(count)]
+    tasks: list[Callable[[], Round]] = []
+    for cores in (1, CORES):
+        tasks += [
+            partial(_together, case, names, cores, folder),
+            partial(_warmed, case, names, cores, folder),
+            partial(_bare, names, cores),
+        ]
     rounds = interleave(plan.costly, tasks)
-    ratio = partial(Comparison("many", rounds).ratio, at_least=True)
-    yield ratio(
-        f"`compile_many` of {count} CUB kernels, {THREADS} threads",
-        f"many {THREADS}",
-        "one thread",
-        "many 1",
-        target=1.6,
-    )
-    yield ratio(
-        f"bare NVRTC, the same {count} kernels, {THREADS} threads: its limit",
-        f"bare {THREADS}",
-        "one thread",
-        "bare 1",
-    )
+    ratio = partial(Comparison("many", rounds).ratio, against="one at a time", at_least=True)
+    figure = f"`compile_many` of {count} CUB kernels, {CORES} at a time"
+    yield ratio(figure, f"many {CORES}", other="many 1", target=TARGET)
+    figure = f"`kcache warm` of {count} CUB kernels, {CORES} at a time, a process from start to end"
+    yield ratio(figure, f"warm {CORES}", other="warm 1", target=TARGET)
+    figure = f"bare NVRTC, the same {count} kernels, {CORES} processes: the limit"
+    yield ratio(figure, f"bare {CORES}", against="bare NVRTC, one at a time", other="bare 1")
+    beside = partial(Comparison("many", rounds).ratio, against=f"{CORES} processes of bare NVRTC")
+    yield beside(f"`compile_many`, {CORES} at a time", f"many {CORES}", other=f"bare {CORES}")
+
+
+def _together(case: Case, names: Sequence[str], jobs: int, folder: Path) -> Round:
+    options = Job(case, folder).options
+    requests = [kcache.CompileRequest(case.source, name, options) for name in names]
+    with kcache.KernelCache(tempfile.mkdtemp(dir=folder)) as cache:
+        start = time.perf_counter()
+        results = cache.compile_many(requests, jobs=jobs)
+        seconds = time.perf_counter() - start
+        if cache.stats().compiles != len(names) or not all(map(_is_kernel, results)):
+            raise RuntimeError("not all were compiled")
+    return {f"many {jobs}": seconds}
 
 
 def _is_kernel(result: object) -> bool:
     return isinstance(result, kcache.CompiledKernel)
 
 
-def _bare(cases: list[Case], threads: int) -> float:
-    """Compiles cases by NVRTC alone in so many threads; returns the seconds."""
-    waiting: SimpleQueue[Case] = SimpleQueue()
-    for case in cases:
-        waiting.put(case)
+def _warmed(case: Case, names: Sequence[str], jobs: int, folder: Path) -> Round:
+    path = folder / "many.json"
+    cases = [replace(case, names=(name,)) for name in names]
+    path.write_text(json.dumps(kernel_list(cases, (case.arch,))), encoding="utf-8")
+    seconds, made = run_warm(path, tempfile.mkdtemp(dir=folder), jobs)
+    if made["failed"] or made["compiled"] != len(names):
+        raise RuntimeError(f"kcache warm: not everything was compiled: {made}")
+    return {f"warm {jobs}": seconds}
 
-    def work() -> None:
-        while True:
-            try:
-                case = waiting.get_nowait()
-            except Empty:
-                return
-            compile_case(case)
 
+def _bare(names: Sequence[str], processes: int) -> Round:
+    """Compiles kernels by NVRTC alone in so many processes, from start to end."""
+    bench = str(Path(__file__).parents[1])
+    environment = clean_environment() | {"PYTHONPATH": bench}
     start = time.perf_counter()
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return time.perf_counter() - start
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _BARE, json.dumps(names[number::processes])],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        for number in range(processes)
+    ]
+    failed = [process.args for process in started if process.wait() != os.EX_OK]
+    if failed:
+        raise RuntimeError("a process of bare compiles failed")
+    return {f"bare {processes}": time.perf_counter() - start}

@@ -6,9 +6,41 @@ from pathlib import Path
 from contenders.contenders import FILE_STREAM
 from harness.findings import Absent, Comparison, Fact, Ratio, Timing
 from harness.main_job import SELF_CONTAINED, Job
-from harness.measure import PRINT_PEAK, Round, Rounds, interleave, run_python
+from harness.measure import PRINT_PEAK, Round, Rounds, Summary, interleave, run_python
 from harness.plan import Found, Plan
 
+#: A miss: what `cuda.bindings` compiles in the process is the same.
+_MISS = """\
+import os, kcache
+cache = kcache.KernelCache({directory!r} + str(os.getpid()))
+options = kcache.CompileOptions(arch={arch!r}, std={std!r})
+if cache.get_or_compile({source!r}, {names!r}, options).cached:
+    raise SystemExit("a hit")
+"""
+_BINDINGS = """\
+from cuda.bindings import nvrtc
+_, program = nvrtc.nvrtcCreateProgram({source!r}.encode(), b"kernel.cu", 0, [], [])
+for name in {names!r}:
+    nvrtc.nvrtcAddNameExpression(program, name.encode())
+flags = [b"--gpu-architecture={arch}", b"--std={std}", b"--no-cache"]
+(status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+    raise SystemExit(str(status))
+for kind in ("PTX", "CUBIN", "ProgramLog"):
+    _, size = getattr(nvrtc, f"nvrtcGet{{kind}}Size")(program)
+    getattr(nvrtc, f"nvrtcGet{{kind}}")(program, bytearray(size))
+nvrtc.nvrtcDestroyProgram(program)
+"""
+#: Resident bytes at the end, on a line of its own.
+_PRINT_NOW = """
+with open("/proc/self/status", encoding="ascii") as status:
+    fields = dict(line.split(":", 1) for line in status)
+print(int(fields["VmRSS"].split()[0]) * 1024)
+"""
+#: What the first miss of a process may take beyond a compile in the process, and what its process
+#: may hold beyond that of a hit.
+ADDED_SECONDS = 0.060
+ADDED_BYTES = 5_000_000
 _IMPORT = """\
 from time import perf_counter
 start = perf_counter()
@@ -60,6 +92,11 @@ def start(plan: Plan, folder: Path) -> Found:
         # What `import kcache` leaves until it is used.
         "names": _IMPORT.format("from kcache import KernelCache, CompileOptions"),
     }
+    case = SELF_CONTAINED
+    given = {"arch": case.arch, "std": case.std, "source": case.source, "names": case.names}
+    codes["miss"] = _MISS.format(directory=str(folder / "miss-"), **given)
+    if _failure(bindings := _BINDINGS.format(**given), folder) is None:
+        codes["bindings"] = bindings
     loaded = run_python(job.hit_code + _LOADED, folder).output.split()[-2:]
     peers = {**_core(folder), **_cupy(folder)}
     for name, code in peers.items():  # fills the peers' caches
@@ -75,6 +112,7 @@ def start(plan: Plan, folder: Path) -> Found:
         plan.processes, [partial(_process, name, code, folder) for name, code in codes.items()]
     )
     yield from _ratios(rounds, [name for name in codes if name in peers])
+    yield from _misses(plan, codes, rounds, folder)
     for what, found in zip(("a `cuda` module", "libnvrtc"), loaded, strict=True):
         answer = "yes" if found == "True" else "no"
         figure = f"the hit in a fresh process loads {what}"
@@ -82,6 +120,8 @@ def start(plan: Plan, folder: Path) -> Found:
     rows = {
         "bare": "bare interpreter",
         "hit": "kcache, hit",
+        "miss": "kcache, the first miss",
+        "bindings": "cuda.bindings, a compile in the process",
         "core hit": f"{FILE_STREAM}, hit",
         "cupy hit": "CuPy, hit",
         "cupy import": "CuPy, `import cupy` alone",
@@ -89,6 +129,36 @@ def start(plan: Plan, folder: Path) -> Found:
     for name in codes:
         if name in rows:
             yield Timing("start", rows[name], "process: start to end", rounds.summary(name))
+
+
+def _misses(plan: Plan, codes: dict[str, str], rounds: Rounds, folder: Path) -> Found:
+    """The first miss of a process beside a compile in the process, and what it leaves in memory."""
+    if "bindings" in codes:
+        figure = "a process with one miss, from start to end"
+        against = "bare NVRTC by cuda.bindings, likewise"
+        yield Comparison("start", rounds).ratio(figure, "miss", against, "bindings")
+        added = Summary.of(rounds.less("miss", "bindings")).median
+        yield Fact(
+            "start",
+            "the first miss of a process, beyond a compile in it by cuda.bindings",
+            f"{added * 1e3:.0f} ms",
+            "60 ms at most",
+            added <= ADDED_SECONDS,
+        )
+    tasks = [partial(_resident, name, codes[name], folder) for name in ("hit", "miss")]
+    held = interleave(plan.memory_rounds, tasks)
+    bytes_more = Summary.of(held.less("miss", "hit")).median
+    yield Fact(
+        "start",
+        "resident memory of the program after a miss, beyond that after a hit",
+        f"{bytes_more / 1e6:.1f} MB",
+        "5 MB at most",
+        bytes_more <= ADDED_BYTES,
+    )
+
+
+def _resident(name: str, code: str, folder: Path) -> Round:
+    return {name: float(run_python(code + _PRINT_NOW, folder).output.split()[-1])}
 
 
 def _core(folder: Path) -> dict[str, str]:

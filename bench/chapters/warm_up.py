@@ -26,14 +26,14 @@ def warm(plan: Plan, folder: Path) -> Found:
         except MissingHeadersError as error:
             yield Absent("warm", f"`{name}`", str(error))
     path = folder / "kernels.json"
-    path.write_text(json.dumps(_list(cases, plan.archs)), encoding="utf-8")
+    path.write_text(json.dumps(kernel_list(cases, plan.archs)), encoding="utf-8")
     rounds, compiled = Rounds(), set[int]()
     for _ in range(plan.costly):
         place = tempfile.mkdtemp(dir=folder)
-        first, made = _run(path, place)
+        first, made = run_warm(path, place)
         if made["failed"] or made["compiled"] != len(cases) * len(plan.archs):
             raise RuntimeError(f"kcache warm: not everything was compiled: {made}")
-        second, found = _run(path, place)
+        second, found = run_warm(path, place)
         compiled.add(found["compiled"] + found["failed"])
         rounds.add({"first": first, "second": second})
     kernels = f"{len(cases)} kernels for {', '.join(plan.archs)}"
@@ -51,8 +51,10 @@ def warm(plan: Plan, folder: Path) -> Found:
         yield Timing("warm", row, f"`kcache warm`: {kernels}", rounds.summary(key))
 
 
-def _list(cases: Sequence[Case], archs: Sequence[str]) -> dict[str, object]:
-    """Returns a list of kernels, as the command reads it."""
+def kernel_list(
+    cases: Sequence[Case], archs: Sequence[str], *, precompiled: bool | str = False
+) -> dict[str, object]:
+    """Returns a list of kernels, as `kcache warm` reads it."""
     kernels = [
         {
             "source": str(KERNELS / f"{case.name}.cu"),
@@ -63,12 +65,15 @@ def _list(cases: Sequence[Case], archs: Sequence[str]) -> dict[str, object]:
         }
         for case in cases
     ]
-    return {"defaults": {"archs": list(archs)}, "kernels": kernels}
+    defaults = {"archs": list(archs), "precompiled_headers": precompiled}
+    return {"defaults": defaults, "kernels": kernels}
 
 
-def _run(path: Path, place: str) -> tuple[float, dict[str, int]]:
+def run_warm(path: Path, place: str, jobs: int | None = None) -> tuple[float, dict[str, int]]:
     """Runs the command; returns the seconds of the process, and what it says as JSON."""
     command = [sys.executable, "-m", "kcache", "warm", str(path), "--json", "--directory", place]
+    if jobs is not None:
+        command += ["-j", str(jobs)]
     start = time.perf_counter()
     done = subprocess.run(
         command, capture_output=True, text=True, env=clean_environment(), check=False

@@ -15,22 +15,16 @@ from typing import Any, Self
 
 #: Part -> functions, as "module:qualified name".
 PARTS = {
-    "compiling": ("kcache.nvrtc.compiler:compile_program",),
-    "reading the trace": ("kcache.nvrtc.trace:Following.read",),
-    "awaiting a clock tick": ("kcache.nvrtc.frontend:next_tick",),
-    "reading and hashing headers": ("kcache.nvrtc.files:FileDigests.read",),
-    "scanning headers": ("kcache.nvrtc.files:FileDigests.scanned",),
-    "looking for shadowing headers": ("kcache.nvrtc.dependencies:Tracker._shadows",),
-    "following `__has_include`": ("kcache.nvrtc.dependencies:Tracker._probes",),
-    "the rest of tracking": ("kcache.nvrtc.dependencies:Tracker.from_trace",),
-    "looking for changes": (
-        "kcache.nvrtc.dependencies:Tracker.changed_since",
-        "kcache.nvrtc.frontend:Frontend._with_paths",
-    ),
+    "compiling": ("kcache.nvrtc.workers.process:WorkerProcess.ask",),
+    "starting a worker": ("kcache.nvrtc.workers.process:WorkerProcess.__init__",),
+    "waiting for a slot": ("kcache.nvrtc.workers.slots:Slots._take",),
+    "taking over the digests": ("kcache.nvrtc.frontend:Frontend._remember",),
+    "making the header set": ("kcache.nvrtc.frontend:_header_set",),
+    "comparing it with the files": ("kcache.nvrtc.manifest:Variant.holds",),
     "making the manifest": ("kcache.kernels.resolver:Resolver._store_manifest",),
     "storing": ("kcache.engine.engine:CacheEngine.put",),
 }
-#: The part that the bare compile is compared with.
+#: What happens in the worker and on the way to it and back: the compile is the larger part of it.
 COMPILING = "compiling"
 #: The whole, whose own time is what no part explains.
 REST = "everything else"

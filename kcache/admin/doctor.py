@@ -318,8 +318,6 @@ def _compiler(facts: Facts) -> Iterator[Finding]:
     install = (
         "Install one: pip install 'kcache-cuda[cu13]' (CUDA 13), or 'kcache-cuda[cu12]' (CUDA 12)."
     )
-    if not nvrtc.bindings:
-        yield Finding(PROBLEM, "nvrtc", "cuda-python's NVRTC bindings are not installed", install)
     if not nvrtc.path and nvrtc.version is None:
         yield Finding(PROBLEM, "nvrtc", "NVRTC, the compiler, is not installed", install)
         return

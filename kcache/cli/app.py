@@ -36,6 +36,8 @@ _COMMANDS = {
     "compile": "kcache.cli.commands.compile:compile_file",
     "why": "kcache.cli.commands.why:why",
     "warm": "kcache.cli.commands.warm:warm",
+    "run": "kcache.cli.commands.run:run",
+    "server": "kcache.cli.commands.server:server",
     "info": "kcache.cli.commands.info:info",
     "stats": "kcache.cli.commands.stats:stats",
     "report": "kcache.cli.commands.report:report",

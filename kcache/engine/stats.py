@@ -35,8 +35,8 @@ class Stats(Record):
         memory_hits: those of `hits` that the in-process tier answered.
         misses: requests that the cache could not answer.
         compiles: compiles that were run to the end and succeeded.
-        uncacheable: compiles whose result must not be cached (time macros, precompiled headers,
-            headers that can't be tracked).
+        uncacheable: compiles whose result must not be cached (time macros, options that write,
+            compiles in this process or that can't be recorded).
         puts: entries written.
         evictions: entries evicted to stay under the cap.
         stale: entries found that no longer apply: a header changed, or another format or producer.

@@ -36,6 +36,7 @@ class CompiledKernel(Record):
         cached: whether it came from the cache.
         compile_seconds: wall time of the compile that made it, in seconds.
         dependencies: absolute paths of the headers that were read from disk, sorted.
+        raw_log: the log as NVRTC returned it, its NULs included; None where it is empty or unknown.
     """
 
     ptx: bytes | None
@@ -47,6 +48,7 @@ class CompiledKernel(Record):
     cached: bool
     compile_seconds: float
     dependencies: tuple[str, ...] = ()
+    raw_log: bytes | None = None
 
     def __repr__(self) -> str:
         """Return its names, architecture and sizes, never its code."""
@@ -102,6 +104,7 @@ class CompiledKernel(Record):
             cached=False,
             compile_seconds=compiled.seconds,
             dependencies=dependencies,
+            raw_log=compiled.raw_log,
         )
 
     def to_entry(self, about: Mapping[str, JSON]) -> Entry:
@@ -114,6 +117,8 @@ class CompiledKernel(Record):
             "log": self.log,
             **about,
         }
+        if self.raw_log is not None:
+            metadata["raw_log"] = self.raw_log.decode("latin-1")  # any bytes, as text for JSON
         return Entry({name: data for name, data in outputs if data is not None}, metadata)
 
     @classmethod
@@ -125,6 +130,7 @@ class CompiledKernel(Record):
         """
         payload = entry.payload
         names, log = names_and_log(entry)
+        raw_log = entry.metadata.get("raw_log")
         return cls(
             payload.get("ptx"),
             payload.get("cubin"),
@@ -135,4 +141,5 @@ class CompiledKernel(Record):
             cached=True,
             compile_seconds=entry.cost,
             dependencies=dependencies,
+            raw_log=raw_log.encode("latin-1", "replace") if isinstance(raw_log, str) else None,
         )

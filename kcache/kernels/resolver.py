@@ -10,6 +10,7 @@ from kcache.engine.stats import NOTES
 from kcache.entry import Entry
 from kcache.errors import CompileError, ConfigError, CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.nvrtc.workers import PROCESS_ID
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -475,13 +476,27 @@ def _equal(entry: Entry, compiled: Compiled) -> bool:
         stored = CompiledKernel.from_entry(entry, "", ())
     except CorruptEntryError:
         return False
-    return (stored.ptx, stored.cubin, stored.ltoir, stored.log, dict(stored.lowered_names)) == (
-        compiled.ptx,
-        compiled.cubin,
-        compiled.ltoir,
-        compiled.log,
-        dict(compiled.lowered_names),
+    if (stored.log, dict(stored.lowered_names)) != (compiled.log, dict(compiled.lowered_names)):
+        return False
+    outputs = zip(
+        (stored.ptx, stored.cubin, stored.ltoir),
+        (compiled.ptx, compiled.cubin, compiled.ltoir),
+        strict=True,
     )
+    return all(_normal(one) == _normal(other) for one, other in outputs)
+
+
+def _normal(output: bytes | None) -> bytes | None:
+    """Return an output with names of internal symbols that do not tell the working directory.
+
+    They end in eight digits made of that and of the source's name, and the process id. Nothing
+    outside the kernel's module can refer to such a symbol.
+    """
+    if output is None:
+        return None
+    import re
+
+    return re.sub(rb"_[0-9a-f]{8}_%d" % PROCESS_ID, b"_00000000_%d" % PROCESS_ID, output)
 
 
 def _with_view(manifest: Manifest) -> Entry:

@@ -50,6 +50,7 @@ class Compiled(NamedTuple):
         lowered_names: name expression -> mangled name.
         log: the compiler's log, warnings included.
         seconds: wall time of the compile alone, without waiting for a worker.
+        raw_log: the log as NVRTC returned it, or None where it is empty.
     """
 
     ptx: bytes | None
@@ -58,6 +59,7 @@ class Compiled(NamedTuple):
     lowered_names: Mapping[str, str]
     log: str
     seconds: float
+    raw_log: bytes | None = None
 
 
 class Run(NamedTuple):
@@ -205,6 +207,7 @@ def _ask(request: Request) -> Ask:
         {},
         request.preamble,
         _AUTO_MISSES if request.options.precompiled_headers == "auto" else 1,
+        request.search.marks(),
     )
 
 
@@ -213,7 +216,7 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
 
     name = request.source_name
     if reply.status == Status.REFUSED:
-        refusal = _Refusal(reply.code, reply.doing, reply.text, _text(reply.log))
+        refusal = _Refusal(reply.code, reply.doing, reply.text, _text(reply.log), reply.log)
         raise _failure(request, refusal, hello.archs)
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
@@ -222,6 +225,7 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
         dict(zip(request.names, reply.lowered_names, strict=True)),
         _text(reply.log),
         reply.seconds,
+        reply.log if _text(reply.log) else None,
     )
     if reply.record is None:
         return Run(compiled, hello.identity, None, "this platform's compiles can't be recorded")
@@ -236,6 +240,7 @@ class _Refusal(NamedTuple):
     doing: str
     text: str
     log: str
+    raw_log: bytes
 
 
 def _text(log: bytes) -> str:
@@ -244,7 +249,7 @@ def _text(log: bytes) -> str:
 
 
 def _failure(request: Request, refusal: _Refusal, archs: tuple[int, ...]) -> CompileError:
-    code, doing, text, log = refusal
+    code, doing, text, log, raw_log = refusal
     name, arch = request.source_name, request.options.target
     if doing:
         return CompileError(f"{name}: could not {doing}: {text}", source_name=name)
@@ -252,11 +257,11 @@ def _failure(request: Request, refusal: _Refusal, archs: tuple[int, ...]) -> Com
     message = f"{name}: {first or text}"
     unknown_arch = "gpu-architecture" in log or "--nv_arch" in log
     if not unknown_arch and code not in (_INVALID_INPUT, _INVALID_OPTION):
-        return CompileError(message, log=log, source_name=name)
+        return CompileError(message, log=log, source_name=name, result=code, raw_log=raw_log)
     if unknown_arch and arch is not None:
         known = ", ".join(map(str, archs))
         message = f"arch={arch!r} is not known to this NVRTC; allowed: sm_ or compute_ {known}"
-    return CompileOptionError(message, log=log, source_name=name)
+    return CompileOptionError(message, log=log, source_name=name, result=code, raw_log=raw_log)
 
 
 # -- in this process -------------------------------------------------------------------------------
@@ -311,7 +316,8 @@ def _compile_here(request: Request, path: str, problem: str) -> Run:
                 headers={n.encode(): text.encode() for n, text in request.headers.items()},
             )
         except Refused as refused:
-            refusal = _Refusal(refused.code, refused.doing, refused.text, _text(refused.log))
+            log = _text(refused.log)
+            refusal = _Refusal(refused.code, refused.doing, refused.text, log, refused.log)
             failure = _failure(request, refusal, nvrtc.supported_archs())
             raise failure from None
     lowered = (name.decode() for name in made.lowered_names)
@@ -322,6 +328,7 @@ def _compile_here(request: Request, path: str, problem: str) -> Run:
         dict(zip(request.names, lowered, strict=True)),
         _text(made.log),
         made.seconds,
+        made.log if _text(made.log) else None,
     )
     loaded = library.loaded()
     identity = "" if loaded is None else loaded.identity

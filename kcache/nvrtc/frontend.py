@@ -12,10 +12,11 @@ from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled, Limits, Run
 from kcache.nvrtc.files import FileDigests, file_clock_ns
 from kcache.nvrtc.headers import FREE, HeaderSet, only_names
-from kcache.nvrtc.manifest import ONLY, Variant
+from kcache.nvrtc.manifest import NAMED, ONLY, Variant
 from kcache.nvrtc.request import Request
+from kcache.nvrtc.search import SPELLING
 from kcache.nvrtc.workers.messages import Record
-from kcache.nvrtc.workers.texts import PATHS, asks_clock, flags_of
+from kcache.nvrtc.workers.texts import NAMES, PATHS, asks_clock, flags_of
 from kcache.util import log
 
 __all__ = ["Frontend", "Outcome"]
@@ -125,22 +126,34 @@ def _bound(request: Request, record: Record, compiled: Compiled) -> str:
     """Return where an outcome is good; see `HeaderSet.bound`."""
     if request.shows_paths:  # the key has them
         return FREE
-    if _holds(compiled, list(_paths(request, record))):
+    spelled, absolute = _paths(request, record)
+    if _holds(compiled, absolute):
         return ONLY + request.location
+    flags = 0
+    for answer in record.files.values():
+        flags |= answer.flags
+    marks = request.search.marks()
     texts = (request.source, *request.headers.values(), *request.options.extra.without_paths)
-    written = any(flags_of(text.encode()) & PATHS for text in (*texts, *request.defines))
-    if written or any(answer.flags & PATHS for answer in record.files.values()):
-        return request.location
-    return FREE
+    for text in (*texts, *request.defines):
+        flags |= flags_of(text.encode()) | (PATHS if any(m in text for m in marks) else 0)
+    bound = request.location if flags & PATHS else request.location[:SPELLING]
+    if _holds(compiled, spelled):
+        return ONLY + bound
+    if flags & NAMES:
+        return bound + NAMED
+    return bound if flags & PATHS else FREE
 
 
-def _paths(request: Request, record: Record) -> Iterator[str]:
-    """Yield the paths that tell where the compile was made, as the compiler may write them."""
+def _paths(request: Request, record: Record) -> tuple[list[str], list[str]]:
+    """Return the paths that tell where the compile was made, as the compiler may write them.
+
+    First the include directories as they were spelled, then what names the working directory.
+    """
     search = request.search
     used = {search.place(path).root for path in record.files}
-    yield from {prefix for root, prefix in enumerate(search.prefixes) if prefix and root in used}
-    yield from {root for number, root in enumerate(search.roots) if number in used}
-    yield search.base
+    spelled = {prefix for root, prefix in enumerate(search.prefixes) if prefix and root in used}
+    absolute = {root for n, root in enumerate(search.roots) if n in used} | {search.base}
+    return sorted(spelled), sorted(absolute - spelled)
 
 
 def _holds(compiled: Compiled, paths: list[str]) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from io import FileIO
     from typing import BinaryIO
 
-__all__ = ["Library", "build_id", "find", "loaded"]
+__all__ = ["Library", "at", "build_id", "find", "loaded"]
 
 #: Where the wheels put it, below a site-packages directory; newest first, as cuda.pathfinder does.
 _WHEELS = (
@@ -71,6 +71,11 @@ def find() -> Library | None:
     mapped = _mapped()
     path = _loaded_path(mapped) or next(_candidates(), None)
     return None if path is None else _library(path, mapped)
+
+
+def at(path: str) -> Library:
+    """Return the library that is the file at `path`, without loading it."""
+    return _library(path, {})
 
 
 def loaded() -> Library | None:

@@ -34,7 +34,7 @@ from kcache.nvrtc.answers import Question, answer_now, error_now
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, SIZE, FileDigests, Stamp, file_clock_ns, stamp_of
 from kcache.nvrtc.headers import FREE, HeaderSet, is_header
 from kcache.nvrtc.key import digest_fields
-from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
+from kcache.nvrtc.search import ABSOLUTE, SPELLING, HeaderSearch, Place
 
 __all__ = ["MAX_LOCATIONS", "MAX_SETS", "Difference", "Manifest", "Variant"]
 
@@ -46,6 +46,8 @@ MAX_LOCATIONS = 4
 _STAMP = struct.Struct("<5q")
 #: Precedes a location in `HeaderSet.bound` where the outcome is known to be good for no other.
 ONLY = "!"
+#: Follows it where the outcome may depend on how the include directories are spelled.
+NAMED = "n"
 
 
 class Difference(NamedTuple):
@@ -145,7 +147,7 @@ class Variant:
 
     def good_at(self, location: str) -> bool:
         """Tell whether the outcome may be used where the include directories lie as given."""
-        return self.bound.removeprefix(ONLY) in (FREE, location)
+        return location.startswith(self.bound.removeprefix(ONLY).removesuffix(NAMED))
 
     @property
     def may_be_good_elsewhere(self) -> bool:
@@ -360,6 +362,9 @@ class Manifest:
             with suppress(CorruptEntryError):
                 if other.bound == variant.bound or not other.may_be_good_elsewhere:
                     continue
+                alike = other.bound[:SPELLING] == variant.bound[:SPELLING]
+                if alike and variant.bound.endswith(NAMED):
+                    continue  # equal spellings prove nothing about others
                 if other.unbound().raw == answers:
                     return other
         return None

@@ -11,7 +11,7 @@ from kcache.config import compiler_variables, variable
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
-from kcache.nvrtc.search import HeaderSearch, may_include
+from kcache.nvrtc.search import SPELLING, HeaderSearch, may_include
 from kcache.nvrtc.workers.harmless import are_harmless
 from kcache.util.record import Record
 
@@ -46,7 +46,8 @@ class Request(NamedTuple):
             `key` alone decides the outcome.
         anywhere: whether the working directory means nothing to it either.
         search: where its headers are looked for.
-        location: short digest of where that is, for what is only true there.
+        location: digest of where that is, for what is only true there; its first `SPELLING` digits
+            are those of the include directories as they are spelled.
         extra: what the cache has to know of the options that were written out.
         defines: macros of all options, `NAME` or `NAME=VALUE`.
         bound: what else `key` holds of the directories and the environment.
@@ -174,7 +175,8 @@ class Request(NamedTuple):
             extra_key=extra_key,
             source_name=source_name,
         )
-        place = ((part, b"") for part in (directory, *search.prefixes))
+        spelled = digest_fields("spelling", ((part, b"") for part in search.prefixes))[:SPELLING]
+        place = digest_fields("location", ((part, b"") for part in (directory, *search.prefixes)))
         return cls(
             source,
             expressions,
@@ -187,7 +189,7 @@ class Request(NamedTuple):
             contained,
             contained and not shows_paths,
             search,
-            digest_fields("location", place)[:32],
+            spelled + place[:SPELLING],
             extra,
             defines,
             tuple(bound),

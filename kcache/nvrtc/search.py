@@ -10,11 +10,13 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-__all__ = ["ABSOLUTE", "SOURCE", "HeaderSearch", "Place", "may_include"]
+__all__ = ["ABSOLUTE", "SOURCE", "SPELLING", "HeaderSearch", "Place", "may_include"]
 
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
 ABSOLUTE = -1
+#: Digits of a location (`Request.location`) that tell how the include directories are spelled.
+SPELLING = 24
 
 
 class Place(NamedTuple):
@@ -68,8 +70,7 @@ class HeaderSearch:
         for prefix, root in self._longest:
             if path.startswith(prefix):
                 return Place(root, path[len(prefix) :] or ".")
-        for prefix, root in self._longest:  # the directory of a root itself
-            if path == prefix[:-1]:
+            if path == prefix[:-1]:  # the directory of a root itself
                 return Place(root, ".")
         return Place(ABSOLUTE, path)
 
@@ -82,11 +83,38 @@ class HeaderSearch:
         return place.root < len(self.roots)
 
     def nesting(self) -> Iterator[str]:
-        """Yield which roots lie inside which, and where: it decides which place a path has."""
+        """Yield which include directories lie inside which, and where.
+
+        A path in both has one place, and elsewhere, where they do not lie so, the compiler would
+        ask for another. So that is part of the key. What a text can reach from the source's or the
+        working directory alone is told by `marks`.
+        """
+        for outer, inner, rest in self._nested():
+            if self._is_include(outer) and self._is_include(inner):
+                yield f"{outer} {inner} {rest}"
+            elif not rest:
+                yield f"{outer} {inner}"
+
+    def marks(self) -> frozenset[str]:
+        """Return what a text has to have in it to reach one root from another by a relative path.
+
+        That is where an include directory lies in the source's or the working directory, or the
+        other way round: `inc/`, where `#include "inc/x.h"` and `-Iinc` lead to one file.
+        """
+        return frozenset(
+            rest.rstrip("/").rpartition("/")[2] + "/"
+            for outer, inner, rest in self._nested()
+            if rest and not (self._is_include(outer) and self._is_include(inner))
+        )
+
+    def _is_include(self, root: int) -> bool:
+        return 0 < root < len(self.prefixes)
+
+    def _nested(self) -> Iterator[tuple[int, int, str]]:
         for outer, prefix in enumerate(self.roots):
             for inner, other in enumerate(self.roots):
                 if inner != outer and other.startswith(prefix):
-                    yield f"{outer} {inner} {other[len(prefix) :]}"
+                    yield outer, inner, other[len(prefix) :]
 
 
 def _prefix(path: str) -> str:

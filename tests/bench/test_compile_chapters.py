@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import json
 from pathlib import Path
 
 import pytest
-from chapters import header_count, stampede
+from chapters import fresh_process, header_count, precompiled_headers, stampede, warm_up
 from contenders.cuda_core import DIGEST, CoreCache
+from harness import miss_stopwatch
 from harness.corpus import Case, generated_source, load
 from harness.findings import Absent, Point, Ratio
 from harness.main_job import Job
@@ -98,3 +102,54 @@ def test_a_peak_is_that_of_the_process_itself(tmp_path: Path) -> None:
     large = int(run_python('kept = b"x" * (60 << 20)' + PRINT_PEAK, tmp_path).output)
     assert 1 << 20 < small < 100 << 20 < len(held)
     assert abs(large - small - (60 << 20)) < 10 << 20
+
+
+def test_the_stopwatch_knows_every_part_of_a_miss(tmp_path: Path, nvrtc: tuple[int, int]) -> None:
+    """A function that was renamed would be charged to another part, with a line on stderr only."""
+    case = with_header(tmp_path / "include")
+    with miss_stopwatch.Stopwatch() as watch:
+        Job(case, tmp_path).miss()
+    for names in miss_stopwatch.PARTS.values():
+        for name in names:
+            module, _, path = name.partition(":")
+            functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    seldom = {"starting a worker"}
+    assert watch.seconds.keys() >= {*miss_stopwatch.PARTS, miss_stopwatch.REST} - seldom
+    assert watch.seconds[miss_stopwatch.COMPILING] > 0
+
+
+def test_a_miss_is_no_first_one_and_tells_the_compile(
+    tmp_path: Path, nvrtc: tuple[int, int]
+) -> None:
+    found = Job(with_header(tmp_path / "include"), tmp_path).miss()
+    assert found.keys() == {"miss", "inside"}
+    assert 0 < found["inside"] < found["miss"]
+
+
+def test_processes_that_miss_and_bare_ones_do_the_same(
+    tmp_path: Path, nvrtc: tuple[int, int]
+) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="the bindings are missing")
+    case = generated_source(2048)
+    given = {"arch": case.arch, "std": case.std, "source": case.source, "names": case.names}
+    for _ in range(2):  # each in a cache of its own
+        run_python(fresh_process._MISS.format(directory=str(tmp_path / "miss-"), **given), tmp_path)
+    run_python(fresh_process._BINDINGS.format(**given), tmp_path)
+    assert len(list(tmp_path.glob("miss-*"))) == 2
+    broken = given | {"source": "oops"}
+    with pytest.raises(RuntimeError, match="failed"):
+        run_python(fresh_process._BINDINGS.format(**broken), tmp_path)
+
+
+def test_lists_for_warm_say_what_is_precompiled(tmp_path: Path, nvrtc: tuple[int, int]) -> None:
+    case = with_header(tmp_path / "include")
+    path = tmp_path / "kernels.json"
+    listed = warm_up.kernel_list([load("trivial")], (case.arch,), precompiled="auto")
+    path.write_text(json.dumps(listed), encoding="utf-8")
+    for jobs, compiled in ((2, 1), (None, 0)):
+        _, made = warm_up.run_warm(path, str(tmp_path / "cache"), jobs)
+        assert (made["compiled"], made["failed"]) == (compiled, 0)
+
+
+def test_every_tile_is_another_one() -> None:
+    assert len(set(precompiled_headers._TILES)) == len(precompiled_headers._TILES) >= Plan().tiles

@@ -19,6 +19,8 @@ COMMANDS = [
     "compile",
     "why",
     "warm",
+    "run",
+    "server",
     "info",
     "stats",
     "report",
@@ -56,7 +58,7 @@ def test_help_names_every_command(flag: str, here: Callable) -> None:
 def test_every_command_has_help_and_takes_a_directory(command: str, here: Callable) -> None:
     said = here(command, "-h")
     assert said.code == 0
-    assert "--directory" in said.out
+    assert "--directory" in said.out or command == "server"  # whose programs name theirs
 
 
 @pytest.mark.parametrize("arguments", [("nothing",), ("info", "--nothing"), ("compile",), ()])

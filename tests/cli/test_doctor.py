@@ -146,7 +146,6 @@ def test_a_missing_library_is_named(name: str, cache_directory: Path, run: Calla
             "NVRTC, the compiler, is not installed",
             "kcache-cuda[cu13]",
         ),
-        ("sys.modules['cuda.bindings'] = None", "bindings are not installed", "kcache-cuda[cu13]"),
         ("import kcache.nvrtc.library as l; l._BUILTINS = ('no',)", "builtins library", "again"),
         (
             "import kcache.admin.machine_facts as f; f.driver_version = lambda: (11, 8)",

@@ -307,7 +307,9 @@ def test_the_include_directories_changed_places(
     one, two = str(headers / "one"), str(headers / "two")
     (headers / "one" / "a.h").write_text("#define SCALE 5\n")
     compile_(*PATHS)
-    cause = why("-I", "two", "-I", "one").the("include_path")
+    told = why("-I", "two", "-I", "one")
+    assert told.kinds == ["header_changed", "include_path"]
+    cause = told.causes[1]
     assert "in another order" in cause["what"]
     assert (cause["before"], cause["after"]) == ("one, two", "two, one")
     compile_("-I", one, "-I", two)
@@ -354,7 +356,7 @@ def test_an_output_that_names_directories_is_for_these_only(
     (headers / "two").rename(headers / "three")
     line = ("why", "k.cu", "--arch", "sm_90", "--json", "-I", headers / "one")
     told = Told(here(*line, "-I", headers / "three").out)
-    assert "names the directories" in told.the("directory")["what"]
+    assert "name the directories" in told.the("directory")["what"]
 
 
 # -- what left -------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ VALUES: dict[str, tuple[str, Any, list[str]]] = {
     "KCACHE_RECACHE": ("On", True, ["2", "again"]),
     "KCACHE_HEADER_CHECK": ("once", "once", ["never", "1"]),
     "KCACHE_WAIT": ("2.5", 2.5, ["-1", "nan", "inf", "1e9", "soon"]),
+    "KCACHE_WORKERS": ("3", 3, ["-1", "1.5", "many", "99999"]),
+    "KCACHE_COMPILE_TIMEOUT": ("90", 90.0, ["0", "-1", "nan", "inf", "soon"]),
     "KCACHE_RECORD": ("/some/kernels.jsonl", "/some/kernels.jsonl", ["  "]),
     "KCACHE_LOG": ("Debug", "debug", ["loud", "7"]),
 }
@@ -99,6 +101,8 @@ ARGUMENTS: dict[str, Any] = {
     "recache": False,
     "header_check": "always",
     "wait": 7,
+    "workers": 2,
+    "compile_timeout": 60,
     "record": "/argument.jsonl",
     "log": "error",
 }

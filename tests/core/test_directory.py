@@ -18,9 +18,9 @@ from kcache import (
     KernelCache,
     default_cache_directory,
     open_engine,
-    safe_path,
 )
 from kcache.directory import prepare
+from kcache.util import safe_path
 
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 
@@ -225,6 +225,7 @@ def test_a_named_directory_that_is_unsafe_is_an_error_of_every_front_door(
 
 WHERE = """
 import kcache
+from kcache.util import safe_path
 cache = kcache.KernelCache()
 print(cache.directory)
 cache.close()

@@ -226,12 +226,6 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
         "statistics in x: no",
         "Remove that file",
     ),
-    "no bindings": (
-        with_(compiler_bindings=False, compiler_version=None),
-        PROBLEM,
-        "bindings are not installed",
-        r"kcache-cuda\[cu13\]",
-    ),
     "no nvrtc": (
         with_(compiler=Compiler(True, "", False, None, "can't be loaded")),
         PROBLEM,
@@ -280,7 +274,7 @@ def test_what_is_wrong_is_named_once_with_what_to_do(case: str) -> None:
     assert found[0].level == level
     assert re.search(do, found[0].do)
     others = [finding for finding in bad(facts) if finding != found[0]]
-    if case not in ("unwritable, but only read", "no bindings"):
+    if case != "unwritable, but only read":
         assert others == []
 
 

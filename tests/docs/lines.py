@@ -52,7 +52,7 @@ def _kcache(text: str, app: click.Group) -> str | None:
     words = _words(text)
     if not words:
         return None
-    with click.Context(app) as context:
+    with click.Context(app, **app.context_settings) as context:  # click remembers the help option
         command: click.Command | None = app
         if not words[0].startswith("-"):
             if words[0].isupper():  # COMMAND stands for any
@@ -60,6 +60,13 @@ def _kcache(text: str, app: click.Group) -> str | None:
             command = app.get_command(context, words.pop(0).lower())
         if command is None:
             return f"there is no command kcache {text.split(maxsplit=1)[0]}"
+        if isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            part = words.pop(0)
+            command = command.get_command(context, part) or command
+            if isinstance(command, click.Group):
+                return f"there is no command kcache {command.name} {part}"
+        if command.name == "run":  # what follows the program's name is the program's
+            words = list(itertools.takewhile(lambda w: w.startswith("-") and w != "--", words))
         known = {opt for p in command.get_params(context) for opt in (*p.opts, *p.secondary_opts)}
     for word in words:
         option = word.partition("=")[0] if word.startswith("--") else word

@@ -117,7 +117,8 @@ def test_the_manifest_that_the_compiler_made(tmp_path: Path) -> None:
     layout, stamp = tables("Manifests")[0], tables("Manifests")[2]
     fields, _ = read(layout, payload["set0"])
     groups = [group.split("\0") for group in fields["groups"].split("\0\0")]
-    assert groups == [["f1", "scale.h"], ["a0", "scale.h"]]
+    own = ["__nv_name_map", "__nv_nvrtc_builtin_header.h"]
+    assert groups == [["f1", "scale.h"], ["a0", "scale.h"], ["n0", *own, "kernel.cu"]]
     assert fields["digests"] == xxhash.xxh3_128_digest(header.read_bytes())
 
     for name in payload.keys() - {"set0"}:
@@ -132,15 +133,22 @@ def test_the_manifest_that_the_compiler_made(tmp_path: Path) -> None:
 
 
 def test_the_letters_of_a_manifest_are_all_there() -> None:
-    letters = {row["letter"] for row in tables("Manifests")[1]}
-    for letter in letters:
-        text = f"{letter}0\0a" if letter in "fap" else f"{letter}0"
-        text = "i0\x001\0a" if letter == "i" else text
+    letters = {row["letter"]: row["fields"] for row in tables("Manifests")[1]}
+    examples = {
+        "paths": ("a",),
+        "a number, a path": ("1", "a"),
+        "an error's number, a path": ("13", "a"),
+        "a question, a path, the answer in hexadecimal": ("lstat", "a", "66"),
+        "a variable": ("NAME=VALUE",),
+        "a location": ("!0123",),
+    }
+    for letter, kind in letters.items():
+        text = "\0".join((f"{letter}0", *examples[kind]))
         digest = b"d" * 16 if letter == "f" else b""
         raw = struct.pack("<I", len(text)) + text.encode() + digest
         (variant,) = Manifest.from_entry(Entry({"set0": raw})).variants
         variant.sections()  # raises for a letter that is none
-    assert letters == set("faptix")
+    assert letters.keys() == set("fapdnieovx")
 
 
 @pytest.mark.parametrize(("value", "kind"), [(b"a" * 1000, b"z"), (b"a", b"r")])

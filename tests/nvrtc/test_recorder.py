@@ -129,7 +129,7 @@ def _same_names(ptx: bytes) -> bytes:
     """Return PTX in which the names that differ from compile to compile are alike."""
     found = set(_INTERNAL.findall(ptx))
     for each in {number for number, _ in found}:
-        digits = os.path.commonprefix([after for number, after in found if number == each])
+        digits = os.path.commonprefix([after for n, after in found if n == each])  # noqa: RUF071
         ptx = ptx.replace(each + b"_" + digits, b"ID")
     return ptx
 

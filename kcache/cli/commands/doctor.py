@@ -24,17 +24,26 @@ _INDENT = 26
 @click.command(short_help="Find problems in the set-up of this machine.")
 @json_option("array")
 @directory_option
-def doctor(*, as_json: bool, directory: str | None) -> None:
+@click.option(
+    "--program",
+    metavar="FILE",
+    help="Say whether `kcache run` would reach this program, and if not, why.",
+)
+def doctor(*, as_json: bool, directory: str | None, program: str | None) -> None:
     """Check everything that the cache depends on, and say how to fix what is wrong.
 
-    Checks the settings, the directory, the disk, the backend, a sample of the entries, NVRTC and
-    the driver. Changes nothing. Exits with 1 if there is a problem. A warning is not a problem: the
-    cache works in spite of it.
+    Checks the settings, the directory, the disk, the backend, a sample of the entries, NVRTC, the
+    driver, and whether `kcache run` reaches programs. Changes nothing. Exits with 1 if there is a
+    problem. A warning is not a problem: the cache works in spite of it.
     """
     from kcache.admin.doctor import PROBLEM, WARNING, diagnose
     from kcache.admin.machine_facts import gather
+    from kcache.dropin import diagnosis
 
-    findings = diagnose(gather(directory))
+    if program is not None:
+        findings = list(diagnosis.diagnose_program(program))
+    else:
+        findings = [*diagnose(gather(directory)), *diagnosis.diagnose()]
     if as_json:
         show(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:

@@ -1,1 +1,7 @@
 """Processes that compile and nothing else."""
+
+from __future__ import annotations
+
+#: The process id that the compiler is told in every worker. It stands, behind eight digits that
+#: depend on the working directory, in the names of internal symbols.
+PROCESS_ID = 10_007

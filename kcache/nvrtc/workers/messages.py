@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kcache.nvrtc.workers.wire import WireError, join_texts, split_texts
@@ -72,6 +72,8 @@ class Ask(NamedTuple):
             that is not set.
         preamble: length in characters of the part of the source to precompile; 0 for none.
         misses: how many such compiles a worker does plainly before it precompiles that part.
+        marks: texts that have one of these may reach a directory in another way; see
+            `HeaderSearch.marks`.
     """
 
     source: str
@@ -83,6 +85,7 @@ class Ask(NamedTuple):
     environment: Mapping[str, str | None]
     preamble: int = 0
     misses: int = 1
+    marks: Collection[str] = ()
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
@@ -99,13 +102,16 @@ class Ask(NamedTuple):
             self.directory.encode("utf-8", "surrogateescape"),
             join_texts(environment),
             struct.pack("<2Q", self.preamble, self.misses),
+            join_texts(self.marks),
         ]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Ask:
         """Return the message in the fields; raises WireError."""
         try:
-            source, name, flags, names, headers, texts, directory, environment, preamble = fields
+            source, name, flags, names, headers, texts, *rest = fields
+            directory, environment, counts, marks = rest
+            preamble, misses = struct.unpack("<2Q", counts)
             environ: dict[str, str | None] = {}
             for each in split_texts(environment):
                 variable, equals, value = each.partition("=")
@@ -118,7 +124,9 @@ class Ask(NamedTuple):
                 dict(zip(split_texts(headers), split_texts(texts), strict=True)),
                 directory.decode("utf-8", "surrogateescape"),
                 environ,
-                *struct.unpack("<2Q", preamble),
+                preamble,
+                misses,
+                split_texts(marks),
             )
         except (ValueError, struct.error) as problem:
             raise WireError("the request makes no sense") from problem

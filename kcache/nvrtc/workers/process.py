@@ -9,6 +9,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from kcache import config
 from kcache.errors import KcacheError
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply
 from kcache.nvrtc.workers.wire import WireError, receive, send
@@ -132,6 +133,7 @@ class WorkerProcess:
                 stdout=PIPE,
                 stderr=self._said,
                 bufsize=0,
+                env=config.without_dropin(self.environment),
                 # A group of its own: an interrupt at the terminal is for the program to act on.
                 process_group=None if sys.platform == "win32" else 0,
             )

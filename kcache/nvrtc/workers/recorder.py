@@ -30,6 +30,7 @@ from typing import Any
 
 import xxhash
 
+from kcache.nvrtc.workers import PROCESS_ID
 from kcache.nvrtc.workers.import_table import ImportTable
 from kcache.nvrtc.workers.texts import flags_of
 
@@ -203,6 +204,7 @@ class Recorder:
             ("getenv secure_getenv", self._getenv, _POINTER, (text,)),
             ("syscall", self._syscall, _LONG, (_LONG,) * 7),
             ("mkstemp", self._mkstemp, number, (_POINTER,)),
+            ("getpid", self._getpid, number, ()),
             ("unlink remove rmdir system", self._effect, number, (text,)),
             ("mkdir", self._effect, number, (text, number)),
             ("rename link symlink", self._effect, number, (text, text)),
@@ -361,6 +363,14 @@ class Recorder:
         if number not in _HARMLESS_CALLS[self._machine]:
             self.unfollowed.append(f"the compiler makes the system call {number}")
         return real(number, *arguments)  # type: ignore[no-any-return]
+
+    def _getpid(self, real: Callable[..., Any]) -> int:
+        """Answer with one number in every worker.
+
+        NVRTC makes it a part of the names of internal symbols where a source exports no name of
+        its own, so that two compiles of one source would never be equal.
+        """
+        return PROCESS_ID
 
     def _mkstemp(self, real: Callable[..., Any], template: int) -> int:
         fd: int = real(template)

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["PATHS", "asks_clock", "flags_of"]
+__all__ = ["NAMES", "PATHS", "asks_clock", "flags_of"]
 
-#: The outcome may depend on where files lie: `__FILE__`, `std::source_location`, a written path.
+#: The text writes an absolute path, or is known otherwise to depend on where directories lie.
 PATHS = 1
+#: It may use the name of a file: `__FILE__`, `std::source_location` and their kin. Such a name is
+#: the include directory as it was spelled, and what comes below it (seen with 12.4 to 13.5).
+NAMES = 8
 #: The text has one of the clock's macros: `__DATE__`, `__TIME__`, `__TIMESTAMP__`.
 _CLOCK = 2
 #: It has a part of one that `##` may complete, such as `ME__`, or `TIME` beside a lone `__`.
@@ -24,13 +27,13 @@ _PART = 4
 _MACROS = (b"__DATE__", b"__TIME__", b"__TIMESTAMP__")
 #: Whatever is of interest has one of these: all macros, and all last parts of them, end like this.
 #: (A pattern that begins with a letter is looked for at the speed of memchr.)
-_E = re.compile(rb"E(?:(?<=TIME)|(?<=DATE)|(?<=FILE)|(?<=ME)__|(?<=TE)__|(?<=LE)__)")
+_E = re.compile(rb"E(?:(?<=TIME)|(?<=DATE)|(?<=FILE)|(?<=ME)__|(?<=TE)__|(?<=LE)__|(?<=\WE)__)")
 _MP = re.compile(rb"P(?<=MP)__")
 #: Where a word ends that may be the last part of a macro's name; its last letters.
 _LAST_PARTS = re.compile(rb"E__\b|P__\b")
 _LAST_WORD = re.compile(rb"\w+\Z")
 _LONGEST = len("__TIMESTAMP__") + 1
-_WORD = re.compile(rb"\b(?:DATE|TIME|TIMESTAMP)\b")
+_WORD = re.compile(rb"\b_?(?:DATE|TIME|TIMESTAMP)_?\b")
 _LONE = re.compile(rb"_\b(?<=\b_)|__\b(?<=\b__)")
 #: An absolute path: a slash at the beginning of a word that is no comment and no division.
 _PATH = re.compile(rb"/(?<=[\s\"'<(=,]/)[\w.~#]")
@@ -43,9 +46,9 @@ def flags_of(text: bytes) -> int:
     """Return what a text may ask for, as flags that can be joined with those of other texts."""
     if _SPLICE.search(text) or b"??/" in text:
         text = _JOINS.sub(b"", text)
-    flags = 0
-    if b"source_location" in text or _PATH.search(text):
-        flags = PATHS
+    flags = PATHS if _PATH.search(text) else 0
+    if b"source_location" in text:
+        flags |= NAMES
     if _E.search(text) or _MP.search(text):
         flags |= _words(text)
     return flags
@@ -59,7 +62,7 @@ def asks_clock(flags: int) -> bool:
 def _words(text: bytes) -> int:
     flags = 0
     if b"FILE" in text:
-        flags |= PATHS
+        flags |= NAMES
     if any(name in text for name in _MACROS):
         flags |= _CLOCK
     for end in _LAST_PARTS.finditer(text):
@@ -67,14 +70,15 @@ def _words(text: bytes) -> int:
         if word is not None and _is_part(word[0], _MACROS):
             flags |= _PART
         if word is not None and _is_part(word[0], (b"__FILE__",)):
-            flags |= PATHS
+            flags |= NAMES
     # Harmless by itself, but `##` may put underscores before and behind it.
-    if _WORD.search(text) and _LONE.search(text):
-        flags |= _PART
+    for found in _WORD.finditer(text):
+        if found[0].strip(b"_") != found[0] or _LONE.search(text):
+            flags |= _PART
     return flags
 
 
 def _is_part(word: bytes, macros: tuple[bytes, ...]) -> bool:
     """Tell whether a word with underscores at an end is a part of one of the macros."""
     bare = word.strip(b"_")
-    return 1 < len(bare) < len(word) and any(word in name and word != name for name in macros)
+    return 0 < len(bare) < len(word) and any(word in name and word != name for name in macros)

@@ -22,6 +22,7 @@ from kcache.nvrtc.workers import import_table
 from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
 from kcache.nvrtc.workers.nvrtc import Nvrtc, Outputs, Refused
 from kcache.nvrtc.workers.precompiled import Precompiled
+from kcache.nvrtc.workers.texts import PATHS
 from kcache.nvrtc.workers.wire import WireError, receive, send
 
 TYPE_CHECKING = False
@@ -123,7 +124,7 @@ class _Worker:
                 refused.doing,
                 refused.text,
                 refused.log,
-                record=self._record(),
+                record=self._record(ask),
             )
         except (OSError, MemoryError) as error:
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
@@ -134,7 +135,7 @@ class _Worker:
             log=outputs.log,
             outputs=(outputs.ptx, outputs.cubin, outputs.ltoir),
             lowered_names=[name.decode() for name in outputs.lowered_names],
-            record=self._record(),
+            record=self._record(ask),
             precompiled=bool(ask.preamble and self._precompiled and self._precompiled.used),
         )
 
@@ -150,15 +151,16 @@ class _Worker:
             headers={name.encode(): text.encode() for name, text in ask.headers.items()},
         )
 
-    def _record(self) -> Record | None:
+    def _record(self, ask: Ask) -> Record | None:
         recorder = self._recorder
         if recorder is None:
             return None
+        marks = [mark.encode("utf-8", "surrogateescape") for mark in ask.marks]
         return Record(
             {
                 os.fsdecode(path): FileAnswer(
                     found.kind,
-                    found.flags,
+                    found.flags | (PATHS if _has(marks, found.content) else 0),
                     found.error,
                     found.stamp,  # type: ignore[arg-type]
                     recorder.digest_of(found),
@@ -175,6 +177,10 @@ class _Worker:
             },
             recorder.effects(),
         )
+
+
+def _has(marks: list[bytes], content: bytes | None) -> bool:
+    return content is not None and any(mark in content for mark in marks)
 
 
 def _changed(

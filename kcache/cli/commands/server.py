@@ -1,0 +1,68 @@
+"""`kcache server`: one server for all of a user's programs, for those who want to keep one."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from kcache.cli.open_cache import json_option
+from kcache.cli.terminal import show
+from kcache.dropin import endpoint as at
+from kcache.dropin import environment as env
+from kcache.dropin import protocol
+from kcache.errors import DropinError
+
+__all__ = ["server"]
+
+
+def _path() -> str:
+    return at.user_socket(env.runtime_folders(env.current()))
+
+
+@click.group(short_help="Keep one server for all programs under `kcache run`.")
+def server() -> None:
+    """Keep a server, which every `kcache run` of yours then uses.
+
+    Without one, each `kcache run` starts its own, which ends with the program. A server that is
+    kept shares memory and compiles among all of them. It is used only by programs with the same
+    settings (the variables `KCACHE_...`).
+    """
+
+
+@server.command()
+def start() -> None:
+    """Start a server; it runs until `kcache server stop`."""
+    from kcache.dropin.process import spawn_server
+
+    path = _path()
+    try:
+        spawn_server(at.listen_for_user(path), None)
+    except OSError as error:
+        raise DropinError(f"no server was started: {error}") from error
+    show(f"started: {path}")
+
+
+@server.command()
+def stop() -> None:
+    """End the server; programs that use it go on with NVRTC itself."""
+    if at.ask(_path(), protocol.STOP) is None:
+        raise DropinError("no server is running")
+    show("stopped")
+
+
+@server.command()
+@json_option("object")
+def status(*, as_json: bool) -> None:
+    """Tell whether a server runs, and what it has done."""
+    from kcache.dropin.counts import summary
+
+    answer = at.ask(_path(), protocol.STATUS)
+    if answer is None:
+        raise DropinError("no server is running")
+    about = json.loads(answer)
+    if as_json:
+        show(json.dumps(about, indent=2))
+    else:
+        show(f"process {about['process']}, kcache {about['version']}")
+        show(summary(about["counts"]))

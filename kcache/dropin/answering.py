@@ -1,0 +1,331 @@
+"""Answering: an NVRTC program becomes a request to a `KernelCache`, a kernel NVRTC's answer.
+
+The only module of the drop-in that knows kcache. What can't be answered exactly is declined, with a
+reason; the program then asks the real NVRTC.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.dropin import known
+from kcache.dropin.protocol import Answer, Program
+from kcache.util import log
+
+if TYPE_CHECKING:
+    from kcache.kernel_cache import KernelCache
+    from kcache.kernels.compiled_kernel import CompiledKernel
+
+__all__ = ["Answering", "Declined"]
+
+#: What NVRTC compiles for where no option names an architecture, by major version.
+_DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
+#: The line that NVRTC 12.8 and later put into the log for one of these if an option names it, and
+#: leave out if it is the default.
+_DEPRECATED = b"nvrtc: warning: Architectures prior to "
+#: What NVRTC calls a program without a name.
+_DEFAULT_NAME = b"default_program"
+#: Variables that change what NVRTC makes. Others that it reads don't: MAKEFLAGS (how many compile
+#: at once), PWD, CUDA_CACHE_DISABLE (a cache of its own).
+_DECISIVE = (
+    b"NVRTC_APPEND_FLAGS",
+    b"NVRTC_PREPEND_FLAGS",
+    b"NVRTCWIZ",
+    b"EDG_BASE",
+    b"EDG_MODULES_PATH",
+    b"FINALIZER_USE_LEGACY_ELF_BUILDER",
+    b"FINALIZER_CUBIE",
+    b"CAN_FINALIZE_DEBUG",
+    b"NVVM_IR_VER_CHK",
+    b"DUMP_KNOBS_TO_FILE",
+)
+#: Parts of options that read or write files which kcache does not follow.
+_UNFOLLOWED = ("optf", "preinclude", "bundled", "pch", "time-trace", "options-file", "keep")
+#: A source without these words, once its lines are joined, reads no file and no clock.
+_READS = (b"include", b"import", b"embed", b"__DATE__", b"__TIME", b"??")
+#: Options that name neither files nor the working directory, in the output or otherwise.
+_HARMLESS = (
+    "-arch",
+    "--gpu-architecture",
+    "-std",
+    "--std",
+    "-D",
+    "--define-macro",
+    "-use_fast_math",
+    "--use_fast_math",
+    "-default-device",
+    "--device-as-default-execution-space",
+    "-ftz",
+    "--ftz",
+    "-fmad",
+    "--fmad",
+    "-prec-",
+    "--prec-",
+    "-maxrregcount",
+    "--maxrregcount",
+    "--ptxas-options=-O",
+    "-dlto",
+    "--relocatable-device-code",
+    "-rdc",
+    "-w",
+    "--disable-warnings",
+)
+#: Stands for the directory of a source that is alone in it: CuPy makes a temporary one for each.
+_ANY_DIRECTORY = b"/kcache-any-directory"
+#: Options that put the source's path into the output, or make an output that can't be searched.
+_SHOW_PATHS = (
+    "-dlto",
+    "--dlink-time-opt",
+    "-G",
+    "--device-debug",
+    "-lineinfo",
+    "--generate-line-info",
+    "-dopt",
+    "--dopt",
+)
+_SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
+
+
+class Declined(NamedTuple):
+    """Why a program is left to the real NVRTC, in a few words."""
+
+    reason: str
+
+
+class _RefusedError(Exception):
+    """Raised to decline; its text is the reason."""
+
+
+class Answering:
+    """Answers programs from a cache.
+
+    Threads: safe to share.
+
+    Args:
+        cache: the cache.
+        environment: variables of the process that compiles.
+        directory: working directory of the process that compiles.
+        folder: where what is known of NVRTC builds is kept, or None.
+    """
+
+    def __init__(
+        self,
+        cache: KernelCache,
+        environment: Mapping[bytes, bytes],
+        directory: bytes,
+        folder: str | None = None,
+    ) -> None:
+        self._cache = cache
+        self._environment = {name: environment.get(name) for name in _DECISIVE}
+        self._directory = directory
+        self._folder = folder
+        self._usable: dict[bytes, tuple[tuple[int, int, int], str | None]] = {}
+        self._about: dict[bytes, known.About] = {}
+
+    def answer(self, program: Program) -> Answer | Declined:
+        """Return NVRTC's answer, from the cache or else by a compile; raises nothing."""
+        alone = _with_any_directory(program)
+        if alone is not None:
+            answer = self._answer(alone)
+            if isinstance(answer, Declined):
+                return answer
+            if not _shows_directory(answer):
+                return _with_directory_of(program, answer)
+        return self._answer(program)
+
+    def _answer(self, program: Program) -> Answer | Declined:
+        from kcache.errors import CompileError
+
+        try:
+            self._check(program)
+            return self._compile(program)
+        except _RefusedError as refusal:
+            return Declined(str(refusal))
+        except CompileError as error:
+            return _failed(program, error)
+        except Exception as error:  # whatever it is, the program must not wait for nothing
+            log.debug("a program of the drop-in is declined: %r", error)
+            return Declined(f"{type(error).__name__}: {error}")
+
+    def about(self, path: bytes) -> known.About | Declined:
+        """Return version and architectures of the NVRTC at `path`; raises nothing."""
+        from kcache.nvrtc import library
+
+        try:
+            if path not in self._about:
+                identity = library.at(os.fsdecode(path)).identity
+                about = known.recall(self._folder, identity)
+                if about is None:
+                    self._check_library(path, 0)
+                    from kcache.nvrtc import compiler
+
+                    about = compiler.version(), compiler.supported_archs()
+                    known.remember(self._folder, identity, about)
+                self._about[path] = about
+            return self._about[path]
+        except Exception as error:  # as above
+            return Declined(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Close the cache."""
+        self._cache.close()
+
+    # -- what can be answered exactly --------------------------------------------------------------
+
+    def _check(self, program: Program) -> None:
+        for name in _DECISIVE:
+            if program.environment.get(name) != self._environment[name]:
+                raise _RefusedError(f"{name.decode()} differs")
+        options = [_decoded(option) for option in program.options]
+        for option in options:
+            if any(part in option for part in _UNFOLLOWED):
+                raise _RefusedError(f"option {option.partition('=')[0]}")
+        if program.directory != self._directory and not _decides_itself(program):
+            raise _RefusedError("another working directory")
+        if len(dict(program.headers)) != len(program.headers):
+            raise _RefusedError("two headers of one name")
+        self._check_library(program.library, program.major)
+
+    def _check_library(self, path: bytes, major: int) -> None:
+        """Check that this process compiles with the library at `path`, or can load it for that."""
+        status = os.stat(path)
+        stamp = status.st_ino, status.st_size, status.st_mtime_ns
+        if path not in self._usable:
+            self._usable[path] = stamp, self._make_usable(os.fsdecode(path), major)
+        known, reason = self._usable[path]
+        if reason is None and known != stamp:
+            reason = "NVRTC was replaced"  # by another package or release; this process has the old
+        if reason is not None:
+            raise _RefusedError(reason)
+
+    def _make_usable(self, path: str, major: int) -> str | None:
+        """Return why the library at `path` can't be used, or None."""
+        from kcache.nvrtc import compiler, library
+
+        wanted = library.at(path).identity
+        found = library.find()
+        if found is not None and found.identity == wanted:
+            return None
+        if library.loaded() is None:
+            import ctypes
+
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # what the bindings then find first
+        loaded = library.loaded()
+        if loaded is None or loaded.identity != wanted:
+            return "another NVRTC"
+        return None if major in (0, compiler.version()[0]) else "another NVRTC"
+
+    # -- asking the cache --------------------------------------------------------------------------
+
+    def _compile(self, program: Program) -> Answer:
+        from kcache.nvrtc.options import CompileOptions
+
+        options = CompileOptions(extra_options=tuple(map(_decoded, program.options)))
+        if options.target is None:
+            default = _DEFAULT_ARCH.get(program.major)
+            if default is None or any("arch" in option for option in options.extra_options):
+                raise _RefusedError("an architecture in an unknown form")
+            options = options.replace(arch=default)
+        kernel = self._cache.get_or_compile(
+            # kcache refuses a source without text; a comment makes the same of nothing.
+            _decoded(program.source) if program.source.strip() else "//\n",
+            tuple(_decoded(name) for name in dict.fromkeys(program.expressions)),
+            options,
+            headers={_decoded(name): _decoded(text) for name, text in program.headers},
+            source_name=_decoded(program.name or _DEFAULT_NAME),
+        )
+        return _answer(program, kernel)
+
+
+def _answer(program: Program, kernel: CompiledKernel) -> Answer:
+    if kernel.log and kernel.raw_log is None:
+        raise _RefusedError("the log was not kept as it was")
+    keep = kernel.cached and _decides_itself(program)
+    lowered = [(a.encode(), b.encode()) for a, b in kernel.lowered_names.items()]
+    return Answer(
+        _SUCCESS,
+        (kernel.ptx or b"") + b"\0",
+        kernel.cubin or b"",
+        kernel.ltoir or b"",
+        _log(program, kernel.raw_log or b"\0"),
+        lowered,
+        kernel.cached,
+        keep,
+        kernel.compile_seconds,
+    )
+
+
+def _log(program: Program, raw_log: bytes) -> bytes:
+    """Return the log as it is where no option names an architecture, if none of them did."""
+    if raw_log.startswith(_DEPRECATED) and not any(b"arch" in each for each in program.options):
+        return raw_log.partition(b"\n")[2]
+    return raw_log
+
+
+def _failed(program: Program, error: object) -> Answer | Declined:
+    result: object = getattr(error, "result", None)
+    raw_log: object = getattr(error, "raw_log", None)
+    known = result in (_COMPILATION, _INVALID_OPTION) and isinstance(raw_log, bytes)
+    if not known or not isinstance(result, int) or not isinstance(raw_log, bytes) or not raw_log:
+        return Declined("the compile failed")
+    return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False, keep=False)
+
+
+# -- a source that is alone in its directory -------------------------------------------------------
+
+
+def _with_any_directory(program: Program) -> Program | None:
+    """Return the same program in a directory that stands for any, or None if that is not the same.
+
+    The directory of the source is where quoted headers are looked for first, and stands in
+    messages, in `__FILE__` and in debug information. Mangled names have the file's own name alone.
+    """
+    directory, name = os.path.split(program.name)
+    if not os.path.isabs(program.name) or name in program.source or b"../" in program.source:
+        return None
+    if any(
+        option.decode("latin-1").strip(" ").startswith(_SHOW_PATHS) for option in program.options
+    ):
+        return None
+    try:
+        if set(os.listdir(directory)) - {name}:
+            return None
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return None
+    return program._replace(name=os.path.join(_ANY_DIRECTORY, name))
+
+
+def _shows_directory(answer: Answer) -> bool:
+    written = ", ".join(map(str, _ANY_DIRECTORY)).encode()  # as PTX writes strings
+    outputs = (answer.ptx, answer.cubin, answer.ltoir)
+    return any(_ANY_DIRECTORY in output or written in output for output in outputs)
+
+
+def _with_directory_of(program: Program, answer: Answer) -> Answer:
+    directory = os.path.dirname(program.name)
+    name = os.path.basename(program.name)
+    made = os.path.join(_ANY_DIRECTORY, name)
+    return answer._replace(log=answer.log.replace(made, os.path.join(directory, name)))
+
+
+def _decides_itself(program: Program) -> bool:
+    """Tell whether the request alone decides the outcome: no file is read, no clock, no path."""
+    joined = program.source.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
+    options = [_decoded(option).strip(" ") for option in program.options]
+    return (
+        not any(word in joined for word in _READS)
+        and not any(word.decode() in option for word in _READS for option in options)
+        and all(option.startswith(_HARMLESS) for option in options)
+        and not program.headers
+    )
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise _RefusedError("not UTF-8") from None

@@ -1,0 +1,143 @@
+"""Build: compiles the interface libraries from `native/`, where there is a C compiler.
+
+Imports nothing of kcache: the wheel's build hook runs this file before anything is installed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+__all__ = ["BuildError", "build", "compiler", "name", "names", "unknown_exports"]
+
+SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
+MAJORS = (12, 13)
+#: The hook first: `dlopen` has to be found in it.
+HOOK = "libkcache_preload.so"
+_FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared")
+_LINK = ("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
+_PARTS = ("nvrtc.c", "bytes.c", "answers.c", "server.c", "real.c")
+_OURS = re.compile(r"(__)?nvrtc\w+$")
+_DYNAMIC_SYMBOLS, _FUNCTION = 11, 2
+#: Seconds; it takes 3.
+_TIMEOUT = 300
+
+
+class BuildError(Exception):
+    """The libraries can't be built; the message says why."""
+
+
+def names() -> list[str]:
+    """Return the names of all libraries."""
+    return [HOOK, *(name(major, kind) for major in MAJORS for kind in ("nvrtc", "linked"))]
+
+
+def name(major: int, kind: str) -> str:
+    """Return the name of one: `nvrtc` answers, `linked` is for programs linked with NVRTC."""
+    return f"libkcache_{kind}{major}.so"
+
+
+def compiler() -> str | None:
+    """Return the path of a C compiler, or None."""
+    return next((found for each in ("cc", "gcc", "clang") if (found := shutil.which(each))), None)
+
+
+def build(
+    folder: str, *, extra: Mapping[int, Iterable[str]] | None = None, flags: Sequence[str] = ()
+) -> None:
+    """Compile all libraries into `folder`, which is made, whole or not at all.
+
+    Args:
+        folder: where they go; left as it is if it exists.
+        extra: functions that a newer NVRTC exports beyond those of `native/table.h`, by its major
+            version; see `unknown_exports`.
+        flags: further flags for the compiler, such as a sanitizer's.
+
+    Raises:
+        BuildError: there is no compiler, or it failed.
+    """
+    found = compiler()
+    if found is None:
+        raise BuildError("there is no C compiler (Debian: apt-get install gcc libc6-dev)")
+    temporary = f"{folder}.{os.getpid()}"
+    try:
+        os.makedirs(temporary, mode=0o700)
+        for command in _commands(temporary, extra or {}):
+            _run([found, *_FLAGS, *flags, *command])
+        with suppress(OSError):  # another process was faster
+            os.rename(temporary, folder)
+    except OSError as error:
+        raise BuildError(f"{folder} can't be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _commands(folder: str, extra: Mapping[int, Iterable[str]]) -> Iterable[list[str]]:
+    yield ["-o", os.path.join(folder, HOOK), "preload.c", *_LINK, "-ldl"]
+    for major in MAJORS:
+        for kind, parts, more in (
+            ("nvrtc", _PARTS, ["-Wl,-z,nodelete", "-ldl", "-lpthread"]),
+            ("linked", ("linked.c",), ["-ldl"]),
+        ):
+            yield [
+                f"-DKCACHE_MAJOR={major}",
+                *_extra(extra.get(major, ())),
+                "-o",
+                os.path.join(folder, name(major, kind)),
+                *parts,
+                *_LINK,
+                f"-Wl,-soname,libnvrtc.so.{major}",
+                f"-Wl,--version-script={kind}{major}.map",
+                *more,
+            ]
+
+
+def _extra(functions: Iterable[str]) -> list[str]:
+    """Return the flag that adds functions that are only forwarded."""
+    listed = " ".join(f"X({function})" for function in sorted(set(functions)))
+    return [f"-DKD_EXTRA(X)={listed}"] if listed else []
+
+
+def unknown_exports(path: str) -> set[str]:
+    """Return the functions of the NVRTC at `path` that `native/table.h` does not have.
+
+    Reads the dynamic symbol table (ELF gABI, "Symbol Table"); nothing where there is none.
+    """
+    with open(os.path.join(SOURCES, "table.h"), encoding="ascii") as table:
+        known = set(re.findall(r"X\((\w+)\)", table.read()))
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
+        return {name for name in _functions(image) if _OURS.match(name)} - known
+
+
+def _functions(image: mmap.mmap) -> Iterable[str]:
+    if image[:6] != b"\x7fELF\x02\x01":
+        return
+    (start,) = struct.unpack_from("<Q", image, 40)
+    size, count = struct.unpack_from("<HH", image, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", image, start + size * n) for n in range(count)]
+    for _, kind, _, _, offset, length, link, _, _, _ in sections:
+        if kind != _DYNAMIC_SYMBOLS:
+            continue
+        strings = sections[link][4]
+        for at in range(offset, offset + length, 24):
+            name, info, _, section = struct.unpack_from("<IBBH", image, at)
+            if section != 0 and info & 15 == _FUNCTION:
+                begin = strings + name
+                yield image[begin : image.find(b"\0", begin)].decode("ascii", "replace")
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        subprocess.run(
+            command, cwd=SOURCES, check=True, capture_output=True, timeout=_TIMEOUT, text=True
+        )
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"{command[0]} failed: {error.stderr.strip()}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} failed: {error}") from error

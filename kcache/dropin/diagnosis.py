@@ -1,0 +1,192 @@
+"""Diagnosis: whether programs under `kcache run` are reached, and why one is not.
+
+What a program does with NVRTC can't be known without running it; what its file says can be:
+set-uid, linked statically, linked with another C library than the interface libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
+from kcache.dropin import build, libraries
+from kcache.dropin import environment as env
+
+__all__ = ["diagnose", "diagnose_program"]
+
+_TOPIC = "kcache run"
+#: Tells whether the library at `sys.argv[1]`, opened as programs do, is the interface library.
+_PROBE = """
+import ctypes, sys
+handle = ctypes.CDLL(sys.argv[1])
+print(hasattr(handle, "kcache_dropin_covers"))
+"""
+_TIMEOUT = 30
+_SEGMENT_INTERPRETER, _SEGMENT_DYNAMIC, _SEGMENT_LOAD = 3, 2, 1
+_NEEDED, _STRINGS = 1, 5
+_MARKS = (b"nvrtcCompileProgram", b"nvrtcCreateProgram")
+#: Larger programs are not read for a linked-in NVRTC, which itself has 100 MB.
+_MOST_READ = 1 << 30
+
+
+def diagnose() -> Iterator[Finding]:
+    """Yield whether the interface libraries are there, and whether NVRTC is reached by them."""
+    from kcache.nvrtc import library
+
+    install = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."
+    try:
+        folder = libraries.find_built(env.current())
+    except (libraries.MissingError, OSError) as error:
+        yield Finding(WARNING, _TOPIC, f"programs can't be served: {error}", install)
+        return
+    if folder is None:
+        compiler = build.compiler()
+        if compiler is None:
+            what = "there are no interface libraries, and no C compiler to build them"
+            yield Finding(WARNING, _TOPIC, what, install)
+        else:
+            what = f"the first use will build the interface libraries with {compiler}"
+            yield Finding(OK, _TOPIC, what)
+        return
+    found = library.find()
+    if found is None:
+        yield Finding(OK, _TOPIC, f"the interface libraries are in {folder}")
+        return
+    reached = _probe(folder, found.path)
+    if reached is None:
+        yield Finding(OK, _TOPIC, f"programs that load {found.path} are reached")
+    else:
+        do = "Such programs run as they do without kcache. A newer kcache may reach them."
+        yield Finding(WARNING, _TOPIC, f"{found.path} is not reached: {reached}", do)
+
+
+def _probe(folder: str, path: str) -> str | None:
+    """Return why a program that opens the library at `path` gets the real one, or None."""
+    variables = env.with_dropin(env.current(), libraries.preloaded(folder), "/nonexistent")
+    command = [sys.executable, "-I", "-c", _PROBE, path]
+    try:
+        done = subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.stdout.strip() == "True":
+        return None
+    said = done.stderr.strip().splitlines()
+    return said[-1] if said else "it has functions that this version of kcache does not know"
+
+
+# -- one program -----------------------------------------------------------------------------------
+
+
+class _Elf(NamedTuple):
+    """What an ELF file says: the loader that starts it, and the libraries that it names."""
+
+    interpreter: str
+    needed: tuple[str, ...]
+
+
+def diagnose_program(name: str) -> Iterator[Finding]:
+    """Yield whether a program would be reached, as far as its file tells."""
+    path = shutil.which(name)
+    if path is None:
+        what = f"there is no program {name}"
+        yield Finding(PROBLEM, _TOPIC, what, "Name a program or its path.")
+        return
+    path = os.path.realpath(path)
+    reason = _unreachable(path)
+    if reason is not None:
+        do = "It runs under `kcache run` as it does without."
+        yield Finding(WARNING, _TOPIC, f"{path} is not reached: {reason}", do)
+        return
+    yield Finding(OK, _TOPIC, f"{path} is reached{_how(path)}")
+
+
+def _unreachable(path: str) -> str | None:
+    status = os.stat(path)
+    if status.st_mode & (stat.S_ISUID | stat.S_ISGID):
+        return "it is set-uid or set-gid, so the loader takes nothing into it"
+    if _is_script(path):
+        return None
+    elf = _read_elf(path)
+    if elf is None:
+        return "it is no 64-bit ELF program"
+    if not elf.interpreter:
+        return "it is linked statically"
+    if "musl" in elf.interpreter:
+        return f"it has another C library ({elf.interpreter})"
+    if not any(each.startswith("libnvrtc.so") for each in elf.needed) and _has_nvrtc_inside(path):
+        return "NVRTC seems to be linked into it"
+    return None
+
+
+def _is_script(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+def _how(path: str) -> str:
+    if _is_script(path):
+        return ", as far as its interpreter is"
+    elf = _read_elf(path)
+    linked = [each for each in elf.needed if each.startswith("libnvrtc.so")] if elf else []
+    return f"; it is linked with {linked[0]}" if linked else ", if it loads NVRTC"
+
+
+def _has_nvrtc_inside(path: str) -> bool:
+    """Tell whether a file defines NVRTC's functions: a program's own symbols name them exactly."""
+    if os.path.getsize(path) > _MOST_READ:
+        return False
+    with open(path, "rb") as file:
+        content = file.read()
+    return all(b"\0" + mark + b"\0" in content for mark in _MARKS) and b"nv_mangled_name" in content
+
+
+def _read_elf(path: str) -> _Elf | None:
+    """Read the program headers and the dynamic section (ELF gABI, chapter 5)."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read() if os.path.getsize(path) <= _MOST_READ else b""
+        if content[:6] != b"\x7fELF\x02\x01":
+            return None
+        return _parsed(content)
+    except struct.error:
+        return None
+
+
+def _parsed(content: bytes) -> _Elf:
+    (offset,) = struct.unpack_from("<Q", content, 32)
+    size, count = struct.unpack_from("<HH", content, 54)
+    segments = [
+        (kind, *struct.unpack_from("<QQQQ", content, at + 8))
+        for at in range(offset, offset + size * count, size)
+        for (kind,) in [struct.unpack_from("<I", content, at)]
+    ]
+    interpreter = ""
+    needed: tuple[str, ...] = ()
+    for kind, start, _address, _physical, length in segments:
+        data = content[start : start + length]
+        if kind == _SEGMENT_INTERPRETER:
+            interpreter = os.fsdecode(data.rstrip(b"\0"))
+        elif kind == _SEGMENT_DYNAMIC:
+            loads = [(a, o, n) for k, o, a, _p, n in segments if k == _SEGMENT_LOAD]
+            needed = tuple(_needed(content, list(struct.iter_unpack("<qQ", data)), loads))
+    return _Elf(interpreter, needed)
+
+
+def _needed(
+    content: bytes, entries: list[tuple[int, int]], loads: list[tuple[int, int, int]]
+) -> Iterator[str]:
+    table = next((value for tag, value in entries if tag == _STRINGS), 0)
+    strings = next((o + table - a for a, o, n in loads if a <= table < a + n), None)
+    for tag, value in entries:
+        if tag == _NEEDED and strings is not None:
+            start = strings + value
+            yield os.fsdecode(content[start : content.index(b"\0", start)])

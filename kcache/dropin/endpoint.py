@@ -1,0 +1,173 @@
+"""Endpoint: the socket that programs find a server at, in a private directory, and short questions.
+
+Imported by the launcher before the program starts, so it imports little.
+"""
+
+from __future__ import annotations
+
+import _socket  # `socket` takes 3 ms more
+import fcntl
+import os
+import stat
+from contextlib import suppress
+
+TYPE_CHECKING = False  # `typing` takes 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Endpoint", "above_standard", "ask", "listen", "listen_for_user", "sweep", "user_socket"]
+
+#: Programs that may wait to be accepted; the kernel has a cap of its own (net.core.somaxconn).
+BACKLOG = 4096
+#: Seconds that a question about a server may take.
+ASK_TIMEOUT = 5.0
+_NAME = "socket"
+_PREFIX = "kcache-run-"
+#: `sun_path` of unix(7) has 108 bytes, a NUL among them.
+_MOST = 107
+
+
+class Endpoint:
+    """The descriptor of a socket that listens, and its path. Not to be changed."""
+
+    __slots__ = ("descriptor", "path")
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self.descriptor = descriptor
+        self.path = path
+
+    def close(self) -> None:
+        """Close this process's copy."""
+        os.close(self.descriptor)
+
+    def remove(self) -> None:
+        """Remove the socket and its directory."""
+        _remove(os.path.dirname(self.path))
+
+
+def listen(folders: Iterable[str]) -> Endpoint:
+    """Return a new endpoint in a new private directory below the first folder that takes one.
+
+    Raises:
+        OSError: none does.
+    """
+    problem: OSError | None = None
+    for folder in folders:
+        made = os.path.join(folder, f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
+        path = os.path.join(made, _NAME)
+        if len(os.fsencode(path)) > _MOST:
+            problem = problem or OSError(f"{path} is too long for a socket")
+            continue
+        try:
+            os.mkdir(made, 0o700)
+            return _bound(path)
+        except OSError as error:
+            problem = error
+    raise problem or OSError("no folder for a socket")
+
+
+def sweep(folders: Iterable[str]) -> None:
+    """Remove what servers left behind that were killed: their program has ended, too."""
+    for folder in folders:
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        for name in names:
+            process = name.removeprefix(_PREFIX).partition("-")[0]
+            if name.startswith(_PREFIX) and process.isdigit() and not _runs(int(process)):
+                _remove(os.path.join(folder, name))
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _remove(folder: str) -> None:
+    """Remove an endpoint's directory; another user's stays."""
+    for name in (_NAME, f"{_NAME}.silent"):
+        with suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+def user_socket(folders: Iterable[str]) -> str:
+    """Return the path of the socket of the one server that a user may keep."""
+    paths = [os.path.join(each, f"kcache-server-{os.geteuid()}", _NAME) for each in folders]
+    return next((path for path in paths if len(os.fsencode(path)) <= _MOST), paths[-1])
+
+
+def listen_for_user(path: str) -> Endpoint:
+    """Return an endpoint at the user's path, whose directory must be the user's own.
+
+    Raises:
+        OSError: it is in use, or the directory is not safe.
+    """
+    folder = os.path.dirname(path)
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise OSError(f"{folder} is not private")
+    if ask(path, 4) is not None:
+        raise OSError("a server is running")
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return _bound(path)
+
+
+def _bound(path: str) -> Endpoint:
+    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return Endpoint(above_standard(listener.detach()), path)
+
+
+def above_standard(descriptor: int) -> int:
+    """Return a descriptor, moved where no standard stream belongs: a launcher may have none."""
+    if descriptor > 2:
+        return descriptor
+    moved: int = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return moved
+
+
+def ask(path: str, kind: int) -> bytes | None:
+    """Return what the server at `path` answers a frame of that kind without payload, or None."""
+    import socket
+
+    from kcache.dropin import protocol
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ASK_TIMEOUT)
+        try:
+            connection.connect(path)
+            connection.sendall(protocol.frame(kind))
+            while True:
+                got, size = protocol.unpack_head(_exactly(connection, protocol.HEAD_SIZE))
+                payload = _exactly(connection, size)
+                if got != protocol.WAIT:
+                    return payload
+        except (OSError, protocol.ProtocolError):
+            return None
+
+
+def _exactly(connection: _socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        part = connection.recv(size - len(received))
+        if not part:
+            raise ConnectionError("the server is gone")
+        received += part
+    return received

@@ -1,0 +1,94 @@
+"""Environment: what the launcher reads of it, and what it hands to the program.
+
+Beside `kcache.config`, the only module that reads the environment: that one takes as long to import
+as everything else that `kcache run` does before the program starts (16 ms).
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+__all__ = [
+    "LIBRARIES",
+    "SOCKET",
+    "cache_home",
+    "current",
+    "is_ours",
+    "leave",
+    "runtime_folders",
+    "settings",
+    "with_dropin",
+]
+
+#: Names the socket of the server that a program asks; read by the interface library.
+SOCKET = "KCACHE_DROPIN_SOCKET"
+#: Names a folder with the libraries, instead of those that were built here.
+LIBRARIES = "KCACHE_DROPIN_LIBRARIES"
+_PRELOAD = "LD_PRELOAD"
+
+
+def current() -> MutableMapping[str, str]:
+    """Return this process's environment itself, not a copy."""
+    return os.environ  # noqa: TID251  see above
+
+
+def with_dropin(
+    environment: Mapping[str, str], libraries: list[str], socket: str
+) -> dict[str, str]:
+    """Return the environment of a program that is to use the drop-in.
+
+    What the program preloads already comes first.
+    """
+    others = [path for path in _preloaded(environment) if path not in libraries]
+    return {**environment, _PRELOAD: ":".join((*others, *libraries)), SOCKET: socket}
+
+
+def leave(environment: MutableMapping[str, str]) -> None:
+    """Take the drop-in out of an environment: compilers that serve it must be the real ones."""
+    environment.pop(SOCKET, None)
+    others = [path for path in _preloaded(environment) if not is_ours(path)]
+    if others:
+        environment[_PRELOAD] = ":".join(others)
+    else:
+        environment.pop(_PRELOAD, None)
+
+
+def is_ours(path: str) -> bool:
+    """Tell whether a path is that of a library of the drop-in."""
+    return os.path.basename(path).startswith("libkcache_")
+
+
+def _preloaded(environment: Mapping[str, str]) -> list[str]:
+    return (
+        environment.get(_PRELOAD, "").replace(" ", ":").split(":")
+        if (environment.get(_PRELOAD))
+        else []
+    )
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what an environment says about the cache itself."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("KCACHE_") and not name.startswith("KCACHE_DROPIN_")
+    }
+
+
+def runtime_folders(environment: Mapping[str, str]) -> list[str]:
+    """Return where sockets may go, best first."""
+    named = (environment.get(name) for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
+    return [*filter(None, named), "/tmp"]
+
+
+def cache_home(environment: Mapping[str, str]) -> str | None:
+    """Return the user's cache directory, or None for a user without a home."""
+    named = environment.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):
+        return named
+    home = os.path.expanduser("~")
+    return os.path.join(home, ".cache") if os.path.isabs(home) else None

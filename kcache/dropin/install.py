@@ -1,0 +1,89 @@
+"""Install: the drop-in for a Python program that runs already."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from typing import TYPE_CHECKING
+
+from kcache.dropin import endpoint as at
+from kcache.dropin import environment as env
+from kcache.dropin import libraries
+from kcache.errors import CompilerNotFoundError, DropinError
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.library import Library
+
+__all__ = ["install"]
+
+_MAJOR = re.compile(r"libnvrtc\.so\.(\d+)")
+_lock = threading.Lock()
+_installed: list[str] = []
+
+
+def install() -> None:
+    """Have NVRTC answered from the cache in this process, whoever calls it: CuPy, torch, cuda.core.
+
+    Call it before anything that uses NVRTC is used; importing is early enough for most packages.
+    Calling it again does nothing, and so does calling it under `kcache run`. Packages that open
+    NVRTC by an absolute path, without looking whether it is loaded, are reached by `kcache run`
+    only.
+
+    Threads: safe. Fork: the child uses the same server, which ends with this process.
+
+    Raises:
+        DropinError: it is too late, this is not Linux, or the interface library is missing; the
+            message says what to do.
+        CompilerNotFoundError: NVRTC is not installed.
+    """
+    with _lock:
+        environment = env.current()
+        if _installed or environment.get(env.SOCKET):
+            return
+        try:
+            folder = libraries.find(environment)
+        except libraries.MissingError as error:
+            raise DropinError(str(error)) from error
+        library = _library()
+        _load(folder, library)
+        _installed.append(library.path)
+
+
+def _library() -> Library:
+    """Return the NVRTC that this program would use.
+
+    Raises:
+        DropinError: it uses it already; CompilerNotFoundError: there is none.
+    """
+    from kcache.nvrtc import library
+
+    loaded = library.loaded()
+    if loaded is not None:
+        raise DropinError(
+            f"kcache.install() comes too late: {loaded.path} is loaded; call it before anything "
+            "uses NVRTC, or start the program with `kcache run`"
+        )
+    found = library.find()
+    if found is None:
+        raise CompilerNotFoundError("NVRTC is not installed, so there is nothing to stand for")
+    return found
+
+
+def _load(folder: str, library: Library) -> None:
+    from kcache.dropin.build import name
+    from kcache.dropin.process import spawn_server
+
+    match = _MAJOR.match(os.path.basename(library.path))
+    path = os.path.join(folder, name(int(match[1]), "nvrtc")) if match else ""
+    if not os.path.isfile(path):
+        raise DropinError(f"there is no interface library for {library.path}")
+    try:
+        interface = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        endpoint = at.listen(env.runtime_folders(env.current()))
+        spawn_server(endpoint, os.getpid())
+    except (OSError, ValueError) as error:
+        raise DropinError(f"the drop-in can't be started: {error}") from error
+    interface.kcache_dropin_set_real(os.fsencode(library.path))
+    interface.kcache_dropin_set_server(os.fsencode(endpoint.path))

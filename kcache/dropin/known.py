@@ -1,0 +1,55 @@
+"""Known: version and architectures of the NVRTC builds that were asked once, in small files.
+
+A program asks for them before its first compile. To load the library for the answer takes 100 ms;
+the same build always gives the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from typing import cast
+
+__all__ = ["About", "recall", "remember"]
+
+#: (version, architectures).
+About = tuple[tuple[int, int], tuple[int, ...]]
+_MOST = 64
+
+
+def recall(folder: str | None, identity: str) -> About | None:
+    """Return what was remembered of a build, or None; what makes no sense counts as nothing."""
+    if folder is None:
+        return None
+    try:
+        with open(_path(folder, identity), encoding="ascii") as file:
+            found: object = json.loads(file.read(4096))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, list):
+        return None
+    numbers = cast("list[object]", found)
+    if not 3 <= len(numbers) <= _MOST or not all(type(each) is int for each in numbers):
+        return None
+    major, minor, *archs = cast("list[int]", numbers)
+    return (major, minor), tuple(archs)
+
+
+def remember(folder: str | None, identity: str, about: About) -> None:
+    """Remember it, if that is possible."""
+    if folder is None:
+        return
+    path = _path(folder, identity)
+    temporary = f"{path}.{os.getpid()}"
+    with suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with open(temporary, "x", encoding="ascii") as file:
+            json.dump([*about[0], *about[1]], file)
+        os.rename(temporary, path)
+
+
+def _path(folder: str, identity: str) -> str:
+    digest = hashlib.sha256(identity.encode(), usedforsecurity=False).hexdigest()
+    return os.path.join(folder, f"nvrtc-{digest[:32]}.json")

@@ -1,0 +1,152 @@
+/* Answers: what compiles returned, and a bounded memory of those that come again in this process. */
+#include "dropin.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A program's working set is some dozen kernels of 100 KiB; what is larger is asked for again. */
+#define MAX_KEPT 512
+#define MAX_BYTES ((size_t)32 << 20)
+#define MAX_ONE ((size_t)8 << 20)
+
+struct kept {
+    uint64_t hash, used;
+    char *request;
+    size_t size;
+    struct kd_answer *answer;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kept kept[MAX_KEPT];
+static size_t count, held;
+static uint64_t clock_;
+
+static bool ends_in_nul(struct kd_bytes bytes) {
+    return bytes.size > 0 && bytes.data[bytes.size - 1] == '\0';
+}
+
+static bool parse(struct kd_answer *answer) {
+    struct kd_reader reader = {answer->frame, answer->frame + answer->size, false};
+    answer->result = (int)kd_number(&reader);
+    answer->flags = kd_number(&reader);
+    answer->ptx = kd_bytes(&reader);
+    answer->cubin = kd_bytes(&reader);
+    answer->ltoir = kd_bytes(&reader);
+    answer->log = kd_bytes(&reader);
+    uint32_t number = kd_number(&reader);
+    if (reader.bad || number > (size_t)(reader.end - reader.at) / 8 + 1)
+        return false;
+    answer->lowered = calloc(number + 1u, sizeof *answer->lowered);
+    if (answer->lowered == NULL)
+        return false;
+    for (uint32_t i = 0; i < number; i++) {
+        struct kd_lowered *each = &answer->lowered[i];
+        each->name = kd_bytes(&reader);
+        each->lowered = kd_bytes(&reader);
+        if (reader.bad || !ends_in_nul(each->name) || !ends_in_nul(each->lowered))
+            return false;
+    }
+    answer->lowered_count = number;
+    return !reader.bad && reader.at == reader.end && ends_in_nul(answer->ptx) &&
+           ends_in_nul(answer->log);
+}
+
+struct kd_answer *kd_answer_parse(char *frame, size_t size) {
+    struct kd_answer *answer = calloc(1, sizeof *answer);
+    if (answer == NULL) {
+        free(frame);
+        return NULL;
+    }
+    answer->references = 1;
+    answer->frame = frame;
+    answer->size = size;
+    if (parse(answer))
+        return answer;
+    kd_answer_drop(answer);
+    return NULL;
+}
+
+void kd_answer_drop(struct kd_answer *answer) {
+    if (answer == NULL || __atomic_sub_fetch(&answer->references, 1, __ATOMIC_ACQ_REL) > 0)
+        return;
+    free(answer->lowered);
+    free(answer->frame);
+    free(answer);
+}
+
+/* Only spreads: equality is decided by the bytes. */
+static uint64_t spread(const struct kd_buffer *request) {
+    uint64_t hash = request->size, word;
+    size_t at = 0;
+    for (; at + 8 <= request->size; at += 8) {
+        memcpy(&word, request->data + at, 8);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 29;
+    }
+    word = 0;
+    memcpy(&word, request->data + at, request->size - at);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 32;
+}
+
+static struct kept *find(const struct kd_buffer *request, uint64_t hash) {
+    for (size_t i = 0; i < count; i++)
+        if (kept[i].hash == hash && kept[i].size == request->size &&
+            memcmp(kept[i].request, request->data, request->size) == 0)
+            return &kept[i];
+    return NULL;
+}
+
+struct kd_answer *kd_recall(const struct kd_buffer *request) {
+    struct kd_answer *answer = NULL;
+    uint64_t hash = spread(request);
+    pthread_mutex_lock(&lock);
+    struct kept *found = find(request, hash);
+    if (found != NULL) {
+        found->used = ++clock_;
+        answer = found->answer;
+        __atomic_add_fetch(&answer->references, 1, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&lock);
+    return answer;
+}
+
+static size_t cost(const struct kept *each) {
+    return each->size + each->answer->size + sizeof *each->answer;
+}
+
+static void forget_oldest(void) {
+    size_t oldest = 0;
+    for (size_t i = 1; i < count; i++)
+        if (kept[i].used < kept[oldest].used)
+            oldest = i;
+    held -= cost(&kept[oldest]);
+    free(kept[oldest].request);
+    kd_answer_drop(kept[oldest].answer);
+    kept[oldest] = kept[--count];
+}
+
+void kd_remember(const struct kd_buffer *request, struct kd_answer *answer) {
+    if (request->size + answer->size > MAX_ONE)
+        return;
+    struct kept new = {spread(request), 0, malloc(request->size), request->size, answer};
+    if (new.request == NULL)
+        return;
+    memcpy(new.request, request->data, request->size);
+    pthread_mutex_lock(&lock);
+    if (find(request, new.hash) == NULL) {
+        while (count > 0 && (count == MAX_KEPT || held + cost(&new) > MAX_BYTES))
+            forget_oldest();
+        new.used = ++clock_;
+        __atomic_add_fetch(&answer->references, 1, __ATOMIC_RELAXED);
+        held += cost(&new);
+        kept[count++] = new;
+        new.request = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(new.request);
+}
+
+void kd_answers_lock(void) { pthread_mutex_lock(&lock); }
+void kd_answers_unlock(void) { pthread_mutex_unlock(&lock); }
+void kd_answers_after_fork(void) { pthread_mutex_init(&lock, NULL); }

@@ -1,0 +1,133 @@
+/* What the parts of the drop-in share. See nvrtc.c for what the library promises. */
+#ifndef KCACHE_DROPIN_H
+#define KCACHE_DROPIN_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef KCACHE_MAJOR
+#error "compile with -DKCACHE_MAJOR=12 or 13"
+#endif
+
+#define KD_STRING_(x) #x
+#define KD_STRING(x) KD_STRING_(x)
+#define KD_MAJOR_TEXT KD_STRING(KCACHE_MAJOR)
+#define KD_SONAME "libnvrtc.so." KD_MAJOR_TEXT
+
+#define KD_EXPORT __attribute__((visibility("default")))
+
+/* NVRTC's result codes (nvrtc.h); only those that this library returns by itself. */
+enum {
+    KD_SUCCESS = 0,
+    KD_OUT_OF_MEMORY = 1,
+    KD_INVALID_INPUT = 3,
+    KD_INVALID_PROGRAM = 4,
+    KD_INVALID_OPTION = 5,
+    KD_NO_NAMES_AFTER_COMPILATION = 8,
+    KD_NO_LOWERED_BEFORE_COMPILATION = 9,
+    KD_NAME_NOT_VALID = 10,
+    KD_INTERNAL_ERROR = 11,
+    KD_NO_PCH_ATTEMPTED = 13,
+};
+
+/* -- bytes ------------------------------------------------------------------------------------- */
+
+/* A view of bytes that somebody else owns. */
+struct kd_bytes {
+    const char *data;
+    size_t size;
+};
+
+/* A buffer that grows. `failed` is set for good once memory runs out. */
+struct kd_buffer {
+    char *data;
+    size_t size, room;
+    bool failed;
+};
+
+void kd_put(struct kd_buffer *buffer, const void *data, size_t size);
+void kd_put_number(struct kd_buffer *buffer, uint32_t number);
+void kd_put_text(struct kd_buffer *buffer, const char *text); /* its size, then its bytes */
+
+/* Reads what the functions above wrote; `bad` is set for good at the first impossible size. */
+struct kd_reader {
+    const char *at, *end;
+    bool bad;
+};
+
+uint32_t kd_number(struct kd_reader *reader);
+struct kd_bytes kd_bytes(struct kd_reader *reader);
+
+/* -- answers (answers.c) ----------------------------------------------------------------------- */
+
+enum { KD_HIT = 1, KD_KEEP = 2 }; /* flags of an answer */
+
+struct kd_lowered {
+    struct kd_bytes name, lowered; /* both end in a NUL, which `size` counts */
+};
+
+/* What a compile returned. Shared by programs and by the memory of answers: counted. */
+struct kd_answer {
+    int references;
+    int result;
+    uint32_t flags;
+    struct kd_bytes ptx, cubin, ltoir, log;
+    uint32_t lowered_count;
+    struct kd_lowered *lowered;
+    char *frame; /* what the views above point into */
+    size_t size;
+};
+
+/* Takes over `frame`, a whole ANSWER payload; NULL (and `frame` freed) if it makes no sense. */
+struct kd_answer *kd_answer_parse(char *frame, size_t size);
+void kd_answer_drop(struct kd_answer *answer);
+
+/* Answers that decide themselves by the request alone, kept for this process's next same request.
+   Threads: safe. Bounded in bytes and number; the least recently used goes first. */
+struct kd_answer *kd_recall(const struct kd_buffer *request);
+void kd_remember(const struct kd_buffer *request, struct kd_answer *answer);
+void kd_answers_lock(void);
+void kd_answers_unlock(void);
+void kd_answers_after_fork(void);
+
+/* -- the server (server.c) --------------------------------------------------------------------- */
+
+enum kd_kind {
+    KD_COMPILE = 1, /* a request; ANSWER or DECLINED follows, after any number of WAIT */
+    KD_QUERY = 2,   /* path of a library; INFO or DECLINED follows */
+    KD_NOTE = 3,    /* why a call was handed to the real library; nothing follows */
+    KD_ANSWER = 16,
+    KD_DECLINED = 17,
+    KD_INFO = 18,
+    KD_WAIT = 19, /* the server is alive and at work */
+};
+
+struct kd_reply {
+    enum kd_kind kind;
+    char *data; /* the caller frees it; NULL where there is none */
+    size_t size;
+};
+
+void kd_server_set(const char *path); /* instead of what the environment names */
+bool kd_server_wanted(void);          /* whether there may be one */
+bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply);
+void kd_server_note(const char *reason);
+void kd_server_leave(void); /* closes the connections that are idle */
+void kd_server_lock(void);
+void kd_server_unlock(void);
+void kd_server_after_fork(void);
+
+/* -- the real library (real.c) ----------------------------------------------------------------- */
+
+typedef void *kd_program; /* nvrtcProgram */
+
+bool kd_exported(const char *name); /* whether this library has a function of that name */
+bool kd_real_path(char *path, size_t room);
+void *kd_real(const char *name); /* the function of that name, or NULL; loads the library */
+void kd_real_lock(void);
+void kd_real_unlock(void);
+void kd_real_after_fork(void);
+
+#endif

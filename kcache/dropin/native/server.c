@@ -1,0 +1,361 @@
+/* The server, as a program sees it: a few connections, and no wait without an end.
+
+   Whatever is not as expected (no server, silence, another protocol, a damaged frame) makes a
+   question fail, and the caller turns to the real library. After silence or damage this process
+   does not ask again; a server that is merely gone costs one refused connection.
+
+   Descriptors: closed on exec, numbered high, and checked before each use to be still ours, since
+   programs close descriptors that they don't know. Fork: the child makes connections of its own. */
+#define _GNU_SOURCE
+#include "dropin.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC 0x3149444bu /* "KDI1" */
+#define VERSION 1u
+#define HEAD 16
+/* As the server's: the largest CUTLASS kernels have 10 MB. */
+#define MAX_FRAME ((size_t)256 << 20)
+/* For as long, in seconds, no other program of the same server waits for it either. */
+#define SILENT_FOR 60
+#define SILENT_END ".silent"
+/* A server says every half second that it is alive; its interpreter may start meanwhile. */
+#define SILENCE_MS 5000
+/* Nothing compiles for longer; a server that is at it for ever is broken. */
+#define MOST_MS (60 * 60 * 1000)
+#define MAX_IDLE 4
+#define LEAST_DESCRIPTOR 64
+
+struct connection {
+    int fd;
+    dev_t device;
+    ino_t inode;
+};
+
+enum outcome { DONE, GONE, SILENT, DAMAGED };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct connection idle[MAX_IDLE];
+static int idle_count;
+static char socket_path[sizeof((struct sockaddr_un *)0)->sun_path];
+static bool known, off;
+
+void kd_server_set(const char *path) {
+    pthread_mutex_lock(&lock);
+    known = true;
+    off = path == NULL || strlen(path) >= sizeof socket_path;
+    strcpy(socket_path, off ? "" : path);
+    pthread_mutex_unlock(&lock);
+}
+
+/* A file beside the socket tells the programs that start later: a make with a thousand compilers
+   must not wait a thousand times. */
+static bool silent_path(char *path, size_t room) {
+    size_t size = strlen(socket_path);
+    if (size == 0 || size + sizeof SILENT_END > room)
+        return false;
+    memcpy(path, socket_path, size);
+    memcpy(path + size, SILENT_END, sizeof SILENT_END);
+    return true;
+}
+
+static bool was_silent(void) {
+    char path[sizeof socket_path + sizeof SILENT_END];
+    struct stat status;
+    return silent_path(path, sizeof path) && lstat(path, &status) == 0 &&
+           time(NULL) - status.st_mtime < SILENT_FOR;
+}
+
+static void note_silence(void) {
+    char path[sizeof socket_path + sizeof SILENT_END];
+    if (!silent_path(path, sizeof path))
+        return;
+    unlink(path); /* for a new time */
+    int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd >= 0)
+        close(fd);
+}
+
+bool kd_server_wanted(void) {
+    pthread_mutex_lock(&lock);
+    if (!known) {
+        const char *named = secure_getenv("KCACHE_DROPIN_SOCKET");
+        known = true;
+        off = named == NULL || *named == '\0' || strlen(named) >= sizeof socket_path;
+        if (!off) {
+            strcpy(socket_path, named);
+            off = was_silent();
+        }
+    }
+    bool wanted = !off;
+    pthread_mutex_unlock(&lock);
+    return wanted;
+}
+
+static void give_up(void) {
+    pthread_mutex_lock(&lock);
+    off = true;
+    pthread_mutex_unlock(&lock);
+}
+
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+/* -- connections ------------------------------------------------------------------------------- */
+
+static bool ours(const struct connection *connection) {
+    struct stat status;
+    return fstat(connection->fd, &status) == 0 && S_ISSOCK(status.st_mode) &&
+           status.st_dev == connection->device && status.st_ino == connection->inode;
+}
+
+static void leave(const struct connection *connection) {
+    if (ours(connection))
+        close(connection->fd);
+}
+
+static bool same_user(int fd) {
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+static int new_socket(void) {
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || fd >= LEAST_DESCRIPTOR)
+        return fd;
+    int higher = fcntl(fd, F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR);
+    if (higher < 0)
+        return fd;
+    close(fd);
+    return higher;
+}
+
+static bool connect_to(struct connection *connection) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    pthread_mutex_lock(&lock);
+    strcpy(address.sun_path, socket_path);
+    pthread_mutex_unlock(&lock);
+    struct stat status;
+    int fd = new_socket();
+    if (fd < 0)
+        return false;
+    /* Does not block: a full backlog is EAGAIN, which a moment later may be over. */
+    int failed = -1;
+    for (int attempt = 0; attempt < 20; attempt++) {
+        failed = connect(fd, (struct sockaddr *)&address, sizeof address);
+        if (failed == 0 || (errno != EAGAIN && errno != EINTR))
+            break;
+        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+    }
+    if (failed != 0 || !same_user(fd) || fstat(fd, &status) != 0) {
+        close(fd);
+        return false;
+    }
+    *connection = (struct connection){fd, status.st_dev, status.st_ino};
+    return true;
+}
+
+static bool take_idle(struct connection *connection) {
+    bool found = false;
+    pthread_mutex_lock(&lock);
+    while (!found && idle_count > 0) {
+        *connection = idle[--idle_count];
+        found = ours(connection);
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static void keep_idle(const struct connection *connection) {
+    pthread_mutex_lock(&lock);
+    bool kept = idle_count < MAX_IDLE;
+    if (kept)
+        idle[idle_count++] = *connection;
+    pthread_mutex_unlock(&lock);
+    if (!kept)
+        leave(connection);
+}
+
+/* -- frames ------------------------------------------------------------------------------------ */
+
+static enum outcome ready(int fd, short events) {
+    int64_t end = now() + SILENCE_MS;
+    for (;;) {
+        int64_t left = end - now();
+        struct pollfd each = {fd, events, 0};
+        int found = left <= 0 ? 0 : poll(&each, 1, (int)left);
+        if (found > 0)
+            return each.revents & POLLNVAL ? GONE : DONE;
+        if (found == 0)
+            return SILENT;
+        if (errno != EINTR)
+            return GONE;
+    }
+}
+
+static enum outcome send_all(int fd, const char *data, size_t size) {
+    while (size > 0) {
+        ssize_t sent = send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent > 0) {
+            data += sent;
+            size -= (size_t)sent;
+        } else if (errno == EAGAIN) {
+            enum outcome outcome = ready(fd, POLLOUT);
+            if (outcome != DONE)
+                return outcome;
+        } else if (errno != EINTR) {
+            return GONE;
+        }
+    }
+    return DONE;
+}
+
+static enum outcome receive_all(int fd, char *data, size_t size) {
+    while (size > 0) {
+        ssize_t received = recv(fd, data, size, MSG_DONTWAIT);
+        if (received > 0) {
+            data += received;
+            size -= (size_t)received;
+        } else if (received == 0) {
+            return GONE;
+        } else if (errno == EAGAIN) {
+            enum outcome outcome = ready(fd, POLLIN);
+            if (outcome != DONE)
+                return outcome;
+        } else if (errno != EINTR) {
+            return GONE;
+        }
+    }
+    return DONE;
+}
+
+static void put_head(char head[HEAD], enum kd_kind kind, size_t size) {
+    uint32_t words[4] = {MAGIC, VERSION | (uint32_t)kind << 16, (uint32_t)size, 0};
+    for (int i = 0; i < HEAD; i++)
+        head[i] = (char)(words[i / 4] >> 8 * (i % 4));
+}
+
+static enum outcome receive_frame(int fd, struct kd_reply *reply) {
+    char head[HEAD];
+    enum outcome outcome = receive_all(fd, head, HEAD);
+    if (outcome != DONE)
+        return outcome;
+    struct kd_reader reader = {head, head + HEAD, false};
+    uint32_t magic = kd_number(&reader), kind = kd_number(&reader), size = kd_number(&reader);
+    if (magic != MAGIC || (kind & 0xffff) != VERSION || size > MAX_FRAME)
+        return DAMAGED;
+    reply->kind = (enum kd_kind)(kind >> 16);
+    reply->size = size;
+    reply->data = size > 0 ? malloc(size) : NULL;
+    if (size > 0 && reply->data == NULL)
+        return GONE;
+    outcome = receive_all(fd, reply->data, size);
+    if (outcome != DONE) {
+        free(reply->data);
+        reply->data = NULL;
+    }
+    return outcome;
+}
+
+static enum outcome send_frame(int fd, enum kd_kind kind, const char *data, size_t size) {
+    char head[HEAD];
+    put_head(head, kind, size);
+    enum outcome outcome = send_all(fd, head, HEAD);
+    return outcome == DONE ? send_all(fd, data, size) : outcome;
+}
+
+static enum outcome converse(
+    int fd, enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply, bool *heard) {
+    int64_t end = now() + MOST_MS;
+    enum outcome outcome = send_frame(fd, kind, payload->data, payload->size);
+    while (outcome == DONE) {
+        outcome = receive_frame(fd, reply);
+        if (outcome != DONE || reply->kind != KD_WAIT)
+            break;
+        *heard = true;
+        free(reply->data);
+        reply->data = NULL;
+        if (now() > end)
+            outcome = SILENT;
+    }
+    return outcome;
+}
+
+static bool ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply) {
+    for (int attempt = 0; attempt < 2 + MAX_IDLE; attempt++) {
+        struct connection connection;
+        bool used = take_idle(&connection);
+        if (!used && !connect_to(&connection))
+            return false;
+        bool heard = false;
+        enum outcome outcome = converse(connection.fd, kind, payload, reply, &heard);
+        if (outcome == DONE) {
+            keep_idle(&connection);
+            return true;
+        }
+        leave(&connection);
+        if (outcome == SILENT)
+            note_silence();
+        if (outcome == SILENT || outcome == DAMAGED)
+            give_up();
+        /* The server may have closed a connection that was idle, or be another one by now. */
+        if (outcome != GONE || !used || heard)
+            return false;
+    }
+    return false;
+}
+
+bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply) {
+    *reply = (struct kd_reply){0};
+    if (payload->failed || payload->size > MAX_FRAME || !kd_server_wanted())
+        return false;
+    int before, saved = errno;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    bool answered = ask(kind, payload, reply);
+    pthread_setcancelstate(before, NULL);
+    errno = saved;
+    return answered;
+}
+
+void kd_server_note(const char *reason) {
+    struct connection connection;
+    int saved = errno;
+    if (kd_server_wanted() && (take_idle(&connection) || connect_to(&connection))) {
+        enum outcome outcome = send_frame(connection.fd, KD_NOTE, reason, strlen(reason));
+        if (outcome == DONE)
+            keep_idle(&connection);
+        else
+            leave(&connection);
+        if (outcome == SILENT)
+            give_up();
+    }
+    errno = saved;
+}
+
+void kd_server_leave(void) {
+    struct connection connection;
+    while (take_idle(&connection))
+        leave(&connection);
+}
+
+void kd_server_lock(void) { pthread_mutex_lock(&lock); }
+void kd_server_unlock(void) { pthread_mutex_unlock(&lock); }
+
+void kd_server_after_fork(void) {
+    pthread_mutex_init(&lock, NULL);
+    while (idle_count > 0)
+        leave(&idle[--idle_count]);
+}

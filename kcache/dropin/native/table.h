@@ -1,0 +1,49 @@
+/* NVRTC's exports, by major: what this library answers itself, and what it only forwards.
+   12.4 to 13.5; what a newer library adds comes from the build, as KD_EXTRA. */
+#ifndef KCACHE_TABLE_H
+#define KCACHE_TABLE_H
+
+#if KCACHE_MAJOR >= 13
+#define KD_ANSWERED_BY_MAJOR(X) X(nvrtcGetTileIRSize) X(nvrtcGetTileIR)
+#define KD_FORWARDED_BY_MAJOR(X)                                                                   \
+    X(nvrtcInstallBundledHeaders)                                                                  \
+    X(nvrtcGetBundledHeadersInfo) X(nvrtcRemoveBundledHeaders) X(__nvrtcNvvmHandle)
+#else
+#define KD_ANSWERED_BY_MAJOR(X) X(nvrtcGetNVVMSize) X(nvrtcGetNVVM)
+#define KD_FORWARDED_BY_MAJOR(X)
+#endif
+
+#define KD_ANSWERED(X)                                                                             \
+    X(nvrtcGetErrorString)                                                                         \
+    X(nvrtcVersion)                                                                                \
+    X(nvrtcGetNumSupportedArchs)                                                                   \
+    X(nvrtcGetSupportedArchs)                                                                      \
+    X(nvrtcCreateProgram)                                                                          \
+    X(nvrtcDestroyProgram)                                                                         \
+    X(nvrtcCompileProgram)                                                                         \
+    X(nvrtcAddNameExpression)                                                                      \
+    X(nvrtcGetLoweredName)                                                                         \
+    X(nvrtcGetPTXSize)                                                                             \
+    X(nvrtcGetPTX)                                                                                 \
+    X(nvrtcGetCUBINSize)                                                                           \
+    X(nvrtcGetCUBIN)                                                                               \
+    X(nvrtcGetLTOIRSize)                                                                           \
+    X(nvrtcGetLTOIR)                                                                               \
+    X(nvrtcGetOptiXIRSize)                                                                         \
+    X(nvrtcGetOptiXIR)                                                                             \
+    X(nvrtcGetProgramLogSize)                                                                      \
+    X(nvrtcGetProgramLog)                                                                          \
+    X(nvrtcGetPCHCreateStatus)                                                                     \
+    X(nvrtcGetPCHHeapSizeRequired)                                                                 \
+    X(nvrtcSetFlowCallback)                                                                        \
+    KD_ANSWERED_BY_MAJOR(X)
+
+#ifndef KD_EXTRA
+#define KD_EXTRA(X)
+#endif
+
+#define KD_FORWARDED(X)                                                                            \
+    X(nvrtcGetPCHHeapSize)                                                                         \
+    X(nvrtcSetPCHHeapSize) X(__nvrtcCPEx) KD_FORWARDED_BY_MAJOR(X) KD_EXTRA(X)
+
+#endif

@@ -1,0 +1,162 @@
+"""Process: a server in a process of its own, forked from the launcher, in no one's way.
+
+It is forked twice, so that the program that the launcher becomes has no child that it does not
+know, and has a session of its own: Ctrl-C and Ctrl-Z are not for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+from contextlib import suppress
+
+from kcache.dropin import endpoint as at
+from kcache.dropin import environment as env
+
+TYPE_CHECKING = False  # `typing` takes 3 ms
+if TYPE_CHECKING:
+    from kcache.dropin.answering import Answering
+    from kcache.dropin.endpoint import Endpoint
+
+#: Beyond any descriptor; close_range(2) takes them all at once.
+_MOST_DESCRIPTORS = 1 << 20
+
+__all__ = ["fork_server", "main", "serve", "spawn_server"]
+
+
+def fork_server(endpoint: Endpoint, watched: int | None) -> None:
+    """Start a server that ends with the process `watched`, or with `kcache server stop`.
+
+    The caller's process goes on at once, with its copy of the listening socket closed.
+
+    Raises:
+        OSError: there can be no process.
+    """
+    until = None if watched is None else at.above_standard(os.pidfd_open(watched))
+    child = os.fork()
+    if child == 0:
+        _begin(endpoint, until)
+    os.waitpid(child, 0)
+    endpoint.close()
+    if until is not None:
+        os.close(until)
+
+
+def _begin(endpoint: Endpoint, until: int | None) -> None:
+    """Detach, serve and exit: the end of a forked process, whatever happens."""
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            _detach([endpoint.descriptor, *([] if until is None else [until])])
+            serve(endpoint, until)
+            atexit._run_exitfuncs()  # temporary directories
+    except BaseException:  # nobody is there to be told
+        os._exit(1)
+    os._exit(0)
+
+
+def _detach(kept: list[int]) -> None:
+    """Let go of the terminal, and of all descriptors that the launcher inherited but those kept."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nowhere, descriptor)
+    start = 3
+    for descriptor in (*sorted(kept), _MOST_DESCRIPTORS):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+
+
+def serve(endpoint: Endpoint, until: int | None) -> None:
+    """Serve at the endpoint until the descriptor `until` is readable; then remove the endpoint."""
+    import socket
+
+    from kcache.dropin.server import Server
+
+    environment = env.current()
+    env.leave(environment)
+    _raise_descriptor_limit()
+    listener = socket.socket(fileno=endpoint.descriptor)
+    server = Server(listener, _answering, _about())
+    at.sweep(env.runtime_folders(environment))
+    try:
+        server.serve(until)
+    finally:
+        endpoint.remove()
+        server.close()
+
+
+def _answering() -> Answering:
+    from kcache.dropin.answering import Answering
+    from kcache.kernel_cache import KernelCache
+
+    variables = {os.fsencode(k): os.fsencode(v) for k, v in env.current().items()}
+    home = env.cache_home(env.current())
+    folder = None if home is None else os.path.join(home, "kcache-dropin")
+    return Answering(KernelCache(), variables, os.fsencode(os.getcwd()), folder)
+
+
+def _about() -> dict[str, object]:
+    from kcache._version import __version__
+
+    settings = env.settings(env.current())
+    return {"version": __version__, "process": os.getpid(), "settings": settings}
+
+
+def _raise_descriptor_limit() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def spawn_server(endpoint: Endpoint, watched: int | None) -> None:
+    """Start a server by a new interpreter: for a caller that has threads, which can't be forked.
+
+    As `fork_server` otherwise.
+    """
+    import subprocess
+    import sys
+
+    until = None if watched is None else os.pidfd_open(watched)
+    passed = [endpoint.descriptor, *([] if until is None else [until])]
+    code = "import sys; sys.path[:] = sys.argv[4:]; from kcache.dropin.process import main; main()"
+    environment = dict(env.current())
+    env.leave(environment)
+    subprocess.run(
+        [
+            sys.executable,
+            *("-I", "-B", "-c", code, endpoint.path),
+            str(passed[0]),
+            str(-1 if until is None else until),
+            *sys.path,
+        ],
+        check=True,
+        pass_fds=passed,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    endpoint.close()
+    if until is not None:
+        os.close(until)
+
+
+def main() -> None:
+    """Be the server of `spawn_server`; the process that was started ends at once."""
+    import sys
+
+    from kcache.dropin.endpoint import Endpoint
+
+    path, listener, until = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    os.set_inheritable(listener, False)
+    endpoint = Endpoint(listener, path)
+    if os.fork() == 0:
+        _begin(endpoint, None if until < 0 else until)
+    os._exit(0)

@@ -1,0 +1,286 @@
+"""The server: answers programs over a Unix socket, until the process that it serves has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from kcache.dropin import protocol
+from kcache.dropin.counts import Counts
+from kcache.dropin.protocol import ProtocolError
+from kcache.util import log
+
+if TYPE_CHECKING:
+    from kcache.dropin.answering import Answering
+
+__all__ = ["Server"]
+
+#: Connections at the same time, each with a thread; more are refused, and compile by themselves.
+MAX_CONNECTIONS = 4096
+#: Seconds between two signs of life to a program that waits; it waits 5 s for one at most.
+HEARTBEAT = 0.5
+#: Seconds for the rest of a frame once it has begun, and for a program to take an answer: one that
+#: was stopped (Ctrl-Z) may take long, and costs a thread meanwhile.
+FRAME_TIMEOUT = 60.0
+#: Seconds until a connection is closed on which nobody asks; the program then makes another.
+IDLE_TIMEOUT = 300.0
+#: Pause, in seconds, where no more connections can be accepted for want of descriptors.
+PAUSE = 0.05
+_CHUNK = 1 << 18
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
+
+
+class _Client:
+    """One connection.
+
+    Threads: one answers it; another may send signs of life.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._pending = bytearray()
+        self._sending = threading.Lock()
+        self.waiting_since: float | None = None
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """Return the next frame's kind and payload, or None at the end.
+
+        Raises:
+            ProtocolError: what came is no frame; OSError: it did not come in time.
+        """
+        self._socket.settimeout(IDLE_TIMEOUT)
+        if not self._pending and not self._more():
+            return None
+        self._socket.settimeout(FRAME_TIMEOUT)
+        if not self._fill(protocol.HEAD_SIZE):
+            return None
+        kind, size = protocol.unpack_head(self._pending)
+        end = protocol.HEAD_SIZE + size
+        if not self._fill(end):
+            return None
+        payload = bytes(memoryview(self._pending)[protocol.HEAD_SIZE : end])
+        del self._pending[:end]
+        return kind, payload
+
+    def _fill(self, size: int) -> bool:
+        while len(self._pending) < size:
+            if not self._more():
+                return False
+        return True
+
+    def _more(self) -> bool:
+        received = self._socket.recv(_CHUNK)
+        self._pending += received
+        return bool(received)
+
+    def send(self, kind: int, payload: bytes = b"") -> None:
+        """Send a frame; what the other end waited for is then there."""
+        with self._sending:
+            self.waiting_since = None
+            self._socket.settimeout(FRAME_TIMEOUT)
+            self._socket.sendall(protocol.frame(kind, payload))
+
+    def reassure(self, now: float) -> None:
+        """Tell a program that waits that it does not wait for nothing."""
+        since = self.waiting_since
+        if since is None or now - since < HEARTBEAT or not self._sending.acquire(blocking=False):
+            return
+        try:
+            # 16 bytes go at once or not at all: they don't fill the rest of a buffer.
+            if self.waiting_since is not None:
+                self._socket.send(protocol.frame(protocol.WAIT), socket.MSG_DONTWAIT)
+        except OSError:
+            pass  # whoever answers will notice
+        finally:
+            self._sending.release()
+
+    def close(self) -> None:
+        """End the connection; a thread that reads from it wakes up."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class Server:
+    """Answers the programs of one user.
+
+    Threads: `serve` runs in one; each connection has one of its own. Whatever a client does (dies
+    in the middle of a frame, sends nonsense, stops reading), only its own connection ends.
+
+    Args:
+        listener: a socket that listens.
+        make_answering: makes what answers, called once, after the first client can be accepted.
+        about: what a `STATUS` frame tells beside the counts.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_answering: Callable[[], Answering],
+        about: Mapping[str, object],
+    ) -> None:
+        self._listener = listener
+        self._make_answering = make_answering
+        self._answering: Answering | None = None
+        self._making = threading.Lock()
+        self._about = about
+        self.counts = Counts()
+        self._clients: set[_Client] = set()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._wake, self._waker = socket.socketpair()
+
+    def serve(self, until: int | None = None) -> None:
+        """Accept clients until `stop`, or until the descriptor `until` becomes readable."""
+        self._listener.setblocking(False)
+        with selectors.DefaultSelector() as selector:
+            for source in (self._listener, self._wake, until):
+                if source is not None:
+                    selector.register(source, selectors.EVENT_READ)
+            threading.Thread(target=self._reassure, daemon=True).start()
+            threading.Thread(target=self._warm_up, daemon=True).start()
+            while not self._stopped.is_set():
+                ready = [key.fileobj for key, _ in selector.select()]
+                if self._listener not in ready:
+                    break
+                self._accept()
+        self.stop()
+
+    def stop(self) -> None:
+        """End `serve`, and every connection."""
+        self._stopped.set()
+        with suppress(OSError):
+            self._waker.send(b"x")
+        self._listener.close()
+        with self._lock:
+            clients = list(self._clients)
+        for client in clients:
+            client.close()
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # out of descriptors, most likely
+            log.warning("the drop-in's server can't accept a program: %s", error)
+            self._stopped.wait(PAUSE)
+            return
+        process, user, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if user != os.geteuid() or len(self._clients) >= MAX_CONNECTIONS:
+            connection.close()
+            return
+        client = _Client(connection)
+        with self._lock:
+            self._clients.add(client)
+        try:
+            threading.Thread(target=self._attend, args=(client, process), daemon=True).start()
+        except RuntimeError:  # no more threads
+            self._leave(client)
+
+    def _attend(self, client: _Client, process: int) -> None:
+        try:
+            while (asked := client.receive()) is not None:
+                client.waiting_since = time.monotonic()
+                self._handle(client, process, *asked)
+                client.waiting_since = None
+        except ProtocolError as error:
+            log.debug("process %d: %s", process, error)
+        except OSError as error:
+            log.debug("process %d is gone: %s", process, error)
+        except Exception as error:
+            log.warning("process %d could not be answered: %r", process, error)
+        finally:
+            self._leave(client)
+
+    def _leave(self, client: _Client) -> None:
+        client.close()
+        with self._lock:
+            self._clients.discard(client)
+
+    def _reassure(self) -> None:
+        while not self._stopped.wait(HEARTBEAT / 2):
+            with self._lock:
+                clients = list(self._clients)
+            now = time.monotonic()
+            for client in clients:
+                client.reassure(now)
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        with suppress(Exception):  # who asks is told
+            self._answers()
+
+    def _answers(self) -> Answering:
+        with self._making:
+            if self._answering is None:
+                self._answering = self._make_answering()
+            return self._answering
+
+    def _handle(self, client: _Client, process: int, kind: int, payload: bytes) -> None:
+        if kind == protocol.COMPILE:
+            self.counts.asked(process)
+            client.send(*self._compile(payload))
+        elif kind == protocol.QUERY:
+            self.counts.asked(process)
+            client.send(*self._query(payload))
+        elif kind == protocol.NOTE:
+            self.counts.handed(payload[:80].decode(errors="replace"))
+        elif kind == protocol.STATUS:
+            client.send(protocol.INFO, json.dumps(self.status()).encode())
+        elif kind == protocol.STOP:
+            client.send(protocol.INFO)
+            self.stop()
+        else:
+            raise ProtocolError(f"a frame of kind {kind}")
+
+    def _compile(self, payload: bytes) -> tuple[int, bytes]:
+        from kcache.dropin.answering import Declined
+
+        program = protocol.unpack_program(payload)
+        try:
+            answering = self._answers()
+        except Exception as error:  # a setting that is not allowed, a directory that is unsafe
+            return protocol.DECLINED, f"no cache: {error}".encode()
+        answer = answering.answer(program)
+        if isinstance(answer, Declined):
+            self.counts.handed(answer.reason[:80])
+            return protocol.DECLINED, answer.reason.encode()
+        saved = answer.seconds if answer.hit else 0.0
+        self.counts.answered(hit=answer.hit, failed=answer.result != 0, saved=saved)
+        return protocol.ANSWER, protocol.pack_answer(answer)
+
+    def _query(self, payload: bytes) -> tuple[int, bytes]:
+        from kcache.dropin.answering import Declined
+
+        path = protocol.unpack_path(payload)
+        try:
+            about = self._answers().about(path)
+        except Exception as error:
+            return protocol.DECLINED, f"no cache: {error}".encode()
+        if isinstance(about, Declined):
+            return protocol.DECLINED, about.reason.encode()
+        return protocol.INFO, protocol.pack_info(*about)
+
+    def status(self) -> dict[str, Any]:
+        """Return what a `STATUS` frame is answered with."""
+        return {**self._about, "connections": len(self._clients), "counts": self.counts.as_dict()}
+
+    def close(self) -> None:
+        """Close the cache, if one was opened."""
+        answering = self._answering
+        if answering is not None:
+            answering.close()

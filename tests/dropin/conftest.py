@@ -1,0 +1,103 @@
+"""Programs under `kcache run`, with interface libraries that are built once."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kcache.dropin import build
+
+CLIENTS = Path(__file__).parent / "clients"
+KCACHE = (sys.executable, "-m", "kcache")
+_COUNTS = re.compile(r"^kcache: hits (\d+); misses (\d+); .*$", re.MULTILINE)
+
+if sys.platform != "linux":
+    pytest.skip("the drop-in needs Linux", allow_module_level=True)
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interface libraries, in a folder of their own."""
+    if build.compiler() is None:
+        pytest.skip("there is no C compiler")
+    folder = tmp_path_factory.mktemp("dropin") / "libraries"
+    build.build(str(folder), flags=("-Werror",))
+    return folder
+
+
+class Told:
+    """What a program printed, and what `--stats` told about it."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.output, self.errors = done.returncode, done.stdout, done.stderr
+        found = _COUNTS.search(done.stderr)
+        self.line = found[0] if found else ""
+        self.hits, self.misses = (int(found[1]), int(found[2])) if found else (-1, -1)
+
+
+class Dropin:
+    """Runs programs with and without the drop-in, in one environment."""
+
+    def __init__(self, libraries: Path, folder: Path, runtime: Path) -> None:
+        self.folder = folder
+        self.runtime = runtime
+        self.environment = {
+            **os.environ,
+            "KCACHE_DROPIN_LIBRARIES": str(libraries),
+            "KCACHE_DIR": str(folder / "cache"),
+            "XDG_RUNTIME_DIR": str(self.runtime),
+        }
+
+    def bare(self, *command: object, **more: str) -> Told:
+        return self._run(list(map(str, command)), more)
+
+    def run(self, *command: object, stats: bool = True, **more: str) -> Told:
+        flags = ["--stats"] if stats else []
+        return self._run([*KCACHE, "run", *flags, "--", *map(str, command)], more)
+
+    def _run(self, command: list[str], more: dict[str, str]) -> Told:
+        done = subprocess.run(
+            command,
+            env={**self.environment, **more},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Told(done)
+
+
+@pytest.fixture
+def dropin(libraries: Path, tmp_path: Path) -> Iterator[Dropin]:
+    folder = tmp_path / "dropin"
+    folder.mkdir()
+    # A socket's path has 107 bytes at most, and pytest's directories are long.
+    with tempfile.TemporaryDirectory(prefix="kd-", dir="/tmp") as runtime:
+        yield Dropin(libraries, folder, Path(runtime))
+
+
+@pytest.fixture
+def include(tmp_path: Path) -> Path:
+    """A directory with the header that the clients include."""
+    folder = tmp_path / "include"
+    folder.mkdir()
+    (folder / "scale.h").write_text("#define SCALE 2\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real(nvrtc: tuple[int, int]) -> Path:
+    """The real NVRTC that is installed here."""
+    from kcache.nvrtc import library
+
+    found = library.find()
+    assert found is not None
+    return Path(found.path)

@@ -1,0 +1,98 @@
+"""Real users of NVRTC under `kcache run`: the second time nothing is compiled, and all is as without."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from dropin.conftest import CLIENTS, Dropin
+
+from kcache.dropin import build
+
+
+def _needs(module: str) -> None:
+    try:
+        there = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        there = False
+    if not there:
+        pytest.skip(f"{module} is not installed")
+
+
+def _twice_and_edited(dropin: Dropin, include: Path, command: Sequence[object]) -> None:
+    """Run three times, edit the header, run once more; the outputs are those without kcache."""
+    wanted = dropin.bare(*command)
+    assert wanted.code == 0, wanted.errors
+    first, second = dropin.run(*command), dropin.run(*command)
+    assert (first.output, second.output) == (wanted.output, wanted.output), second.errors
+    assert (first.hits, first.misses) == (0, 1), first.line
+    assert (second.hits, second.misses) == (1, 0), second.line
+    assert "left to NVRTC 0" in second.line
+
+    (include / "scale.h").write_text("#define SCALE 3\n")
+    edited = dropin.bare(*command)
+    assert edited.output != wanted.output
+    third = dropin.run(*command)
+    assert (third.output, third.hits, third.misses) == (edited.output, 0, 1), third.line
+
+
+@pytest.mark.parametrize("client", ["bindings", "core", "cupy_compiler"])
+def test_python(client: str, nvrtc: tuple[int, int], dropin: Dropin, include: Path) -> None:
+    _needs({"bindings": "cuda.bindings", "core": "cuda.core"}.get(client, "cupy"))
+    command = (sys.executable, CLIENTS / f"{client}.py", include)
+    _twice_and_edited(dropin, include, command)
+
+
+def test_ctypes_by_path(real: Path, dropin: Dropin, include: Path) -> None:
+    _twice_and_edited(dropin, include, (sys.executable, CLIENTS / "loaded.py", include, real))
+
+
+def test_ctypes_by_name(real: Path, dropin: Dropin, include: Path) -> None:
+    dropin.environment["LD_LIBRARY_PATH"] = str(real.parent)
+    _twice_and_edited(dropin, include, (sys.executable, CLIENTS / "loaded.py", include, real.name))
+
+
+@pytest.mark.parametrize("tag", ["--enable-new-dtags", "--disable-new-dtags"])
+def test_a_c_program_that_is_linked(tag: str, real: Path, dropin: Dropin, include: Path) -> None:
+    compiler = build.compiler()
+    headers = real.parent.parent / "include"
+    if compiler is None or not (headers / "nvrtc.h").exists():
+        pytest.skip("there is no C compiler, or no nvrtc.h")
+    program = dropin.folder / "linked"
+    flags = [f"-I{headers}", str(real), f"-Wl,-rpath,{real.parent}", f"-Wl,{tag}"]
+    subprocess.run([compiler, CLIENTS / "linked.c", "-o", program, *flags], check=True)
+    _twice_and_edited(dropin, include, (program, include))
+
+
+def test_kcache_install(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -> None:
+    _needs("cuda.bindings")
+    client = (CLIENTS / "bindings.py").read_text()
+    script = dropin.folder / "installed.py"
+    script.write_text(f"import kcache\nkcache.install()\nkcache.install()\n{client}")
+    wanted = dropin.bare(sys.executable, CLIENTS / "bindings.py", include)
+    first = dropin.bare(sys.executable, script, include)
+    second = dropin.bare(sys.executable, script, include, NVRTC_CALLED="")
+    assert first.output == second.output == wanted.output, second.errors
+    counts = dropin.bare(sys.executable, "-m", "kcache", "stats", "--json")
+    assert '"hits": 1' in counts.output
+    assert '"misses": 1' in counts.output
+
+
+def test_kcache_install_says_when_it_is_too_late(nvrtc: tuple[int, int], dropin: Dropin) -> None:
+    _needs("cuda.bindings")
+    code = "from cuda.bindings import nvrtc; nvrtc.nvrtcVersion(); import kcache; kcache.install()"
+    told = dropin.bare(sys.executable, "-c", code)
+    assert "DropinError: kcache.install() comes too late: " in told.errors
+
+
+def test_a_program_that_can_not_find_nvrtc_still_can_not(dropin: Dropin) -> None:
+    code = "import ctypes; ctypes.CDLL('libnvrtc.so.13')"
+    bare, told = dropin.bare(sys.executable, "-c", code), dropin.run(sys.executable, "-c", code)
+    if bare.code == 0:
+        pytest.skip("NVRTC is on the loader's path here")
+    assert told.code == bare.code
+    assert "OSError: " in told.errors

@@ -1,0 +1,66 @@
+"""Random calls on NVRTC's interface: the drop-in returns what the real library returns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dropin.conftest import Dropin
+
+from kcache.dropin import build
+
+CALLS = Path(__file__).parent / "calls.py"
+
+
+@pytest.mark.parametrize(
+    ("mode", "count", "seed"),
+    [
+        ([], 2000, 11),
+        (["threads"], 500, 12),
+        (["forks"], 800, 13),
+        pytest.param([], 6000, 14, marks=pytest.mark.slow),
+    ],
+)
+def test_random_calls(mode: list[str], count: int, seed: int, real: Path, dropin: Dropin) -> None:
+    command = (sys.executable, CALLS, real, seed, count, *mode)
+    wanted, told = dropin.bare(*command), dropin.run(*command)
+    assert wanted.code == told.code == 0, told.errors
+    assert told.misses > 5
+    ours, theirs = json.loads(told.output), json.loads(wanted.output)
+    assert [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]] == []
+    again = dropin.run(*command)
+    assert again.output == wanted.output
+    assert again.misses == 0
+
+
+# -- the table of exports --------------------------------------------------------------------------
+
+
+def test_the_table_has_every_function_of_the_installed_nvrtc(real: Path) -> None:
+    assert build.unknown_exports(str(real)) == set()
+
+
+def test_a_newer_nvrtc_loses_nothing(real: Path, dropin: Dropin, tmp_path: Path) -> None:
+    """A library with a function more is passed on, and stood for once it is in the table."""
+    compiler = build.compiler()
+    assert compiler is not None
+    newer = tmp_path / real.name
+    source = "int nvrtcNewest(long a, long b, long c, long d, long e, long f, long g, long h)"
+    (tmp_path / "newer.c").write_text(source + "{ return a + b + c + d + e + f + g * h; }")
+    command = [compiler, "-shared", "-fPIC", tmp_path / "newer.c", "-o", newer, real]
+    subprocess.run([*map(str, command), f"-Wl,-soname,{real.name}"], check=True)
+    assert build.unknown_exports(str(newer)) == {"nvrtcNewest"}
+    code = (
+        "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); "
+        "print(library.nvrtcNewest(*map(ctypes.c_long, (1, 2, 3, 4, 5, 6, 7, 8))), "
+        "hasattr(library, 'kcache_dropin_covers'))"
+    )
+    assert dropin.run(sys.executable, "-c", code, newer).output == "77 False\n"
+    major = int(real.name.rpartition(".")[2])
+    folder = tmp_path / "libraries"
+    build.build(str(folder), extra={major: build.unknown_exports(str(newer))})
+    dropin.environment["KCACHE_DROPIN_LIBRARIES"] = str(folder)
+    assert dropin.run(sys.executable, "-c", code, newer).output == "77 True\n"

@@ -1,0 +1,270 @@
+"""`kcache run` behaves as the command by itself: exit status, streams, signals, job control."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dropin.conftest import CLIENTS, KCACHE, Dropin
+
+from kcache.dropin import endpoint as at
+from kcache.dropin import protocol
+
+STATS = pytest.mark.parametrize("stats", [False, True], ids=["", "--stats"])
+
+
+@STATS
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exit 0",
+        "exit 7",
+        "kill -TERM $$",
+        "kill -KILL $$",
+        "echo out; echo err >&2",
+        "cat",
+        "ulimit -n; umask; pwd; ps -o comm= -p $PPID >/dev/null; echo $#",
+        "trap 'echo caught' INT; kill -INT $$; echo after",
+        "yes | head -1",
+        "sh -c 'kill -PIPE $$'; echo $?",
+        "trap '' INT; trap; exit 3",
+    ],
+)
+def test_scripts(stats: bool, script: str, dropin: Dropin) -> None:
+    bare, told = dropin.bare("sh", "-c", script), dropin.run("sh", "-c", script, stats=stats)
+    errors = told.errors.replace(f"{told.line}\n", "") if stats else told.errors
+    assert (told.code, told.output, errors) == (bare.code, bare.output, bare.errors)
+    assert bool(told.line) == stats
+
+
+@STATS
+@pytest.mark.parametrize(("command", "code"), [("nosuchcommand", 127), ("/etc/passwd", 126)])
+def test_a_command_that_can_not_run(stats: bool, command: str, code: int, dropin: Dropin) -> None:
+    told = dropin.run(command, stats=stats)
+    assert told.code == code
+    assert f"kcache: error: {command}: " in told.errors
+
+
+@STATS
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_without_standard_streams(
+    stats: bool, closed: str, real: Path, dropin: Dropin, tmp_path: Path
+) -> None:
+    client = f"import ctypes; print(ctypes.CDLL('{real}').nvrtcVersion(None, None))"
+    (tmp_path / "client.py").write_text(f"import sys; sys.stdout = open('told', 'w'); {client}")
+    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
+    told = dropin.bare("sh", "-c", f"{run} {sys.executable} {tmp_path / 'client.py'} {closed}")
+    assert told.code == 0, told.errors
+    assert (dropin.folder / "told").read_text() == "3\n"
+
+
+def test_the_server_keeps_no_descriptor_of_the_launcher(dropin: Dropin) -> None:
+    read, write = os.pipe()
+    code = "import os, sys; print(os.readlink(f'/proc/self/fd/{sys.argv[1]}'), flush=True); input()"
+    with subprocess.Popen(
+        [*KCACHE, "run", sys.executable, "-c", code, str(write)],
+        env=dropin.environment,
+        pass_fds=[write],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        pipe = program.stdout.readline().strip()
+        (path,) = dropin.runtime.glob("kcache-run-*/socket")
+        answer = at.ask(str(path), protocol.STATUS)
+        assert answer is not None
+        folder = Path("/proc", str(json.loads(answer)["process"]), "fd")
+        assert pipe.startswith("pipe:")
+        assert pipe not in [os.readlink(each) for each in folder.iterdir()]
+        program.communicate("\n")
+    os.close(read)
+    os.close(write)
+
+
+def test_the_launcher_becomes_the_program(dropin: Dropin) -> None:
+    command = [
+        *KCACHE,
+        "run",
+        "sh",
+        "-c",
+        "echo $$; wait; echo $(ps --no-headers --ppid $$ | wc -l)",
+    ]
+    with subprocess.Popen(
+        command, env=dropin.environment, stdout=subprocess.PIPE, text=True
+    ) as program:
+        output, _ = program.communicate(timeout=60)
+    own, children = output.split()
+    assert int(own) == program.pid
+    assert int(children) == 1  # the subshell that counts
+
+
+def test_the_environment_of_the_program(dropin: Dropin) -> None:
+    before = {**dropin.environment, "ODD": "a=b\nc"}
+    show = (sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))")
+    bare = dropin.bare(*show, ODD=before["ODD"]).output
+    told = dropin.run(*show, stats=False, ODD=before["ODD"]).output
+    added = dict(set(json.loads(told).items()) - set(json.loads(bare).items()))
+    assert set(added) == {"LD_PRELOAD", "KCACHE_DROPIN_SOCKET"}
+
+
+def test_what_is_preloaded_already_comes_first(dropin: Dropin) -> None:
+    told = dropin.run("sh", "-c", "echo $LD_PRELOAD", LD_PRELOAD="libc.so.6")
+    assert told.output.startswith("libc.so.6:")
+    assert "libkcache_preload.so:" in told.output
+
+
+def test_one_inside_the_other_uses_the_outer_server(dropin: Dropin, real: Path) -> None:
+    client = f"echo 'a[0] = 0;' | {sys.executable} {CLIENTS / 'repeated.py'} {real}"
+    inner = " ".join((*KCACHE, "run", "--", "sh", "-c", f'"{client}"'))
+    told = dropin.run("sh", "-c", f"{client}; {inner}; echo $LD_PRELOAD")
+    first, second, preloaded = told.output.splitlines()
+    assert first == second
+    assert (told.hits, told.misses) == (1, 1)
+    assert preloaded.count("libkcache_preload.so") == 1
+
+
+def test_without_libraries_the_program_runs_all_the_same(dropin: Dropin, tmp_path: Path) -> None:
+    environment = {
+        "KCACHE_DROPIN_LIBRARIES": "",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PATH": str(tmp_path),
+    }
+    told = dropin.run("/bin/sh", "-c", "exit 5", stats=False, **environment)
+    assert told.code == 5
+    assert "there is no C compiler" in told.errors
+
+
+def test_pytest(dropin: Dropin) -> None:
+    (dropin.folder / "test_some.py").write_text(
+        "import os\n"
+        "def test_one(capfd):\n    os.system('echo hello'); assert 'hello' in capfd.readouterr().out\n"
+        "def test_two(): assert False\n"
+    )
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_some.py")
+    bare, told = dropin.bare(*command), dropin.run(*command, stats=False)
+    assert told.code == bare.code == 1
+    assert told.output.rpartition(" in ")[0] == bare.output.rpartition(" in ")[0]
+
+
+def test_make(dropin: Dropin, real: Path) -> None:
+    if subprocess.run(["sh", "-c", "command -v make"], capture_output=True, check=False).returncode:
+        pytest.skip("there is no make")
+    client = f"{sys.executable} {CLIENTS / 'repeated.py'} {real}"
+    rule = f"%.txt:\n\t@echo 'a[$*] = $*;' | {client} > $@\n"
+    (dropin.folder / "Makefile").write_text(f"all: 1.txt 2.txt 3.txt 4.txt\n{rule}")
+    told = dropin.run("make", "-j2", "all")
+    assert told.code == 0, told.errors
+    assert (told.hits, told.misses) == (0, 4)
+    clean = [each.read_text() for each in sorted(dropin.folder.glob("*.txt"))]
+    for each in dropin.folder.glob("*.txt"):
+        each.unlink()
+    again = dropin.run("make", "-j2", "all")
+    assert (again.hits, again.misses) == (4, 0)
+    assert [each.read_text() for each in sorted(dropin.folder.glob("*.txt"))] == clean
+
+
+# -- at a terminal ---------------------------------------------------------------------------------
+
+
+class Terminal:
+    """An interactive shell on a terminal of its own."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.shell, self.fd = pty.fork()
+        if self.shell == 0:
+            variables = {**environment, "PS1": "$ ", "ENV": "", "TERM": "dumb"}
+            os.execve("/bin/bash", ["bash", "--norc", "--noediting", "-i"], variables)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def expect(self, text: str) -> str:
+        """Wait for a text; return what came before it, and forget both."""
+        while text not in self.seen:
+            assert select.select([self.fd], [], [], 20)[0], f"no {text!r} in {self.seen!r}"
+            self.seen += os.read(self.fd, 4096).decode(errors="replace")
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def close(self) -> None:
+        os.kill(self.shell, signal.SIGKILL)
+        os.waitpid(self.shell, 0)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(dropin: Dropin) -> Iterator[Terminal]:
+    terminal = Terminal(dropin.environment)
+    terminal.expect("$ ")
+    yield terminal
+    terminal.close()
+
+
+@STATS
+def test_ctrl_c(stats: bool, terminal: Terminal) -> None:
+    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
+    terminal.type(f"{run} sh -c 'echo be''gun; sleep 60' | cat\n")
+    terminal.expect("begun")
+    terminal.type("\x03")
+    terminal.expect("$ ")
+    terminal.type("echo st''atus ${PIPESTATUS[0]}\n")  # after a job that Ctrl-C ended, bash stops
+    terminal.expect("status 130")
+
+
+@STATS
+def test_a_program_that_handles_ctrl_c(stats: bool, terminal: Terminal) -> None:
+    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
+    script = 'trap "echo cau""ght; exit 9" INT; echo be""gun; while :; do sleep 0.05; done'
+    terminal.type(f"{run} sh -c '{script}'; echo st''atus $?\n")
+    terminal.expect("begun")
+    terminal.type("\x03")
+    terminal.expect("caught")
+    terminal.expect("status 9")
+
+
+STOPPABLE = """
+import signal, sys
+signal.signal(signal.SIGCONT, lambda *_: print("resu" "med", flush=True))
+print("be" "gun", flush=True)
+print("go" "t", input(), flush=True)
+sys.exit(4)
+"""
+
+
+@STATS
+def test_ctrl_z_and_back(stats: bool, terminal: Terminal, dropin: Dropin) -> None:
+    (dropin.folder / "stoppable.py").write_text(STOPPABLE)
+    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
+    terminal.type(f"{run} {sys.executable} {dropin.folder}/stoppable.py\n")
+    terminal.expect("begun")
+    for _ in range(3):
+        terminal.type("\x1a")
+        terminal.expect("Stopped")
+        terminal.expect("$ ")
+        terminal.type("echo the she''ll\n")
+        terminal.expect("the shell")
+        terminal.expect("$ ")
+        terminal.type("fg\n")
+        terminal.expect("resumed")
+    terminal.type("word\n")
+    terminal.expect("got word")
+    terminal.expect("$ ")
+    terminal.type("echo st''atus $?\n")
+    terminal.expect("status 4")
+
+
+@STATS
+def test_in_the_background(stats: bool, terminal: Terminal) -> None:
+    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
+    terminal.type(f"{run} sh -c 'exit 6' & wait $!; echo st''atus $?\n")
+    terminal.expect("status 6")
