@@ -140,8 +140,8 @@ def commands() -> Iterator[str]:
 def command(wanted: str) -> Iterator[str]:
     """One command: what it does, how it is called, every option with its meaning and default."""
     ((name, found, context),) = (entry for entry in _commands() if entry[0] == wanted)
-    pieces = found.collect_usage_pieces(context)
-    yield f"Usage: `{' '.join(('kcache', name, *pieces))}`"
+    if not isinstance(found, click.Group):  # its commands are listed below
+        yield f"Usage: `{' '.join(('kcache', name, *found.collect_usage_pieces(context)))}`"
     for paragraph in inspect.cleandoc(found.help or "").split("\n\n"):
         yield from ("", plain(paragraph))
     if isinstance(found, click.Group):
