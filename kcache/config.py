@@ -165,7 +165,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_BACKEND",
         "backend",
         "file, zstd, lmdb, zstd+lmdb, or a name that another package registers",
-        "Which backend keeps the entries.",
+        "The backend that stores the entries.",
         _parse_name,
         "file",
     ),
@@ -173,7 +173,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_DIR",
         "directory",
         "a path",
-        "Where the cache lives; by default the platform's user cache directory.",
+        "The directory of the cache. By default, it is in the user's cache directory.",
         _parse_directory,
         None,
     ),
@@ -181,7 +181,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_MAX_SIZE",
         "max_size",
         "bytes, or a size such as 512MB or 2GiB",
-        "The cap: stored bytes never exceed it.",
+        "The cap: the cache never stores more bytes.",
         _parse_cap,
         DEFAULT_MAX_SIZE,
     ),
@@ -189,7 +189,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_MEMORY_SIZE",
         "memory_size",
         "bytes, or a size; 0 switches it off",
-        "Bound of the in-process tier.",
+        "The size of the memory tier in each process.",
         parse_size,
         DEFAULT_MEMORY_SIZE,
     ),
@@ -197,7 +197,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_READ_ONLY",
         "read_only",
         "1 or 0",
-        "Use what is there, write nothing.",
+        "Use the entries that are there, and write nothing.",
         _parse_flag,
         False,
     ),
@@ -205,7 +205,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_DISABLE",
         "disable",
         "1 or 0",
-        "Compile every time; neither read nor write the cache.",
+        "Compile every time, and neither read nor write the cache.",
         _parse_flag,
         False,
     ),
@@ -213,7 +213,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_RECACHE",
         "recache",
         "1 or 0",
-        "Compile every time and replace what is there.",
+        "Compile every time, and replace the entries that are there.",
         _parse_flag,
         False,
     ),
@@ -221,7 +221,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_HEADER_CHECK",
         "header_check",
         "always or once",
-        "Check headers on every request, or once per process.",
+        "Check the headers on every request, or once per process.",
         _parse_header_check,
         "always",
     ),
@@ -229,15 +229,15 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_WAIT",
         "wait",
         "seconds; 0 waits for nobody",
-        "How long to wait while another thread or process compiles the same kernel.",
+        "The time limit of a wait while another thread or process compiles the same kernel.",
         _parse_wait,
         DEFAULT_WAIT,
     ),
     Variable(
         "KCACHE_WORKERS",
         "workers",
-        "a number; 0 compiles in the program itself and caches nothing that it compiles",
-        "How many compiles may run at a time, each in a process of its own.",
+        "a number; with 0, the program compiles in its own process, and the results are not cached",
+        "How many compiles may run at a time. Each runs in a separate process.",
         _parse_workers,
         None,
     ),
@@ -245,7 +245,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_COMPILE_TIMEOUT",
         "compile_timeout",
         "seconds",
-        "How long one compile may take.",
+        "The time limit of one compile.",
         _parse_timeout,
         None,
     ),
@@ -253,7 +253,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_RECORD",
         "record",
         "a path",
-        "Write down every kernel that is asked for, for kcache warm.",
+        "A file to record every requested kernel in, for kcache warm.",
         _parse_directory,
         None,
     ),
@@ -261,7 +261,7 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_LOG",
         "log",
         "debug, info, warning or error",
-        "Log to standard error from this level on.",
+        "Log messages of this level and above to standard error.",
         _parse_level,
         None,
     ),
@@ -271,7 +271,7 @@ VARIABLES: tuple[Variable, ...] = (
 class Config(Record):
     """Every setting with its source. See `VARIABLES` for what each means.
 
-    `directory` is None where nobody named one; the cache then looks for a usable default.
+    `directory` is None if no setting names one. Then the cache looks for a usable default.
     """
 
     backend: Setting[str]
@@ -338,7 +338,7 @@ def aside(setting: str, given: str) -> tuple[str, str]:
 
 
 def default_cache_directory() -> Path:
-    r"""Return where the cache lives if nobody says otherwise: the platform's user cache directory.
+    r"""Return the default directory of the cache, below the platform's user cache directory.
 
     `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
     `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.

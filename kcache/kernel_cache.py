@@ -1,4 +1,4 @@
-"""KernelCache: the front door, and the only place that wires objects together."""
+"""KernelCache: the front door, and the only place that connects the objects."""
 
 from __future__ import annotations
 
@@ -51,32 +51,34 @@ _REQUEST_SHARE = 0.25
 class KernelCache:
     """Compiled CUDA kernels, compiled once and shared by every process of a user.
 
-    A request is answered from memory, else from the backend, else by one compile through NVRTC, for
-    which everybody who asks for the same kernel waits, in this process and in others. A cached
-    kernel is returned only if source, options, compiler and every header that was read are what
-    they were. Neither a failing backend nor a failing tracker makes a compile fail.
+    kcache looks for a kernel in memory, then in the backend. If it is in neither, NVRTC compiles it
+    once. All threads and processes that ask for the same kernel wait for that compile. A cached
+    kernel is returned only if the source, the options, the compiler and every header that was read
+    are the same as at its compile. Errors of the backend never make a compile fail.
 
-    Threads: safe to share; not to be used in a signal handler. Processes: any number share a
-    directory. Crash: a process killed at any instant leaves nothing behind that another would trip
-    over; the processes that compile for it end with it. Fork: the child may go on, with workers of
-    its own.
+    Threads: safe to share, but not in a signal handler. Processes: any number may share a
+    directory. Crash: a process may be killed at any instant; the others go on without repair, and
+    the processes that compile for it end, too. Fork: the child may use the cache, and gets workers
+    of its own.
 
     Args:
-        directory: where the cache lives; by default `KCACHE_DIR`, else the user's cache directory.
-        backend: name of a backend, or a `Backend`; by default `KCACHE_BACKEND`, else `"file"`.
+        directory: the directory of the cache; by default `KCACHE_DIR`, else a directory in the
+            user's cache directory.
+        backend: the name of a backend, or a `Backend`; by default `KCACHE_BACKEND`, else `"file"`.
         max_size: the cap, in bytes or as text such as `"512MB"`; 1 GiB by default.
-        memory_size: bound of the in-process tier, likewise; 64 MiB by default, 0 switches it off.
-        read_only: use what is there, write nothing.
-        disable: compile every time; neither read nor write.
-        recache: compile every time, and replace what is there.
+        memory_size: the size of the memory tier, in the same form; 64 MiB by default, 0 switches it
+            off.
+        read_only: use the entries that are there, and write nothing.
+        disable: compile every time, and neither read nor write the cache.
+        recache: compile every time, and replace the entries that are there.
         header_check: `"always"`, or `"once"` to check the headers of a request once per process.
-        wait: seconds to wait at most while another thread or process compiles the same kernel, then
-            compile alone; 300 by default, 0 to wait for nobody.
-        workers: compiles at a time, each in a process of its own that the caches of this process
-            share; by default one for each usable core. With 0 the program compiles by itself, and
-            what it compiles is not cached.
-        compile_timeout: seconds that one compile may take, then it is ended with a CompileError; by
-            default as long as it takes.
+        wait: how many seconds to wait while another thread or process compiles the same kernel.
+            After that, this one compiles, too. 300 by default; 0 never waits.
+        workers: how many compiles may run at a time; by default one for each usable core. Each
+            compile runs in a separate process, and all caches of this process share these. With 0,
+            this process compiles, and the results are not cached.
+        compile_timeout: how many seconds one compile may take. After that, it ends with a
+            CompileError. No limit by default.
 
     Raises:
         ConfigError: a setting has a value that is not allowed, or the directory is unsafe.
@@ -114,6 +116,8 @@ class KernelCache:
                 "compile_timeout": compile_timeout,
             }
         )
+        #: The backend's name, or the class of a backend that the caller made.
+        self._backend = config.backend.value if given is None else type(given).__name__
         if config.log.value is not None:
             log.log_to_stderr(config.log.value)
         disabled = config.disable.value
@@ -168,18 +172,18 @@ class KernelCache:
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
     ) -> CompiledKernel:
-        """Return the compiled kernel, from the cache if it is there, else compile and cache it.
+        """Return the compiled kernel. If it is not in the cache, compile it and cache it.
 
         Args:
             source: CUDA C++ source text.
-            names: name expressions whose lowered names are wanted, one or several, such as
-                `"axpy<float>"`; templates are instantiated by them.
+            names: one or several name expressions, such as `"axpy<float>"`. They instantiate
+                templates, and the kernel has the lowered name of each.
             options: see `CompileOptions`.
             headers: in-memory headers, include name -> text.
-            extra_key: bytes that make the key differ, for what kcache can't see. With them, a
-                compile whose headers can't be followed is cached nevertheless.
-            source_name: name of the source in the compiler's messages; headers in quotes are
-                looked for in its directory, by default the working directory.
+            extra_key: bytes that become part of the key, for anything that kcache can't see. With
+                them, a kernel is cached even if its headers can't be followed.
+            source_name: the name of the source in the compiler's messages. Headers in quotes are
+                searched in its directory, which is the working directory by default.
 
         Raises:
             ConfigError: an argument is not allowed, or no architecture is given and there is no
@@ -203,12 +207,12 @@ class KernelCache:
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
     ) -> CompiledKernel:
-        """Return what `get_or_compile` does, without blocking the event loop.
+        """Do the same as `get_or_compile`, without blocking the event loop.
 
         Tasks that ask for the same kernel at the same time share one compile. A task that is
-        cancelled stops waiting; the compile goes on, for the others and for the cache.
+        cancelled stops waiting. The compile goes on for the other tasks and for the cache.
 
-        Arguments and errors as for `get_or_compile`.
+        The arguments and errors are those of `get_or_compile`.
         """
         if self._async is None:
             from kcache.kernels.aio import AsyncFront
@@ -225,20 +229,21 @@ class KernelCache:
         jobs: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[CompiledKernel | CompileError]:
-        """Return one kernel, or the error of its compile, for each request, in order.
+        """Return a kernel, or the error of its compile, for each request, in order.
 
-        What is not cached is compiled by `jobs` threads, NVRTC running outside Python's lock. Equal
-        requests are compiled once. Processes that are given the same requests share the work: each
-        compiles what none of the others has begun.
+        `jobs` threads compile the kernels that are not in the cache. Equal requests are compiled
+        once. Processes with the same requests share the work: each process compiles kernels that no
+        other process has begun.
 
         Args:
-            requests: `CompileRequest` objects; source text, a tuple of the fields in their order
-                or a mapping of them will do, too.
-            jobs: compiles at the same time, at least 1; by default one for each usable core.
-            progress: called in this thread with (requests done, requests in all).
+            requests: `CompileRequest` objects. Source text, a tuple of the fields in their order,
+                or a mapping of the fields is a request, too.
+            jobs: how many compiles run at the same time, at least 1; by default one for each usable
+                core.
+            progress: called in this thread with (finished requests, all requests).
 
         Raises:
-            ConfigError: a request has an argument that is not allowed; the message says which
+            ConfigError: a request has an argument that is not allowed. The message names the
                 request, and nothing was compiled.
             CompilerNotFoundError: NVRTC is not installed.
         """
@@ -262,9 +267,9 @@ class KernelCache:
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
     ) -> CompiledKernel | None:
-        """Return the compiled kernel if it is in the cache, else None; never compiles.
+        """Return the compiled kernel if it is in the cache, else None. Never compile.
 
-        Arguments and errors as for `get_or_compile`; counted as a hit or a miss.
+        The arguments and errors are those of `get_or_compile`. The call counts as a hit or a miss.
         """
         started = time.perf_counter()
         request = self._requests.make(
@@ -285,10 +290,10 @@ class KernelCache:
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
     ) -> Explanation:
-        """Return why `get_or_compile` would compile exactly this now, or that it would hit.
+        """Return why `get_or_compile` would compile this request now, or that it would hit.
 
-        Arguments and errors as for `get_or_compile`; compiles nothing, changes nothing, and is
-        neither counted nor recorded. May read the metadata of every entry.
+        The arguments and errors are those of `get_or_compile`. The call compiles nothing, changes
+        nothing, and is neither counted nor recorded. It may read the metadata of every entry.
         """
         from kcache.admin.explain import explain
 
@@ -305,11 +310,11 @@ class KernelCache:
         return explain(self.engine, request, set_aside=aside, checked=checked)
 
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-        """Write down every request from now on, for `kcache warm`; used by `with`, to its end.
+        """Record every request in a `with` block, for `kcache warm`.
 
-        Appends to the file at `path`, one line for each kernel, hits included; several processes
-        may record into one file. A failure to write is logged once and disturbs nothing. What
-        `KCACHE_RECORD` names is written from the beginning.
+        Each kernel adds one line to the file at `path`, even if it is a hit. Several processes may
+        record into one file. If the file can't be written, kcache logs this once and goes on. A
+        file that `KCACHE_RECORD` names is recorded into from the start, without this method.
         """
         recorder = _recorder(os.fspath(path))
         requests = self._requests
@@ -329,7 +334,7 @@ class KernelCache:
 
     @property
     def directory(self) -> Path | None:
-        """Where the cache lives; None if it lives in a `Backend` that the caller made."""
+        """The directory of the cache, or None for a `Backend` that the caller made."""
         if self._directory is None:
             return None
         from pathlib import Path  # costs a fresh process 8 ms
@@ -338,45 +343,45 @@ class KernelCache:
 
     @property
     def size_bytes(self) -> int:
-        """Stored bytes, whoever stored them."""
+        """The stored bytes of all processes."""
         return self.engine.size_bytes
 
     @property
     def size_mb(self) -> float:
-        """Stored megabytes (of 1,000,000 bytes), whoever stored them."""
+        """The stored megabytes (of 1,000,000 bytes) of all processes."""
         return self.engine.size_bytes / 1e6
 
     @property
     def entry_count(self) -> int:
-        """How many entries are stored, kernels and one manifest per source with includes."""
+        """The number of stored entries: kernels, and one manifest per source with includes."""
         return self.engine.entry_count
 
     def stats(self) -> Stats:
-        """Return what this object has done. `kcache stats` sums over all processes."""
+        """Return the counts of this object. `kcache stats` prints those of all processes."""
         return self.engine.stats()
 
     def total_stats(self) -> Stats:
-        """Return what every process has done with this directory, this object included.
+        """Return the counts of all processes that use this directory, with those of this object.
 
-        Zeros where the statistics can't be read.
+        The counts are zero if the statistics can't be read.
         """
         return self.engine.total_stats()
 
     def print_info(self, file: TextIO | None = None) -> None:
-        """Print where the cache is, how full it is and what it has done, to `file` or stdout."""
+        """Print the directory, the size and the counts of the cache to `file` or stdout."""
         from kcache.admin.info import format_info  # not needed for a hit
 
         where = self._directory or "(none)"
-        text = format_info(self.engine, directory=where, backend=self.config.backend.value)
+        text = format_info(self.engine, directory=where, backend=self._backend)
         print(text, file=sys.stdout if file is None else file)
 
     def clear(self) -> int:
-        """Delete every entry, in memory and in the backend; return how many there were."""
+        """Delete every entry in memory and in the backend, and return their number."""
         self.clear_memory()
         return self.engine.clear()
 
     def clear_memory(self) -> None:
-        """Forget what this process holds in memory; the backend keeps its entries."""
+        """Empty the memory tier of this process. The backend keeps its entries."""
         self._requests.forget()
         self._resolver.forget()
         self.engine.memory.clear()
@@ -386,9 +391,9 @@ class KernelCache:
     ) -> int:
         """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
 
-        `max_size` defaults to 90 % of the cap. With `older_than` (seconds, or text such as
-        `"30d"`), what was last used longer ago goes first, and the rest only if `max_size` is
-        given.
+        `max_size` is 90 % of the cap by default. `older_than` is seconds, or text such as `"30d"`.
+        It first evicts the entries that nobody has used for that long. Then only a given
+        `max_size` evicts more.
 
         Raises:
             ConfigError: `max_size` is no size, or `older_than` no age.
@@ -407,6 +412,13 @@ class KernelCache:
             self._async = None
         self._resolver.close()
         self.engine.close()
+
+    def __repr__(self) -> str:
+        """Return the directory and the size of the cache; never raise an exception."""
+        from kcache.admin.info import one_line  # not needed for a hit
+
+        said = one_line(self.engine, directory=self._directory, backend=self._backend)
+        return f"{type(self).__name__}({said})"
 
     def __enter__(self) -> Self:
         """Return the cache itself."""

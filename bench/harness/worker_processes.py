@@ -75,7 +75,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 def serve() -> None:
-    """What a worker does, until nobody can tell it anything any more."""
+    """Runs the commands of the parent until the pipe is closed."""
     module, number, *arguments = json.loads(sys.stdin.readline())
     do = import_module(module).work(number, *arguments)
     result: object = None

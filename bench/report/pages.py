@@ -8,8 +8,11 @@ A part stands between two marks, each on a line of its own:
 NAME is one of
 
     tables                   everything, with every chart
+    summary                  one chart, and ten rows that compare kcache with the peers
     targets                  the table of targets
-    readme                   one chart, and a table that compares us with the peers
+    peers                    a table of ratios for each peer and each floor
+    chapters                 every chapter with its charts and tables, and what each took
+    readme                   the first rows of `summary`, with its chart
     comparison               that table alone
     chart CHART              one chart, by the name of its files
     chapter CHAPTER          the charts and tables of a chapter
@@ -21,7 +24,7 @@ a test can render it again.
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -30,10 +33,20 @@ from harness.findings import Ratio
 
 from report.chart_specs import Chart, all_charts, why
 from report.evidence import RESULTS, ROOT, Evidence
-from report.matrix import comparison
+from report.matrix import FIRST_PAGE, LINES, Line, comparison
 from report.notation import table
 from report.palette import THEMES
-from report.tables import RATIO_HEAD, chapter, ratio_row, runs, source_line, targets, whole
+from report.tables import (
+    RATIO_HEAD,
+    beside,
+    chapter,
+    chapters,
+    ratio_row,
+    runs,
+    source_line,
+    targets,
+    whole,
+)
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -124,23 +137,43 @@ def _targets(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
 
 
 def _readme(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
+    link = os.path.relpath(DOCS / "explanation" / "benchmarks.md", page.parent)
+    yield from _chart_and_rows(evidence, page, FIRST_PAGE, f"[All figures]({link}).")
+
+
+def _summary(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
+    yield from _chart_and_rows(evidence, page, LINES)
+
+
+def _chart_and_rows(
+    evidence: Evidence, page: Path, lines: Sequence[Line], more: str = ""
+) -> Iterator[str]:
     chart = why(evidence)
     if chart is not None:
         yield embed(chart, page)
-    text, chapters = comparison(evidence)
+    text, used = comparison(evidence, lines)
     if text:
         yield text
     if text or chart:
-        used = dict.fromkeys([*(["kernels"] if chart else []), *chapters])
-        link = os.path.relpath(DOCS / "explanation" / "benchmarks.md", page.parent)
-        yield source_line(evidence, used, f"[All figures]({link}).")
+        of = dict.fromkeys([*(["kernels"] if chart else []), *used])
+        yield source_line(evidence, of, more)
+
+
+def _peers(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
+    yield from beside(evidence, "##")
+    yield from runs(evidence)
+
+
+def _chapters(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
+    yield from runs(evidence)
+    yield from chapters(evidence, lambda chart: embed(chart, page), "##")
 
 
 def _comparison(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
-    text, chapters = comparison(evidence)
+    text, used = comparison(evidence, FIRST_PAGE)
     if text:
         yield text
-        yield source_line(evidence, chapters)
+        yield source_line(evidence, used)
 
 
 def _chart(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
@@ -174,7 +207,10 @@ def _ratios(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
 #: What writes the parts, by the first word of their names.
 KINDS: dict[str, Callable[[Evidence, str, Path], Iterator[str]]] = {
     "tables": _tables,
+    "summary": _summary,
     "targets": _targets,
+    "peers": _peers,
+    "chapters": _chapters,
     "readme": _readme,
     "comparison": _comparison,
     "chart": _chart,

@@ -25,15 +25,22 @@ def whole(evidence: Evidence, embed: Embed) -> str:
         "### Beside the peers",
         *beside(evidence),
         "### Chapters",
+        *chapters(evidence, embed, "####"),
     ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def chapters(evidence: Evidence, embed: Embed, heading: str) -> Iterator[str]:
+    """Yields every chapter with its charts and tables, what is missing, and what it took."""
     for name in evidence.chapters():
         ratios = list(evidence.ratios(name))
         beside_itself = [ratio for ratio in ratios if not peer_or_floor(ratio)]
-        parts += [f"#### {evidence.title(name)}", *chapter(evidence, name, embed, beside_itself)]
+        yield f"{heading} {evidence.title(name)}"
+        yield from chapter(evidence, name, embed, beside_itself)
         if len(beside_itself) < len(ratios):
-            parts.append("Ratios to peers and floors stand above.")
-    parts += ["### Not measured here", *missing(evidence), "### What it took", *took(evidence)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+            yield "The ratios to peers and floors are in *Beside the peers*."
+    yield from (f"{heading} Not measured here", *missing(evidence))
+    yield from (f"{heading} What it took", *took(evidence))
 
 
 def summary(evidence: Evidence) -> Iterator[str]:
@@ -135,7 +142,7 @@ def _verdict(met: bool | None) -> str:
 # -- peers -----------------------------------------------------------------------------------------
 
 
-def beside(evidence: Evidence) -> Iterator[str]:
+def beside(evidence: Evidence, heading: str = "####") -> Iterator[str]:
     """Yields a table of ratios for each peer and each floor."""
     groups: dict[str, list[Ratio]] = {}
     for ratio in evidence.ratios():
@@ -143,12 +150,13 @@ def beside(evidence: Evidence) -> Iterator[str]:
             groups.setdefault(who, []).append(ratio)
     if groups:
         yield (
-            "A ratio is ours to theirs, so that less than 1 is less time or memory than theirs; "
-            "where it says *theirs to ours*, more than 1 is, and of what is counted per second, "
-            "more than 1 is more."
+            "A ratio is the figure of kcache divided by the figure of the peer. A ratio below 1 "
+            "means that kcache takes less time or memory. Where the table says *theirs to ours*, "
+            "the ratio is the other way round, and a ratio above 1 means that kcache takes less. "
+            "Of figures per second, a ratio above 1 means that kcache does more."
         )
     for who in sorted(groups, key=lambda who: floor_of(who) is not None):
-        yield f"#### To {'the floor: ' if floor_of(who) else ''}{who}"
+        yield f"{heading} To {'the floor: ' if floor_of(who) else ''}{who}"
         yield table(RATIO_HEAD, map(ratio_row, groups[who]))
 
 

@@ -137,8 +137,8 @@ def _backend_name(facts: Facts) -> Iterator[Finding]:
 
 
 def _directory(facts: Facts) -> Iterator[Finding]:
-    place = facts.place
-    if place is None:
+    location = facts.location
+    if location is None:
         return
     elsewhere = "name another directory with KCACHE_DIR or --directory"
     problems = list(_permissions(facts, elsewhere))
@@ -147,67 +147,67 @@ def _directory(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "directory",
-            f"you have no home directory, so the cache is in {place.path}, which may be cleaned up",
+            f"there is no home directory, so the cache is in {location.path}, which may be cleaned",
             "Set KCACHE_DIR to a directory that stays.",
         )
     elif not problems:
-        state = "" if place.exists else ", which the first kernel will make"
-        yield Finding(OK, "directory", f"{place.path} ({place.source}){state}")
+        state = "" if location.exists else ", which the first kernel will make"
+        yield Finding(OK, "directory", f"{location.path} ({location.source}){state}")
 
 
 def _permissions(facts: Facts, elsewhere: str) -> Iterator[Finding]:
     """Yield why the cache's directory is refused, or can't be written to."""
-    place = facts.place
-    assert place is not None
-    path = place.path
-    if not place.is_directory:
-        what = f"{path} is a file" if place.exists else f"a part of {path} is a file"
+    location = facts.location
+    assert location is not None
+    path = location.path
+    if not location.is_directory:
+        what = f"{path} is a file" if location.exists else f"a part of {path} is a file"
         yield Finding(PROBLEM, "directory", what, f"Remove it, or {elsewhere}.")
         return
-    if place.exists and facts.user is not None:
-        if place.owner != facts.user:
+    if location.exists and facts.user is not None:
+        if location.owner != facts.user:
             yield Finding(
                 PROBLEM,
                 "directory",
-                f"{path} belongs to user {place.owner}, and you are user {facts.user}: its kernels "
-                "can't be trusted",
+                f"{path} belongs to user {location.owner}, and you are user {facts.user}: its "
+                "kernels can't be trusted",
                 f"Use a directory of your own: {elsewhere}.",
             )
-        elif place.mode & (stat.S_IWGRP | stat.S_IWOTH):
+        elif location.mode & (stat.S_IWGRP | stat.S_IWOTH):
             yield Finding(
                 PROBLEM,
                 "directory",
-                f"{path} can be written to by others (mode {place.mode:04o}): its kernels can't be "
-                "trusted",
+                f"{path} can be written to by others (mode {location.mode:04o}): its kernels can't "
+                "be trusted",
                 f"Run: chmod go-w {path}",
             )
-    if place.obstacle:
-        reading = place.exists and (facts.config.read_only.value or facts.config.disable.value)
+    if location.obstacle:
+        reading = location.exists and (facts.config.read_only.value or facts.config.disable.value)
         do = f"Make it writable (chmod u+rwx), or {elsewhere}."
-        if place.source == "default":
+        if location.source == "default":
             do += " Until then the temporary directory is used."
         yield Finding(
             WARNING if reading else PROBLEM,
             "directory",
-            f"{path} can't be {'written to' if place.exists else 'made'}: {place.obstacle}",
+            f"{path} can't be {'written to' if location.exists else 'made'}: {location.obstacle}",
             do,
         )
 
 
 def _file_system(facts: Facts) -> Iterator[Finding]:
-    place = facts.place
-    if place is None or not place.system.kind:
+    location = facts.location
+    if location is None or not location.system.kind:
         return
-    kind, point = place.system
+    kind, point = location.system
     name = facts.config.backend.value
-    if not place.system.shared:
+    if not location.system.shared:
         yield Finding(OK, "file system", f"{kind} at {point}")
     elif "lmdb" in name:
         other = "zstd" if "zstd" in name else "file"
         yield Finding(
             PROBLEM,
             "file system",
-            f"{place.path} is on a network file system ({kind} at {point}), where LMDB does not "
+            f"{location.path} is on a network file system ({kind} at {point}), where LMDB does not "
             "work",
             f"Set KCACHE_BACKEND={other}, or KCACHE_DIR to a local directory.",
         )
@@ -215,27 +215,27 @@ def _file_system(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "file system",
-            f"{place.path} is on a network file system ({kind} at {point}): slower, and locks may "
-            "not hold between machines",
+            f"{location.path} is on a network file system ({kind} at {point}): it is slower, and "
+            "locks may not hold between machines",
             "Set KCACHE_DIR to a local directory if the machines need not share their kernels.",
         )
 
 
 def _room(facts: Facts) -> Iterator[Finding]:
-    place = facts.place
-    if place is None or not place.total:
+    location = facts.location
+    if location is None or not location.total:
         return
     held = 0 if facts.contents is None else facts.contents.size
     cap = facts.config.max_size.value
-    free = f"{format_size(place.free)} free"
-    if place.free < _LITTLE_ROOM:
+    free = f"{format_size(location.free)} free"
+    if location.free < _LITTLE_ROOM:
         yield Finding(
             WARNING,
             "room",
             f"the disk is almost full: {free}; what does not fit is compiled every time",
             "Free space (kcache trim --max-size SIZE), or set KCACHE_DIR to another disk.",
         )
-    elif cap > place.free + held:
+    elif cap > location.free + held:
         yield Finding(
             WARNING,
             "room",
@@ -253,7 +253,7 @@ def _entries(facts: Facts) -> Iterator[Finding]:
     contents = facts.contents
     if contents is None:
         return
-    network = facts.place is not None and facts.place.system.shared
+    network = facts.location is not None and facts.location.system.shared
     if contents.error:
         known = facts.config.backend.value in facts.backends
         if known and not facts.broken and not (network and "lmdb" in facts.config.backend.value):
@@ -270,11 +270,11 @@ def _entries(facts: Facts) -> Iterator[Finding]:
             PROBLEM,
             "entries",
             f"{contents.damaged} damaged and {contents.unreadable} unreadable entries among the "
-            f"{contents.sampled} that were looked at",
-            "Run: kcache verify --repair. They are never used; if more appear, check the disk.",
+            f"{contents.sampled} that were read",
+            "Run: kcache verify --repair. They are never used. If more appear, check the disk.",
         )
     else:
-        yield Finding(OK, "entries", f"{contents.sampled} looked at, none is damaged")
+        yield Finding(OK, "entries", f"{contents.sampled} read, none is damaged")
 
 
 def _statistics(facts: Facts) -> Iterator[Finding]:
@@ -295,18 +295,19 @@ def _statistics(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "statistics",
-            f"damaged entries that were met, and compiled again: {stats.corrupt}",
-            "Run: kcache verify. To count afresh: kcache stats --zero.",
+            f"damaged entries that were found and compiled again: {stats.corrupt}",
+            "Run: kcache verify. To reset the counts: kcache stats --zero.",
         )
     if stats.errors:
         yield Finding(
             WARNING,
             "statistics",
-            f"operations of the backend that failed, and the cache went on without: {stats.errors}",
-            "Run a program with KCACHE_LOG=info to see why. To count afresh: kcache stats --zero.",
+            f"failed operations of the backend, which the cache survived: {stats.errors}",
+            "Run a program with KCACHE_LOG=info to see why. To reset the counts: kcache stats "
+            "--zero.",
         )
     if not stats.corrupt and not stats.errors:
-        yield Finding(OK, "statistics", f"{stats.requests} requests, no damage and no errors met")
+        yield Finding(OK, "statistics", f"{stats.requests} requests, no damage and no errors")
 
 
 # -- compiler and driver ---------------------------------------------------------------------------
@@ -324,7 +325,7 @@ def _compiler(facts: Facts) -> Iterator[Finding]:
         yield Finding(PROBLEM, "nvrtc", nvrtc.error, install)
     elif nvrtc.version is not None:
         major, minor = nvrtc.version
-        yield Finding(OK, "nvrtc", f"NVRTC {major}.{minor}, {nvrtc.path or 'place unknown'}")
+        yield Finding(OK, "nvrtc", f"NVRTC {major}.{minor}, {nvrtc.path or 'path unknown'}")
     if nvrtc.path and not nvrtc.builtins:
         yield Finding(
             PROBLEM,

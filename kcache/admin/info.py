@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcache.errors import KcacheError
 from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.engine.stats import Stats
 
-__all__ = ["format_info", "stats_lines"]
+__all__ = ["format_info", "one_line", "stats_lines"]
+
+
+def one_line(engine: CacheEngine, *, directory: str | None, backend: str) -> str:
+    """Return where a cache is and how full it is, as `repr` shows it; raises nothing."""
+    try:
+        usage = engine.backend.usage()
+    except (KcacheError, OSError):
+        entries, size = "unknown", "unknown"
+    else:
+        entries, size = str(usage.entries), format_size(usage.bytes)
+    size = f"{size} of {format_size(engine.max_size)}"
+    return f"{directory!r}, backend={backend!r}, entries={entries}, size={size!r}"
 
 
 def format_info(
@@ -49,5 +62,5 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
         ("uncacheable", str(stats.uncacheable)),
         ("rejected", str(stats.rejected)),
         ("errors", str(stats.errors)),
-        ("coalesced", f"{stats.coalesced} ({stats.wait_timeouts} waited in vain)"),
+        ("coalesced", f"{stats.coalesced} ({stats.wait_timeouts} timed out)"),
     ]

@@ -25,7 +25,7 @@ from kcache.util.mounts import FileSystem, file_system
 if TYPE_CHECKING:
     from kcache.engine.stats import Stats
 
-__all__ = ["Compiler", "Contents", "Facts", "Place", "gather"]
+__all__ = ["Compiler", "Contents", "Facts", "CacheLocation", "gather"]
 
 #: What kcache needs beside Python itself.
 _LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
@@ -34,7 +34,7 @@ _SAMPLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CacheLocation:
     """The directory of the cache.
 
     Attributes:
@@ -115,7 +115,7 @@ class Facts:
         bad_settings: what is wrong with the environment, a sentence per variable.
         config: the settings, with defaults for those that are wrong.
         user: effective user id; None where there are no such users.
-        place: the directory; None where a wrong setting hides it.
+        location: the directory; None where a wrong setting hides it.
         homeless: whether the cache is in the temporary directory, since the user has no home.
         backends: names of the backends that there are.
         contents: what is in the cache; None where there is none.
@@ -130,7 +130,7 @@ class Facts:
     bad_settings: tuple[str, ...]
     config: Config
     user: int | None
-    place: Place | None
+    location: CacheLocation | None
     homeless: bool
     backends: tuple[str, ...]
     contents: Contents | None
@@ -157,8 +157,8 @@ def gather(
     """
     config, bad = _settings(directory)
     libraries, broken = _libraries()
-    place = None if bad.keys() & {"directory"} else _place(config, system)
-    there = place is not None and place.exists and place.is_directory
+    location = None if bad.keys() & {"directory"} else _location(config, system)
+    there = location is not None and location.exists and location.is_directory
     return Facts(
         python=tuple(sys.version_info[:3]),
         libraries=libraries,
@@ -166,10 +166,10 @@ def gather(
         bad_settings=tuple(bad.values()),
         config=config,
         user=os.geteuid() if sys.platform != "win32" else None,
-        place=place,
-        homeless=place is not None and _is_homeless(place),
+        location=location,
+        homeless=location is not None and _is_homeless(location),
         backends=_backend_names(),
-        contents=_contents(config, place.path) if place is not None and there else None,
+        contents=_contents(config, location.path) if location is not None and there else None,
         compiler=_compiler(),
         driver=(driver or driver_version)(),
         recording_problem=_recording_problem(),
@@ -222,7 +222,7 @@ def _backend_names() -> tuple[str, ...]:
 # -- the directory ---------------------------------------------------------------------------------
 
 
-def _place(config: Config, system: Callable[[str], FileSystem]) -> Place:
+def _location(config: Config, system: Callable[[str], FileSystem]) -> CacheLocation:
     named = config.directory.value
     path = os.path.abspath(default_cache_directory() if named is None else named)
     nearest = path
@@ -239,7 +239,7 @@ def _place(config: Config, system: Callable[[str], FileSystem]) -> Place:
             total, _, free = shutil.disk_usage(nearest)
     except OSError as error:
         obstacle = error.strerror or str(error)
-    return Place(
+    return CacheLocation(
         path=path,
         source=config.directory.source,
         exists=nearest == path,
@@ -253,9 +253,9 @@ def _place(config: Config, system: Callable[[str], FileSystem]) -> Place:
     )
 
 
-def _is_homeless(place: Place) -> bool:
+def _is_homeless(location: CacheLocation) -> bool:
     try:
-        return place.source == "default" and place.path == temporary_cache_directory()
+        return location.source == "default" and location.path == temporary_cache_directory()
     except OSError:  # nor is there a temporary directory
         return False
 

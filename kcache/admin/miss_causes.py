@@ -64,7 +64,7 @@ class SetFacts(NamedTuple):
     Attributes:
         differences: kind and path of each, and the header that a new file hides, if any.
         kernel: the slot of the kernel.
-        elsewhere: whether the kernel was compiled in another location, and nobody has shown that
+        elsewhere: whether the kernel was compiled in another directory, and nobody has shown that
             it is good for this one, too.
     """
 
@@ -252,7 +252,7 @@ def _changed(facts: Facts) -> list[Cause]:
     old = nearest.kernel.about
     if old is not None:
         found += include_paths(old, facts.about)
-    # Perhaps it was compiled since, and there is a reason why that helped nobody.
+    # Perhaps it was compiled since then, but the result could not be stored.
     last = _last(facts.events, facts.own.key)
     if last is not None and last.what in (journal.REJECTED, journal.UNCACHEABLE):
         since = 0.0 if old is None or old.created is None else old.created

@@ -33,7 +33,10 @@ _COUNTERS = {
     "saved_seconds": ("saved_seconds", "Compile time that hits made unnecessary."),
     "hit_seconds": ("hit_seconds", "Time spent in hits."),
     "coalesced": ("coalesced", "Requests that waited for another's compile and got its outcome."),
-    "wait_timeouts": ("wait_timeouts", "Requests that waited for another's compile in vain."),
+    "wait_timeouts": (
+        "wait_timeouts",
+        "Requests that waited for another compile until the time limit.",
+    ),
     "unlocked": ("unlocked", "Requests that could not lock their key between processes."),
 }
 

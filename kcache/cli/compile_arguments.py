@@ -121,33 +121,38 @@ def _options(output_help: str) -> list[Callable[[Callable[..., object]], Callabl
     """Return the argument and the options, last one first, as decorators come."""
     option = click.option
     return [
-        option("--recache", is_flag=True, help="Compile, and replace what is in the cache."),
-        option("--no-cache", is_flag=True, help="Compile; neither read nor write the cache."),
+        option("--recache", is_flag=True, help="Compile, and replace the entry in the cache."),
+        option(
+            "--no-cache", is_flag=True, help="Compile without the cache: neither read nor write it."
+        ),
         option(
             "--option",
             "extra_options",
             metavar="OPT",
             multiple=True,
-            help="Any other NVRTC option, as in --option=-ftz=true.  [repeatable]",
+            help="Pass another option to NVRTC, as in --option=-ftz=true.  [repeatable]",
         ),
-        option("--lineinfo", is_flag=True, help="Line numbers for profilers."),
-        option("-G", "--debug", is_flag=True, help="Debug information."),
+        option("--lineinfo", is_flag=True, help="Add line numbers for profilers."),
+        option("-G", "--debug", is_flag=True, help="Add debug information."),
         option(
-            "--max-registers", type=click.IntRange(1), metavar="N", help="Registers per thread."
+            "--max-registers",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Limit the registers per thread.",
         ),
         option(
             "-O",
             "--optimization",
             metavar="LEVEL",
             type=click.IntRange(0, 3),
-            help="Level of the assembler.",
+            help="Optimization level of the assembler.",
         ),
-        option("--fast-math", is_flag=True, help="Fast, less exact arithmetic."),
+        option("--fast-math", is_flag=True, help="Use fast, less exact arithmetic."),
         option("-o", "--output", metavar="OUT", type=OutputPath(), help=output_help),
         option(
             "--emit",
             type=click.Choice(OUTPUTS),
-            help="What to write.  [default: as the suffix of OUT says, else cubin; ptx for "
+            help="The output to write.  [default: by the suffix of OUT, else cubin; ptx for "
             "compute_NN]",
         ),
         option(
@@ -178,7 +183,7 @@ def _options(output_help: str) -> list[Callable[[Callable[..., object]], Callabl
             "--arch",
             metavar="ARCH",
             help="Target: sm_90 for machine code and PTX, compute_90 for PTX alone, sm_90a for "
-            "what only that one runs.  [default: this GPU's]",
+            "code that only this architecture runs.  [default: this GPU's]",
         ),
         click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True)),
     ]
@@ -225,7 +230,7 @@ def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:
 
 
 def _emitted(options: CompileOptions, output: str | None) -> str:
-    """Return what to write where nobody says so: what the output's suffix names, else the best."""
+    """Return the default output: what the suffix of the file names, else the best one."""
     named = named_by_suffix(output)
     if named is not None:
         return named

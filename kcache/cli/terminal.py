@@ -128,7 +128,7 @@ def fit(text: str) -> str:
 
 
 def can_ask() -> bool:
-    """Tell whether there is somebody to ask: the questions go to standard error."""
+    """Return whether a question can be asked: questions go to standard error."""
     return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
 
 

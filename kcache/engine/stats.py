@@ -49,9 +49,10 @@ class Stats(Record):
             once per process that gets it.
         hit_seconds: seconds spent in hits.
         coalesced: requests that waited for another thread or process that was making the same
-            entry, and got what that made; most are `hits`, too.
-        wait_timeouts: requests that waited so in vain, and went on alone.
-        unlocked: requests that could not lock their key between processes, and went on without.
+            entry, and got that entry; most of them are `hits`, too.
+        wait_timeouts: requests whose wait timed out, and that went on alone.
+        unlocked: requests that could not lock their key between processes, and went on without a
+            lock.
     """
 
     hits: int = 0

@@ -214,7 +214,7 @@ def _run(
             future.set_result(found)
         elif otherwise is not None:
             otherwise(found)
-    except BaseException as error:  # whoever waits for the future gets it
+    except BaseException as error:  # the task that waits for the future gets it
         future.set_exception(error)
 
 

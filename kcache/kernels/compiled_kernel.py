@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kcache.entry import Entry
 from kcache.nvrtc import names_and_log
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["CompiledKernel"]
 
 _OUTPUTS = ("ptx", "cubin", "ltoir")
+#: How many kernels of a module `repr` names.
+_SHOWN_NAMES = 3
 
 
 class CompiledKernel(Record):
     """A compiled kernel. Immutable.
 
     Attributes:
-        ptx: PTX text, or None where the target has none (LTOIR).
+        ptx: PTX, as `bytes` of UTF-8 text (`ptx.decode()` makes a `str` of it) without a NUL at
+            the end. None where the target has none (LTOIR).
         cubin: machine code, or None where the target has none (`compute_NN`, LTOIR).
         ltoir: LTOIR, or None unless `lto` was asked for.
         lowered_names: name expression -> mangled name of the kernel.
@@ -47,7 +50,27 @@ class CompiledKernel(Record):
     dependencies: tuple[str, ...] = ()
     raw_log: bytes | None = None
 
-    _quiet: ClassVar[frozenset[str]] = frozenset((*_OUTPUTS, "log", "dependencies", "raw_log"))
+    def __repr__(self) -> str:
+        """Return its names, architecture and sizes, never its code."""
+        return f"{type(self).__name__}({', '.join(self._described())})"
+
+    def _described(self) -> Iterator[str]:
+        from kcache.launch.code import arch_of, kernels_of
+        from kcache.util.units import format_size
+
+        names = list(self.lowered_names) or kernels_of(self.ptx, self.cubin)
+        yield from map(repr, names[:_SHOWN_NAMES])
+        if len(names) > _SHOWN_NAMES:
+            yield f"and {len(names) - _SHOWN_NAMES} more"
+        arch = arch_of(self.ptx, self.cubin)
+        if arch is not None:
+            yield f"arch={str(arch)!r}"
+        outputs = ((name, getattr(self, name)) for name in _OUTPUTS)
+        yield from (
+            f"{name}={format_size(len(data))}" for name, data in outputs if data is not None
+        )
+        yield f"cached={self.cached}"
+        yield f"key={self.key[:12]!r}"
 
     def load(self, device: int | None = None, name: str | None = None) -> LoadedKernel:
         """Return the kernel on a GPU, ready to launch; needs the extra `launch` and a driver.

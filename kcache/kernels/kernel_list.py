@@ -1,7 +1,7 @@
-"""KernelList: which kernels somebody wants compiled ahead of time, read from a file.
+"""KernelList: the kernels to compile ahead of time, read from a file.
 
-The file is TOML or JSON that somebody wrote, or what a `Recorder` wrote; the format is described in
-docs/reference/kernel-list.md.
+The file is a list in TOML or JSON, or a recording that a `Recorder` wrote.
+docs/reference/kernel-list.md describes the format.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _parse(path: str, data: bytes) -> object:
 
 
 class _Written:
-    """Makes kernels of what a file says that somebody wrote.
+    """Makes kernels of a list in TOML or JSON.
 
     Args:
         path: of the file, as the user calls it.

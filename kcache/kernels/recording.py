@@ -92,7 +92,7 @@ class Recorded(NamedTuple):
 def read_recording(path: str, data: bytes) -> Iterator[Recorded]:
     """Yield the requests in `data`, the contents of the recording at `path`.
 
-    A torn line is skipped with a warning. So is told each directory that is not here.
+    A torn line is skipped with a warning. Another warning names each directory that is missing.
 
     Raises:
         ConfigError: a line is whole and no recorded request.

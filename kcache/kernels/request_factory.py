@@ -1,4 +1,4 @@
-"""Requests: from what somebody asks a cache for to what the cache works on."""
+"""Requests: turns the arguments of a call into the request that the cache works on."""
 
 from __future__ import annotations
 

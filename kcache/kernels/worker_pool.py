@@ -119,7 +119,7 @@ class Workers:
             return None
         try:
             result = job(busy)
-        except BaseException as error:  # the one who waits for the future gets it
+        except BaseException as error:  # the thread that waits for the future gets it
             future.set_exception(error)
             return None
         if isinstance(result, Busy):

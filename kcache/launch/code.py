@@ -14,7 +14,17 @@ from typing import Literal, NamedTuple, Protocol
 
 from kcache.errors import DeviceError
 
-__all__ = ["Arch", "Code", "Kernel", "Kind", "Parameter", "choose", "kernels_of", "parameters_of"]
+__all__ = [
+    "Arch",
+    "Code",
+    "Kernel",
+    "Kind",
+    "Parameter",
+    "arch_of",
+    "choose",
+    "kernels_of",
+    "parameters_of",
+]
 
 #: What a parameter is: a floating-point number, an integer or pointer, a struct, or not known.
 Kind = Literal["float", "integer", "struct", "unknown"]
@@ -183,6 +193,12 @@ def kernels_of(ptx: bytes | None, cubin: bytes | None) -> list[str]:
     if ptx is not None:
         return sorted(found[1].decode() for found in _ENTRY.finditer(ptx))
     return sorted(_cubin_kernels(cubin)) if cubin is not None else []
+
+
+def arch_of(ptx: bytes | None, cubin: bytes | None) -> Arch | None:
+    """Return the architecture that the code is for, or None where the code does not say."""
+    found = _ptx_arch(ptx) if ptx is not None else None
+    return _cubin_arch(cubin) if found is None and cubin is not None else found
 
 
 def choose(code: Code, device: int) -> list[bytes]:

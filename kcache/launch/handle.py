@@ -39,7 +39,7 @@ def core() -> Any:  # noqa: ANN401  optional, and typed by its own stubs
 class LoadedKernel:
     """A kernel on a device, ready to launch. Made by `CompiledKernel.load`.
 
-    Threads: safe to share. Fork: a child can't use it, and is told so.
+    Threads: safe to share. Fork: a child can't use it; a launch there raises an error.
 
     Its module stays loaded as long as the handle lives; keep the handle, too, as long as a CUDA
     graph has its launches. The handle is stale, and every use but of `name`, `device`, `key` and

@@ -101,7 +101,7 @@ def _parameters(
 
 
 class Module:
-    """Code that is loaded into a context, until nobody refers to it.
+    """Code that stays loaded in a context as long as something refers to it.
 
     Threads: safe to share.
 
@@ -154,7 +154,7 @@ class Module:
 
 
 def _unload(context: Context, library: int) -> None:
-    """Unload a module that nobody refers to, if its context still exists."""
+    """Unload a module without references, if its context still exists."""
     with suppress(DeviceError):  # a kernel has failed, and the driver refuses everything since
         if context.alive():
             context.driver.unload(library)
@@ -169,7 +169,7 @@ def load_module(context: Context, source: Code) -> Module:
     codes = choose(source, context.capability)
     ptx = source.ptx
     if not codes and source.ltoir is not None:
-        # PTX as well, for the types of the parameters: LTOIR tells nobody else.
+        # PTX as well, because LTOIR does not show the types of the parameters.
         codes = [_link(source.ltoir, context.capability, "cubin")]
         ptx = _link(source.ltoir, context.capability, "ptx")
     with context.current():
@@ -265,7 +265,7 @@ class Modules(Generic[M]):
 
     @contextmanager
     def _alone(self, key: str) -> Generator[None]:
-        """Hold the lock of a key, which exists as long as somebody wants it."""
+        """Hold the lock of a key. The lock exists as long as a thread holds it or waits for it."""
         with self._lock:
             lock, users = self._loading.setdefault(key, (Lock(), []))
             users.append(None)

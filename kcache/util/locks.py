@@ -155,7 +155,7 @@ class RangeLocks:
         """Return the error, and give up at once for a while: waits would add up."""
         if timeout:
             self._given_up[start] = time.monotonic() + _GIVEN_UP
-        return TimeoutError(errno.ETIMEDOUT, "somebody else does not let go of the lock")
+        return TimeoutError(errno.ETIMEDOUT, "the lock timed out: another process holds it")
 
     def _acquire_within(self, start: int, length: int, timeout: float) -> None:
         """Take the range, asking again and again: the kernel's own wait knows no end."""

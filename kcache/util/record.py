@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
 
 if TYPE_CHECKING:
     from dataclasses import Field
+    from inspect import Signature
     from typing import Self
 
 __all__ = ["Record"]
@@ -36,6 +37,46 @@ class _DataclassFields:
         return {field.name: field for field in dataclasses.fields(made)}
 
 
+class _FieldSignature:
+    """`__signature__` of a Record: its fields, for `inspect.signature`, `help` and tooltips.
+
+    It is made each time somebody asks for it, so it costs an import nothing.
+    """
+
+    def __get__(self, instance: object, owner: type[Record]) -> Signature:
+        from inspect import Parameter, Signature
+
+        annotations = _annotations(owner)
+        return Signature(
+            [
+                Parameter(
+                    name,
+                    Parameter.POSITIONAL_OR_KEYWORD,
+                    default=owner._defaults.get(name, Parameter.empty),
+                    annotation=annotations[name],
+                )
+                for name in owner._names
+            ],
+            return_annotation=None,
+        )
+
+
+def _annotations(owner: type[Record]) -> dict[str, Any]:
+    """Return the type of each field; its source text where only a type checker can read it."""
+    import sys
+
+    module = vars(sys.modules[owner.__module__])
+    found: dict[str, Any] = {}
+    texts = owner.__dict__["__annotations__"]  # noqa: RUF063  what `__init_subclass__` read
+    for name in owner._names:
+        text = texts[name]
+        try:
+            found[name] = eval(text, module)  # as `typing.get_type_hints` does, but one at a time
+        except NameError:
+            found[name] = text
+    return found
+
+
 @dataclass_transform(frozen_default=True)
 class Record:
     """Base of frozen values: annotate the fields in a subclass, as for a frozen dataclass.
@@ -46,10 +87,9 @@ class Record:
 
     _names: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
-    #: Fields that `repr` leaves out.
-    _quiet: ClassVar[frozenset[str]] = frozenset()
     if not TYPE_CHECKING:
         __dataclass_fields__ = _DataclassFields()
+        __signature__ = _FieldSignature()
 
     def __init_subclass__(cls) -> None:
         own = cls.__dict__.get("__annotations__", {})  # noqa: RUF063  inspect is what this avoids
@@ -108,8 +148,8 @@ class Record:
         return _restored, (type(self), plain, proxies)
 
     def __repr__(self) -> str:
-        shown = (name for name in self._names if name not in self._quiet)
-        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in shown)})"
+        shown = (f"{name}={getattr(self, name)!r}" for name in self._names)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         self._frozen(name)

@@ -86,6 +86,24 @@ def test_the_first_page_has_a_picture_for_each_scheme(site: Path) -> None:
         assert said in sources[0]
 
 
+def test_the_summary_has_one_chart_and_ten_rows_at_most(site: Path) -> None:
+    text = write(site / "docs" / "explanation" / "benchmarks.md", "summary")
+    assert set(re.findall(r'src="([^"]+)"', text)) == {
+        "charts/why-light.svg",
+        "charts/why-dark.svg",
+    }
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert 3 <= len(rows) <= 2 + 10
+    assert "Measured on 2026-11-22" in text
+
+
+@pytest.mark.parametrize("name", ["peers", "chapters"])
+def test_the_long_tables_have_pages_of_their_own(site: Path, name: str) -> None:
+    text = write(site / "docs" / "explanation" / "page.md", name)
+    assert text.count("\n## ") >= 2
+    assert "Measured on 2026-11-22" in text
+
+
 def test_a_page_of_the_site_has_an_image_for_each_theme(site: Path) -> None:
     text = write(site / "docs" / "how-to" / "page.md", "chart sizes-get-against-size")
     images = re.findall(r'^<img src="([^"]+)" alt="([^"]+)" class="([^"]+)"', text, re.MULTILINE)

@@ -47,7 +47,7 @@ def test_a_sound_machine(cache_directory: Path, here: Callable, backend: str) ->
     assert last.startswith("0 problems, ")
     assert f"{backend} (there are: " in said.out
     assert f"{cache_directory} (KCACHE_DIR)" in said.out
-    assert "1 looked at, none is damaged" in said.out
+    assert "1 read, none is damaged" in said.out
     assert "NVRTC 1" in said.out
     assert all(line.startswith(("ok  ", "warning  ", "    ")) for line in lines)
     assert problems(here("doctor", "--json").out) == []
@@ -94,7 +94,7 @@ def test_damaged_entries(cache_directory: Path, here: Callable, backend: str) ->
     damage(cache_directory, key(1), backend)
     said = here("doctor")
     assert said.code == 1
-    assert "1 damaged and 0 unreadable entries among the 2 that were looked at" in said.out
+    assert "1 damaged and 0 unreadable entries among the 2 that were read" in said.out
     assert "-> Run: kcache verify --repair" in said.out
     assert "1 problem, " in said.out
 

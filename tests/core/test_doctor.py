@@ -14,13 +14,20 @@ from core.helpers import key, look, path_of
 
 import kcache
 from kcache.admin.doctor import LEAST_VERSIONS, LEVELS, OK, PROBLEM, WARNING, Finding, diagnose
-from kcache.admin.machine_facts import Compiler, Contents, Facts, Place, driver_version, gather
+from kcache.admin.machine_facts import (
+    CacheLocation,
+    Compiler,
+    Contents,
+    Facts,
+    driver_version,
+    gather,
+)
 from kcache.config import Config, Setting
 from kcache.engine.stats import Stats
 from kcache.util.mounts import FileSystem, file_system
 
 GIB = 1 << 30
-PLACE = Place(
+LOCATION = CacheLocation(
     path="/home/me/.cache/kcache",
     source="default",
     exists=True,
@@ -43,7 +50,7 @@ WELL = Facts(
     bad_settings=(),
     config=Config.load(environ={}),
     user=1000,
-    place=PLACE,
+    location=LOCATION,
     homeless=False,
     backends=("file", "lmdb", "zstd", "zstd+lmdb"),
     contents=CONTENTS,
@@ -54,10 +61,10 @@ WELL = Facts(
 
 
 def with_(facts: Facts = WELL, **changes: Any) -> Facts:
-    """Returns facts with something else; `place_mode=0` changes the field `mode` of `place`."""
+    """Returns facts with something else; `location_mode=0` changes the field `mode` of `location`."""
     for name, value in list(changes.items()):
         part, _, field = name.partition("_")
-        if part in ("place", "contents", "compiler") and field:
+        if part in ("location", "contents", "compiler") and field:
             old = changes.get(part, getattr(facts, part))
             changes[part] = dataclasses.replace(old, **{field: value})
             del changes[name]
@@ -123,46 +130,56 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
         "Set KCACHE_BACKEND to one of these: file, lmdb",
     ),
     "unwritable": (
-        with_(place_obstacle="Permission denied"),
+        with_(location_obstacle="Permission denied"),
         PROBLEM,
         "can't be written to: Permission denied",
         "KCACHE_DIR",
     ),
     "can't be made": (
-        with_(place_exists=False, place_obstacle="Permission denied", place_owner=0, contents=None),
+        with_(
+            location_exists=False,
+            location_obstacle="Permission denied",
+            location_owner=0,
+            contents=None,
+        ),
         PROBLEM,
         "can't be made: Permission denied",
         "KCACHE_DIR",
     ),
     "unwritable, but only read": (
-        with_(config=configured(read_only=True), place_obstacle="Read-only file system"),
+        with_(config=configured(read_only=True), location_obstacle="Read-only file system"),
         WARNING,
         "can't be written to: Read-only",
         "",
     ),
     "somebody else's": (
-        with_(place_owner=0),
+        with_(location_owner=0),
         PROBLEM,
         "belongs to user 0, and you are user 1000",
         "directory of your own",
     ),
     "writable by others": (
-        with_(place_mode=0o770),
+        with_(location_mode=0o770),
         PROBLEM,
         r"can be written to by others \(mode 0770\)",
         "chmod go-w /home/me",
     ),
-    "a file": (with_(place_is_directory=False, contents=None), PROBLEM, "is a file", "Remove it"),
+    "a file": (
+        with_(location_is_directory=False, contents=None),
+        PROBLEM,
+        "is a file",
+        "Remove it",
+    ),
     "a file above": (
-        with_(place_is_directory=False, place_exists=False, contents=None),
+        with_(location_is_directory=False, location_exists=False, contents=None),
         PROBLEM,
         "a part of .* is a file",
         "Remove it",
     ),
-    "no home": (with_(homeless=True), WARNING, "you have no home directory", "Set KCACHE_DIR"),
+    "no home": (with_(homeless=True), WARNING, "there is no home directory", "Set KCACHE_DIR"),
     "lmdb on nfs": (
         with_(
-            place_system=NFS,
+            location_system=NFS,
             config=configured(backend="lmdb"),
             contents=Contents(error="on a network file system"),
         ),
@@ -172,16 +189,18 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "zstd over lmdb on nfs": (
         with_(
-            place_system=NFS, config=configured(backend="zstd+lmdb"), contents=Contents(error="x")
+            location_system=NFS,
+            config=configured(backend="zstd+lmdb"),
+            contents=Contents(error="x"),
         ),
         PROBLEM,
         "where LMDB does not work",
         "KCACHE_BACKEND=zstd,",
     ),
-    "file on nfs": (with_(place_system=NFS), WARNING, "network file system", "local directory"),
-    "full disk": (with_(place_free=1 << 20), WARNING, "almost full: 1.0 MiB free", "Free space"),
+    "file on nfs": (with_(location_system=NFS), WARNING, "network file system", "local directory"),
+    "full disk": (with_(location_free=1 << 20), WARNING, "almost full: 1.0 MiB free", "Free space"),
     "cap too large": (
-        with_(place_free=GIB // 2),
+        with_(location_free=GIB // 2),
         WARNING,
         r"the cap, 1\.0 GiB, is more than the disk has room for \(512\.0 MiB free\)",
         "KCACHE_MAX_SIZE",
@@ -268,12 +287,15 @@ def test_findings_are_one_line_of_a_known_level(case: str) -> None:
 
 
 def test_what_is_not_known_yields_nothing() -> None:
-    unknown = with_(place=None, contents=None, compiler_version=None, user=None)
+    unknown = with_(location=None, contents=None, compiler_version=None, user=None)
     topics = {finding.topic for finding in diagnose(unknown)}
     assert not topics & {"directory", "file system", "room", "entries", "statistics"}
     assert bad(with_(driver=(11, 0), compiler_version=None)) == []
-    assert bad(with_(place_exists=False, contents=None, place_owner=0, place_mode=0o777)) == []
-    assert bad(with_(user=None, place_owner=5, place_mode=0o777)) == []
+    assert (
+        bad(with_(location_exists=False, contents=None, location_owner=0, location_mode=0o777))
+        == []
+    )
+    assert bad(with_(user=None, location_owner=5, location_mode=0o777)) == []
     assert (
         bad(with_(libraries={"lmdb": "of unknown version", "xxhash": "3.5rc1", "zstandard": "1"}))
         == []
@@ -299,9 +321,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_gathering_makes_and_changes_nothing(place: Path) -> None:
     facts = gather()
-    assert facts.place is not None
-    assert (facts.place.path, facts.place.exists, facts.contents) == (str(place), False, None)
-    assert facts.place.source == "KCACHE_DIR"
+    assert facts.location is not None
+    assert (facts.location.path, facts.location.exists, facts.contents) == (str(place), False, None)
+    assert facts.location.source == "KCACHE_DIR"
     assert not place.exists()
     with kcache.open_engine(place) as engine:
         engine.put(key(1), kcache.Entry({"a": b"x"}))
@@ -310,18 +332,18 @@ def test_gathering_makes_and_changes_nothing(place: Path) -> None:
     assert facts.contents is not None
     assert (facts.contents.sampled, facts.contents.damaged) == (1, 0)
     assert before == {path: path.stat().st_mtime_ns for path in place.rglob("*")}
-    assert facts.place is not None
-    assert facts.place.obstacle == ""
+    assert facts.location is not None
+    assert facts.location.obstacle == ""
 
 
 def test_the_facts_of_a_directory(place: Path) -> None:
     place.mkdir(mode=0o750)
     facts = gather(system=lambda path: FileSystem("xfs", path))
-    assert facts.place is not None
-    assert facts.place.mode == 0o750
-    assert facts.place.owner == os.geteuid() == facts.user
-    assert facts.place.system == ("xfs", str(place))
-    assert 0 < facts.place.free <= facts.place.total
+    assert facts.location is not None
+    assert facts.location.mode == 0o750
+    assert facts.location.owner == os.geteuid() == facts.user
+    assert facts.location.system == ("xfs", str(place))
+    assert 0 < facts.location.free <= facts.location.total
     assert [f for f in bad(facts) if f.topic == "directory"] == []
     place.chmod(0o777)
     (finding,) = [f for f in bad(gather()) if f.topic == "directory"]
@@ -375,15 +397,15 @@ def test_every_bad_variable_is_a_finding(place: Path, monkeypatch: pytest.Monkey
         "KCACHE_READ_ONLY",
         "KCACHE_LOG",
     ]
-    assert facts.place is not None
-    assert facts.place.path == str(place)
+    assert facts.location is not None
+    assert facts.location.path == str(place)
     monkeypatch.setenv("KCACHE_DIR", "  ")
     facts = gather()
     assert len(facts.bad_settings) == 4
-    assert facts.place is None
+    assert facts.location is None
     named = gather(str(place))
-    assert named.place is not None
-    assert (named.place.path, len(named.bad_settings)) == (str(place), 3)
+    assert named.location is not None
+    assert (named.location.path, len(named.bad_settings)) == (str(place), 3)
 
 
 def test_an_unreadable_statistics_file(place: Path) -> None:

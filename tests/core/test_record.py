@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import pickle
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 import kcache
+from kcache.config import Config
+from kcache.engine.history import Hour
+from kcache.engine.journal import Event
+from kcache.errors import BackendError
+from kcache.testing import Fault, FaultyBackend
+from kcache.util.record import Record
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 OPTIONS = kcache.CompileOptions(
     arch="sm_90", defines={"N": 1, "M": None}, include_paths=["a"], extra_options=["-arch=sm_80"]
@@ -65,3 +79,124 @@ print(hash(there) == hash(here), len({{there, here}}), there.target)
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == ["True", "1", "sm_90"]
+
+
+# -- what a record tells of itself -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kcache.CompileOptions,
+        kcache.CompileRequest,
+        kcache.CompiledKernel,
+        kcache.Stats,
+        kcache.CacheKey,
+        Config,
+        Event,
+        Hour,
+    ],
+)
+def test_its_signature_names_its_fields_with_their_defaults(kind: type[Record]) -> None:
+    found = inspect.signature(kind).parameters
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    assert list(found) == [field.name for field in fields]
+    for field in fields:
+        missing = field.default_factory is dataclasses.MISSING
+        default = inspect.Parameter.empty if missing else field.default_factory()
+        assert found[field.name].default == default
+        assert found[field.name].annotation is not inspect.Parameter.empty
+
+
+def test_a_signature_has_types_and_not_their_source() -> None:
+    found = inspect.signature(kcache.CompileOptions).parameters
+    assert found["arch"].annotation == str | int | None
+    assert found["precompiled_headers"].annotation == bool | Literal["auto"]
+    assert [name for name, p in found.items() if isinstance(p.annotation, str)] == []
+
+
+def test_a_type_that_only_a_checker_imports_is_given_as_text() -> None:
+    class Odd(Record):
+        known: int
+        unknown: Decimal
+        later: int = 3
+
+    found = inspect.signature(Odd)
+    assert found.parameters["unknown"].annotation == "Decimal"
+    assert str(found) == "(known: int, unknown: 'Decimal', later: int = 3) -> None"
+
+
+def test_a_call_binds_by_the_signature() -> None:
+    bound = inspect.signature(kcache.CompileRequest).bind("text", options=OPTIONS)
+    assert kcache.CompileRequest(*bound.args, **bound.kwargs) == kcache.CompileRequest(
+        "text", (), OPTIONS
+    )
+    with pytest.raises(TypeError):
+        inspect.signature(kcache.CompileRequest).bind()
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_help_shows_the_fields(record: Record) -> None:
+    text = pydoc.plain(pydoc.render_doc(type(record)))
+    call = text.partition(f" |  {type(record).__name__}(")[2].partition("\n")[0]
+    for name in inspect.signature(type(record)).parameters:
+        assert f"{name}: " in call
+    assert "*args" not in call
+
+
+# -- kernels and caches ----------------------------------------------------------------------------
+
+PTX = b".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry first(\n)\n{\n}\n"
+
+
+def _kernel(*names: str, ptx: bytes | None = PTX, cubin: bytes | None = None) -> object:
+    lowered = MappingProxyType({name: f"_Z{name}" for name in names})
+    return kcache.CompiledKernel(ptx, cubin, None, lowered, "the log", "ab" * 32, True, 0.5)
+
+
+def test_a_kernel_shows_name_architecture_and_sizes_and_no_code() -> None:
+    kernel = _kernel("axpy<float>", cubin=bytes(2048))
+    assert repr(kernel) == (
+        "CompiledKernel('axpy<float>', arch='sm_90a', ptx=74 B, cubin=2.0 KiB, cached=True, "
+        "key='abababababab')"
+    )
+
+
+def test_a_kernel_without_name_expressions_shows_the_names_in_its_module() -> None:
+    assert repr(_kernel()).startswith("CompiledKernel('first', arch='sm_90a', ")
+
+
+def test_a_kernel_of_many_names_shows_three() -> None:
+    assert "('a', 'b', 'c', and 2 more, arch=" in repr(_kernel(*"abcde"))
+
+
+def test_a_kernel_that_says_nothing_of_itself_still_has_a_repr() -> None:
+    assert repr(_kernel(ptx=None)) == "CompiledKernel(cached=True, key='abababababab')"
+
+
+@pytest.mark.parametrize("backend", ["file", "lmdb"])
+def test_a_cache_shows_where_it_is_and_how_full_it_is(tmp_path: Path, backend: str) -> None:
+    with kcache.KernelCache(tmp_path, backend=backend, max_size="2MiB") as cache:
+        before = cache.stats()
+        where = f"KernelCache({str(tmp_path)!r}, backend={backend!r}, "
+        assert repr(cache) == f"{where}entries=0, size='0 B of 2.0 MiB')"
+        cache.engine.put("ab" * 32, kcache.Entry({"ptx": bytes(5000)}, {}))
+        assert re.fullmatch(
+            re.escape(where) + r"entries=1, size='\d\.\d KiB of 2\.0 MiB'\)", repr(cache)
+        )
+        assert cache.stats() == before.replace(puts=1)
+    assert repr(cache).startswith(where)
+
+
+def test_a_cache_whose_backend_fails_still_has_a_repr() -> None:
+    backend = FaultyBackend()
+    with kcache.KernelCache(backend=backend, max_size="1MiB") as cache:
+        backend.faults["usage"] = Fault(BackendError("the disk is gone"))
+        assert repr(cache) == (
+            "KernelCache(None, backend='FaultyBackend', entries=unknown, size='unknown of 1.0 MiB')"
+        )
+        assert cache.stats().errors == 0
+
+
+def test_dir_lists_public_names_only() -> None:
+    assert dir(kcache) == sorted(kcache.__all__)

@@ -15,9 +15,11 @@ DOCS = ROOT / "docs"
 
 #: Marks that say how a block is tested: the words after `test:`.
 HOW = ("exit", "gpu", "slow", "by", "dockerfile", "workflow", "none")
+#: What `docs/from_code.py` writes: its blocks are signatures. `test_reference.py` compares it.
+_MADE = re.compile(r"^<!-- from the code: .*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
 #: Directives that hold text with blocks of its own; those that hold none; and doctests.
 _NESTING = {"admonition", "caution", "dropdown", "important", "note", "seealso", "tip", "warning"}
-_SILENT = {"contents", "eval-rst", "figure", "image", "toctree"}
+_SILENT = {"contents", "figure", "image", "toctree"}
 _CODE = {"code", "code-block", "sourcecode"}
 
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}|:{3,})[ ]*([^`]*)$")
@@ -82,7 +84,8 @@ def named(path: Path) -> str:
 def blocks(path: Path) -> list[Block]:
     """Returns the blocks of a page in order."""
     name = named(path) if path.is_relative_to(ROOT) else path.name
-    return list(_blocks(name, path.read_text(encoding="utf-8").splitlines(), 0))
+    text = _MADE.sub(lambda made: "\n" * made[0].count("\n"), path.read_text(encoding="utf-8"))
+    return list(_blocks(name, text.splitlines(), 0))
 
 
 def _blocks(page: str, lines: list[str], before: int) -> Iterator[Block]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from docs.pages import DOCS, ROOT, named, pages, prose
 
+import kcache
 import kcache.errors
+import kcache.launch
+import kcache.testing
 from kcache.config import VARIABLES
 from kcache.util import marker
 
@@ -27,6 +32,48 @@ def names(page: Path, head: str) -> list[str]:
     assert table is not None
     cells = [row.split(" | ")[0].removeprefix("| ") for row in table[1].splitlines()]
     return [name for cell in cells for name in re.findall(r"[^`, ]+", cell)]
+
+
+@pytest.fixture(scope="module")
+def from_code() -> ModuleType:
+    """The module that writes what comes from the code."""
+    for extra, needed in (("cli", "click"), ("cli", "rich"), ("testing", "hypothesis")):
+        pytest.importorskip(needed, reason=f"the extra {extra} is not installed")
+    spec = importlib.util.spec_from_file_location("from_code", DOCS / "from_code.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in REFERENCE.glob("*.md")))
+def test_what_comes_from_the_code_is_up_to_date(page: str, from_code: ModuleType) -> None:
+    text = (REFERENCE / page).read_text(encoding="utf-8")
+    assert from_code.updated(text) == text, "run: python docs/from_code.py"
+
+
+def test_a_page_that_has_drifted_is_seen_and_mended(from_code: ModuleType) -> None:
+    text = (REFERENCE / "environment.md").read_text(encoding="utf-8")
+    drifted = text.replace("The directory of the cache", "The place")
+    assert drifted != text
+    assert from_code.updated(drifted) == text
+
+
+def test_every_public_name_is_on_the_page_about_python(from_code: ModuleType) -> None:
+    named = {name for _, name, _ in from_code.documented()}
+    public = {f"kcache.{name}" for name in {*kcache.__all__} - {"__version__"}}
+    for module in (kcache.errors, kcache.launch, kcache.testing):
+        public |= {f"{module.__name__}.{name}" for name in module.__all__}
+    told = {name.rpartition(".")[2] for name in named}
+    assert {name for name in public if name.rpartition(".")[2] not in told} == set()
+
+
+def test_every_link_to_a_name_leads_to_its_heading(from_code: ModuleType) -> None:
+    text = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    headings = [from_code.slug(head) for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    assert sorted(headings) == sorted(set(headings))
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= set(headings)
 
 
 def test_every_error_is_explained() -> None:
@@ -49,7 +96,7 @@ def test_every_command_has_a_section() -> None:
 
     text = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
     listed = app.list_commands(click.Context(app))
-    made = re.findall(r"^\.\. kcache-command:: (\w+)$", text, re.MULTILINE)
+    made = re.findall(r"^<!-- from the code: command (\w+) -->$", text, re.MULTILINE)
     assert sorted(made) == sorted(listed)
     assert re.findall(r"^## kcache (\w+)$", text, re.MULTILINE) == made
 

@@ -145,7 +145,7 @@ def test_every_option_of_every_command_is_on_the_page(html: dict[Path, Html]) ->
 
     (page,) = (page for path, page in html.items() if path.name == "command-line.html")
     expected = set()
-    with click.Context(app) as context:
+    with click.Context(app, **app.context_settings) as context:
         for name in app.list_commands(context):
             command = app.get_command(context, name)
             assert command is not None

@@ -523,3 +523,13 @@ def test_a_cache_records_from_the_call_on_and_to_the_end_of_a_block(cache, tmp_p
     cache.record(path)  # without a block: from here on
     ask(3)
     assert recorded() == ["1", "3"]
+
+
+def test_ptx_is_bytes_of_text_without_a_nul(cache):
+    source = '// \u00e4\nextern "C" __global__ void f(char* p) { p[0] = "\u00e4"[0]; }'
+    made = cache.get_or_compile(source, options=kcache.CompileOptions(arch="sm_90"))
+    for kernel in (made, cache.lookup(source, options=kcache.CompileOptions(arch="sm_90"))):
+        assert kernel.ptx is not None
+        assert "\0" not in kernel.ptx.decode("utf-8")
+        assert ".entry f(" in kernel.ptx.decode("utf-8")
+        assert repr(kernel).startswith("CompiledKernel('f', arch='sm_90', ptx=")

@@ -13,16 +13,16 @@ __all__ = ["clear"]
 
 
 @click.command(short_help="Delete every entry.")
-@click.option("-y", "--yes", is_flag=True, help="Don't ask. Needed where nobody can be asked.")
+@click.option("-y", "--yes", is_flag=True, help="Don't ask. Required without a terminal.")
 @directory_option
 def clear(*, yes: bool, directory: str | None) -> None:
     """Delete every entry of the cache.
 
-    The counts stay: `kcache stats --zero` is for those.
+    The counts stay. To reset them, use `kcache stats --zero`.
     """
     may_write("clear")
     if not yes and not can_ask():
-        raise click.UsageError("There is nobody to ask. Pass --yes to delete every entry.")
+        raise click.UsageError("There is no terminal to ask on. Pass --yes to delete every entry.")
     cache = open_existing(directory, read_only=False)
     if cache is None:
         show("nothing to delete: nothing has been cached yet")

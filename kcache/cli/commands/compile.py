@@ -25,7 +25,7 @@ __all__ = ["compile_file"]
 
 @click.command("compile", short_help="Compile a CUDA source file, or get it from the cache.")
 @compile_options(
-    output_help="Where to write it, - for standard output.  [default: FILE with the suffix "
+    output_help="The file to write, - for standard output.  [default: FILE with the suffix "
     "of what is written; standard output if FILE is -]"
 )
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but warnings and errors.")
@@ -33,8 +33,8 @@ __all__ = ["compile_file"]
 def compile_file(*, asked: Asked, quiet: bool, directory: str | None) -> None:
     """Compile FILE (- for standard input) with NVRTC, or get it from the cache.
 
-    No GPU is needed. Headers in quotes are looked for beside FILE first. The next time, FILE and
-    its headers may be in another folder: what counts is what is in them.
+    No GPU is needed. Headers in quotes are searched beside FILE first. FILE and its headers may
+    later move to another folder: kcache compares their content, not their paths.
     """
     source = asked.source
     output = _output(source, asked.emit, asked.output)

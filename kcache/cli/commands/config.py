@@ -22,11 +22,11 @@ __all__ = ["config"]
 _SIZES = ("max_size", "memory_size")
 
 
-@click.command(short_help="Show every setting, its value and where that came from.")
+@click.command(short_help="Show every setting with its value and its source.")
 @json_option("object")
 @directory_option
 def config(*, as_json: bool, directory: str | None) -> None:
-    """Show every setting, its value and where that came from; then the compiler that is found."""
+    """Show every setting with its value and its source, and the compiler that kcache uses."""
     settings = _settings(directory)
     compiler = library.find()
     if as_json:

@@ -42,12 +42,12 @@ class Run(NamedTuple):
     "--directory",
     type=click.Path(),
     metavar="DIR",
-    help="Keep the cache there.  [default: a temporary directory]",
+    help="Put the cache into DIR.  [default: a temporary directory]",
 )
 def demo(*, arch: str | None, directory: str | None) -> None:
-    """Compile a real CUB kernel in one process, then get it from the cache in a new one.
+    """Compile a real CUB kernel in one process, then get it from the cache in a new process.
 
-    No GPU is needed. Times are measured on this machine, now.
+    No GPU is needed. The demo measures all times on this machine.
     """
     include = find_cccl()
     if include is None:

@@ -21,21 +21,20 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 _INDENT = 26
 
 
-@click.command(short_help="Find what is wrong with this machine's set-up.")
+@click.command(short_help="Find problems in the set-up of this machine.")
 @json_option("array")
 @directory_option
 @click.option(
     "--program",
     metavar="FILE",
-    help="Tell whether this program would be reached by `kcache run`, and why not.",
+    help="Say whether `kcache run` would reach this program, and if not, why.",
 )
 def doctor(*, as_json: bool, directory: str | None, program: str | None) -> None:
-    """Look at everything that the cache depends on, and say what to do where it is not right.
+    """Check everything that the cache depends on, and say how to fix what is wrong.
 
-    Looks at settings, directory, disk, backend, a sample of the entries, NVRTC, the driver, and
-    whether programs under `kcache run` are reached.
-    Changes nothing. Exits with 1 if there is a problem; a warning is none, things work in spite of
-    it.
+    Checks the settings, the directory, the disk, the backend, a sample of the entries, NVRTC, the
+    driver, and whether `kcache run` reaches programs. Changes nothing. Exits with 1 if there is a
+    problem. A warning is not a problem: the cache works in spite of it.
     """
     from kcache.admin.doctor import PROBLEM, WARNING, diagnose
     from kcache.admin.machine_facts import gather

@@ -25,7 +25,7 @@ __all__ = ["extract"]
 @click.option(
     "--emit",
     type=click.Choice(OUTPUTS),
-    help="What to write.  [default: as the suffix of OUT says, else the first of these that "
+    help="The output to write.  [default: by the suffix of OUT, else the first of these that "
     "there is]",
 )
 @click.option(
@@ -33,14 +33,14 @@ __all__ = ["extract"]
     "--output",
     metavar="OUT",
     type=OutputPath(),
-    help="Where to write it, - for standard output.  [default: the key's first digits, with the "
+    help="The file to write, - for standard output.  [default: the key's first digits, with the "
     "suffix of what is written]",
 )
 @directory_option
 def extract(*, key: str, emit: str | None, output: str | None, directory: str | None) -> None:
-    """Write what was compiled for the entry KEY, for `cuobjdump`, `nvdisasm` and other tools.
+    """Write the output of the entry KEY to a file, for `cuobjdump`, `nvdisasm` and other tools.
 
-    KEY is the first digits of a key that `kcache ls` shows.
+    KEY is the first digits of a key. `kcache ls` shows the keys.
     """
     item, entry = open_entry(directory, key)
     if entry is None:

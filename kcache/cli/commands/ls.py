@@ -31,10 +31,12 @@ _ORDERS: dict[str, tuple[Callable[[Item], float | None], bool]] = {
     type=click.Choice(list(_ORDERS)),
     default="last-use",
     show_default=True,
-    help="Latest use first, largest first, youngest first, or longest compile first.",
+    help="Sort by latest use, largest size, youngest age or longest compile.",
 )
-@click.option("--reverse", is_flag=True, help="The other way round. What is unknown stays last.")
-@click.option("-a", "--all", "everything", is_flag=True, help="Manifests too.")
+@click.option(
+    "--reverse", is_flag=True, help="Reverse the order. Entries without a value stay last."
+)
+@click.option("-a", "--all", "everything", is_flag=True, help="List manifests, too.")
 @json_option("array")
 @directory_option
 def list_entries(
@@ -42,12 +44,12 @@ def list_entries(
 ) -> None:
     """List the kernels in the cache, one line each.
 
-    KEY is cut to as many digits as tell the entries apart, enough for the other commands. AGE is
-    the time since the compile, COMPILE what it took. Entries that are damaged, or that another
-    version of kcache wrote, are listed as such. Listing an entry is no use of it.
+    KEY has as many digits as tell the entries apart, which is enough for the other commands. AGE is
+    the time since the compile, and COMPILE is the time that the compile took. Damaged entries and
+    entries of another version of kcache are marked. Listing an entry does not count as a use.
 
-    A manifest remembers which headers a source was compiled with, so that a change of one is
-    noticed; there is one for each source that includes any.
+    A manifest records which headers a source was compiled with, so that kcache notices when a
+    header changes. There is one manifest for each source with includes.
     """
     cache = open_existing(directory)
     rows: list[Item] = []

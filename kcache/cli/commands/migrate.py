@@ -26,15 +26,15 @@ __all__ = ["migrate"]
 
 @click.command(short_help="Move every entry to another backend.")
 @click.option(
-    "--to", "target", metavar="BACKEND", required=True, help="Where they go, such as zstd."
+    "--to", "target", metavar="BACKEND", required=True, help="The new backend, such as zstd."
 )
 @click.option(
     "--from",
     "origin",
     metavar="BACKEND",
-    help="Where the entries are.  [default: $KCACHE_BACKEND, else file]",
+    help="The old backend.  [default: $KCACHE_BACKEND, else file]",
 )
-@click.option("--keep", is_flag=True, help="Copy: leave the entries where they are, too.")
+@click.option("--keep", is_flag=True, help="Copy the entries, and keep the old ones.")
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be moved; change nothing.")
 @directory_option
 def migrate(
@@ -42,9 +42,10 @@ def migrate(
 ) -> None:
     """Move every entry to another backend in the same directory.
 
-    Each backend has a folder of its own there. The least recently used entry goes first, one at a
-    time, so that the order of use survives and both together need no more room than the cap. It may
-    be interrupted; run again, it goes on. Afterwards set KCACHE_BACKEND, as it then says.
+    Each backend has its own folder there. The entries move one at a time, the least recently used
+    one first. So the order of use survives, and both backends together stay below the cap. If the
+    command is interrupted, run it again and it continues. At the end it tells you to set
+    KCACHE_BACKEND.
     """
     origin = origin or Config.load().backend.value
     _check_names(origin, target)

@@ -26,15 +26,15 @@ __all__ = ["report"]
     type=OutputPath(),
     default="kcache-report.html",
     show_default=True,
-    help="Where to write it, - for standard output.",
+    help="The file to write, - for standard output.",
 )
 @directory_option
 def report(*, output: str, directory: str | None) -> None:
-    """Write one HTML page about the cache, for people who would rather look than read.
+    """Write one HTML page about the cache.
 
-    Size against cap, what fills it, hits and misses over time, compile time saved, and what
-    deserves attention. The page is one small file that loads nothing and runs no scripts. It names
-    your kernels and the cache's directory: mind whom you send it to.
+    The page shows the size and the cap, what fills the cache, hits and misses over time, the saved
+    compile time, and what needs attention. It is one small file that loads nothing and runs no
+    scripts. It names your kernels and the directory of the cache, so consider who may see that.
     """
     from kcache.cli.html_report.sections import page
     from kcache.cli.html_report.snapshot import gather
@@ -64,7 +64,7 @@ def _is_file(output: str) -> bool:
 
 
 def _replace(output: str, data: bytes) -> None:
-    """Write a file, so that whoever looks finds the old one or the new one, and whole."""
+    """Write a file so that a reader finds either the whole old file or the whole new one."""
     target = os.path.realpath(output)
     with naming(output):
         fd, temporary = tempfile.mkstemp(".tmp", ".kcache-report-", os.path.dirname(target))

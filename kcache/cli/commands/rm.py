@@ -15,12 +15,12 @@ __all__ = ["remove"]
 
 @click.command("rm", short_help="Delete single entries.")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True, type=key_prefix)
-@click.option("-y", "--yes", is_flag=True, help="Accepted as by `clear`; nothing is asked.")
+@click.option("-y", "--yes", is_flag=True, help="Accepted as by `clear`. The command never asks.")
 @directory_option
 def remove(*, keys: tuple[str, ...], yes: bool, directory: str | None) -> None:
-    """Delete the entries KEY, each the first digits of a key that `kcache ls` shows.
+    """Delete the entries KEY. Each KEY is the first digits of a key that `kcache ls` shows.
 
-    If one KEY fits no entry, or several, nothing is deleted.
+    If a KEY fits no entry or several entries, nothing is deleted.
     """
     del yes
     may_write("rm")

@@ -45,15 +45,16 @@ _PLACES = {
 }
 
 
-@click.command("show", short_help="Show everything that is known of one entry.")
+@click.command("show", short_help="Show all that is known about one entry.")
 @key_argument
 @json_option("object")
 @directory_option
 def show_entry(*, key: str, as_json: bool, directory: str | None) -> None:
-    """Show everything that is known of the entry KEY, the first digits of a key from `kcache ls`.
+    """Show all that is known about the entry KEY, the first digits of a key from `kcache ls`.
 
-    Of a kernel: its source, target, names, compiler, options and log, and the sizes of what was
-    stored. Of a manifest: which headers were read, and which must be absent.
+    For a kernel: its source, target, names, compiler, options and log, and the sizes of its
+    outputs. For a manifest: the headers that the compiler read, and the headers that must be
+    absent.
     """
     item, entry = open_entry(directory, key)
     if as_json:

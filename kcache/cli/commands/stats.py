@@ -33,12 +33,14 @@ __all__ = ["stats"]
 @click.command(short_help="Show what all processes have done with the cache.")
 @json_option("object")
 @click.option(
-    "--prometheus", is_flag=True, help="Prometheus' text format, for a textfile collector."
+    "--prometheus",
+    is_flag=True,
+    help="Print the text format of Prometheus, for a textfile collector.",
 )
-@click.option("--zero", is_flag=True, help="Start again from zero after showing the counts.")
+@click.option("--zero", is_flag=True, help="Show the counts, then set them to zero.")
 @directory_option
 def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None) -> None:
-    """Show what all processes have done with the cache, since it was made or set to zero."""
+    """Show what all processes have done with the cache since it was created or set to zero."""
     if as_json and prometheus:
         raise click.UsageError("--json and --prometheus exclude each other.")
     if zero:

@@ -17,12 +17,14 @@ from kcache.util.units import format_size, parse_age, parse_size
 __all__ = ["trim"]
 
 
-@click.command(short_help="Evict what was used least recently.")
-@click.option("--max-size", metavar="SIZE", help="Evict until at most SIZE is left, such as 200MB.")
+@click.command(short_help="Evict the least recently used entries.")
+@click.option(
+    "--max-size", metavar="SIZE", help="Evict until at most SIZE is stored, such as 200MB."
+)
 @click.option(
     "--older-than",
     metavar="AGE",
-    help="Evict what was last used longer ago than AGE, such as 12h, 30d or 2w.",
+    help="Evict entries that nobody has used for AGE, such as 12h, 30d or 2w.",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be evicted; change nothing.")
 @directory_option
@@ -31,8 +33,9 @@ def trim(
 ) -> None:
     """Evict the entries that were used least recently.
 
-    Without options, down to 90 % of the cap. With both, what is older than AGE goes first, then
-    what exceeds SIZE. The cache keeps its cap by itself; this is for when you want room now.
+    Without options, evict down to 90 % of the cap. With both options, first evict what is older
+    than AGE, then what exceeds SIZE. The cache stays below its cap on its own. Use this command to
+    free space at once.
     """
     if not dry_run:
         may_write("trim")

@@ -17,14 +17,16 @@ __all__ = ["verify"]
 
 
 @click.command(short_help="Read and check every entry.")
-@click.option("--repair", is_flag=True, help="Delete what is damaged, and mend the backend.")
+@click.option(
+    "--repair", is_flag=True, help="Delete damaged entries, and repair the files of the backend."
+)
 @json_option("object")
 @directory_option
 def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
-    """Read every entry and check that it is what was stored, then check the backend itself.
+    """Read and check every entry, then check the files of the backend.
 
-    A damaged entry is never used: it is compiled again when it is asked for. So `--repair` only
-    frees its space. Exits with 1 if something damaged was found and not repaired. Changes nothing
+    kcache never uses a damaged entry. It compiles the kernel again when a program asks for it, so
+    `--repair` only frees space. Exits with 1 if damage was found and not repaired. Changes nothing
     without `--repair`.
     """
     if repair:

@@ -37,14 +37,14 @@ __all__ = ["warm"]
     "--jobs",
     type=click.IntRange(1),
     metavar="N",
-    help="Compile so many at a time.  [default: one per core]",
+    help="Run N compiles at a time.  [default: one per core]",
 )
 @click.option(
     "--arch",
     "archs",
     metavar="ARCH",
     multiple=True,
-    help="Target, such as sm_90, instead of those that FILE names.  [repeatable]",
+    help="Target, such as sm_90. Replaces the targets in FILE.  [repeatable]",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be compiled; compile nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but warnings and errors.")
@@ -62,8 +62,8 @@ def warm(
 ) -> None:
     """Compile every kernel that FILE lists and that is not in the cache yet, in parallel.
 
-    FILE is a list in TOML or JSON, or what a program recorded that ran with KCACHE_RECORD=FILE. No
-    GPU is needed. Exits with 1 if a kernel does not compile; the others are compiled all the same.
+    FILE is a list in TOML or JSON, or a recording of a program that ran with KCACHE_RECORD=FILE. No
+    GPU is needed. If a kernel does not compile, the command compiles the others and exits with 1.
     """
     if quiet and as_json:
         raise click.UsageError("--quiet and --json exclude each other.")

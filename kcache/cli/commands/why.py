@@ -38,10 +38,10 @@ _SHOWN = 20
 @json_option("object")
 @directory_option
 def why(*, asked: Asked, quiet: bool, as_json: bool, directory: str | None) -> None:
-    """Say why the next `kcache compile` of exactly this would miss, or that it would hit.
+    """Say why the next `kcache compile` with these arguments would miss, or that it would hit.
 
-    Takes the argument and the options of `kcache compile`: put `why` in the place of `compile`.
-    Compiles nothing, changes nothing, and is not counted.
+    Takes the arguments of `kcache compile`: replace `compile` by `why`. Compiles nothing, changes
+    nothing, and is not counted.
     """
     del quiet
     settings = Config.load({"directory": directory})

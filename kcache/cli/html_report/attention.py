@@ -93,13 +93,13 @@ def _counts(portrait: Portrait) -> Iterator[Remark]:
         NOTE,
         stats.uncacheable,
         "Compiles that must not be cached",
-        "The source or a header has a __TIME__ or __DATE__, say. KCACHE_LOG=debug names the "
+        "For example, the source or a header uses __TIME__. KCACHE_LOG=debug names the "
         "kernel and the reason.",
     )
     yield Remark(
         NOTE,
         stats.wait_timeouts,
-        "Requests that waited in vain",
+        "Waits that timed out",
         "Another process was compiling the kernel for longer than KCACHE_WAIT, or was stopped; "
         "they compiled it themselves.",
     )

@@ -17,7 +17,7 @@ __all__ = ["Bar", "area", "bars", "meter", "ring", "swatch", "track"]
 
 #: Labels below a chart.
 _LABELS = 5
-#: Share of its place that a bar fills.
+#: Share of its column that a bar fills.
 _FILLED = 0.74
 #: The least width of what is there at all, in percent.
 _VISIBLE = 0.4
@@ -28,7 +28,7 @@ _STEPS = (1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10)
 
 
 class Bar(NamedTuple):
-    """One place of a chart.
+    """One column of a chart.
 
     Attributes:
         label: short, for the axis.
@@ -41,16 +41,16 @@ class Bar(NamedTuple):
     parts: Sequence[tuple[str, float]]
 
 
-def bars(label: str, places: Sequence[Bar], unit: str) -> Node:
+def bars(label: str, columns: Sequence[Bar], unit: str) -> Node:
     """Return stacked bars over a scale, `label` for those who can't see them."""
-    top = _ceiling(max(sum(value for _, value in place.parts) for place in places))
-    width = 100 / len(places)
+    top = _ceiling(max(sum(value for _, value in column.parts) for column in columns))
+    width = 100 / len(columns)
     plot = _plot(label)
-    for number, place in enumerate(places):
-        group = el("g", el("title", place.title), class_="place")
+    for number, column in enumerate(columns):
+        group = el("g", el("title", column.title), class_="place")
         group.append(el("rect", class_="hover", **_box(number * width, 0, width, 100)))
         base = 0.0
-        for name, value in place.parts:
+        for name, value in column.parts:
             if value:
                 left = (number + (1 - _FILLED) / 2) * width
                 height = 100 * value / top
@@ -58,13 +58,13 @@ def bars(label: str, places: Sequence[Bar], unit: str) -> Node:
                 group.append(el("rect", class_=name, **box))
                 base += height
         plot.append(group)
-    return _framed(plot, top, unit, [place.label for place in places])
+    return _framed(plot, top, unit, [column.label for column in columns])
 
 
-def area(label: str, places: Sequence[Bar], unit: str) -> Node:
-    """Return one value of each place as a line with its area below, likewise."""
-    values = [place.parts[0][1] for place in places]
-    name = places[0].parts[0][0]
+def area(label: str, columns: Sequence[Bar], unit: str) -> Node:
+    """Return one value of each column as a line with its area below, likewise."""
+    values = [column.parts[0][1] for column in columns]
+    name = columns[0].parts[0][0]
     top = _ceiling(max(values))
     last = max(1, len(values) - 1)
     points = [f"{100 * n / last:.2f} {100 - 100 * v / top:.2f}" for n, v in enumerate(values)]
@@ -82,11 +82,11 @@ def area(label: str, places: Sequence[Bar], unit: str) -> Node:
             overflow="visible",
         )
     )
-    width = 100 / len(places)
-    for number, place in enumerate(places):
+    width = 100 / len(columns)
+    for number, column in enumerate(columns):
         box = _box(number * width, 0, width, 100)
-        plot.append(el("g", el("title", place.title), el("rect", class_="hover", **box)))
-    return _framed(plot, top, unit, [place.label for place in places])
+        plot.append(el("g", el("title", column.title), el("rect", class_="hover", **box)))
+    return _framed(plot, top, unit, [column.label for column in columns])
 
 
 def ring(label: str, share: float, text: str) -> Node:

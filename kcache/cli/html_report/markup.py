@@ -1,7 +1,7 @@
 """Markup: HTML and SVG as a tree of elements, and the document that they become.
 
 The standard library's serializer escapes every text and every attribute, so no name that comes
-from a cache can become markup, whoever forgets what.
+from a cache can become markup, even if a caller forgets to escape it.
 """
 
 from __future__ import annotations

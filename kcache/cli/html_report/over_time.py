@@ -41,7 +41,7 @@ def _requests(title: str, spans: Sequence[Span], what: str, *, wide: bool = Fals
         f"{title}: {said} from {spans[0].title} to {spans[-1].title}. Most requests: "
         f"{busiest.requests:,.0f}, {busiest.title}. The table below has every figure."
     )
-    places = [
+    columns = [
         Bar(span.label, _told(span), (("hits", span.hits), ("misses", span.misses)))
         for span in spans
     ]
@@ -65,13 +65,13 @@ def _requests(title: str, spans: Sequence[Span], what: str, *, wide: bool = Fals
     head = ((what, ""), ("Hits", ""), ("Misses", ""), ("Evictions", ""), ("Saved", ""))
     caption = f"{title}; left out where nothing was counted"
     figures = el("details", el("summary", "The figures"), table(caption, head, rows))
-    return card(title, legend, charts.bars(label, places, ""), figures, wide=wide)
+    return card(title, legend, charts.bars(label, columns, ""), figures, wide=wide)
 
 
 def _saved(spans: Sequence[Span], *, wide: bool = False) -> Node:
     sums = list(accumulate(span.saved_seconds for span in spans))
     scale, unit = next((s, u) for s, u in _UNITS if sums[-1] >= 2 * s or s == 1)
-    places = [
+    columns = [
         Bar(
             span.label,
             f"Until {span.title}: {format_time(total)} saved",
@@ -84,7 +84,7 @@ def _saved(spans: Sequence[Span], *, wide: bool = False) -> Node:
     return card(
         "Compile time saved",
         el("p", f"{said}, for {spent} of compiling.", class_="legend"),
-        charts.area(f"Compile time saved, summed up by day: {said}.", places, unit),
+        charts.area(f"Compile time saved, summed up by day: {said}.", columns, unit),
         wide=wide,
     )
 

@@ -95,16 +95,16 @@ class Portrait:
 
 def gather(
     cache: KernelCache,
-    place: str,
+    directory: str,
     *,
     seen: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,
 ) -> Portrait:
-    """Return what is known of the cache in the directory `place`.
+    """Return what is known of the cache in `directory`.
 
     Args:
         cache: opened for reading.
-        place: its directory.
+        directory: of the cache.
         seen: called for each entry that was read.
         clock: seconds since the epoch.
 
@@ -117,11 +117,11 @@ def gather(
         seen()
     return Portrait(
         written=clock(),
-        about=_about(cache, place),
+        about=_about(cache, directory),
         max_size=cache.engine.max_size,
         size=cache.size_bytes,
-        stats=StatsFile(os.path.join(place, "stats")).total(),
-        hours=tuple(History(os.path.join(place, "history"), clock=clock).hours()),
+        stats=StatsFile(os.path.join(directory, "stats")).total(),
+        hours=tuple(History(os.path.join(directory, "history"), clock=clock).hours()),
         kinds=census.kinds,
         archs=_top(census.archs.values(), _ARCHS),
         kernels=_top(census.kernels.values(), _KERNELS),
@@ -130,10 +130,10 @@ def gather(
     )
 
 
-def _about(cache: KernelCache, place: str) -> dict[str, str]:
+def _about(cache: KernelCache, directory: str) -> dict[str, str]:
     compiler = library.find()
     return {
-        "Directory": place,
+        "Directory": directory,
         "Backend": cache.config.backend.value,
         "kcache": __version__,
         "Compiler": "none found" if compiler is None else os.path.basename(compiler.path),

@@ -1,0 +1,463 @@
+"""Writes the parts of the reference pages that come from the code: `python docs/from_code.py`.
+
+A page marks such a part by two comments, which no reader sees:
+
+    <!-- from the code: environment -->
+    ...
+    <!-- end -->
+
+What stands between them is Markdown, so a checkout and the site show the same. A test compares it
+with what this module makes, so no page drifts from what kcache does. `--check` writes nothing and
+exits with 1 if a page is not up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kcache
+import kcache.errors
+from kcache.admin.prometheus import _COUNTERS, exposition
+from kcache.backend import Usage
+from kcache.cli.app import app as cli
+from kcache.config import VARIABLES, Variable
+from kcache.engine.stats import FIELDS, Stats
+from kcache.util.units import format_size
+
+REFERENCE = Path(__file__).parent / "reference"
+
+_PART = re.compile(r"(<!-- from the code: (\w+)((?: \S+)*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+#: Columns of a signature before it is broken.
+_WIDTH = 88
+#: Fields whose numbers are no plain count, by the end of their names.
+_UNITS = {"seconds": "seconds", "_ms": "milliseconds", "bytes_evicted": "bytes", "_rate": "0 to 1"}
+
+
+def updated(text: str) -> str:
+    """Returns a page with every part made anew."""
+
+    def made(found: re.Match[str]) -> str:
+        body = "\n".join(PARTS[found[2]](*found[3].split())).strip("\n")
+        return f"{found[1]}\n{body}\n\n{found[4]}"
+
+    return _PART.sub(made, text)
+
+
+def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yields the lines of a table; the first row is its head."""
+    for number, row in enumerate(rows):
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+        if number == 0:
+            yield f"|{'---|' * len(row)}"
+
+
+def plain(text: str) -> str:
+    """Returns text as one line of Markdown; what stands between backticks is code already."""
+    parts = " ".join(text.split()).split("`")
+    parts[::2] = [re.sub(r"(\*|__|<|(?<!\w)\[)", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def sections(of: object) -> dict[str, str]:
+    """Returns the parts of a docstring: the text under "", and each section under its title."""
+    found = {"": ""}
+    title = ""
+    for line in (inspect.getdoc(of) or "").splitlines():
+        head = re.fullmatch(r"(Args|Attributes|Raises|Returns|Yields):", line)
+        if head:
+            title = head[1]
+            found[title] = ""
+        elif title and line and not line.startswith(" "):
+            title = ""
+            found[""] += f"\n{line}\n"
+        else:
+            found[title] += f"{line}\n"
+    return found
+
+
+def items(section: str) -> dict[str, str]:
+    """Returns what a section says of each name."""
+    found = re.findall(r"^ {4}([\w*]+): (.*(?:\n {8}.*|\n(?=\n {8}))*)", section, re.MULTILINE)
+    return {name: " ".join(about.split()) for name, about in found}
+
+
+def first_paragraph(of: object) -> str:
+    return " ".join((inspect.getdoc(of) or "").partition("\n\n")[0].split())
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def environment() -> Iterator[str]:
+    """The environment variables, from `kcache.config.VARIABLES`."""
+    rows = [("variable", "allowed", "default", "meaning")]
+    for variable in VARIABLES:
+        default = "" if variable.default is None else _default(variable)
+        allowed = variable.allowed.replace("``", "`")
+        rows.append((f"`{variable.name}`", allowed, default, plain(variable.meaning)))
+    yield from table(rows)
+
+
+def _default(variable: Variable) -> str:
+    """Returns a default as one would write it into the environment; a size also in words."""
+    if isinstance(variable.default, bool):
+        return f"`{int(variable.default)}`"
+    size = variable.setting.endswith("_size") and isinstance(variable.default, int)
+    return f"`{variable.default}`" + (f" ({format_size(variable.default)})" if size else "")
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+def _commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Yields name, command and context of each command, in the order of `kcache --help`."""
+    # With the settings of the real command: click keeps the help option that it makes here.
+    with click.Context(cli, info_name="kcache", **cli.context_settings) as parent:
+        for name in cli.list_commands(parent):
+            command = cli.get_command(parent, name)
+            assert command is not None
+            yield name, command, click.Context(command, parent=parent, info_name=name)
+
+
+def commands() -> Iterator[str]:
+    """Every command in a line."""
+    rows = [("command", "does")]
+    for name, command, _ in _commands():
+        said = plain(command.get_short_help_str(limit=200)).removesuffix(".")
+        rows.append((f"[`kcache {name}`](#kcache-{name})", said))
+    yield from table(rows)
+
+
+def command(wanted: str) -> Iterator[str]:
+    """One command: what it does, how it is called, every option with its meaning and default."""
+    ((name, found, context),) = (entry for entry in _commands() if entry[0] == wanted)
+    if not isinstance(found, click.Group):  # its commands are listed below
+        yield f"Usage: `{' '.join(('kcache', name, *found.collect_usage_pieces(context)))}`"
+    for paragraph in inspect.cleandoc(found.help or "").split("\n\n"):
+        yield from ("", plain(paragraph))
+    if isinstance(found, click.Group):
+        parts = [(part, found.get_command(context, part)) for part in found.list_commands(context)]
+        rows = [("command", "does")]
+        for part, each in parts:
+            said = "" if each is None else plain(each.get_short_help_str(limit=200))
+            rows.append((f"`kcache {name} {part}`", said.removesuffix(".")))
+        yield from ("", *table(rows))
+    rows = [("option", "meaning")]
+    for param in found.get_params(context):
+        record = None if isinstance(param, click.Argument) else param.get_help_record(context)
+        if record is None or "--help" in param.opts:
+            continue
+        spelled, said = record
+        rows.append((_anchors(name, param) + _spelling(param, spelled), _meaning(said)))
+    if len(rows) > 1:
+        yield from ("", *table(rows))
+
+
+def _anchors(command: str, param: click.Parameter) -> str:
+    """Returns what links to an option lead to."""
+    names = dict.fromkeys(opt.strip("-") for opt in param.opts)
+    return "".join(f'<a id="cmdoption-kcache-{command}-{name}"></a>' for name in names)
+
+
+def _spelling(param: click.Parameter, spelled: str) -> str:
+    """Returns the spellings of an option, each with the value that follows the last of them."""
+    _, _, value = spelled.rpartition(", ")[2].partition(" ")
+    value = value.replace("INTEGER RANGE", "N")
+    return ", ".join(f"`{f'{opt} {value}'.rstrip()}`" for opt in sorted(param.opts, key=len))
+
+
+def _meaning(said: str) -> str:
+    """Returns an option's help; default and bounds, which click appends, in words."""
+    text, _, notes = said.partition("  [")
+    notes = notes.removesuffix("]").replace("]  [", "; ").replace("<=x<=", " to ")
+    notes = re.sub(r"x>=(\d+)", r"\1 or more", notes)
+    return plain(text) + (f" *({plain(notes)})*" if notes else "")
+
+
+# -- statistics ----------------------------------------------------------------------------------
+
+
+def unit(name: str) -> str:
+    """Returns the unit of a field of the statistics."""
+    return next((text for end, text in _UNITS.items() if name.endswith(end)), "number")
+
+
+def statistics() -> Iterator[str]:
+    """The fields of `Stats`: those that are counted, and those that are derived."""
+    said = items(sections(Stats)["Attributes"])
+    rows = [("field", "unit", "meaning", "in Prometheus")]
+    for name in FIELDS:
+        metric = f"`kcache_{_COUNTERS[name][0]}_total`"
+        rows.append((f"`{name}`", unit(name), plain(said[name]), metric))
+    derived = [name for name, kind in vars(Stats).items() if isinstance(kind, property)]
+    for name in derived:
+        about = plain(first_paragraph(getattr(Stats, name)))
+        rows.append((f"`{name}`", unit(name), about, ""))
+    yield from table(rows)
+
+
+def metrics() -> Iterator[str]:
+    """The metrics of `kcache stats --prometheus` that are no field of `Stats`."""
+    about = dict.fromkeys(("version", "directory", "backend"), "")
+    text = exposition(Stats(), Usage(0, 0), 0, about)
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    rows = [("metric", "type", "meaning")]
+    for name, said in re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE):
+        if kinds[name] == "gauge":
+            rows.append((f"`{name}`", kinds[name], plain(said)))
+    yield from table(rows)
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def errors() -> Iterator[str]:
+    """The hierarchy of the exceptions, as a nested list with their first sentences."""
+    yield from _errors_below(kcache.errors.KcacheError, 0)
+
+
+def _errors_below(kind: type[BaseException], depth: int) -> Iterator[str]:
+    ours = kcache.errors.KcacheError
+    others = [base.__name__ for base in kind.__bases__ if not issubclass(base, ours)]
+    also = "" if kind is ours or not others else f" (also a `{others[0]}`)"
+    link = f"[`{kind.__name__}`](api.md#{slug(kind.__name__)})"
+    yield f"{'  ' * depth}- {link}{also}: {plain(first_paragraph(kind))}"
+    for name in kcache.errors.__all__:
+        below = getattr(kcache.errors, name)
+        parents = [base for base in below.__bases__ if issubclass(base, ours)]
+        if parents and parents[0] is kind:
+            yield from _errors_below(below, depth + 1)
+
+
+# -- the Python interface ------------------------------------------------------------------------
+
+
+def slug(heading: str) -> str:
+    """Returns the anchor that a forge and the site give to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def documented() -> Iterator[tuple[str, str, list[str]]]:
+    """Yields kind, dotted name and members of what the page about Python describes, in order."""
+    for found in _PART.finditer((REFERENCE / "api.md").read_text(encoding="utf-8")):
+        kind, (name, *members) = found[2], found[3].split()
+        if kind not in ("class", "function", "module"):
+            continue
+        if kind == "module":
+            yield from (("class", f"{name}.{each}", []) for each in _named(name, members))
+        else:
+            yield kind, name, members
+
+
+def _named(name: str, members: Sequence[str]) -> list[str]:
+    """Returns the public names of a module in the order of its source, or those that are given."""
+    module = importlib.import_module(name)
+    return list(members) or [each for each in vars(module) if each in module.__all__]
+
+
+def module(name: str, *members: str) -> Iterator[str]:
+    """Every class of a module, or those that are named."""
+    for each in _named(name, members):
+        yield from class_(f"{name}.{each}")
+
+
+def function(name: str) -> Iterator[str]:
+    """One function."""
+    yield from (f"### {name.rpartition('.')[2]}", "", *_about(_found(name), name))
+
+
+def class_(name: str, *members: str) -> Iterator[str]:
+    """One class with its public members, or with those that are named; `-` stands for none."""
+    kind = _found(name)
+    short = name.rpartition(".")[2]
+    yield from (f"### {short}", "", *_about(kind, name))
+    for member in () if members == ("-",) else members or _members(kind):
+        found = inspect.getattr_static(kind, member)
+        yield from (f"#### {short}.{member}", "")
+        yield from _about(_plain_function(found), f"{_prefix(found)}{member}", owner=kind)
+
+
+def _found(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _members(kind: type) -> list[str]:
+    """Returns the public methods and properties of a class that say what they do."""
+    return [
+        name
+        for name, found in vars(kind).items()
+        if not name.startswith("_")
+        and (callable(found) or isinstance(found, (property, classmethod, staticmethod)))
+        and inspect.getdoc(_plain_function(found))
+        and getattr(_plain_function(found), "__doc__", None)
+    ]
+
+
+def _plain_function(found: Any) -> Any:
+    if isinstance(found, property):
+        return found.fget
+    return getattr(found, "__func__", found)
+
+
+def _prefix(found: Any) -> str:
+    kinds: tuple[tuple[object, str], ...] = (
+        (property, "property "),
+        (classmethod, "classmethod "),
+        (staticmethod, "staticmethod "),
+    )
+    is_async = inspect.iscoroutinefunction(found)
+    return next((word for kind, word in kinds if isinstance(found, kind)), "async " * is_async)
+
+
+def _about(found: Any, title: str, owner: type | None = None) -> Iterator[str]:
+    """Yields the signature and the docstring."""
+    yield from ("```python", *_wrapped(f"{title}{_signature(found, title, owner)}"), "```", "")
+    if inspect.isclass(found):
+        bases = [base.__name__ for base in found.__bases__ if base.__name__ in _links()]
+        if bases:
+            yield from (f"A subclass of {', '.join(_linked(f'`{base}`') for base in bases)}.", "")
+    parts = sections(found)
+    for paragraph in parts.pop("").split("\n\n"):
+        if paragraph.strip():
+            yield from (*_paragraph(paragraph), "")
+    for title_, section in parts.items():
+        yield from (f"{_TITLES.get(title_, title_)}:", "", *_items(section), "")
+
+
+_TITLES = {"Args": "Arguments"}
+
+
+def _paragraph(text: str) -> Iterator[str]:
+    """Yields a paragraph; a list or an indented block stays as it is."""
+    text = text.strip("\n")
+    if text.startswith(("- ", "* ", "    ")):
+        yield text
+    else:
+        yield _linked(plain(text))
+
+
+def _items(section: str) -> Iterator[str]:
+    found = items(section)
+    if not found:
+        yield _linked(plain(section))
+    for name, about in found.items():
+        yield f"- {_linked(f'`{name}`')}: {_linked(plain(about))}"
+
+
+def _signature(found: Any, title: str, owner: type | None) -> str:
+    if title.startswith("property "):
+        return f": {found.__annotations__.get('return', 'Any')}"
+    if (
+        inspect.isclass(found)
+        and issubclass(found, BaseException)
+        and "__init__" not in vars(found)
+    ):
+        return ""
+    signature = inspect.signature(found)
+    own = _own_annotations(found)
+    parameters = [
+        parameter.replace(annotation=_Text(own.get(name, parameter.annotation)))
+        for name, parameter in signature.parameters.items()
+        if not (owner is not None and name in ("self", "cls"))
+    ]
+    back = inspect.Signature.empty if inspect.isclass(found) else own.get("return", "None")
+    return str(
+        signature.replace(
+            parameters=parameters,
+            return_annotation=back if back is inspect.Signature.empty else _Text(back),
+        )
+    )
+
+
+def _wrapped(call: str) -> list[str]:
+    """Returns a signature, with a line for each parameter if it is long."""
+    head, _, rest = call.partition("(")
+    inside, _, back = rest.rpartition(")")
+    if len(call) <= _WIDTH:
+        return [call]
+    parameters = re.split(r", (?=\*{0,2}\w+: |\*,|/,)|(?<=[*/]), ", inside)
+    return [f"{head}(", *(f"    {each}," for each in parameters), f"){back}"]
+
+
+def _own_annotations(found: Any) -> dict[str, str]:
+    """Returns the annotations as they are written: shorter than what they evaluate to."""
+    init = vars(found).get("__init__") if inspect.isclass(found) else None
+    return dict(getattr(init, "__annotations__", None) or getattr(found, "__annotations__", {}))
+
+
+class _Text:
+    """An annotation that shows itself as it is written."""
+
+    def __new__(cls, text: object) -> Any:
+        return text if text is inspect.Parameter.empty else super().__new__(cls)
+
+    def __init__(self, text: object) -> None:
+        self._text = text if isinstance(text, str) else inspect.formatannotation(text)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _links() -> dict[str, str]:
+    """Returns the anchor of each name that the page describes."""
+    if not _known:
+        _known.update({name.rpartition(".")[2]: name for _, name, _ in documented()})
+    return {name: f"#{slug(name)}" for name in _known}
+
+
+_known: dict[str, str] = {}
+
+
+def _linked(text: str) -> str:
+    """Returns Markdown in which a documented name in backticks leads to its heading."""
+    links = _links()
+
+    def made(found: re.Match[str]) -> str:
+        target = links.get(found[1])
+        return f"[{found[0]}]({target})" if target else found[0]
+
+    return re.sub(r"`(?:kcache\.)?(\w+)`", made, text)
+
+
+PARTS: dict[str, Callable[..., Iterator[str]]] = {
+    "environment": environment,
+    "commands": commands,
+    "command": command,
+    "statistics": statistics,
+    "metrics": metrics,
+    "errors": errors,
+    "class": class_,
+    "function": function,
+    "module": module,
+}
+
+
+def main() -> int:
+    """Write every page that is not up to date; with `--check`, only tell which."""
+    parser = argparse.ArgumentParser(description="Write what the reference takes from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 on drift")
+    check: bool = parser.parse_args().check
+    old = 0
+    for page in sorted(REFERENCE.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        new = updated(text)
+        if new != text:
+            old += 1
+            print(f"{page.name}: {'is not up to date' if check else 'written'}")
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    return 1 if check and old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
