@@ -293,7 +293,9 @@ class Variant:
         """Take up the present stamps, for storing; tell whether they differ from those stored."""
         paths = (path for _, group in self._files(search) for path in group)
         files = [digests.known(path) or NO_STAMP for path in paths]
-        known = self._directories.get(location, {})
+        known = self._directories.get(location)
+        if known is None:  # nobody has looked yet: directories that tell nothing, but all of them
+            known = self._survey(search)
         raw = b"".join(
             (
                 *(_STAMP.pack(*stamp) for stamp in files),
@@ -334,7 +336,9 @@ class Variant:
         """
         (count,) = struct.unpack_from("<I", raw)
         end = 4 + count * _STAMP.size
-        paths = raw[end:].decode("utf-8", "surrogateescape").split("\0") if count else []
+        if not count:  # as good as nothing: there is always one in which a file is absent
+            raise ValueError("no directories")
+        paths = raw[end:].decode("utf-8", "surrogateescape").split("\0")
         stamps = _STAMP.iter_unpack(raw[4:end])
         return {path: _Watched(s, None) for path, s in zip(paths, stamps, strict=True)}
 
