@@ -28,6 +28,7 @@ _SALT = 0x6B63616368652F31
 _LOCK_TABLE, _NOTE = 8192, 16
 _FLIGHT = b"kcache-flight/1\0"
 _LMDB_MAGIC = b"\xde\xc0\xef\xbe"
+_LMDB_LOCK = b"kcache lmdb 1\n"
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp")
 _EVENT = re.compile(rb"\d{1,12}\.\d{3} [a-z]+ ([0-9a-f]{32}|-) ")
@@ -171,7 +172,10 @@ def _lmdb(path: str) -> bool:
     evidence = _is_marked(path)
     for name, below in _items(path):
         if name == "lock":
-            _empty(below)
+            beginning = _read(below, len(_LMDB_LOCK))
+            if beginning not in (_LMDB_LOCK, b""):
+                raise _StrangerError(below)
+            evidence |= bool(beginning)
         elif name in ("db", "new", "old"):
             for file, place in _items(below):
                 if file not in ("data.mdb", "lock.mdb") or not S_ISREG(os.lstat(place).st_mode):

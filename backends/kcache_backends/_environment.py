@@ -201,11 +201,14 @@ class Environment:
 
     def _close_retired(self) -> None:
         while self._retired:
-            env = self._retired.pop()
+            env = self._retired[-1]
+            if self.open is env:  # an interrupt (Ctrl-C) came between two lines of `_retire`
+                self.open = self._opened = None
             if self._exiting:  # beside daemon threads, which the interpreter ends in the middle
                 keep_for_ever(env)
             else:
                 env.close()
+            self._retired.pop()
 
     def _close(self) -> None:
         """Close the database; the caller holds `_transaction`.
@@ -217,10 +220,10 @@ class Environment:
             self._close_retired()
 
     def _retire(self) -> None:
-        env, self.open, self._opened = self.open, None, None
+        if self.open is not None:
+            self._retired.append(self.open)  # first, so that an interrupt (Ctrl-C) loses nothing
+        self.open = self._opened = None
         self._outgrown, self._provisional, self._unwritable = False, 0.0, False
-        if env is not None:
-            self._retired.append(env)
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -236,6 +239,11 @@ class Environment:
     def _open_now(self) -> lmdb.Environment:
         with self._stateful():
             if self.open is None:
+                if self._retired and self._transaction.acquire(blocking=False):
+                    try:
+                        self._close_retired()  # what an interrupt has left open
+                    finally:
+                        self._transaction.release()
                 if self._inherited:
                     raise BackendError(f"{self.root}: the process was forked while it wrote here")
                 if self.read_only:

@@ -161,7 +161,9 @@ def _names(texts: Iterable[str], search: HeaderSearch) -> frozenset[str]:
 
 def _is_directory(path: str, search: HeaderSearch) -> bool:
     """Tell whether a path is the working directory, which is one wherever a compile is made."""
-    return path in (search.directory, search.base, f"{search.base}.")
+    while path.endswith(("/", "/.")) and len(path) > 1:
+        path = path.removesuffix(".").removesuffix("/") or "/"
+    return path == search.directory
 
 
 def _above(place: Place) -> Iterator[Place]:

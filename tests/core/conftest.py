@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kcache.nvrtc.workers import pool
+
 
 def _open_files(below: Path) -> list[str]:
     found = []
@@ -26,8 +28,10 @@ def _open_files(below: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     """Fails a test after which a thread runs, or a file below its directory is still open."""
+    pool.shared().close()  # what another test has compiled with
     threads = threading.active_count()
     yield
+    pool.shared().close()
     assert threading.active_count() == threads
     if _open_files(tmp_path):
         gc.collect()  # closed with the engine or backend that the test let go of

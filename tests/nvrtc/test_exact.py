@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -510,7 +511,8 @@ def test_a_header_that_is_written_during_compiles(
 
     During(monkeypatch, edit)
     for number in range(6):
-        cache.get_or_compile(f"{source}// {number}", (), paths("a"))
+        with suppress(kcache.CompileError):  # it read the header while that was empty
+            cache.get_or_compile(f"{source}// {number}", (), paths("a"))
     monkeypatch.undo()
     for text in (header.read_text(), before):
         header.write_text(text)

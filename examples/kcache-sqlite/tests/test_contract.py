@@ -12,6 +12,11 @@ from kcache.testing import BackendContract
 class TestSqlite(BackendContract):
     """The contract, over one SQLite file."""
 
+    #: SQLite keeps a file of its own, and looks at nothing else in the directory.
+    refuses_strangers = False
+    #: What SQLite returns is what was put; it has no idea of the cap.
+    bounds_reads = False
+
     def open(self, place, *, max_size=1 << 26, read_only=False, clock=None):
         return SqliteBackend(
             place, max_size=max_size, read_only=read_only, clock=clock or time.time_ns

@@ -85,7 +85,7 @@ class Ask(NamedTuple):
     environment: Mapping[str, str | None]
     preamble: int = 0
     misses: int = 1
-    marks: Collection[str] = ()
+    marks: Collection[str] = frozenset()
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
@@ -126,7 +126,7 @@ class Ask(NamedTuple):
                 environ,
                 preamble,
                 misses,
-                split_texts(marks),
+                frozenset(split_texts(marks)),
             )
         except (ValueError, struct.error) as problem:
             raise WireError("the request makes no sense") from problem

@@ -228,9 +228,7 @@ class WorkerPool:
     def close(self) -> None:
         """End all workers, busy ones too; the next compile starts new ones."""
         with self._changed:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            timer, self._timer = self._timer, None
             idle = [worker for _, worker in self._idle]
             self._count -= len(idle)
             self._idle.clear()
@@ -239,6 +237,9 @@ class WorkerPool:
             worker.stop()  # whoever waits for it ends it
         for worker in idle:
             worker.end()
+        if timer is not None:
+            timer.cancel()
+            timer.join()
 
 
 def _clean_after(worker: WorkerProcess, ask: Ask, reply: Reply) -> bool:

@@ -94,7 +94,8 @@ class _Worker:
         version, archs = nvrtc.version(), nvrtc.supported_archs()
         found = library.loaded()
         identity = "" if found is None else found.identity
-        if self._recorder is not None and nvrtc.has_precompiled():
+        # 12.8 and 12.9 have the options, and did not use what they had made (seen with 12.9).
+        if self._recorder is not None and nvrtc.has_precompiled() and version >= (13, 0):
             self._precompiled = Precompiled(nvrtc, self._recorder)
         return Hello(identity, version, archs, records, self._precompiled is not None)
 
