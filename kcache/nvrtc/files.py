@@ -12,15 +12,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import xxhash
-
-from kcache.util.forks import after_fork
 
 __all__ = [
     "FRESH_NS",
@@ -29,11 +25,8 @@ __all__ = [
     "FileDigests",
     "Stamp",
     "file_clock_ns",
-    "next_tick",
     "stamp_of",
 ]
-
-T = TypeVar("T")
 
 #: size, mtime_ns, ctime_ns, inode, device.
 Stamp: TypeAlias = tuple[int, int, int, int, int]
@@ -45,7 +38,6 @@ NO_STAMP: Stamp = (0, 0, 0, 0, 0)
 #: Bytes of a digest.
 SIZE = 16
 _MAX_FILES = 65_536
-_MAX_SCANS = 8_192
 
 _COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2), which Python does not name
 
@@ -58,20 +50,6 @@ def file_clock_ns() -> int:
     if sys.platform == "linux":
         return time.clock_gettime_ns(_COARSE)
     return time.time_ns()
-
-
-def next_tick() -> int:
-    """Wait until the file system's clock has moved on, a few milliseconds; return its time.
-
-    Whatever was changed before the call then carries an earlier time than what the call returns.
-    """
-    if sys.platform != "linux":
-        time.sleep(0.02)
-        return file_clock_ns()
-    start = file_clock_ns()
-    while (now := file_clock_ns()) == start:
-        time.sleep(0.0005)
-    return now
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -94,15 +72,8 @@ class FileDigests:
     def __init__(self, clock: Callable[[], int] = file_clock_ns) -> None:
         self._clock = clock
         self._known: dict[str, tuple[Stamp, bytes]] = {}
-        self._scans: OrderedDict[bytes, object] = OrderedDict()
-        self._lock = threading.Lock()
         #: How often something had to be read because its status proved nothing.
         self.reads = 0
-        after_fork(self)
-
-    def after_fork(self) -> None:
-        """Replace the lock, in a child process whose parent may have held it at the fork."""
-        self._lock = threading.Lock()
 
     def of(self, content: bytes) -> bytes:
         """Return the digest of `content`."""
@@ -177,21 +148,6 @@ class FileDigests:
         """Return the stamp under which the file's digest is trusted, or None."""
         known = self._known.get(path)
         return None if known is None else known[0]
-
-    def scanned(self, content: bytes, scan: Callable[[], T]) -> T:
-        """Return what `scan` makes of `content`, remembered by content; always ask for the same."""
-        key = self.of(content)
-        with self._lock:
-            found = self._scans.get(key)
-            if found is not None:
-                self._scans.move_to_end(key)
-                return found  # type: ignore[return-value]
-        result = scan()
-        with self._lock:
-            self._scans[key] = result
-            if len(self._scans) > _MAX_SCANS:
-                self._scans.popitem(last=False)
-        return result
 
 
 def _open(path: str, flags: int) -> int:
