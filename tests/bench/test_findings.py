@@ -9,7 +9,7 @@ from harness.findings import Fact, Findings
 from harness.names import peer_of, role_of
 from report import tables
 from report.evidence import RESULTS, Evidence
-from report.matrix import comparison, matrix
+from report.matrix import LINES, comparison, matrix
 from report.notation import aligned, number, quantity, size, table
 
 from .sample import evidence, findings, ratio
@@ -136,8 +136,8 @@ def test_a_chapter_is_of_the_newest_run_that_has_it() -> None:
 
 
 def test_the_comparison_has_a_column_for_each_peer() -> None:
-    text, chapters = comparison(evidence())
+    text, chapters = comparison(evidence(), LINES)
     assert text.splitlines()[0].startswith("|  | kcache | cuda.core | diskcache |")
     assert "sizes" in chapters
     assert "kernels" not in chapters or "trivial" not in text
-    assert comparison(evidence(Findings("2026-11-22", "x", {}, {}))) == ("", [])
+    assert comparison(evidence(Findings("2026-11-22", "x", {}, {})), LINES) == ("", [])

@@ -49,11 +49,11 @@ STATS = {
 }
 KERNELS = {
     "hit in memory": [],
-    "hit in memory, headers": ["stat"] * (HEADERS + 1),
+    "hit in memory, headers": ["stat"] * (HEADERS + 4),
     "hit in file": ["open"],
-    "hit in file, headers": ["open", "open", *["stat"] * (HEADERS + 1)],
+    "hit in file, headers": ["open", "open", *["stat"] * (HEADERS + 4)],
     "hit in lmdb": [],
-    "hit in lmdb, headers": ["stat"] * (HEADERS + 1),
+    "hit in lmdb, headers": ["stat"] * (HEADERS + 4),
     "lookup that misses": ["open"],
 }
 

@@ -62,16 +62,18 @@ _LMDB_FILES = [
 
 _HEADERS = ", ".join(f"stat inc/h{number}.h" for number in range(HEADERS))
 _FILE_ENTRY = _READ_ENTRY.replace("ENTRY", "cache/file/ENTRY")
+#: Names of texts in memory, which must not be other names of headers.
+_NAMES = "stat ./__nv_name_map, stat ./__nv_nvrtc_builtin_header.h, stat ./kernel.cu"
 #: In the folder that holds the cache and the headers; `.` is the working directory.
 KERNELS = {
     "hit in memory": "",
     # The working directory: relative includes are looked for in it.
-    "hit in memory, headers": f"getcwd ., {_HEADERS}, stat .",
+    "hit in memory, headers": f"getcwd ., {_HEADERS}, stat ., {_NAMES}",
     # Without a memory tier each request is made anew, and begins with the working directory.
     "hit in file": f"getcwd ., {_FILE_ENTRY}",
-    "hit in file, headers": f"getcwd ., {_FILE_ENTRY}, {_HEADERS}, stat ., {_FILE_ENTRY}",
+    "hit in file, headers": f"getcwd ., {_FILE_ENTRY}, {_HEADERS}, stat ., {_NAMES}, {_FILE_ENTRY}",
     "hit in lmdb": "getcwd .",
-    "hit in lmdb, headers": f"getcwd ., {_HEADERS}, stat .",
+    "hit in lmdb, headers": f"getcwd ., {_HEADERS}, stat ., {_NAMES}",
     "lookup that misses": "getcwd ., open cache/file/ENTRY",
     "open and close": """
         stat .., mkdir cache, stat cache,
@@ -215,9 +217,9 @@ _OPENED = {
         *_STATISTICS,
     ],
 }
-#: Calls in the cache's directory by such a process, its statistics included, rounded up: 34, 39, 80
-#: and 80 were counted.
-_MOST = {("file", False): 37, ("file", True): 42, ("lmdb", False): 80, ("lmdb", True): 80}
+#: Calls in the cache's directory by such a process, its statistics included, rounded up: 34, 39, 83
+#: and 84 were counted.
+_MOST = {("file", False): 37, ("file", True): 42, ("lmdb", False): 88, ("lmdb", True): 88}
 
 
 @pytest.mark.usefixtures("nvrtc")

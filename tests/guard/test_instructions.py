@@ -53,16 +53,16 @@ def test_it_counts_the_same_again(counts: dict[str, int], tmp_path: Path) -> Non
 # -- hashes ----------------------------------------------------------------------------------------
 
 #: (SHA-256, XXH3): where a key is made anew it is of source, options and all fields, and the place
-#: where it is asked for; a hit's envelope is checked once, and one that is put gets its checksum.
-_KEYS = {"key": (3, 0), "request": (4, 0)}
+#: where it is asked for, by spelling and by directory; a hit's envelope is checked once, and one that is put gets its checksum.
+_KEYS = {"key": (3, 0), "request": (5, 0)}
 _KERNELS = {
     "hit in memory": (0, 0),
     "hit in memory, headers": (1, 0),  # the key of source and headers together
-    "hit in file": (4, 1),
-    "hit in file, headers": (5, 2),  # the kernel, and the list of its headers
-    "hit in lmdb": (4, 1),
-    "hit in lmdb, headers": (5, 2),
-    "lookup that misses": (4, 0),
+    "hit in file": (5, 1),
+    "hit in file, headers": (6, 2),  # the kernel, and the list of its headers
+    "hit in lmdb": (5, 1),
+    "hit in lmdb, headers": (6, 2),
+    "lookup that misses": (5, 0),
     "open and close": (0, 0),
 }
 #: The scenarios of a put and of a miss make the key that they ask for, which is one SHA-256.
