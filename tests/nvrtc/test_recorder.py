@@ -131,7 +131,8 @@ def _same_names(ptx: bytes) -> bytes:
     for each in {number for number, _ in found}:
         digits = os.path.commonprefix([after for n, after in found if n == each])  # noqa: RUF071
         ptx = ptx.replace(each + b"_" + digits, b"ID")
-    return ptx
+    # The lengths of such names are written before them.
+    return re.sub(rb"\d+(?=_INTERNAL_|_GLOBAL__N_)", b"", ptx)
 
 
 def test_small_sources_too(tmp_path: Path, tree: Path) -> None:
@@ -170,7 +171,11 @@ def test_a_real_kernel_hits_and_follows(
     def check() -> bool:
         expected = compile_clean(kernel.source, options.flags(), names=kernel.names)
         made = cache.get_or_compile(kernel.source, kernel.names, options)
-        assert (made.ptx, made.cubin) == (expected.ptx, expected.cubin)
+        assert made.ptx is not None
+        assert expected.ptx is not None
+        assert _same_names(made.ptx) == _same_names(expected.ptx)
+        if not _INTERNAL.search(expected.ptx):  # no two compiles of it are equal
+            assert made.cubin == expected.cubin
         return made.cached
 
     assert not check()
