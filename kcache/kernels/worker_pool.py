@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, threa
 from typing import Any, TypeVar
 
 from kcache.engine.single_flight import Busy
+from kcache.nvrtc.workers.cores import usable_cores
 
 __all__ = ["Workers", "usable_cores"]
 
@@ -19,13 +19,6 @@ T = TypeVar("T")
 #: has waited, within these bounds.
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.025
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Workers:
