@@ -1,0 +1,1 @@
+"""Tiers beyond this machine: layers, HTTP, Redis, object stores."""

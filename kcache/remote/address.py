@@ -1,0 +1,261 @@
+"""Address: where a tier is, and how it is used, as `KCACHE_REMOTE` or `remote=` says.
+
+The query of an address holds options: those of `Address` for every remote, and some that one
+protocol has. A user's name and password may stand before the host; nothing shows them again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from kcache.errors import ConfigError
+from kcache.util.units import parse_size
+
+__all__ = ["KINDS", "OPTIONS", "Address", "is_secret", "parse_addresses"]
+
+#: Scheme -> the kind of tier that answers it.
+KINDS: Mapping[str, str] = {
+    "file": "layer",
+    "http": "http",
+    "https": "http",
+    "redis": "redis",
+    "rediss": "redis",
+    "redis+cluster": "redis",
+    "rediss+cluster": "redis",
+    "valkey": "redis",
+    "valkeys": "redis",
+    "s3": "objects",
+    "gs": "objects",
+    "az": "objects",
+}
+#: Options beside the common ones, of each kind. Files are named by absolute paths, so that no
+#: credentials come from the working directory.
+OPTIONS: Mapping[str, frozenset[str]] = {
+    "layer": frozenset(("backend",)),
+    "http": frozenset(("token_file", "ca_file", "cert_file", "key_file")),
+    "redis": frozenset(
+        ("ca_file", "cert_file", "key_file", "password_file", "expire", "leases", "lease_seconds")
+    ),
+    "objects": frozenset(("endpoint", "region", "anonymous", "virtual_hosted", "ca_file")),
+}
+_COMMON = frozenset(("ro", "rw", "keep", "connect_timeout", "timeout", "max_entry"))
+#: Seconds to reach a remote, and to have an answer, unless the address says otherwise. A hit that
+#: takes longer than a second saves little against most compiles.
+CONNECT_TIMEOUT = 0.5
+TIMEOUT = 2.0
+_MOST_SECONDS = 3600.0
+#: Larger than nearly every kernel (bench: CUTLASS's largest have 10 MB).
+MAX_ENTRY = 64 << 20
+_MOST_TEXT = 4096
+_TRUE = frozenset(("", "1", "true", "yes", "on"))
+_FALSE = frozenset(("0", "false", "no", "off"))
+#: Where an address ends and the next begins. A comma inside of one (the nodes of a cluster) stays.
+_BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)|\s+")
+_SECRET = re.compile(r"token|secret|password|passwd|signature|credential|(^|_)key$", re.IGNORECASE)
+_ALLOWED = (
+    "file:///path, http(s)://host/path, redis(s)://host, redis+cluster://host, valkey://host, "
+    "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, with options such as ?ro"
+)
+
+
+class Address(NamedTuple):
+    """One tier.
+
+    Attributes:
+        kind: `"layer"`, `"http"`, `"redis"` or `"objects"`.
+        scheme: in lower case.
+        location: what stands between `://` and the query, credentials left out, as it was given.
+        user, password: None where the address has none.
+        writable: whether what is compiled here is stored there.
+        keep: whether a hit there is stored in the local cache.
+        connect_timeout, timeout: seconds, to connect and for one answer.
+        max_entry: the largest value in bytes that is read or written.
+        options: those of the protocol, sorted.
+    """
+
+    kind: str
+    scheme: str
+    location: str
+    user: str | None
+    password: str | None
+    writable: bool
+    keep: bool
+    connect_timeout: float
+    timeout: float
+    max_entry: int
+    options: tuple[tuple[str, str], ...]
+
+    @property
+    def hosts(self) -> str:
+        """Host and port, or a bucket; several hosts of a cluster with commas between them."""
+        return self.location.partition("/")[0]
+
+    @property
+    def path(self) -> str:
+        """The path behind the host, decoded, without slashes at its ends; a layer's is absolute."""
+        path = unquote(self.location.partition("/")[2])
+        return "/" + path if self.kind == "layer" else path.strip("/")
+
+    def option(self, name: str, default: str = "") -> str:
+        """Return an option of the protocol."""
+        return dict(self.options).get(name, default)
+
+    def flag(self, name: str) -> bool:
+        """Tell whether an option of the protocol is switched on."""
+        return _flag(self.option(name, "0"), name, self.redacted())
+
+    def redacted(self) -> str:
+        """Return the address without credentials, to be shown."""
+        userinfo = "***@" if self.user or self.password else ""
+        shown = [] if self.writable or self.kind == "layer" else ["ro"]
+        for name, value in self.options:
+            shown.append(f"{name}={'***' if is_secret(name) else quote(value, safe='/:,')}")
+        query = f"?{'&'.join(shown)}" if shown else ""
+        return f"{self.scheme}://{userinfo}{self.location}{query}"
+
+    def __repr__(self) -> str:
+        """Return the address without credentials."""
+        return f"Address({self.redacted()!r})"
+
+    def __str__(self) -> str:
+        """Return the address without credentials."""
+        return self.redacted()
+
+
+def is_secret(option: str) -> bool:
+    """Tell whether the value of an option is not to be shown. The path of a file is."""
+    return not option.endswith("_file") and _SECRET.search(option) is not None
+
+
+def parse_addresses(value: object, *, name: str) -> tuple[Address, ...]:
+    """Return the addresses in text (commas or white space between them) or in a sequence, in order.
+
+    Raises:
+        ConfigError: one is not allowed. The message names the setting and shows no credentials.
+    """
+    if isinstance(value, Address):
+        return (value,)
+    if isinstance(value, str):
+        texts: list[object] = [text for text in _BETWEEN.split(value.strip(" \t\r\n,")) if text]
+    elif isinstance(value, Iterable):
+        texts = list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    else:
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: {_ALLOWED}")
+    found: list[Address] = []
+    for text in texts:
+        address = text if isinstance(text, Address) else _parse(text, name)
+        if address not in found:
+            found.append(address)
+    return tuple(found)
+
+
+def _parse(text: object, name: str) -> Address:
+    """Return one address.
+
+    Raises:
+        ConfigError: it is not allowed.
+    """
+    if not isinstance(text, str):
+        raise ConfigError(f"{name}: {type(text).__name__} is no address; allowed: {_ALLOWED}")
+    scheme, separator, rest = text.strip().partition("://")
+    scheme = scheme.lower()
+    if not separator or scheme not in KINDS:
+        shown = f"{scheme}://" if separator and scheme.replace("+", "").isalnum() else "an address"
+        raise ConfigError(f"{name}: {shown} is not known; allowed: {_ALLOWED}")
+    shown = _shown(scheme, rest)
+    refused = f"{name}={shown!r} is not allowed"
+    bare, _, query = rest.partition("?")
+    userinfo, at, location = bare.rpartition("@")
+    if len(text) > _MOST_TEXT or any(c.isspace() or ord(c) < 32 for c in text.strip()):
+        raise ConfigError(f"{refused}: it is too long, or has white space in it")
+    if "#" in bare:
+        raise ConfigError(f"{refused}: it has a fragment (#...); write %23 for the character")
+    user, _, password = userinfo.partition(":")
+    kind = KINDS[scheme]
+    _check_location(kind, scheme, location, bool(at), refused)
+    common, own = _options(kind, query, refused)
+    writable = not _flag(common["ro"], "ro", refused) if "ro" in common else kind != "layer"
+    if "rw" in common:
+        if _flag(common["rw"], "rw", refused) and (kind == "layer" or "ro" in common):
+            raise ConfigError(f"{refused}: it is read-only, and rw says otherwise")
+        writable = kind != "layer" and _flag(common["rw"], "rw", refused)
+    return Address(
+        kind,
+        scheme,
+        location,
+        unquote(user) or None,
+        unquote(password) or None,
+        writable and kind != "layer",
+        _flag(common.get("keep", "0" if kind == "layer" else "1"), "keep", refused),
+        _seconds(common, "connect_timeout", CONNECT_TIMEOUT, refused),
+        _seconds(common, "timeout", TIMEOUT, refused),
+        parse_size(common.get("max_entry", MAX_ENTRY), name=f"{name}: max_entry", least=1),
+        own,
+    )
+
+
+def _shown(scheme: str, rest: str) -> str:
+    """Return what an error may show of an address: no credentials, no options."""
+    bare = rest.partition("?")[0].rpartition("@")[2][:200]
+    return f"{scheme}://{bare}"
+
+
+def _check_location(kind: str, scheme: str, location: str, at: bool, refused: str) -> None:
+    if kind == "layer":
+        path = unquote(location)
+        if not path.startswith("/") or "\0" in path or at:
+            raise ConfigError(f"{refused}; allowed: file:///path, absolute and on this machine")
+        return
+    hosts = location.partition("/")[0]
+    if not hosts:
+        raise ConfigError(f"{refused}: it names no {'bucket' if kind == 'objects' else 'host'}")
+    if "," in location and not scheme.endswith("+cluster"):
+        raise ConfigError(f"{refused}: only a cluster has several hosts (elsewhere, write %2C)")
+    if at and kind == "objects":
+        raise ConfigError(f"{refused}: credentials of object stores come from the environment")
+    try:
+        for host in hosts.split(","):
+            parts = urlsplit(f"//{host}")
+            if not parts.hostname or parts.port == 0:
+                raise ValueError(host)
+    except ValueError:
+        raise ConfigError(f"{refused}: the host or its port is wrong") from None
+
+
+def _options(
+    kind: str, query: str, refused: str
+) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
+    """Return the common options, and those of the protocol."""
+    common: dict[str, str] = {}
+    own: dict[str, str] = {}
+    for option, value in parse_qsl(query, keep_blank_values=True):
+        if option in _COMMON:
+            common[option] = value
+        elif option in OPTIONS[kind]:
+            own[option] = value
+        else:
+            allowed = ", ".join(sorted(_COMMON | OPTIONS[kind]))
+            raise ConfigError(f"{refused}: no option {option[:40]!r}; allowed: {allowed}")
+        if option.endswith("_file") and not os.path.isabs(value):
+            raise ConfigError(f"{refused}: {option} is a path that begins with /")
+    return common, tuple(sorted(own.items()))
+
+
+def _flag(text: str, option: str, refused: str) -> bool:
+    if text.lower() not in _TRUE | _FALSE:
+        raise ConfigError(f"{refused}: {option}={text!r}; allowed: 1 or 0")
+    return text.lower() in _TRUE
+
+
+def _seconds(options: Mapping[str, str], option: str, default: float, refused: str) -> float:
+    try:
+        seconds = float(options.get(option, default))
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise ConfigError(f"{refused}: {option}={options[option]!r}; allowed: seconds above 0")
+    return seconds

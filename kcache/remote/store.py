@@ -1,0 +1,124 @@
+"""RemoteStore: what a client of one protocol offers to the agent, and what it may raise."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from kcache.errors import ConfigError, KcacheError
+
+if TYPE_CHECKING:
+    from kcache.remote.address import Address
+
+__all__ = [
+    "Change",
+    "Leases",
+    "RemoteError",
+    "RemoteRefused",
+    "RemoteStore",
+    "RemoteTimeout",
+    "open_store",
+]
+
+#: Kind of an address -> its client: loaded in the agent alone, when it is first needed.
+_STORES = {
+    "http": ("kcache.remote.http", "HttpStore"),
+    "redis": ("kcache.remote.redis", "RedisStore"),
+    "objects": ("kcache.remote.objects", "ObjectStore"),
+}
+#: From the value that a store holds under a key, or None, to what it should hold; None leaves it.
+Change = Callable[[bytes | None], bytes | None]
+
+
+class RemoteError(KcacheError):
+    """A remote did not answer, or not as its protocol says; it may do so later."""
+
+
+class RemoteTimeout(RemoteError):  # noqa: N818  a kind of RemoteError
+    """A remote did not answer in time."""
+
+
+class RemoteRefused(RemoteError):  # noqa: N818  a kind of RemoteError
+    """A remote refuses this user: credentials are missing or wrong, or its certificate is bad.
+
+    Asking again for another key is useless.
+    """
+
+
+class RemoteStore(Protocol):
+    """Sealed values under keys (64 hexadecimal digits), somewhere else.
+
+    A store adds the prefix of its address to each key. It does not look into values. Every method
+    ends within the time-outs of the address.
+
+    Threads: used by several threads at a time. Processes: lives in the agent alone, which was
+    started by exec and never forks.
+    """
+
+    def get(self, key: str, limit: int) -> bytes | None:
+        """Return the value, or None where there is none.
+
+        Raises:
+            RemoteError: it is longer than `limit` bytes, or the remote failed.
+        """
+        ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store a value in place of what is there.
+
+        Raises:
+            RemoteError: it is not stored, or that is not known.
+        """
+        ...
+
+    def merge(self, key: str, change: Change, limit: int) -> None:
+        """Replace a value by what `change` makes of it, so that no other machine's is lost.
+
+        Written back on condition that nobody changed it meanwhile, where the protocol can (WATCH,
+        If-Match); then `change` is called again, a few times at most. Where the protocol can't, the
+        last writer wins.
+
+        Raises:
+            RemoteError: it is not stored; as for `get` otherwise.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Leases(Protocol):
+    """A store by which one process on all machines does something at a time.
+
+    A lease belongs to a random token and ends by itself after some seconds.
+    """
+
+    def lease(self, key: str, token: str, seconds: float) -> bool:
+        """Take the lease of `key`; tell whether nobody else has it. Raises RemoteError."""
+        ...
+
+    def renew(self, key: str, token: str, seconds: float) -> bool:
+        """Have a lease end later; tell whether it still was the token's. Raises RemoteError."""
+        ...
+
+    def release(self, key: str, token: str) -> None:
+        """Give a lease back, if it is still the token's. Raises RemoteError."""
+        ...
+
+
+def open_store(address: Address) -> RemoteStore:
+    """Return the client of an address. Connects at the first question.
+
+    Raises:
+        ConfigError: the package that it needs is not installed, or a credential can't be read.
+        RemoteError: it can't be made otherwise.
+    """
+    module, name = _STORES[address.kind]
+    try:
+        make: Callable[[Address], RemoteStore] = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ConfigError(f"{address.redacted()} can't be used: {error}") from error
+    return make(address)

@@ -1,0 +1,116 @@
+"""Addresses: what is allowed, what it means, and that credentials are never shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcache.errors import ConfigError
+from kcache.remote.address import Address, parse_addresses
+
+
+def one(text: str) -> Address:
+    (address,) = parse_addresses(text, name="KCACHE_REMOTE")
+    return address
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "hosts", "path"),
+    [
+        ("file:///opt/kernels?ro", "layer", "", "/opt/kernels"),
+        ("file:///opt/a%20b.kcb", "layer", "", "/opt/a b.kcb"),
+        ("https://cache.example/kcache/", "http", "cache.example", "kcache"),
+        ("http://[::1]:8080", "http", "[::1]:8080", ""),
+        ("redis://localhost", "redis", "localhost", ""),
+        ("REDISS://h:6380/2", "redis", "h:6380", "2"),
+        ("redis+cluster://a:1,b:2", "redis", "a:1,b:2", ""),
+        ("valkey://h", "redis", "h", ""),
+        ("s3://bucket/some/prefix", "objects", "bucket", "some/prefix"),
+        ("gs://bucket", "objects", "bucket", ""),
+        ("az://container/x", "objects", "container", "x"),
+    ],
+)
+def test_the_parts_of_an_address(text: str, kind: str, hosts: str, path: str) -> None:
+    address = one(text)
+    assert (address.kind, address.hosts, address.path) == (kind, hosts, path)
+    assert address.writable == (kind != "layer")
+
+
+def test_several_in_order_each_once() -> None:
+    text = " file:///opt/k?ro, redis+cluster://a:1,b:2?ro\nhttps://h/x,https://h/x,"
+    found = parse_addresses(text, name="remote")
+    assert [a.redacted() for a in found] == [
+        "file:///opt/k",
+        "redis+cluster://a:1,b:2?ro",
+        "https://h/x",
+    ]
+    assert parse_addresses([*text.replace("b:2?ro\n", "b:2?ro,").split(",", 1)], name="x") != ()
+    assert parse_addresses(found, name="remote") == found
+    assert parse_addresses("", name="remote") == ()
+
+
+def test_options() -> None:
+    address = one(
+        "redis://h?rw&keep=0&connect_timeout=.25&timeout=3&max_entry=1MiB&expire=60&leases=1"
+    )
+    assert address.writable
+    assert not address.keep
+    assert (address.connect_timeout, address.timeout) == (0.25, 3.0)
+    assert address.max_entry == 1 << 20
+    assert address.option("expire") == "60"
+    assert address.flag("leases")
+    assert not one("redis://h").flag("leases")
+    assert not one("https://h?ro").writable
+
+
+def test_credentials_are_not_shown() -> None:
+    address = one("redis://me:pass%40word@h/0")
+    assert (address.user, address.password) == ("me", "pass@word")
+    for shown in (repr(address), str(address), f"{address}", address.redacted(), repr([address])):
+        assert "me" not in shown
+        assert "pass" not in shown
+        assert "***@h/0" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ftp://h",
+        "localhost:6379",
+        "/opt/kernels",
+        "file://opt/kernels",
+        "file:///opt?rw",
+        "redis://",
+        "https:///x",
+        "https://h?ro&rw",
+        "https://h?unknown=1",
+        "redis://h?expire=1&timeout=no",
+        "redis://h?timeout=0",
+        "redis://h?max_entry=0",
+        "redis://h:0",
+        "redis://h:banana",
+        "redis://a,b",
+        "https://h?token_file=here",
+        "https://h/#x",
+        "s3://me:hidden@bucket",
+    ],
+)
+def test_what_is_not_allowed(text: str) -> None:
+    with pytest.raises(ConfigError, match="KCACHE_REMOTE") as caught:
+        one(text)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["redis://u:hidden@h:x", "https://u:hidden@h?x=hidden", "hidden", "hidden://x"]
+)
+def test_errors_show_no_credentials(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_addresses(text, name="remote")
+    if "u:" in text:
+        assert "hidden" not in str(caught.value)
+
+
+def test_what_is_no_address_at_all() -> None:
+    for value in (3, [3], None):
+        with pytest.raises(ConfigError):
+            parse_addresses(value, name="remote")
