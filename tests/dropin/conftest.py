@@ -47,10 +47,11 @@ class Dropin:
 
     def __init__(self, libraries: Path, folder: Path, runtime: Path) -> None:
         self.folder = folder
+        self.libraries = str(libraries)
         self.runtime = runtime
         self.environment = {
             **os.environ,
-            "KCACHE_DROPIN_LIBRARIES": str(libraries),
+            "KCACHE_DROPIN_LIBRARIES": self.libraries,
             "KCACHE_DIR": str(folder / "cache"),
             "XDG_RUNTIME_DIR": str(self.runtime),
         }

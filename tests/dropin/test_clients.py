@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from docs.pages import DOCS, blocks
+from docs.reader import Reader
 from dropin.conftest import CLIENTS, Dropin
 
 from kcache.dropin import build
+from kcache.dropin import environment as env
 
 
 def _needs(module: str) -> None:
@@ -66,6 +69,18 @@ def test_a_c_program_that_is_linked(tag: str, real: Path, dropin: Dropin, includ
     flags = [f"-I{headers}", str(real), f"-Wl,-rpath,{real.parent}", f"-Wl,{tag}"]
     subprocess.run([compiler, CLIENTS / "linked.c", "-o", program, *flags], check=True)
     _twice_and_edited(dropin, include, (program, include))
+
+
+def test_the_page_about_cuda_core(nvrtc: tuple[int, int], dropin: Dropin, tmp_path: Path) -> None:
+    _needs("cuda.core")
+    pytest.importorskip("click", reason="the extra cli is not installed")
+    reader = Reader(tmp_path)
+    reader.environ |= {"XDG_RUNTIME_DIR": str(dropin.runtime), env.LIBRARIES: dropin.libraries}
+    try:
+        for block in blocks(DOCS / "how-to" / "use-with-cuda-core.md"):
+            reader.follow(block)
+    finally:
+        reader.close()
 
 
 def test_kcache_install(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -> None:
