@@ -1,0 +1,208 @@
+"""Proxy: a server on loopback that hands on to another one, and does to the answers what it is told.
+
+It knows no protocol, so it serves Redis, HTTP and S3 alike. What it does is a `Faults`, which can be
+exchanged at any time and holds for the next bytes on every connection:
+
+    with Proxy(("127.0.0.1", port)) as proxy:
+        proxy.faults = Faults(damage=1.0)   # one bit of every piece of an answer
+        ...  # a client of proxy.port
+        proxy.faults = Faults()             # all is well again
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+import struct
+import threading
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Faults", "Proxy"]
+
+_KEY = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What a proxy does to what it hands on. Without arguments it does nothing.
+
+    Attributes:
+        delay: seconds that each piece of an answer waits (a piece is what one `recv` returns).
+        damage: the probability that one bit of a piece of an answer is turned.
+        keep: bytes at the beginning of a piece that are never damaged: status lines and headers.
+        truncate: bytes of the answers of a connection after which it is closed.
+        swap: a request for a key (64 hex digits) asks for the key that was asked for before it.
+        hole: connections are accepted, and nothing ever comes back.
+        refuse: connections are closed (reset) as soon as they are made.
+        drip: answers come a byte at a time, with this many seconds between two of them.
+    """
+
+    delay: float = 0.0
+    damage: float = 0.0
+    keep: int = 0
+    truncate: int | None = None
+    swap: bool = False
+    hole: bool = False
+    refuse: bool = False
+    drip: float = 0.0
+
+
+class Proxy:
+    """A TCP proxy on a free port of 127.0.0.1; a context manager that ends every connection.
+
+    Threads: `faults` may be exchanged by any thread. Each connection has two threads of its own.
+
+    Args:
+        upstream: host and port of the server behind it, which need not be there.
+        seed: of the random damage.
+    """
+
+    def __init__(self, upstream: tuple[str, int], *, seed: int = 0) -> None:
+        self.upstream = upstream
+        self.faults = Faults()
+        #: What was done: connections, damaged, truncated, swapped, bytes.
+        self.done: Counter[str] = Counter()
+        self._random = random.Random(seed)
+        self._before: bytes | None = None
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.port: int = self._listener.getsockname()[1]
+        self._threads = [self._start(self._accept)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every connection and stop listening."""
+        self._closed.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.drop()
+        for thread in self._threads:
+            thread.join(timeout=30)
+
+    def drop(self) -> None:
+        """End every connection that is open now, as a server that is killed does."""
+        with self._lock:
+            sockets = list(self._open)
+        for each in sockets:
+            _end(each)
+
+    def _start(self, target: object, *args: object) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+        thread.start()
+        return thread
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.done["connections"] += 1
+            if self.faults.refuse:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+                continue
+            self._threads.append(self._start(self._serve, client))
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(self.upstream, timeout=30)
+        except OSError:
+            client.close()
+            return
+        for each in (client, server):
+            each.settimeout(None)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._open |= {client, server}
+        if self._closed.is_set():
+            _end(client)
+        answers = self._start(self._answers, server, client)
+        self._requests(client, server)
+        answers.join()
+        with self._lock:
+            self._open -= {client, server}
+        client.close()
+        server.close()
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while piece := client.recv(_PIECE):
+                if self.faults.swap:
+                    piece = self._swapped(piece)
+                server.sendall(piece)
+        _end(server)
+
+    def _answers(self, server: socket.socket, client: socket.socket) -> None:
+        sent = 0
+        with suppress(OSError):
+            while piece := server.recv(_PIECE):
+                faults = self.faults
+                if faults.hole:
+                    self._closed.wait()
+                    break
+                if faults.delay:
+                    self._closed.wait(faults.delay)
+                piece = self._damaged(piece, faults)
+                if faults.truncate is not None and sent + len(piece) > faults.truncate:
+                    client.sendall(piece[: max(faults.truncate - sent, 0)])
+                    self.done["truncated"] += 1
+                    break
+                self._send(client, piece, faults.drip)
+                sent += len(piece)
+                self.done["bytes"] += len(piece)
+        _end(client)
+
+    def _send(self, client: socket.socket, piece: bytes, drip: float) -> None:
+        if not drip:
+            client.sendall(piece)
+            return
+        for byte in piece:
+            client.sendall(bytes((byte,)))
+            if self._closed.wait(drip):
+                return
+
+    def _damaged(self, piece: bytes, faults: Faults) -> bytes:
+        with self._lock:
+            if len(piece) <= faults.keep or self._random.random() >= faults.damage:
+                return piece
+            at = self._random.randrange(faults.keep, len(piece))
+            bit = 1 << self._random.randrange(8)
+            self.done["damaged"] += 1
+        return piece[:at] + bytes((piece[at] ^ bit,)) + piece[at + 1 :]
+
+    def _swapped(self, piece: bytes) -> bytes:
+        with self._lock:
+            return _KEY.sub(self._other, piece)
+
+    def _other(self, found: re.Match[bytes]) -> bytes:
+        before, self._before = self._before, found[0]
+        if before is None or before == found[0]:
+            return found[0]
+        self.done["swapped"] += 1
+        return before
+
+
+def _end(connection: socket.socket) -> None:
+    """End a connection in both directions; a thread that reads from it wakes up."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
