@@ -199,3 +199,38 @@ class UnavailableBackend(Backend):
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class NoBackend(UnavailableBackend):
+    """A backend that takes every value and keeps none.
+
+    Stands where the environment names a directory that can't be used. The user was warned of it
+    once, so nothing fails any more: the memory tier alone holds what was compiled.
+    """
+
+    def get(self, key: str) -> bytes | None:
+        """Return None."""
+        return None
+
+    def put(self, key: str, value: bytes) -> int:
+        """Keep nothing; return 0."""
+        return 0
+
+    def delete(self, key: str) -> int:
+        """Return 0."""
+        return 0
+
+    def touch(self, key: str) -> None:
+        """Do nothing."""
+
+    def usage(self) -> Usage:
+        """Return that nothing is stored."""
+        return Usage(0, 0)
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        """Return nothing."""
+        return iter(())
+
+    def scan(self) -> Iterator[EntryInfo]:
+        """Return nothing."""
+        return iter(())

@@ -27,6 +27,7 @@ __all__ = [
     "compiler_variables",
     "default_cache_directory",
     "library_hints",
+    "unknown_variables",
     "variable",
     "variables",
     "without_dropin",
@@ -47,6 +48,9 @@ _MOST_BYTES = 1 << 60
 _MOST_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off", ""))
+_PREFIX = "KCACHE_"
+#: Those that `kcache run` sets for the program that it starts.
+_OF_DROPIN = "KCACHE_DROPIN_"
 HEADER_CHECKS = ("always", "once")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -294,13 +298,17 @@ class Config(Record):
         arguments: Mapping[str, object] | None = None,
         *,
         environ: Mapping[str, str] | None = None,
+        complain: Callable[[str], object] | None = None,
     ) -> Config:
         """Return the settings: argument, else environment, else default.
 
-        Arguments that are None count as not given.
+        Arguments that are None count as not given. With `complain`, a variable with a value that is
+        not allowed counts as not set, and `complain` is called with a sentence about it. If that
+        variable is `KCACHE_DIR`, the settings name no directory, and its name is the source.
 
         Raises:
-            ConfigError: a value is not allowed, or there is no such setting.
+            ConfigError: an argument is not allowed, or there is no such setting. Without
+                `complain`, also: a variable has a value that is not allowed.
         """
         given = {name: value for name, value in (arguments or {}).items() if value is not None}
         known = cls._names
@@ -315,9 +323,7 @@ class Config(Record):
                 value = variable.parse(given[variable.setting], name=variable.setting)
                 settings[variable.setting] = Setting(value, "argument")
             elif text is not None and text != "":
-                settings[variable.setting] = Setting(
-                    variable.parse(text, name=variable.name), variable.name
-                )
+                settings[variable.setting] = _from_variable(variable, text, complain)
             else:
                 settings[variable.setting] = Setting(variable.default, "default")
         return cls(**settings)
@@ -328,6 +334,33 @@ class Config(Record):
             if setting.value:
                 given = name if setting.source == "argument" else setting.source
                 yield aside(name, f"{given} is set")
+
+
+def _from_variable(
+    variable: Variable, text: str, complain: Callable[[str], object] | None
+) -> Setting[Any]:
+    """Return the setting that a variable's text gives; see `Config.load`."""
+    try:
+        return Setting(variable.parse(text, name=variable.name), variable.name)
+    except ConfigError as error:
+        if complain is None:
+            raise
+        # Nobody asked for the default directory, which may have no room or be shared: none at all.
+        nowhere = variable.setting == "directory"
+        effect = "this process caches in memory alone" if nowhere else "the default is used"
+        complain(f"{error}. Until then {effect}")
+    return Setting(variable.default, variable.name if nowhere else "default")
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the names of variables that begin as kcache's do, and that kcache does not read."""
+    names = os.environ if environ is None else environ
+    known = {variable.name for variable in VARIABLES}
+    return sorted(
+        name
+        for name in names
+        if name.startswith(_PREFIX) and not name.startswith(_OF_DROPIN) and name not in known
+    )
 
 
 def aside(setting: str, given: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from kcache.kernels.resolver import Answer, Resolver, Ways
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest, compile_request
-from kcache.registry import open_place, prepared
+from kcache.registry import open_place, prepared, with_known_backend
 from kcache.util import log
 from kcache.util.units import parse_size
 
@@ -80,9 +80,12 @@ class KernelCache:
         compile_timeout: how many seconds one compile may take. After that, it ends with a
             CompileError. No limit by default.
 
+    What is wrong with an environment variable is no error: kcache logs one warning and ignores the
+    variable. If `KCACHE_DIR` can't be used, this process caches in memory alone.
+
     Raises:
-        ConfigError: a setting has a value that is not allowed, or the directory is unsafe.
-        UnknownBackendError: no such backend is installed.
+        ConfigError: an argument has a value that is not allowed, or `directory` is unsafe.
+        UnknownBackendError: the argument `backend` names a backend that is not installed.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class KernelCache:
         compile_timeout: float | None = None,
     ) -> None:
         given = backend if isinstance(backend, Backend) else None
+        complaints: list[str] = []
         self.config = config = Config.load(
             {
                 "directory": directory,
@@ -114,12 +118,17 @@ class KernelCache:
                 "wait": wait,
                 "workers": workers,
                 "compile_timeout": compile_timeout,
-            }
+            },
+            complain=complaints.append,
         )
-        #: The backend's name, or the class of a backend that the caller made.
-        self._backend = config.backend.value if given is None else type(given).__name__
         if config.log.value is not None:
             log.log_to_stderr(config.log.value)
+        if given is None:
+            self.config = config = with_known_backend(config, complaints.append)
+        for complaint in complaints:
+            log.warning_once(complaint)
+        #: The backend's name, or the class of a backend that the caller made.
+        self._backend = config.backend.value if given is None else type(given).__name__
         disabled = config.disable.value
         memory = config.memory_size.value
         share = int(memory * _REQUEST_SHARE)
@@ -133,7 +142,7 @@ class KernelCache:
         if given is None:
             self._directory, place = open_place(config, read_only=read_only)
         else:
-            self._directory, place = prepared(config.directory.value, read_only), given
+            self._directory, place = prepared(config, read_only), given
         where = self._directory
         stats = None if where is None else StatsFile(os.path.join(where, "stats"))
         self.engine = CacheEngine(

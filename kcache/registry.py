@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
-from kcache.backend import Backend, UnavailableBackend
+from kcache.backend import Backend, NoBackend, UnavailableBackend
 from kcache.config import (
     DEFAULT_MAX_SIZE,
     Config,
+    Setting,
     default_cache_directory,
     temporary_cache_directory,
 )
@@ -21,7 +22,15 @@ from kcache.util import log
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
 
-__all__ = ["GROUP", "backend_names", "open_backend", "open_engine", "open_place", "prepared"]
+__all__ = [
+    "GROUP",
+    "backend_names",
+    "open_backend",
+    "open_engine",
+    "open_place",
+    "prepared",
+    "with_known_backend",
+]
 
 #: Entry-point group for other packages' backends: name -> `Backend` subclass or factory, called as
 #: `factory(directory, max_size=..., read_only=...)`.
@@ -74,18 +83,27 @@ def _load(name: str) -> object:
 def open_place(config: Config, *, read_only: bool) -> tuple[str | None, Backend]:
     """Return a directory that is safe to use, and the backend in it.
 
-    A directory that the user named must be safe, or ConfigError says why not; where it can't be
-    used for another reason, the cache does without. Of the defaults the first usable is taken.
+    A directory that the program named must be safe, or ConfigError says why not. What the
+    environment named is no error: kcache logs a warning, and the cache does without a directory.
+    It does so, too, where a directory can't be used for another reason. Of the defaults the first
+    usable is taken.
     """
-    named = config.directory.value
+    named, source = config.directory
+    if named is None and source != "default":
+        return None, NoBackend(f"{source} is not allowed")
     reason = "no directory"
     for directory in _candidates(named):
         try:
             prepare(directory, read_only=read_only)
         except ConfigError as error:
-            if named is not None:
+            if named is not None and source == "argument":
                 raise
             reason = str(error)
+            if named is not None:
+                log.warning_once(
+                    f"{source}: {reason}. Until then this process caches in memory alone"
+                )
+                return None, NoBackend(reason)
         except BackendError as error:
             reason = str(error)
         else:
@@ -102,6 +120,21 @@ def _candidates(named: str | None) -> Iterator[str]:
         yield temporary_cache_directory()
 
 
+def with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
+    """Return the settings, with the default in place of a backend that nobody has registered.
+
+    That is for a name from the environment. One that the program gave stays, and `open_backend`
+    raises an error.
+    """
+    name, source = config.backend
+    if source == "argument" or name in _FIRST_PARTY or name in backend_names():
+        return config
+    default = Setting("file", "default")
+    known = ", ".join(backend_names())
+    complain(f"{source}={name!r} is not known; allowed: {known}. Until then the default is used")
+    return config.replace(backend=default)
+
+
 def _backend_there(config: Config, directory: str, *, read_only: bool) -> Backend:
     """Return the backend, or, where it refuses the place (LMDB on NFS), one that says why."""
     name, max_size = config.backend.value, config.max_size.value
@@ -111,11 +144,21 @@ def _backend_there(config: Config, directory: str, *, read_only: bool) -> Backen
         return UnavailableBackend(str(error))
 
 
-def prepared(directory: str | None, read_only: bool) -> str | None:
-    """Return a directory for the statistics, or None where there is none or it can't be used."""
+def prepared(config: Config, read_only: bool) -> str | None:
+    """Return a directory for the statistics, or None where there is none or it can't be used.
+
+    Raises:
+        ConfigError: the program named it, and it is unsafe.
+    """
+    directory, source = config.directory
     if directory is not None:
         try:
             prepare(directory, read_only=read_only)
+        except ConfigError as error:
+            if source == "argument":
+                raise
+            log.warning_once(f"{source}: {error}. No statistics are written")
+            return None
         except BackendError as error:
             log.info("not usable: %s", error)
             return None

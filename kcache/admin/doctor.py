@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from kcache.admin.machine_facts import Facts
+from kcache.config import VARIABLES
 from kcache.util.cuda_driver import Version
+from kcache.util.nearest import nearest
 from kcache.util.units import format_size
 
 __all__ = ["LEAST_VERSIONS", "LEVELS", "OK", "PROBLEM", "WARNING", "Finding", "diagnose"]
@@ -107,6 +109,11 @@ def _settings(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             PROBLEM, "settings", sentence, "Correct the variable, or unset it for the default."
         )
+    known = [variable.name.removeprefix("KCACHE_") for variable in VARIABLES]
+    for name in facts.unknown_variables:
+        meant = nearest(name.removeprefix("KCACHE_"), known)
+        do = f"Rename it to KCACHE_{meant}" if meant else "Unset it; the variables are in kcache config"
+        yield Finding(PROBLEM, "settings", f"kcache reads no variable {name}", f"{do}.")
     effects = {
         "disable": "nothing is cached: every kernel is compiled every time",
         "recache": "every kernel is compiled every time, and replaces the cached one",

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kcache.config import VARIABLES, Config, default_cache_directory, temporary_cache_directory
+from kcache.config import (
+    VARIABLES,
+    Config,
+    default_cache_directory,
+    temporary_cache_directory,
+    unknown_variables,
+)
 from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError, KcacheError
 from kcache.util.cuda_driver import Version, driver_version
 from kcache.util.mounts import FileSystem, file_system
@@ -122,6 +128,7 @@ class Facts:
         compiler: NVRTC.
         driver: the newest CUDA version that the driver supports; None where there is no driver.
         recording_problem: why compiles can't be recorded, or empty.
+        unknown_variables: names that begin with `KCACHE_`, and that kcache does not read.
     """
 
     python: tuple[int, ...]
@@ -137,6 +144,7 @@ class Facts:
     compiler: Compiler
     driver: Version | None
     recording_problem: str
+    unknown_variables: tuple[str, ...] = ()
 
 
 def gather(
@@ -173,6 +181,7 @@ def gather(
         compiler=_compiler(),
         driver=(driver or driver_version)(),
         recording_problem=_recording_problem(),
+        unknown_variables=tuple(unknown_variables()),
     )
 
 

@@ -52,17 +52,16 @@ def open_cache(
 ) -> KernelCache:
     """Return the cache in `directory`, or where the environment or the defaults say.
 
-    It stays where it is when the working directory changes.
+    For commands that compile: what is wrong with the environment is a warning, as in any program.
 
     Raises:
-        ConfigError: a setting is not allowed, or the directory is unsafe.
-        UnknownBackendError: no such backend is installed.
+        ConfigError: an option is not allowed, or the directory that one names is unsafe.
+        UnknownBackendError: an option names a backend that is not installed.
     """
     from kcache import KernelCache  # `kcache doctor` runs where it can't be imported
 
-    named = Config.load({"directory": directory}).directory.value
     return KernelCache(
-        None if named is None else os.path.abspath(named),
+        directory,
         backend=backend,
         read_only=read_only,
         disable=disable,
@@ -75,13 +74,18 @@ def open_existing(
 ) -> KernelCache | None:
     """Return the cache likewise, or None where there is none yet; makes no directory.
 
+    For commands that look after a cache: what is wrong with the environment is an error. A command
+    that trims must not take another cap than the user meant.
+
     Nor does it make the backend's folder: where the cache has none, it is opened for reading only.
 
     Raises:
         BackendError: it is there and can't be used.
-        ConfigError: it is there and is no cache, or as `open_cache`.
+        ConfigError: it is there and is no cache, it is unsafe, or a setting is not allowed.
         UnknownBackendError: no such backend is installed.
     """
+    config = Config.load({"directory": directory, "backend": backend})
+    directory, backend = config.directory.value, config.backend.value
     cache = open_cache(directory, backend=backend, read_only=True)
     if cache.directory is None:
         if not os.path.lexists(named_directory(directory)):

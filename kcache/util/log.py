@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = ["debug", "debugging", "info", "log_to_stderr", "warning"]
+__all__ = ["debug", "debugging", "info", "log_to_stderr", "warning", "warning_once"]
+
+_said: set[str] = set()
 
 
 def _logger() -> Logger:
@@ -54,6 +56,13 @@ def info(message: str, *args: object) -> None:
 def warning(message: str, *args: object) -> None:
     """Log a warning."""
     _logger().warning(message, *_texts(args))
+
+
+def warning_once(message: str) -> None:
+    """Log a warning that this process has not logged yet."""
+    if message not in _said:
+        _said.add(message)
+        warning("%s", message)
 
 
 def log_to_stderr(level: str) -> None:

@@ -111,6 +111,20 @@ def test_bad_variables_are_findings(
     assert found[1] == "there is no backend 'floppy'"
 
 
+def test_variables_that_kcache_does_not_read_are_findings(
+    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KCACHE_MAXSIZE", "5GiB")
+    monkeypatch.setenv("KCACHE_COLOUR", "red")
+    monkeypatch.setenv("KCACHE_DROPIN_SOCKET", "/somewhere")  # `kcache run` sets it
+    said = here("doctor", "--json")
+    assert said.code == 1
+    found = {problem["what"]: problem["do"] for problem in problems(said.out)}
+    assert found["kcache reads no variable KCACHE_MAXSIZE"] == "Rename it to KCACHE_MAX_SIZE."
+    assert "Unset it" in str(found["kcache reads no variable KCACHE_COLOUR"])
+    assert not any("DROPIN" in str(what) for what in found)
+
+
 def test_a_directory_that_is_no_path_is_wrong_usage(here: Callable) -> None:
     said = here("doctor", "--directory", "")
     assert said.code == 2

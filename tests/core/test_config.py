@@ -11,7 +11,7 @@ from core.helpers import QUICK, output_of, python
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcache import ConfigError, KernelCache, default_cache_directory
+from kcache import ConfigError, KernelCache, UnknownBackendError, default_cache_directory
 from kcache.config import VARIABLES, Config
 from kcache.util.units import parse_size
 
@@ -201,13 +201,62 @@ def test_the_front_door_takes_arguments_before_the_environment(
         assert cache.engine.max_size == 6_000_000
 
 
-def test_a_bad_variable_is_reported_by_the_front_door(tmp_path: Path) -> None:
-    done = python(
-        "import kcache; kcache.KernelCache()",
-        environ={"KCACHE_DIR": str(tmp_path), "KCACHE_MAX_SIZE": "lots"},
-    )
-    assert done.returncode == 1
-    assert "ConfigError: KCACHE_MAX_SIZE='lots' is not allowed" in done.stderr
+COMPILES_TWICE = """
+import kcache
+entry = kcache.Entry({"a": b"x"})
+for number in range(2):
+    with kcache.KernelCache() as cache:
+        cache.engine.put("0" * 64, entry)
+        assert cache.engine.get("0" * 64) is not None
+        print(cache.directory, cache.config.backend.value, cache.engine.max_size)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "backend", "said"),
+    [
+        ("KCACHE_MAX_SIZE", "5GiGs", "file", "KCACHE_MAX_SIZE='5GiGs' is not allowed; allowed:"),
+        ("KCACHE_BACKEND", "redis", "file", "KCACHE_BACKEND='redis' is not known; allowed: file,"),
+        ("KCACHE_READ_ONLY", "perhaps", "file", "KCACHE_READ_ONLY='perhaps' is not allowed"),
+        ("KCACHE_LOG", "loud", "file", "KCACHE_LOG='loud' is not allowed"),
+    ],
+)
+def test_what_the_environment_says_wrongly_is_one_warning(
+    name: str, text: str, backend: str, said: str, tmp_path: Path
+) -> None:
+    done = python(COMPILES_TWICE, environ={"KCACHE_DIR": str(tmp_path / "cache"), name: text})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+    assert done.stdout.splitlines() == [f"{tmp_path / 'cache'} {backend} {1 << 30}"] * 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
+@pytest.mark.parametrize("place", ["writable", "file", "blank", "nobody"])
+def test_a_directory_of_the_environment_that_is_unsafe_costs_the_disk_tier_alone(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "writable").mkdir()
+    (tmp_path / "writable").chmod(0o777)
+    text = {"blank": " ", "nobody": "~nobody-knows/kcache"}.get(place, str(tmp_path / place))
+    done = python(COMPILES_TWICE, environ={"KCACHE_DIR": text})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("KCACHE_DIR")
+    assert done.stderr.endswith(" caches in memory alone\n")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout.splitlines() == [f"None file {1 << 30}"] * 2
+    assert list((tmp_path / "writable").iterdir()) == []
+
+
+def test_what_a_program_passes_wrongly_stays_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="max_size='5GiGs' is not allowed"):
+        KernelCache(tmp_path / "cache", max_size="5GiGs")
+    with pytest.raises(UnknownBackendError, match="backend='redis' is not known"):
+        KernelCache(tmp_path / "cache", backend="redis")
+    with pytest.raises(ConfigError, match="is a file"):
+        KernelCache(tmp_path / "file")
 
 
 def test_the_log_variable_writes_to_standard_error(tmp_path: Path) -> None:

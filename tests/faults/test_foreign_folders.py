@@ -180,8 +180,12 @@ def test_no_command_changes_a_folder_that_is_no_cache(
         )
         assert snapshot(place) == before, command
         assert "Traceback" not in done.stderr, done.stderr
-        if command != "doctor":
+        if command.startswith("compile"):  # which the environment never makes fail
+            assert done.returncode == 0, done.stderr
+            assert "caches in memory alone" in done.stderr
+        elif command != "doctor":
             assert done.returncode != 0, (command, done.stdout, done.stderr)
+        if command != "doctor":
             assert "no cache" in done.stderr
             assert "allowed: a directory that is new or empty" in done.stderr
 

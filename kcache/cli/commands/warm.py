@@ -19,6 +19,7 @@ from kcache.cli.open_cache import (
     open_existing,
 )
 from kcache.cli.terminal import Bar, columns, counted, fit, plain, say, show, working
+from kcache.config import Config
 from kcache.errors import CompileError
 from kcache.kernels.kernel_list import read_list
 from kcache.util.units import format_size, format_time
@@ -74,7 +75,7 @@ def warm(
         _show_plan(wanted, _there(wanted, directory), as_json=as_json, quiet=quiet)
         return
     may_write("warm")
-    with open_cache(directory) as cache:
+    with open_cache(Config.load({"directory": directory}).directory.value) as cache:
         outcome = _compile(cache, wanted, jobs)
         _tell_failures(outcome)
         _tell_losses(cache)

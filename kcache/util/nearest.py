@@ -1,0 +1,29 @@
+"""Nearest: the name that somebody may have meant who wrote another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean", "nearest"]
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like `name`, or None if none is like it.
+
+    Capitals and the signs between words do not count: `MAXSIZE` is like `max_size`.
+    """
+    from difflib import get_close_matches  # only where something is wrong
+
+    plain = {_letters(each): each for each in known}
+    found = get_close_matches(_letters(name), plain, n=1, cutoff=0.7)
+    return plain[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'X'?`, or nothing if no known name is like `name`."""
+    found = nearest(name, known)
+    return "" if found is None else f"; did you mean {found!r}?"
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
