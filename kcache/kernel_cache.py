@@ -16,8 +16,8 @@ from kcache.engine.engine import CacheEngine
 from kcache.engine.journal import Journal
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import ConfigError
+from kcache.kernels.find import Finder
 from kcache.kernels.request_factory import Requests, with_target
-from kcache.kernels.resolver import Answer, Resolver, Ways
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest, compile_request
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kcache.kernels.aio import AsyncFront
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.recording import Recorder
+    from kcache.kernels.resolver import Answer, Resolver
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.request import Request
@@ -161,13 +162,14 @@ class KernelCache:
                 limit=max(_JOURNAL_LEAST, config.max_size.value // _JOURNAL_SHARE),
             ),
         )
-        self._resolver = Resolver(
+        self._finder = Finder(
             self.engine,
-            Ways(self._make_frontend, self._make_flight, self._requests.for_compiler),
             check_once=config.header_check.value == "once",
             reads=not (disabled or config.recache.value),
             writes=not disabled,
         )
+        #: Needed for a miss only.
+        self._resolver: Resolver | None = None
 
     # -- compiling -----------------------------------------------------------------------------
 
@@ -204,7 +206,8 @@ class KernelCache:
         request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
-        return self._resolver.get(request, started)
+        kernel = self._finder.get(request, started)
+        return self._on_miss().get(request) if kernel is None else kernel
 
     async def aget_or_compile(
         self,
@@ -226,7 +229,7 @@ class KernelCache:
         if self._async is None:
             from kcache.kernels.aio import AsyncFront
 
-            self._async = AsyncFront(self._resolver, self._requests)
+            self._async = AsyncFront(self._on_miss(), self._requests)
         return await self._async.get(
             CompileRequest(source, names, options, headers, extra_key, source_name)
         )
@@ -264,7 +267,7 @@ class KernelCache:
                 made.append(self._requests.of(compile_request(given)))
             except ConfigError as error:
                 raise type(error)(f"requests[{number}]: {error}") from error
-        return compile_all(self._resolver, made, jobs=jobs, progress=progress)
+        return compile_all(self._on_miss(), made, jobs=jobs, progress=progress)
 
     def lookup(
         self,
@@ -284,7 +287,7 @@ class KernelCache:
         request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
-        kernel = None if self._disabled else self._resolver.find(request, started)
+        kernel = None if self._disabled else self._finder.find(request, started)
         if kernel is None:
             self.engine.counters.add("misses")
         return kernel
@@ -315,7 +318,7 @@ class KernelCache:
             source_name=source_name,
             record=False,
         )
-        aside, checked = self.config.set_aside(), self._resolver.checked(request)
+        aside, checked = self.config.set_aside(), self._finder.checked(request)
         return explain(self.engine, request, set_aside=aside, checked=checked)
 
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
@@ -392,7 +395,7 @@ class KernelCache:
     def clear_memory(self) -> None:
         """Empty the memory tier of this process. The backend keeps its entries."""
         self._requests.forget()
-        self._resolver.forget()
+        self._finder.headers.forget()
         self.engine.memory.clear()
 
     def trim(
@@ -419,7 +422,8 @@ class KernelCache:
         if self._async is not None:
             self._async.close()
             self._async = None
-        self._resolver.close()
+        if self._resolver is not None:
+            self._resolver.close()
         self.engine.close()
 
     def __repr__(self) -> str:
@@ -443,14 +447,26 @@ class KernelCache:
         """Return the path of the lock file, or None where processes can't exclude each other."""
         return None if self._directory is None else os.path.join(self._directory, LOCK_FILE)
 
-    def _make_flight(self) -> Flight[Answer]:
+    def _on_miss(self) -> Resolver:
+        if self._resolver is None:
+            from kcache.kernels.resolver import Factories, Resolver  # not needed for a hit
+
+            factories = Factories(
+                self._build_frontend, self._build_flight, self._requests.for_compiler
+            )
+            with self.engine.counters.lock:
+                if self._resolver is None:
+                    self._resolver = Resolver(self._finder, factories, writes=not self._disabled)
+        return self._resolver
+
+    def _build_flight(self) -> Flight[Answer]:
         from kcache.engine.single_flight import Flight  # not needed for a hit
 
         engine = self.engine
         path = None if engine.read_only else self._lock_file()
         return Flight(path, wait=self.config.wait.value, counters=engine.counters)
 
-    def _make_frontend(self, digests: FileDigests) -> Frontend:
+    def _build_frontend(self, digests: FileDigests) -> Frontend:
         from kcache.nvrtc.compiler import Limits
         from kcache.nvrtc.frontend import Frontend
         from kcache.nvrtc.workers.slots import Slots

@@ -21,7 +21,7 @@ PARTS = {
     "taking over the digests": ("kcache.nvrtc.frontend:Frontend._remember",),
     "making the header set": ("kcache.nvrtc.frontend:_header_set",),
     "comparing it with the files": ("kcache.nvrtc.manifest:Variant.holds",),
-    "making the manifest": ("kcache.kernels.resolver:Resolver._store_manifest",),
+    "making the manifest": ("kcache.kernels.store:KernelWriter._store_manifest",),
     "storing": ("kcache.engine.engine:CacheEngine.put",),
 }
 #: What happens in the worker and on the way to it and back: the compile is the larger part of it.

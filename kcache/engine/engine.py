@@ -179,7 +179,7 @@ class CacheEngine:
             self._forget(key)
             return False
         with self._room, self._surviving("put"):
-            stored = self._place(key, blob, cost)
+            stored = self._evict_and_put(key, blob, cost)
             self.journal.flush()
             if stored:
                 self.counters.add("puts")
@@ -191,16 +191,16 @@ class CacheEngine:
         self.memory.delete(key)
         return False
 
-    def _place(self, key: str, blob: bytes, cost: int) -> bool:
+    def _evict_and_put(self, key: str, blob: bytes, cost: int) -> bool:
         """Make room for `blob` and put it; tell whether there was room."""
         try:
-            return self._place_once(key, blob, cost)
+            return self._put_once(key, blob, cost)
         except FullError as error:
             log.debug("no room for %s below the cap (%s): evicting", key, error)
             self._eviction.free_some(self._evict)
-            return self._place_once(key, blob, cost)
+            return self._put_once(key, blob, cost)
 
-    def _place_once(self, key: str, blob: bytes, cost: int) -> bool:
+    def _put_once(self, key: str, blob: bytes, cost: int) -> bool:
         with self.backend.batch():
             if not self._eviction.make_room(cost, self._evict):
                 return False
@@ -231,15 +231,15 @@ class CacheEngine:
     def _create(self, key: str, create: Callable[[], Entry]) -> Entry:
         from kcache.engine.single_flight import Flight, Made, Work  # not needed for a hit
 
-        made: list[bool] = []
+        computed: list[bool] = []
 
-        def make() -> Made[Entry]:
-            made.append(True)
+        def compute() -> Made[Entry]:
+            computed.append(True)
             self.counters.add("misses")
             entry = create()
             return Made(entry, reusable=True, stored=self.put(key, entry))
 
-        def share(entry: Entry) -> Entry:
+        def adopt(entry: Entry) -> Entry:
             self.counters.hit(entry.cost, 0.0, True)
             return entry
 
@@ -248,9 +248,9 @@ class CacheEngine:
                 if self._flight is None:
                     self._flight = Flight(self._lock_file, wait=self._wait, counters=self.counters)
         try:
-            return self._flight.run(key, Work(lambda: self._find(key, again=True), make, share))
+            return self._flight.run(key, Work(lambda: self._find(key, again=True), compute, adopt))
         except Exception:
-            if not made:  # somebody else's error
+            if not computed:  # somebody else's error
                 self.counters.add("misses")
             raise
 

@@ -49,22 +49,22 @@ class Made(NamedTuple, Generic[T]):
 
 
 class Work(NamedTuple, Generic[T]):
-    """How a value is looked for and made.
+    """How a value is found or computed.
 
     Attributes:
-        look: returns the value if it is there by now, else None.
-        make: makes it, and stores it.
-        share: what another thread of this process makes of a value made meanwhile; None if it is no
-            good for that thread.
-        timeless: whether an error of a call that had begun before is good for who joins it.
-        place: where it is made; an error is good for the same place only.
+        find: returns the value if it is there by now, else None.
+        compute: makes it, and stores it.
+        adopt: returns what this thread can use of a value that another thread has just computed;
+            None if it can use nothing of it.
+        timeless: whether a thread that joins a call may take over an error from before it joined.
+        location: where it is computed; an error is good for the same location only.
     """
 
-    look: Callable[[], T | None]
-    make: Callable[[], Made[T]]
-    share: Callable[[T], T | None]
+    find: Callable[[], T | None]
+    compute: Callable[[], Made[T]]
+    adopt: Callable[[T], T | None]
     timeless: bool = True
-    place: str = ""
+    location: str = ""
 
 
 class Busy(NamedTuple):
@@ -82,12 +82,12 @@ class Busy(NamedTuple):
 class _Call(Generic[T]):
     """One value being made by a thread of this process."""
 
-    __slots__ = ("done", "error", "made", "place", "since", "thread")
+    __slots__ = ("done", "error", "location", "made", "since", "thread")
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, location: str) -> None:
         self.done = threading.Event()
         self.thread = threading.get_ident()
-        self.place = place
+        self.location = location
         #: When a leader began who took over from one that was waited for too long; else 0.
         self.since = 0.0
         self.made: Made[T] | None = None
@@ -111,7 +111,7 @@ class Flight(Generic[T]):
     Exceptions of the leader reach the threads that wait for it, each its own copy; the next caller
     tries again. A leader that is interrupted or killed is replaced by one of those who wait.
 
-    Threads: safe to share; not from signal handlers. `make` may ask for other keys, and for its
+    Threads: safe to share; not from signal handlers. `compute` may ask for other keys, and for its
     own: the same thread then makes it. So it does where waiting would never end, since whoever it
     would wait for waits for this thread. Among threads that is found out; between processes a
     thread that makes something waits for larger keys only. Processes: by the lock file. Crash: the
@@ -140,7 +140,7 @@ class Flight(Generic[T]):
         """Return the value of `key`, made here or by somebody else, after a wait if need be.
 
         Raises:
-            Exception: what `make` raised, here or in the thread that was waited for.
+            Exception: what `compute` raised, here or in the thread that was waited for.
         """
         value = self._fly(key, work, time.monotonic() + self._wait, None)
         assert not isinstance(value, Busy)
@@ -189,7 +189,11 @@ class Flight(Generic[T]):
                 if taken is not None:
                     return taken.value
                 continue
-            if call.error is not None and call.place == work.place and (work.timeless or flights):
+            if (
+                call.error is not None
+                and call.location == work.location
+                and (work.timeless or flights)
+            ):
                 raise copied(call.error)
             if call.made is not None:
                 if not call.made.reusable:
@@ -198,7 +202,7 @@ class Flight(Generic[T]):
                 if value is not None:
                     return value
             flights += call.over  # else its leader was interrupted, or did not wait
-        return work.make().value
+        return work.compute().value
 
     def _lead_or_join(
         self, key: str, work: Work[T], deadline: float | None, busy: Busy | None
@@ -207,7 +211,7 @@ class Flight(Generic[T]):
         call = self._calls.get(key)
         if call is not None:
             return call
-        mine: _Call[T] = _Call(work.place)
+        mine: _Call[T] = _Call(work.location)
         try:
             call = self._calls.setdefault(key, mine)
             return call if call is not mine else self._lead(mine, key, work, deadline, busy)
@@ -238,7 +242,7 @@ class Flight(Generic[T]):
         """Replace a leader that was waited for too long; None if another thread has done so."""
         if not self._wait:
             return self._alone(key, work)
-        mine: _Call[T] = _Call(work.place)
+        mine: _Call[T] = _Call(work.location)
         mine.since = time.monotonic()
         with self._taking:
             if self._calls.get(key) is not call:
@@ -256,9 +260,9 @@ class Flight(Generic[T]):
         return mine.made
 
     def _joined(self, made: T, work: Work[T]) -> T | None:
-        value = work.look()
+        value = work.find()
         if value is None:
-            value = work.share(made)
+            value = work.adopt(made)
         if value is not None:
             self._count("coalesced")
         return value
@@ -286,17 +290,17 @@ class Flight(Generic[T]):
                 now = time.monotonic()
                 if now >= looked + _LOOK_INTERVAL or not self._wait:
                     looked = now
-                    found = self._look(work, waited=True)
+                    found = self._find(work, waited=True)
                     if found is not None:
                         return found
                 if now >= deadline or self._acquire(second) is not False:
-                    return self._look(work, waited=True) or work.make()
+                    return self._find(work, waited=True) or work.compute()
                 time.sleep(_LONGEST_PAUSE)
         finally:
             self._release(second)
 
-    def _look(self, work: Work[T], *, waited: bool) -> Made[T] | None:
-        value = work.look()
+    def _find(self, work: Work[T], *, waited: bool) -> Made[T] | None:
+        value = work.find()
         if value is None:
             return None
         if waited:
@@ -341,14 +345,14 @@ class Flight(Generic[T]):
                 # before, and is not found, has left nothing for us; then nobody need wait for us.
                 self._release(key)
                 ends = self._ends(key)
-                found = self._look(work, waited=True)
+                found = self._find(work, waited=True)
                 if found is not None:
                     return found
                 if locked:
                     if busy is not None and busy.ends not in (_UNKNOWN, ends):
-                        return work.make()
+                        return work.compute()
                     waiting = False
-            return self._look(work, waited=busy is not None) or self._make(key, work)
+            return self._find(work, waited=busy is not None) or self._compute(key, work)
         finally:
             waits_for.pop(threading.get_ident(), None)
             self._release(key)
@@ -368,12 +372,12 @@ class Flight(Generic[T]):
             return leader == me or leads_to(leader, me)
         return any(mine > key for (_, mine), thread in list(leaders.items()) if thread == me)
 
-    def _make(self, key: str, work: Work[T]) -> Made[T]:
+    def _compute(self, key: str, work: Work[T]) -> Made[T]:
         waits_for.pop(threading.get_ident(), None)
         me = (self._path, key)
         leaders[me] = threading.get_ident()
         try:
-            return work.make()
+            return work.compute()
         finally:
             leaders.pop(me, None)
             if self._locks is not None:

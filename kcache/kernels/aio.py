@@ -87,7 +87,7 @@ class AsyncFront:
             CompilerNotFoundError: there is no compiler.
         """
         asked, call = _frozen(asked)
-        if not self._resolver.reads:
+        if not self._resolver.finder.reads:
             call = object()  # everybody wants a compile
         waiter: Waiter = asyncio.get_running_loop().create_future()
         if self._process != os.getpid():
@@ -118,7 +118,7 @@ class AsyncFront:
         error = done.exception()
         request = pending.request
         if error is not None and (request is None or request.self_contained):
-            self._resolver.count_joined(None, 1 + len(joined), waited=True)
+            self._resolver.finder.counts.joined(None, 1 + len(joined), waited=True)
             _settle(joined, done)
             return
         first = None if error is not None else done.result()
@@ -129,7 +129,7 @@ class AsyncFront:
         joined = pending.waiting()
         kernel = None if done.exception() is not None else done.result().kernel
         waited = first is None or not first.kernel.cached
-        self._resolver.count_joined(kernel, len(joined), waited=waited)
+        self._resolver.finder.counts.joined(kernel, len(joined), waited=waited)
         _settle(joined, done)
 
     def _submit(
@@ -142,8 +142,8 @@ class AsyncFront:
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
 
-        def look() -> None:
-            _run(lambda: self._look(pending, first), future, otherwise=compile_)
+        def find() -> None:
+            _run(lambda: self._find(pending, first), future, otherwise=compile_)
 
         def compile_(request: Request) -> None:
             def attempt(busy: Busy | None) -> Answer | Busy:
@@ -154,25 +154,25 @@ class AsyncFront:
             try:
                 compiled = self._compiling.submit(attempt)
             except RuntimeError:  # closed meanwhile, or no thread can be started
-                _run(lambda: Answer(self._resolver.get(request, time.perf_counter())), future)
+                _run(lambda: Answer(self._resolver.get(request)), future)
             else:
                 compiled.add_done_callback(lambda done: _run(done.result, future))
 
         try:
-            self._looking.submit(look)
+            self._looking.submit(find)
         except RuntimeError:  # as above
-            look()
+            find()
         return future
 
-    def _look(self, pending: _Pending, first: Answer | None) -> Answer | Request:
+    def _find(self, pending: _Pending, first: Answer | None) -> Answer | Request:
         """Return what is cached, or what can be had of the first answer, or else the request."""
         started = time.perf_counter()
         request = pending.request = self._requests.of(pending.asked)
-        kernel = self._resolver.look(request, started)
+        kernel = self._resolver.finder.get(request, started)
         if kernel is not None:
             return Answer(kernel)
-        shared = None if first is None else self._resolver.share(request, first)
-        return request if shared is None else shared
+        adopted = None if first is None else self._resolver.adopt(request, first)
+        return request if adopted is None else adopted
 
     def _wanted(self, pending: _Pending, call: Hashable) -> bool:
         """Tell whether a task still waits; if not, nobody can join any more."""

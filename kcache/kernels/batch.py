@@ -36,25 +36,25 @@ def compile_all(
     same = _same(requests)
     done = 0
 
-    def settle(places: list[int], result: CompiledKernel | CompileError) -> None:
+    def settle(indices: list[int], result: CompiledKernel | CompileError) -> None:
         nonlocal done
-        for number, place in enumerate(places):
-            results[place] = (
-                result if number == 0 else _once_more(resolver, requests[place], result)
+        for number, index in enumerate(indices):
+            results[index] = (
+                result if number == 0 else _once_more(resolver, requests[index], result)
             )
             done += 1
             if progress is not None:
                 progress(done, len(requests))
 
     missing: list[list[int]] = []
-    for places in same:
-        found = resolver.look(requests[places[0]], time.perf_counter())
+    for indices in same:
+        found = resolver.finder.get(requests[indices[0]], time.perf_counter())
         if found is None:
-            missing.append(places)
+            missing.append(indices)
         else:
-            settle(places, found)
+            settle(indices, found)
     if missing:
-        firsts = [requests[places[0]] for places in missing]
+        firsts = [requests[indices[0]] for indices in missing]
         for number, result in _compiled(resolver, firsts, count):
             settle(missing[number], result)
     return [result for result in results if result is not None]
@@ -63,7 +63,7 @@ def compile_all(
 def _compiled(
     resolver: Resolver, requests: Sequence[Request], jobs: int | None
 ) -> Iterator[tuple[int, CompiledKernel | CompileError]]:
-    """Yield (place, result) of each request, in the order in which they are done."""
+    """Yield (index, result) of each request, in the order in which they are done."""
     left = set(range(len(requests)))
     with suppress(RuntimeError):  # no thread can be started, or the interpreter is ending
         from kcache.kernels.worker_pool import Workers, usable_cores
@@ -86,10 +86,10 @@ def _compiled(
 
 
 def _same(requests: Sequence[Request]) -> list[list[int]]:
-    """Group the places of requests that are the same."""
+    """Group the indices of requests that are the same."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for place, request in enumerate(requests):
-        groups.setdefault((request.key, request.location), []).append(place)
+    for index, request in enumerate(requests):
+        groups.setdefault((request.key, request.location), []).append(index)
     return list(groups.values())
 
 
@@ -106,7 +106,7 @@ def _attempt(
 ) -> CompiledKernel | CompileError | Busy:
     try:
         if wait:
-            return resolver.get(request, time.perf_counter())
+            return resolver.get(request)
         answer = resolver.attempt(request, busy)
     except CompileError as error:
         return error
@@ -119,9 +119,9 @@ def _once_more(
     """Return the result for a request that was in the list before, and count it."""
     found = None
     if not isinstance(result, CompileError):
-        found = resolver.look(request, time.perf_counter())
+        found = resolver.finder.get(request, time.perf_counter())
     if found is None:
-        resolver.count_miss()
+        resolver.finder.counts.miss()
     return found or result
 
 

@@ -211,7 +211,7 @@ class TestThreads:
         def fail() -> Made[str]:
             raise CompileError("old")
 
-        work = shelf.work()._replace(timeless=place == "there", place=place)
+        work = shelf.work()._replace(timeless=place == "there", location=place)
         assert joined(one, Slow(shelf, fail), lambda: one.run(KEY, work)) == ["made"] * 4
         assert shelf.times == 1
 

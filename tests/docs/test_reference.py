@@ -112,7 +112,7 @@ def causes() -> set[str]:
         "cli/commands/why",
         "kernel_cache",
         "kernels/request_factory",
-        "kernels/resolver",
+        "kernels/compile",
         "nvrtc/metadata",
     ):
         path = ROOT / "kcache" / f"{module}.py"

@@ -35,13 +35,16 @@ CORE = {
     *("util.marker", "util.open_file", "util.record", "util.safe_path", "util.units"),
 }
 HIT = CORE | {
-    *("kernel_cache", "kernels", "kernels.compiled_kernel", "kernels.request_factory"),
-    *("kernels.resolver", "nvrtc", "nvrtc.key", "nvrtc.library", "nvrtc.options"),
+    *("kernel_cache", "kernels", "kernels.compiled_kernel", "kernels.find"),
+    *("kernels.request_factory", "nvrtc", "nvrtc.key", "nvrtc.library", "nvrtc.options"),
     *("nvrtc.request", "nvrtc.search", "nvrtc.workers", "nvrtc.workers.harmless"),
 }
 #: To look whether the headers are what they were.
 HEADER_HIT = HIT | {"nvrtc.answers", "nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
-WAIT = {"engine.circles", "engine.key_locks", "engine.single_flight", "nvrtc.workers.texts"}
+WAIT = {
+    *("engine.circles", "engine.key_locks", "engine.single_flight", "kernels.resolver"),
+    "nvrtc.workers.texts",
+}
 _FILE = {"_coldest", "_examine", "_file_check", "_files", "_shards", "file"}
 _LMDB = {
     *("_environment", "_files", "_lmdb_errors", "_lmdb_files", "_lmdb_folder", "_lmdb_forks"),

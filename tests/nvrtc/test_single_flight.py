@@ -275,7 +275,7 @@ class TestThreads:
             asking = Asking(1, lambda: cache.get_or_compile(source, (), options))
             held.reached()
             others = Asking(5, lambda: cache.get_or_compile(source, (), options))
-            while cache._resolver._flights()._calls and _waiting(cache) < 5:
+            while cache._on_miss()._flights()._calls and _waiting(cache) < 5:
                 os.sched_yield()
             held.go.set()
             kernels = [*asking.end(), *others.end()]
@@ -311,7 +311,7 @@ class TestThreads:
 
 
 def _waiting(cache: kcache.KernelCache) -> int:
-    calls = list(cache._resolver._flights()._calls.values())
+    calls = list(cache._on_miss()._flights()._calls.values())
     return sum(len(call.done._cond._waiters) for call in calls)  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,278 @@
+"""Find: from a request to its kernel in the cache. Here is all that a hit needs.
+
+Three jobs, each a class: `Finder` reads kernels, `HeaderChecks` decides which header set of a
+request holds, and `RequestCounts` counts requests. What a miss needs is in `resolver`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.engine.stats import NOTES
+from kcache.errors import CorruptEntryError
+from kcache.kernels.compiled_kernel import CompiledKernel
+
+if TYPE_CHECKING:
+    from kcache.engine.engine import CacheEngine
+    from kcache.engine.stats import Counters
+    from kcache.entry import Entry
+    from kcache.nvrtc.files import FileDigests
+    from kcache.nvrtc.manifest import Manifest, Variant
+    from kcache.nvrtc.request import Request
+
+__all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts"]
+
+#: A manifest that was decoded takes this many times its size in memory (measured by
+#: bench/harness/memory_tier_bytes.py), which the memory tier charges for it.
+_VIEW_FACTOR = 4
+#: Requests whose headers were checked are remembered up to this many, for `header_check="once"`.
+_MAX_CHECKED = 4096
+#: Kernels are remembered as had up to this many.
+_MAX_HAD = 65_536
+
+
+class RequestCounts:
+    """Counts requests. The engine counts gets, and one request may need several.
+
+    Threads: safe to share.
+
+    Args:
+        counters: where the counts go.
+        misses: whether misses are counted.
+    """
+
+    def __init__(self, counters: Counters, *, misses: bool) -> None:
+        self._counters = counters
+        self._misses = misses
+        #: Kernels that this process has had already, compiled or from the cache.
+        self._had: set[str] = set()
+
+    def saved(self, key: str, cost: float) -> float:
+        """Return the compile time that a kernel saves: all of it, once per process that gets it.
+
+        Without a cache the program would have compiled it once, too.
+        """
+        if key in self._had:
+            return 0.0
+        if len(self._had) >= _MAX_HAD:
+            self._had.clear()
+        self._had.add(key)
+        return cost
+
+    def miss(self, amount: int = 1) -> None:
+        """Count a request that the cache could not answer."""
+        if self._misses:
+            self._counters.add("misses", amount)
+
+    def adopted(self, kernel: CompiledKernel) -> None:
+        """Count a request that is answered with what another thread has just compiled."""
+        self._counters.hit(self.saved(kernel.key, kernel.compile_seconds), 0.0, True)
+
+    def joined(self, kernel: CompiledKernel | None, count: int, *, waited: bool) -> None:
+        """Count requests that one answer was for; one of them was counted already.
+
+        `kernel` is None if it was an error; `waited` tells whether somebody compiled meanwhile.
+        """
+        if waited and kernel is not None:
+            self._counters.add("coalesced", count)
+        for _ in range(count - 1):
+            if kernel is not None and kernel.cached:
+                self.adopted(kernel)
+            else:
+                self.miss()
+
+
+class Checked(NamedTuple):
+    """The result of a header check: where the kernel is, and the headers it was made from."""
+
+    key: str
+    dependencies: tuple[str, ...]
+
+
+class HeaderChecks:
+    """Reads the manifests of requests, and decides which header set holds now.
+
+    Threads: safe to share.
+
+    Args:
+        engine: where the manifests live.
+        once: check the headers of a request once per process, not on every request.
+    """
+
+    def __init__(self, engine: CacheEngine, *, once: bool) -> None:
+        self._engine = engine
+        self._once = once
+        self._checked: dict[tuple[str, str], Checked] = {}
+        self._digests: FileDigests | None = None
+
+    @property
+    def digests(self) -> FileDigests:
+        """The process's memory of file contents."""
+        if self._digests is None:
+            from kcache.nvrtc.files import FileDigests  # not needed without headers
+
+            self._digests = FileDigests()
+        return self._digests
+
+    def known(self, request: Request) -> Checked | None:
+        """Return the result of an earlier check that is good enough, or None."""
+        return self._checked.get((request.key, request.location)) if self._once else None
+
+    def note(self, request: Request, checked: Checked) -> None:
+        """Remember the result of a check, if one check per process is enough."""
+        if self._once:
+            if len(self._checked) >= _MAX_CHECKED:
+                self._checked.clear()
+            self._checked[request.key, request.location] = checked
+
+    def forget(self) -> None:
+        """Forget which headers were checked."""
+        self._checked.clear()
+
+    def matching(
+        self, request: Request, digests: FileDigests, *, again: bool
+    ) -> tuple[Manifest, Variant] | None:
+        """Return the manifest of a request and the header set in it that holds now, or None."""
+        manifest, from_memory = self.manifest(request, again=again)
+        if manifest is None:
+            return None
+        variant = manifest.matching(request.search, digests, request.location)
+        if variant is None and from_memory:
+            # Another process may have compiled what the headers say now.
+            self._engine.memory.delete(request.key)
+            manifest, _ = self.manifest(request, again=again)
+            if manifest is not None:
+                variant = manifest.matching(request.search, digests, request.location)
+        if variant is None or manifest is None:
+            if not again:
+                self._engine.counters.add("stale")
+            return None
+        return manifest, variant
+
+    def manifest(self, request: Request, *, again: bool) -> tuple[Manifest | None, bool]:
+        """Return (the request's manifest or None, whether it came from memory)."""
+        entry, from_memory = self._engine.fetch(request.key, again=again)
+        if entry is None:
+            return None, from_memory
+        manifest = getattr(entry, "view", None)
+        if manifest is None:
+            manifest = self._decoded(request.key, entry, again=again)
+        return manifest, from_memory
+
+    def _decoded(self, key: str, entry: Entry, *, again: bool) -> Manifest | None:
+        from kcache.nvrtc.manifest import Manifest
+
+        try:
+            manifest = Manifest.from_entry(entry)
+        except CorruptEntryError as error:
+            if not again:
+                self._engine.refuse(key, error)
+            return None
+        entry.view = manifest
+        if self._engine.memory.max_size:
+            self._engine.memory.put(key, entry, _VIEW_FACTOR * entry.size)
+        return manifest
+
+    def put(self, request: Request, manifest: Manifest) -> bool:
+        """Store the manifest of a request; tell whether it is stored now."""
+        entry = manifest.to_entry()
+        entry.view = manifest
+        return self._engine.put(request.key, entry)
+
+
+class Finder:
+    """Finds the kernels of requests in an engine, and counts those found as hits.
+
+    Threads: safe to share.
+
+    Args:
+        engine: where kernels and manifests live.
+        check_once: check the headers of a request once per process, not on every request.
+        reads: whether `get` looks into the cache.
+        writes: whether misses are counted.
+
+    Attributes:
+        headers: which header set of a request holds.
+        counts: how many requests were answered, and how.
+    """
+
+    def __init__(self, engine: CacheEngine, *, check_once: bool, reads: bool, writes: bool) -> None:
+        self.engine = engine
+        self.reads = reads
+        self.headers = HeaderChecks(engine, once=check_once)
+        self.counts = RequestCounts(engine.counters, misses=writes)
+
+    def get(self, request: Request, started: float) -> CompiledKernel | None:
+        """Return what `find` does if the cache is to be read, else None."""
+        if not self.reads:
+            return None
+        if request.self_contained:  # as `find`, without its call
+            return self._load(request.key, (), started, again=False)
+        return self.find(request, started)
+
+    def find(
+        self, request: Request, started: float, *, again: bool = False
+    ) -> CompiledKernel | None:
+        """Return the cached kernel, counted as a hit, or None, not counted.
+
+        `started` is the `time.perf_counter` value at which the request came. With `again`, what is
+        stale or damaged is not counted: it was, a moment ago.
+        """
+        if request.self_contained:
+            return self._load(request.key, (), started, again=again)
+        checked = self.headers.known(request)
+        if checked is not None:
+            return self._load(checked.key, checked.dependencies, started, again=again)
+        return self._find_checked(request, started, again=again)
+
+    def checked(self, request: Request) -> str:
+        """Return the key of the kernel whose headers need no second look; empty if they do."""
+        known = self.headers.known(request)
+        return "" if known is None or request.self_contained else known.key
+
+    def _find_checked(
+        self, request: Request, started: float, *, again: bool
+    ) -> CompiledKernel | None:
+        """Return the kernel of the header set that holds now, or None."""
+        digests = self.headers.digests
+        reads = digests.reads
+        found = self.headers.matching(request, digests, again=again)
+        if found is None:
+            return None
+        manifest, variant = found
+        dependencies = variant.dependencies(request.search, request.location)
+        key = variant.result_key(request.key)
+        kernel = self._load(key, dependencies, started, again=again)
+        if kernel is not None:
+            self.headers.note(request, Checked(key, dependencies))
+            if digests.reads != reads and variant.remember(
+                request.search, digests, request.location
+            ):
+                self.headers.put(request, manifest)
+        return kernel
+
+    def _load(
+        self, key: str, dependencies: tuple[str, ...], started: float, *, again: bool
+    ) -> CompiledKernel | None:
+        """Return the kernel under `key`, counted as a hit, or None."""
+        engine = self.engine
+        entry, from_memory = engine.fetch(key, again=again)
+        if entry is None:
+            return None
+        kernel = getattr(entry, "view", None)
+        saved = 0.0
+        if kernel is None or kernel.dependencies is not dependencies:
+            try:
+                kernel = CompiledKernel.from_entry(entry, key, dependencies)
+            except CorruptEntryError as error:
+                if not again:
+                    engine.refuse(key, error)
+                return None
+            entry.view = kernel
+            saved = self.counts.saved(key, entry.cost)
+        counters = engine.counters
+        counters.noted.append((saved, time.perf_counter() - started, from_memory))
+        if len(counters.noted) >= NOTES:  # as `Counters.hit`, without the call
+            counters.values()
+        return kernel

@@ -1,0 +1,77 @@
+"""Store: puts what was compiled into the cache, the kernel first and then its manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcache.engine.journal import REJECTED
+from kcache.errors import ConfigError
+from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.kernels.find import Checked
+from kcache.nvrtc.manifest import Manifest
+from kcache.nvrtc.metadata import metadata_of
+
+if TYPE_CHECKING:
+    from kcache.kernels.find import Finder
+    from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.manifest import Variant
+    from kcache.nvrtc.request import Request
+
+__all__ = ["KernelWriter"]
+
+
+class KernelWriter:
+    """Stores kernels and the manifests that lead to them.
+
+    Threads: safe to share. Processes: two that store header sets of one request at the same time
+    may lose one of the two; it is compiled again then. Crash: the kernel is stored before the
+    manifest, so that no manifest names a kernel that was never there.
+
+    Args:
+        finder: of the cache that is written to.
+    """
+
+    def __init__(self, finder: Finder) -> None:
+        self._finder = finder
+
+    def store(
+        self, request: Request, compiled: Compiled, variant: Variant | None
+    ) -> tuple[CompiledKernel, bool]:
+        """Store what was compiled; return the kernel, and whether it will be found.
+
+        `variant` is the header set that it was compiled with, None for a self-contained request.
+        """
+        key = request.key
+        dependencies: tuple[str, ...] = ()
+        if variant is not None:
+            key = variant.result_key(request.key)
+            dependencies = variant.dependencies(request.search, request.location)
+        kernel = CompiledKernel.of(compiled, key, dependencies)
+        self._finder.counts.saved(key, 0.0)
+        engine = self._finder.engine
+        stored = False
+        rejected = engine.counters.rejected
+        try:
+            # The kernel first: a manifest must not promise what is not there.
+            stored = engine.put(key, kernel.to_entry(metadata_of(request, key)))
+            if stored and variant is not None:
+                stored = self._store_manifest(request, variant)
+        except (ConfigError, OSError) as error:
+            engine.report("store", error)
+        if not stored and key != request.key and engine.counters.rejected > rejected:
+            engine.journal.note(REJECTED, request.key)  # by which it is asked for again
+        return kernel, stored
+
+    def _store_manifest(self, request: Request, variant: Variant) -> bool:
+        """Put a header set first in the request's manifest; tell whether it will be found."""
+        headers = self._finder.headers
+        variant.remember(request.search, headers.digests, request.location)
+        # From the backend, to take along what another process has added.
+        self._finder.engine.memory.delete(request.key)
+        manifest, _ = headers.manifest(request, again=True)
+        merged = Manifest(list(manifest.variants) if manifest is not None else [])
+        merged.add(variant)
+        stored = headers.put(request, merged)
+        paths = variant.dependencies(request.search, request.location)
+        headers.note(request, Checked(variant.result_key(request.key), paths))
+        return stored
