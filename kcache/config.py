@@ -254,6 +254,14 @@ VARIABLES: tuple[Variable, ...] = (
         None,
     ),
     Variable(
+        "KCACHE_SIGNING_KEY_FILE",
+        "signing_key_file",
+        "a path",
+        "The keys that sign kernels for other machines. Unsigned kernels from there are not used.",
+        _parse_directory,
+        None,
+    ),
+    Variable(
         "KCACHE_RECORD",
         "record",
         "a path",
@@ -289,6 +297,7 @@ class Config(Record):
     wait: Setting[float]
     workers: Setting[int | None]
     compile_timeout: Setting[float | None]
+    signing_key_file: Setting[str | None]
     record: Setting[str | None]
     log: Setting[str | None]
 

@@ -50,6 +50,7 @@ _COMMANDS = {
     "verify": "kcache.cli.commands.verify:verify",
     "doctor": "kcache.cli.commands.doctor:doctor",
     "migrate": "kcache.cli.commands.migrate:migrate",
+    "key": "kcache.cli.commands.key:key",
     "config": "kcache.cli.commands.config:config",
 }
 

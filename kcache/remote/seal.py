@@ -6,12 +6,17 @@ The entry's envelope (`kcache.entry`) is inside, and is checked again where it i
 bytes                 what
 ====================  ============================================================================
 8                     magic ``KCSEAL1\n``
-1                     how it is signed: 0 not at all
-32                    the key
+1                     how it is signed: 0 not at all, 1 HMAC-SHA256, 2 Ed25519
+8                     which key signed it; zeros if none did
+32                    the key of the value
 8                     size of the value, little-endian
 n                     the value
-32                    SHA-256 over all of it
+16                    XXH3-128 over all of the above
+0, 32 or 64           the signature, of SHA-256 over all but the checksum
 ====================  ============================================================================
+
+The checksum finds accidents. It is no proof of origin: only a signature is one. A reader without a
+signing key checks the checksum alone, whether there is a signature or not.
 """
 
 from __future__ import annotations
@@ -20,18 +25,38 @@ import hashlib
 import struct
 from typing import Protocol
 
-__all__ = ["DAMAGED", "UNSIGNED", "Sealer", "PlainSealer", "SealError", "make_sealer"]
+import xxhash
 
-#: Why a seal is refused: it is damaged or of another key; it has no signature, or a wrong one.
-DAMAGED, UNSIGNED = "damaged", "unsigned"
+from kcache.remote.keys import Keys, read_keys
+
+__all__ = [
+    "DAMAGED",
+    "FORGED",
+    "OTHER_KEY",
+    "OTHER_SIGNER",
+    "UNSIGNED",
+    "PlainSealer",
+    "SealError",
+    "Sealer",
+    "SignedSealer",
+    "make_sealer",
+]
+
+#: Why a seal is refused: it is damaged, or it belongs to another key (swapped, replayed).
+DAMAGED, OTHER_KEY = "damaged", "other key"
+#: With a signing key: it has no signature, one by an unknown key, or a wrong one.
+UNSIGNED, OTHER_SIGNER, FORGED = "unsigned", "other signer", "forged"
 
 _MAGIC = b"KCSEAL1\n"
-_HEAD = struct.Struct("<8sB32sQ")
-_CHECKSUM = 32
+_HEAD = struct.Struct("<8sB8s32sQ")
+_CHECKSUM = 16
+_NOBODY = bytes(8)
+#: How it is signed -> bytes of the signature.
+_SIGNATURES = {0: 0, 1: 32, 2: 64}
 
 
 class SealError(Exception):
-    """What a remote returned is not used. `reason` is `DAMAGED` or `UNSIGNED`."""
+    """What a remote returned is not used. `reason` is one of the words of this module."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -41,8 +66,11 @@ class SealError(Exception):
 class Sealer(Protocol):
     """Seals and unseals. Threads: safe to share."""
 
+    #: Whether others accept what is sealed here. Without a private key it is better not sent.
+    can_seal: bool
+
     def seal(self, key: str, value: bytes) -> bytes:
-        """Return what travels for `value` under `key`."""
+        """Return what travels for `value` under `key`; raises SealError without `can_seal`."""
         ...
 
     def unseal(self, key: str, sealed: bytes) -> bytes:
@@ -50,13 +78,49 @@ class Sealer(Protocol):
         ...
 
 
+class _Opened:
+    """The parts of a seal, taken apart after its bounds, its checksum and its key were checked."""
+
+    __slots__ = ("how", "sealed", "signature", "signer", "value_end")
+
+    def __init__(self, key: str, sealed: bytes) -> None:
+        if len(sealed) < _HEAD.size + _CHECKSUM:
+            raise SealError(DAMAGED, f"{len(sealed)} bytes are too short")
+        magic, self.how, self.signer, stored_key, size = _HEAD.unpack_from(sealed)
+        if magic != _MAGIC or self.how not in _SIGNATURES:
+            raise SealError(DAMAGED, "it is no seal of this version")
+        self.value_end = _HEAD.size + size
+        signed_at = self.value_end + _CHECKSUM
+        if signed_at + _SIGNATURES[self.how] != len(sealed):
+            raise SealError(DAMAGED, f"it says {size} bytes, and there are {len(sealed)} in all")
+        self.sealed = sealed
+        if xxhash.xxh3_128_digest(self.body()) != sealed[self.value_end : signed_at]:
+            raise SealError(DAMAGED, "its checksum is wrong")
+        if stored_key.hex() != key:
+            raise SealError(OTHER_KEY, f"it is the value of {stored_key.hex()}")
+        self.signature = sealed[signed_at:]
+
+    def body(self) -> memoryview:
+        """Return what the checksum and the signature are of."""
+        return memoryview(self.sealed)[: self.value_end]
+
+    def value(self) -> bytes:
+        return self.sealed[_HEAD.size : self.value_end]
+
+
+def _head(how: int, signer: bytes, key: str, size: int) -> bytes:
+    return _HEAD.pack(_MAGIC, how, signer, bytes.fromhex(key), size)
+
+
 class PlainSealer:
-    """Checks, and signs nothing."""
+    """Checks for accidents, and signs nothing."""
+
+    can_seal = True
 
     def seal(self, key: str, value: bytes) -> bytes:
         """Return what travels for `value` under `key`."""
-        body = _HEAD.pack(_MAGIC, 0, bytes.fromhex(key), len(value)) + value
-        return body + hashlib.sha256(body, usedforsecurity=False).digest()
+        body = _head(0, _NOBODY, key, len(value)) + value
+        return body + xxhash.xxh3_128_digest(body)
 
     def unseal(self, key: str, sealed: bytes) -> bytes:
         """Return the value.
@@ -64,19 +128,59 @@ class PlainSealer:
         Raises:
             SealError: it is damaged, or of another key.
         """
-        if len(sealed) < _HEAD.size + _CHECKSUM:
-            raise SealError(DAMAGED, f"{len(sealed)} bytes are too short")
-        body = memoryview(sealed)[:-_CHECKSUM]
-        if hashlib.sha256(body, usedforsecurity=False).digest() != sealed[-_CHECKSUM:]:
-            raise SealError(DAMAGED, "wrong checksum")
-        magic, how, stored_key, size = _HEAD.unpack_from(sealed)
-        if magic != _MAGIC or how != 0 or size != len(body) - _HEAD.size:
-            raise SealError(DAMAGED, "not a seal of this version")
-        if stored_key.hex() != key:
-            raise SealError(DAMAGED, f"the value of another key: {stored_key.hex()}")
-        return bytes(body[_HEAD.size :])
+        return _Opened(key, sealed).value()
 
 
-def make_sealer() -> Sealer:
-    """Return what seals and unseals here."""
-    return PlainSealer()
+class SignedSealer:
+    """Signs with the private key, and takes what one of the keys has signed, nothing else.
+
+    Args:
+        keys: those of the file.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._signer = keys.signer
+        self._verifiers = {(each.how, each.id): each for each in keys.verifiers}
+        self.can_seal = keys.signer is not None
+
+    def seal(self, key: str, value: bytes) -> bytes:
+        """Return what travels for `value` under `key`.
+
+        Raises:
+            SealError: there is no private key.
+        """
+        signer = self._signer
+        if signer is None:
+            raise SealError(UNSIGNED, "the key file has no private key to sign with")
+        body = _head(signer.how, signer.id, key, len(value)) + value
+        return b"".join((body, xxhash.xxh3_128_digest(body), signer.sign(_digest(body))))
+
+    def unseal(self, key: str, sealed: bytes) -> bytes:
+        """Return the value.
+
+        Raises:
+            SealError: it is damaged, of another key, or not signed by a known key.
+        """
+        opened = _Opened(key, sealed)
+        if opened.how == 0:
+            raise SealError(UNSIGNED, "it is not signed")
+        # By kind and id: an id of one kind never leads to a key of the other.
+        verifier = self._verifiers.get((opened.how, opened.signer))
+        if verifier is None:
+            raise SealError(OTHER_SIGNER, f"it is signed by an unknown key, {opened.signer.hex()}")
+        if not verifier.verifies(opened.signature, _digest(opened.body())):
+            raise SealError(FORGED, "its signature is wrong")
+        return opened.value()
+
+
+def _digest(body: bytes | memoryview) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+def make_sealer(key_file: str | None = None) -> Sealer:
+    """Return what seals and unseals here: signed where there is a file of keys.
+
+    Raises:
+        ConfigError: the file can't be used.
+    """
+    return PlainSealer() if key_file is None else SignedSealer(read_keys(key_file))

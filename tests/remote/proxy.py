@@ -167,9 +167,9 @@ class Proxy:
                     client.sendall(piece[: max(faults.truncate - sent, 0)])
                     self.done["truncated"] += 1
                     break
+                self.done["bytes"] += len(piece)
                 self._send(client, piece, faults.drip)
                 sent += len(piece)
-                self.done["bytes"] += len(piece)
         _end(client)
 
     def _send(self, client: socket.socket, piece: bytes, drip: float) -> None:

@@ -1,0 +1,65 @@
+"""`kcache key`: make keys that sign kernels which travel between machines, and look at them."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from kcache.cli.terminal import show, write_stdout
+from kcache.errors import ConfigError
+from kcache.remote.keys import ED25519, make_keys, public_part, read_keys, write_keys
+
+__all__ = ["key"]
+
+
+@click.group(short_help="Make keys that sign kernels for other machines.")
+def key() -> None:
+    """Make the keys that sign kernels for other machines, and look at them.
+
+    KCACHE_SIGNING_KEY_FILE names the file. What is not signed by one of its keys is not used.
+    """
+
+
+@key.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option(
+    "--kind",
+    type=click.Choice(["ed25519", "hmac"]),
+    default="ed25519",
+    show_default=True,
+    help="ed25519: readers have the public half and can't sign. hmac: one secret for all.",
+)
+def new(*, file: str, kind: str) -> None:
+    """Write a new key to FILE, which only you can read.
+
+    The public half of an Ed25519 key goes to FILE.pub. Give that one to the machines that only
+    read. A file that is there is never replaced.
+    """
+    private, public = make_keys(kind)
+    taken = [name for name in (file, f"{file}.pub") if os.path.lexists(name)]
+    if taken:
+        raise ConfigError(f"{taken[0]} is there already, and is not replaced")
+    write_keys(file, private)
+    show(f"wrote {file}: it signs and verifies, keep it secret")
+    if public is not None:
+        write_keys(f"{file}.pub", public, mode=0o644)
+        show(f"wrote {file}.pub: it verifies, for machines that only read")
+
+
+@key.command("show")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--public", is_flag=True, help="Print the public halves as PEM, and nothing else.")
+def show_key(*, file: str, public: bool) -> None:
+    """Say which keys FILE holds, and what they can do. No secret is printed."""
+    keys = read_keys(file)
+    if public:
+        text = public_part(keys)
+        if not text:
+            raise ConfigError(f"{file} holds no key with a public half")
+        write_stdout(text)
+        return
+    for each in keys.verifiers:
+        kind = "Ed25519" if each.how == ED25519 else "HMAC-SHA256"
+        can = "signs and verifies" if each is keys.signer else "verifies"
+        show(f"{each.id.hex()}  {kind}, {can}")
