@@ -46,6 +46,7 @@ __all__ = [
     "decode",
     "encode",
     "open_envelope",
+    "producer_of",
 ]
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
@@ -324,3 +325,11 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
     entry.cost = cost
     entry._parts = None
     return entry
+
+
+def producer_of(blob: bytes) -> bytes:
+    """Return what an intact envelope says of who made the payload; empty for anything else."""
+    if len(blob) < _SMALLEST:
+        return b""
+    length: int = _unpack_header(blob)[6]
+    return blob[_HEADER_SIZE : _HEADER_SIZE + length]

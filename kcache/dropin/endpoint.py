@@ -6,10 +6,10 @@ Imported by the launcher before the program starts, so it imports little.
 from __future__ import annotations
 
 import _socket  # `socket` takes 3 ms more
-import fcntl
 import os
-import stat
 from contextlib import suppress
+
+from kcache.util.private_socket import MOST_PATH, above_standard, bound, private_folder
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
@@ -17,14 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "above_standard", "ask", "listen", "listen_for_user", "sweep", "user_socket"]
 
-#: Programs that may wait to be accepted; the kernel has a cap of its own (net.core.somaxconn).
-BACKLOG = 4096
 #: Seconds that a question about a server may take.
 ASK_TIMEOUT = 5.0
 _NAME = "socket"
 _PREFIX = "kcache-run-"
-#: `sun_path` of unix(7) has 108 bytes, a NUL among them.
-_MOST = 107
 
 
 class Endpoint:
@@ -55,7 +51,7 @@ def listen(folders: Iterable[str]) -> Endpoint:
     for folder in folders:
         made = os.path.join(folder, f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
         path = os.path.join(made, _NAME)
-        if len(os.fsencode(path)) > _MOST:
+        if len(os.fsencode(path)) > MOST_PATH:
             problem = problem or OSError(f"{path} is too long for a socket")
             continue
         try:
@@ -101,7 +97,7 @@ def _remove(folder: str) -> None:
 def user_socket(folders: Iterable[str]) -> str:
     """Return the path of the socket of the one server that a user may keep."""
     paths = [os.path.join(each, f"kcache-server-{os.geteuid()}", _NAME) for each in folders]
-    return next((path for path in paths if len(os.fsencode(path)) <= _MOST), paths[-1])
+    return next((path for path in paths if len(os.fsencode(path)) <= MOST_PATH), paths[-1])
 
 
 def listen_for_user(path: str) -> Endpoint:
@@ -111,11 +107,7 @@ def listen_for_user(path: str) -> Endpoint:
         OSError: it is in use, or the directory is not safe.
     """
     folder = os.path.dirname(path)
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise OSError(f"{folder} is not private")
+    private_folder(folder)
     if ask(path, 4) is not None:
         raise OSError("a server is running")
     with suppress(FileNotFoundError):
@@ -124,23 +116,7 @@ def listen_for_user(path: str) -> Endpoint:
 
 
 def _bound(path: str) -> Endpoint:
-    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    try:
-        listener.bind(path)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return Endpoint(above_standard(listener.detach()), path)
-
-
-def above_standard(descriptor: int) -> int:
-    """Return a descriptor, moved where no standard stream belongs: a launcher may have none."""
-    if descriptor > 2:
-        return descriptor
-    moved: int = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(descriptor)
-    return moved
+    return Endpoint(bound(path), path)
 
 
 def ask(path: str, kind: int) -> bytes | None:

@@ -30,7 +30,7 @@ from kcache.nvrtc.workers import process
 from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
 from kcache.nvrtc.workers.pool import WorkerPool
 from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
-from kcache.nvrtc.workers.wire import WireError, receive, send
+from kcache.util.wire import WireError, receive, send
 
 pytestmark = [
     pytest.mark.usefixtures("nvrtc"),

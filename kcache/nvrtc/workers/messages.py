@@ -6,7 +6,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from kcache.nvrtc.workers.wire import WireError, join_texts, split_texts
+from kcache.util.wire import WireError, join_texts, split_texts
 
 __all__ = ["Ask", "FileAnswer", "Hello", "Record", "Reply", "Status"]
 

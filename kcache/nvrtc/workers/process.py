@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kcache import config
 from kcache.errors import KcacheError
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply
-from kcache.nvrtc.workers.wire import WireError, receive, send
+from kcache.util.wire import WireError, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply,
 from kcache.nvrtc.workers.nvrtc import Nvrtc, Outputs, Refused
 from kcache.nvrtc.workers.precompiled import Precompiled
 from kcache.nvrtc.workers.texts import PATHS
-from kcache.nvrtc.workers.wire import WireError, receive, send
+from kcache.util.wire import WireError, receive, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Messages between a program and its workers: lists of byte strings, framed and bounded.
+"""Wire: messages between a program and processes of its own, lists of byte strings, bounded.
 
 A frame is the magic `KCW1`, a u32 count, one u64 length per field, then the fields, little-endian.
 Nothing in it can run code, and nothing is allocated before its length was checked. A reader that
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["WireError", "join_texts", "receive", "send", "split_texts"]
 
@@ -25,27 +25,31 @@ class WireError(Exception):
     """What was read is no message, or the other side has closed."""
 
 
-def send(fd: int, fields: Sequence[bytes]) -> None:
-    """Write one message to a descriptor; raises OSError."""
+def send(
+    fd: int, fields: Sequence[bytes], write: Callable[[int, memoryview], int] = os.write
+) -> None:
+    """Write one message to a descriptor by `write`; raises OSError."""
     head = struct.pack(f"<4sI{len(fields)}Q", _MAGIC, len(fields), *map(len, fields))
     data = memoryview(b"".join((head, *fields)))
     while data:
-        data = data[os.write(fd, data) :]
+        data = data[write(fd, data) :]
 
 
-def receive(fd: int) -> list[bytes]:
-    """Read one message from a descriptor.
+def receive(
+    fd: int, read: Callable[[int, int], bytes] = os.read, most: int = _MAX_BYTES
+) -> list[bytes]:
+    """Read one message of at most `most` bytes from a descriptor by `read`.
 
     Raises:
         WireError: the other side has closed, or sent something else; OSError: reading failed.
     """
-    magic, count = struct.unpack("<4sI", _exactly(fd, 8))
+    magic, count = struct.unpack("<4sI", _exactly(fd, 8, read))
     if magic != _MAGIC or count > _MAX_FIELDS:
         raise WireError("this is no message")
-    sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count))
-    if sum(sizes) > _MAX_BYTES:
+    sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count, read))
+    if sum(sizes) > most:
         raise WireError("the message is too long")
-    data = memoryview(_exactly(fd, sum(sizes)))
+    data = memoryview(_exactly(fd, sum(sizes), read))
     fields: list[bytes] = []
     at = 0
     for size in sizes:
@@ -64,10 +68,10 @@ def split_texts(field: bytes) -> list[str]:
     return field.decode("utf-8", "surrogateescape").split("\0")[:-1]
 
 
-def _exactly(fd: int, size: int) -> bytes:
+def _exactly(fd: int, size: int, read: Callable[[int, int], bytes]) -> bytes:
     found = bytearray()
     while len(found) < size:
-        part = os.read(fd, min(size - len(found), _CHUNK))
+        part = read(fd, min(size - len(found), _CHUNK))
         if not part:
             raise WireError("the other side has closed")
         found += part

@@ -1,0 +1,320 @@
+"""Agent: the process that talks to remotes for all programs of a user with one configuration.
+
+A program starts it by exec with its first question, and hands it the listening socket and, through
+a pipe, its `Setup`. It has a session of its own. It goes on with uploads after the last program has
+ended, for `LINGER` seconds at most, and ends when nobody has needed it for `IDLE` seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kcache.remote import protocol
+from kcache.remote.agent_setup import Setup
+from kcache.remote.counts import Counts
+from kcache.remote.protocol import Found, ProtocolError, Upload, key_in, number_in, seconds_in
+from kcache.remote.seal import make_sealer
+from kcache.remote.tier import Tier
+from kcache.remote.uploads import Uploads
+from kcache.util import log
+from kcache.util.wire import WireError, receive, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["IDLE", "LINGER", "Agent", "main"]
+
+#: Seconds after the last program has hung up until the agent ends: the next command of a shell
+#: script need not start another.
+IDLE = 60.0
+#: Seconds that uploads may take after the last program has ended.
+LINGER = 60.0
+#: Connections at the same time, each with a thread; more are closed at once.
+MAX_CONNECTIONS = 1024
+#: Seconds for the rest of a message once it has begun, and for a program to take an answer.
+MESSAGE_TIMEOUT = 60.0
+#: Seconds between two looks whether the agent is still needed, and can still be found.
+LOOK_EVERY = 1.0
+#: A lease ends this many seconds after its last renewal; it is renewed thrice as often.
+LEASE_SECONDS = 15.0
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
+
+
+class Agent:
+    """Answers programs from remotes.
+
+    Threads: `serve` runs in one, and each connection has one of its own. Whatever a program does,
+    only its own connection ends. Crash: programs compile alone, and one of them starts another.
+
+    Args:
+        listener: a socket that listens.
+        path: where programs find it.
+        tiers: the remotes, in order.
+    """
+
+    def __init__(self, listener: socket.socket, path: str, tiers: Sequence[Tier]) -> None:
+        self._listener = listener
+        self._path = path
+        self._tiers = tiers
+        self._uploads = [Uploads(tier, self._uploaded) for tier in tiers]
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._stopped = threading.Event()
+        self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: (key, token) -> how many uploads are still to come before the lease is given back.
+        self._leases: dict[tuple[str, str], int] = {}
+        self._started = time.time()
+        self._inode = _inode(path)
+
+    # -- the socket ------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Accept programs until nobody needs the agent, or the socket's path leads elsewhere."""
+        self._listener.setblocking(False)
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._awake, select.POLLIN)
+        threading.Thread(target=self._renew_leases, daemon=True).start()
+        needed = time.monotonic()
+        while not self._stopped.is_set():
+            if poll.poll(LOOK_EVERY * 1e3):
+                self._accept()
+            now = time.monotonic()
+            if self._connections:
+                needed = now
+            pending = any(uploads.pending for uploads in self._uploads)
+            idle = now - needed
+            found = _inode(self._path) == self._inode
+            if idle > LINGER + IDLE or (not pending and (idle > IDLE or (idle > 0 and not found))):
+                break
+        self._stop()
+
+    def wake(self) -> None:
+        """End `serve` soon, from any thread."""
+        self._stopped.set()
+        with suppress(OSError):  # it has ended
+            os.eventfd_write(self._awake, 1)
+
+    def _stop(self) -> None:
+        """Let go of the socket and of the remotes."""
+        self._stopped.set()
+        if _inode(self._path) == self._inode:
+            with suppress(OSError):
+                os.unlink(self._path)
+        self._listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for tier in self._tiers:
+            with suppress(Exception):
+                tier.close()
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self._awake)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # gone already, or out of descriptors
+            self._stopped.wait(0.05)
+            return
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+        if _CREDENTIALS.unpack(credentials)[1] != os.geteuid() or (
+            len(self._connections) >= MAX_CONNECTIONS
+        ):
+            connection.close()
+            return
+        with self._lock:
+            self._connections.add(connection)
+        threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        """Answer one program until it hangs up, and give its leases back then."""
+        leases: set[tuple[str, str]] = set()
+        try:
+            connection.setblocking(True)
+            poll = select.poll()
+            poll.register(connection, select.POLLIN)
+            while True:
+                poll.poll()
+                # Read and written with a time limit for each piece, which the kernel keeps.
+                _limit(connection)
+                question = receive(connection.fileno(), most=protocol.MAX_MESSAGE)
+                send(connection.fileno(), self._answer(question, leases))
+        except (WireError, OSError, ProtocolError) as error:
+            log.debug("a program is gone: %s", error)
+        except Exception as error:
+            log.warning("a program could not be answered: %r", error)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+            for lease in leases:
+                self._give_back(lease)
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _answer(self, question: Sequence[bytes], leases: set[tuple[str, str]]) -> list[bytes]:
+        kind, arguments = (question[0], question[1:]) if question else (b"", ())
+        simple: dict[bytes, Callable[[], bytes]] = {
+            protocol.HELLO: lambda: protocol.VERSION,
+            protocol.STATS: lambda: json.dumps(self.status()).encode(),
+            protocol.STOP: self._bye,
+        }
+        if kind == protocol.GET and len(arguments) == 2:
+            return self._get(key_in(arguments[0]), number_in(arguments[1])).pack()
+        if kind == protocol.PUT:
+            self._put(Upload.unpack(arguments), leases)
+            return [b"1"]
+        if kind == protocol.LEASE and len(arguments) == 1:
+            return self._lease(key_in(arguments[0]), leases)
+        if kind == protocol.RELEASE and len(arguments) == 2:
+            lease = key_in(arguments[0]), key_in(arguments[1])
+            leases.discard(lease)
+            self._give_back(lease)
+            return [b"1"]
+        if kind == protocol.FLUSH and len(arguments) == 1:
+            return [b"%d" % self._flush(seconds_in(arguments[0]))]
+        if kind in simple and not arguments:
+            return [simple[kind]()]
+        raise ProtocolError(f"a question {bytes(kind[:20])!r}")
+
+    def _get(self, key: str, first: int) -> Found:
+        """Ask the remotes in order, from the one with index `first` on."""
+        for index in range(first, len(self._tiers)):
+            value = self._tiers[index].get(key)
+            if value is not None:
+                return Found(value, index, 0.0)
+        waits = [tier.breaker.wait() for tier in self._tiers]
+        return Found(None, len(self._tiers), min(waits, default=60.0))
+
+    def _put(self, upload: Upload, leases: set[tuple[str, str]]) -> None:
+        """Have an upload put to every writable remote."""
+        writable = [n for n, tier in enumerate(self._tiers) if tier.address.writable]
+        if upload.lease is not None:
+            leases.discard(upload.lease)
+            with self._lock:
+                if upload.lease in self._leases:
+                    self._leases[upload.lease] = len(writable)
+            if not writable:
+                self._give_back(upload.lease)
+        for index in writable:
+            self._uploads[index].add(upload)
+
+    def _uploaded(self, upload: Upload) -> None:
+        """Give a lease back after the last upload under it."""
+        if upload.lease is None:
+            return
+        with self._lock:
+            left = self._leases.get(upload.lease, 0) - 1
+            if left > 0:
+                self._leases[upload.lease] = left
+        if left <= 0:
+            self._give_back(upload.lease)
+
+    def _flush(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        return all(uploads.flush(deadline) for uploads in self._uploads)
+
+    def status(self) -> dict[str, object]:
+        """Return what is told of this agent; no credentials are in it."""
+        return {
+            "process": os.getpid(),
+            "started": self._started,
+            "pending": sum(uploads.pending for uploads in self._uploads),
+            "tiers": [tier.as_dict() for tier in self._tiers],
+        }
+
+    def _bye(self) -> bytes:
+        self.wake()
+        return protocol.BYE
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def _lease_tier(self) -> Tier | None:
+        return next((tier for tier in self._tiers if tier.leases), None)
+
+    def _lease(self, key: str, leases: set[tuple[str, str]]) -> list[bytes]:
+        """Take a lease for a program; the answer is its token, or whether somebody has it."""
+        tier = self._lease_tier()
+        if tier is None:
+            return [b"none"]
+        token = secrets.token_hex(32)
+        taken = tier.lease(key, token, LEASE_SECONDS)
+        if taken is None:
+            return [b"none"]
+        if not taken:
+            return [b"busy"]
+        with self._lock:
+            self._leases[key, token] = 0
+        leases.add((key, token))
+        return [b"taken", token.encode()]
+
+    def _give_back(self, lease: tuple[str, str]) -> None:
+        with self._lock:
+            had = self._leases.pop(lease, None) is not None
+        tier = self._lease_tier()
+        if had and tier is not None:
+            tier.release(*lease)
+
+    def _renew_leases(self) -> None:
+        """Renew what programs hold, while they and this process live."""
+        tier = self._lease_tier()
+        while tier is not None and not self._stopped.wait(LEASE_SECONDS / 3):
+            with self._lock:
+                leases = list(self._leases)
+            for lease in leases:
+                if tier.renew(*lease, LEASE_SECONDS) is False:
+                    with self._lock:  # lost: at worst, somebody else compiles it, too
+                        self._leases.pop(lease, None)
+
+
+def _limit(connection: socket.socket) -> None:
+    """Have the kernel end reads and writes of a connection that take too long."""
+    limit = struct.pack("ll", int(MESSAGE_TIMEOUT), 0)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def main() -> None:
+    """Be an agent: what `kcache.remote.start` runs by exec, with its setup on standard input."""
+    os.chdir("/")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_DFL)
+    with os.fdopen(0, "rb", closefd=False) as stream:
+        listener, path, setup = json.loads(stream.read())
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nowhere, descriptor)
+    os.set_inheritable(listener, False)
+    run(socket.socket(fileno=listener), path, Setup.unpack(setup.encode()))
+
+
+def run(listener: socket.socket, path: str, setup: Setup) -> None:
+    """Serve with a setup until nobody needs it."""
+    sealer = make_sealer()
+    tiers = [Tier(address, sealer, Counts()) for address in setup.addresses]
+    Agent(listener, path, tiers).serve()

@@ -1,0 +1,64 @@
+"""Setup: what an agent is made with; handed to it through a pipe, never by arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+from kcache._version import __version__
+from kcache.errors import ConfigError
+from kcache.remote.address import Address
+from kcache.remote.protocol import VERSION
+
+__all__ = ["Setup"]
+
+
+class Setup(NamedTuple):
+    """What decides how an agent answers: programs with the same share one.
+
+    Attributes:
+        addresses: of the remotes, in order; no layers.
+        settings: settings of kcache that the agent follows, name -> value.
+        environment: variables that clients of protocols read (credentials, proxies, certificates).
+    """
+
+    addresses: tuple[Address, ...]
+    settings: Mapping[str, str]
+    environment: Mapping[str, str]
+
+    def pack(self) -> bytes:
+        """Return it as bytes. They hold credentials: not for files, logs and arguments."""
+        addresses = [tuple(address) for address in self.addresses]
+        return json.dumps(
+            [addresses, dict(self.settings), dict(self.environment)], sort_keys=True
+        ).encode()
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Setup:
+        """Return what `pack` packed.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        try:
+            addresses, settings, environment = json.loads(packed)
+            return cls(tuple(map(_address, addresses)), settings, environment)
+        except (ValueError, TypeError) as error:
+            raise ConfigError("not the setup of an agent") from error
+
+    def digest(self, *more: str) -> str:
+        """Return 32 hexadecimal digits by which programs find the agent with this setup."""
+        named = json.dumps([VERSION.decode(), __version__, *more]).encode()
+        return hashlib.sha256(named + b"\0" + self.pack(), usedforsecurity=False).hexdigest()[:32]
+
+    def __repr__(self) -> str:
+        """Return it without credentials."""
+        return f"Setup({list(self.addresses)!r})"
+
+
+def _address(fields: list[object]) -> Address:
+    *most, options = fields
+    pairs = cast("list[list[str]]", options)
+    return Address(*most, tuple((name, value) for name, value in pairs))  # type: ignore[call-arg,arg-type]

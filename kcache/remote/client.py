@@ -1,0 +1,306 @@
+"""Client: the program's side of its agent: short questions, and never a long wait.
+
+Imports nothing of a protocol. Starting an agent is left to `kcache.remote.start`, with the first
+question.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kcache.remote import protocol
+from kcache.remote.protocol import Found, ProtocolError
+from kcache.remote.store import RemoteError
+from kcache.util import log
+from kcache.util.forks import after_fork
+from kcache.util.wire import WireError, receive, send
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kcache.remote.agent_setup import Setup
+    from kcache.remote.protocol import Upload
+
+__all__ = ["Client", "Lease", "client_for"]
+
+#: Seconds beyond the remotes' own time-outs that an agent may take: it starts within one, and a
+#: loaded machine is slow.
+PATIENCE = 5.0
+#: Seconds without questions after the agent failed; doubled each time up to the larger one.
+FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
+#: Connections that are kept for the next question.
+_KEPT = 8
+
+
+class Lease:
+    """The right to compile one kernel, alone on all machines, while this object is not released.
+
+    The agent renews it as long as the connection lives, so it ends with this process.
+    """
+
+    def __init__(self, connection: _Connection, key: str, token: str) -> None:
+        self.connection = connection
+        self.key = key
+        self.token = token
+
+
+class _Connection:
+    """A connection to the agent. Used by one thread at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._deadline = 0.0
+
+    def ask(self, fields: Sequence[bytes], deadline: float) -> list[bytes]:
+        """Return the answer to a question; raises OSError (also when it is too late), WireError."""
+        self._deadline = deadline
+        fd = self._socket.fileno()
+        send(fd, fields, self._write)
+        return receive(fd, self._read, protocol.MAX_MESSAGE)
+
+    def _wait(self, fd: int, event: int) -> None:
+        poll = select.poll()
+        poll.register(fd, event)
+        left = self._deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1e3):
+            raise TimeoutError("the agent did not answer in time")
+
+    def _write(self, fd: int, data: memoryview) -> int:
+        while True:
+            try:
+                return os.write(fd, data)
+            except BlockingIOError:
+                self._wait(fd, select.POLLOUT)
+
+    def _read(self, fd: int, size: int) -> bytes:
+        while True:
+            try:
+                return os.read(fd, size)
+            except BlockingIOError:
+                self._wait(fd, select.POLLIN)
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(OSError):
+            self._socket.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Client:
+    """Asks the agent of one `Setup`, which is started when there is none.
+
+    What fails costs a bounded wait once; then nobody asks for a while, here that is one comparison.
+
+    Threads: safe to share; each question has a connection. Fork: the child connects anew. Crash:
+    the agent notices.
+
+    Args:
+        setup: what the agent is made with.
+        connect: returns a new connection; raises RemoteError.
+        clock: monotonic seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        connect: Callable[[], socket.socket],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.addresses = setup.addresses
+        self.writable = any(address.writable for address in setup.addresses)
+        self.leases = any(a.kind == "redis" and a.flag("leases") for a in setup.addresses)
+        self.timeout = PATIENCE + sum(a.connect_timeout + a.timeout for a in setup.addresses)
+        self._connect = connect
+        self._clock = clock
+        self._kept: list[_Connection] = []
+        self._lock = threading.Lock()
+        #: Until then it is useless to look for anything; until then the agent is not asked at all.
+        self._nothing_until = 0.0
+        self._silent_until = 0.0
+        self._pause = FIRST_PAUSE
+        self.failures = 0
+        after_fork(self)
+
+    # -- questions -----------------------------------------------------------------------------
+
+    @property
+    def worth_asking(self) -> bool:
+        """Whether a remote may have something."""
+        return self._clock() >= self._nothing_until
+
+    def get(self, key: str, first: int = 0) -> Found | None:
+        """Return what the remotes from index `first` on have under `key`, or None."""
+        if not self.worth_asking:
+            return None
+        answer = self._ask([protocol.GET, key.encode(), b"%d" % first])
+        if answer is None:
+            return None
+        try:
+            found = Found.unpack(answer)
+        except ProtocolError as error:
+            self._failed(error)
+            return None
+        if found.wait > 0:
+            self._nothing_until = self._clock() + found.wait
+        return found
+
+    def put(self, upload: Upload, lease: Lease | None = None) -> bool:
+        """Have an upload queued; tell whether the agent has it now."""
+        question = [protocol.PUT, *upload.pack()]
+        if lease is None:
+            return self._ask(question) is not None
+        answer = self._ask_on(lease.connection, question)
+        self._keep(lease.connection, answer)
+        return answer is not None
+
+    def lease(self, key: str) -> Lease | bool:
+        """Take the lease of `key`; return it, or whether somebody else has it.
+
+        False if there is none to be had: then everybody compiles alone.
+        """
+        if not self.worth_asking:
+            return False
+        connection = self._connection()
+        if connection is None:
+            return False
+        answer = self._ask_on(connection, [protocol.LEASE, key.encode()])
+        if answer is not None and len(answer) == 2 and answer[0] == b"taken":
+            return Lease(connection, key, answer[1].decode("ascii", "replace"))
+        self._keep(connection, answer)
+        return answer == [b"busy"]
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back under which nothing was uploaded."""
+        question = [protocol.RELEASE, lease.key.encode(), lease.token.encode()]
+        self._keep(lease.connection, self._ask_on(lease.connection, question))
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything is uploaded; tell whether that is so."""
+        answer = self._ask([protocol.FLUSH, b"%.3f" % seconds], seconds)
+        return answer == [b"1"]
+
+    def status(self) -> dict[str, object] | None:
+        """Return what the agent tells of itself and its remotes, or None."""
+        import json
+
+        answer = self._ask([protocol.STATS])
+        try:
+            found: object = json.loads(answer[0]) if answer else None
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None  # pyright: ignore[reportUnknownVariableType]
+
+    def stop(self) -> None:
+        """Have the agent end."""
+        self._ask([protocol.STOP])
+        self.close()
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def _ask(self, question: Sequence[bytes], more: float = 0.0) -> list[bytes] | None:
+        """Return the answer, or None if there is none, in which case nobody asks for a while."""
+        with self._lock:
+            kept = self._kept.pop() if self._kept else None
+        if kept is not None:
+            # The agent may have ended since: that is seen at once, and is no failure.
+            with suppress(WireError, ConnectionError):
+                return self._asked(kept, question, more)
+            kept.close()
+        connection = self._connection()
+        return None if connection is None else self._ask_and_keep(connection, question, more)
+
+    def _ask_and_keep(
+        self, connection: _Connection, question: Sequence[bytes], more: float
+    ) -> list[bytes] | None:
+        try:
+            return self._asked(connection, question, more)
+        except (OSError, WireError) as error:
+            self._failed(error)
+            return None
+
+    def _asked(
+        self, connection: _Connection, question: Sequence[bytes], more: float
+    ) -> list[bytes] | None:
+        try:
+            answer = connection.ask(question, time.monotonic() + self.timeout + more)
+        except TimeoutError as error:
+            connection.close()
+            self._failed(error)
+            return None
+        except BaseException:
+            connection.close()
+            raise
+        self._keep(connection, answer)
+        return answer
+
+    def _ask_on(self, connection: _Connection, question: Sequence[bytes]) -> list[bytes] | None:
+        """Return the answer on a connection that the caller keeps or closes."""
+        try:
+            return connection.ask(question, time.monotonic() + self.timeout)
+        except (OSError, WireError) as error:
+            self._failed(error)
+            return None
+
+    def _connection(self) -> _Connection | None:
+        if self._clock() < self._silent_until:
+            return None
+        try:
+            return _Connection(self._connect())
+        except (RemoteError, OSError) as error:
+            self._failed(error)
+            return None
+
+    def _keep(self, connection: _Connection, answer: object) -> None:
+        """Keep a connection for the next question, or close it if it had no answer."""
+        if answer is not None:
+            self._pause = FIRST_PAUSE
+            with self._lock:
+                if len(self._kept) < _KEPT:
+                    self._kept.append(connection)
+                    return
+        connection.close()
+
+    def _failed(self, error: Exception) -> None:
+        """Leave the agent alone for a while."""
+        self.failures += 1
+        now = self._clock()
+        self._silent_until = self._nothing_until = now + self._pause
+        log.info("remote caches are not asked for %.0f s: %s", self._pause, error)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def close(self) -> None:
+        """Hang up. Idempotent; a later question connects anew."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for connection in kept:
+            connection.close()
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent, in a child process."""
+        self._lock = threading.Lock()
+        self.close()
+
+
+def client_for(setup: Setup, folders: Sequence[str], environment: Mapping[str, str]) -> Client:
+    """Return the client of the agent with a setup, which is found in one of the folders.
+
+    Raises:
+        RemoteError: no folder is private.
+    """
+
+    def connect() -> socket.socket:
+        from kcache.remote.start import connected, socket_path
+
+        return connected(socket_path(folders, setup), setup, environment)
+
+    return Client(setup, connect)

@@ -1,0 +1,136 @@
+"""Protocol: what a program and its agent say to each other; each message is fields of a wire frame.
+
+A question is its kind and its arguments, an answer its result and what belongs to it. Numbers are
+decimal text. Either side hangs up on what it does not understand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kcache.backend import is_key
+
+__all__ = [
+    "BYE",
+    "FLUSH",
+    "GET",
+    "HELLO",
+    "LEASE",
+    "MAX_MESSAGE",
+    "PUT",
+    "RELEASE",
+    "STATS",
+    "STOP",
+    "VERSION",
+    "Found",
+    "ProtocolError",
+    "Upload",
+    "key_in",
+    "number_in",
+    "seconds_in",
+]
+
+VERSION = b"kcache-agent/1"
+#: Far more than any kernel and its manifest.
+MAX_MESSAGE = 1 << 30
+
+HELLO, GET, PUT, LEASE, RELEASE = b"hello", b"get", b"put", b"lease", b"release"
+STATS, FLUSH, STOP, BYE = b"stats", b"flush", b"stop", b"bye"
+#: No program waits longer than this for anything.
+_MOST_SECONDS = 1e6
+
+
+class ProtocolError(Exception):
+    """The other side said what nobody says in this version."""
+
+
+class Found(NamedTuple):
+    """What became of a `GET`.
+
+    Attributes:
+        value: the entry's envelope, not checked; None if no remote that was asked has it.
+        tier: index of the remote that has it, or the number of remotes.
+        wait: seconds for which asking for anything else is useless, as no remote can be asked.
+    """
+
+    value: bytes | None
+    tier: int
+    wait: float
+
+    def pack(self) -> list[bytes]:
+        """Return the fields."""
+        head = [b"%d" % self.tier, b"%.3f" % self.wait]
+        return head if self.value is None else [*head, self.value]
+
+    @classmethod
+    def unpack(cls, fields: Sequence[bytes]) -> Found:
+        """Return what the fields say; raises ProtocolError."""
+        if len(fields) not in (2, 3):
+            raise ProtocolError(f"an answer of {len(fields)} fields")
+        value = fields[2] if len(fields) == 3 else None
+        return cls(value, number_in(fields[0]), seconds_in(fields[1]))
+
+
+class Upload(NamedTuple):
+    """What a compile made: entries to put in this order.
+
+    Attributes:
+        kernel: key and envelope.
+        manifest: key and envelope of the header set, to be merged into what is there, or None.
+        lease: key and token of a lease to give back afterwards, or None.
+    """
+
+    kernel: tuple[str, bytes]
+    manifest: tuple[str, bytes] | None = None
+    lease: tuple[str, str] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait in memory."""
+        return len(self.kernel[1]) + (len(self.manifest[1]) if self.manifest else 0)
+
+    def pack(self) -> list[bytes]:
+        """Return the fields."""
+        fields = [self.kernel[0].encode(), self.kernel[1]]
+        manifest = self.manifest or ("", b"")
+        lease = self.lease or ("", "")
+        return [*fields, manifest[0].encode(), manifest[1], lease[0].encode(), lease[1].encode()]
+
+    @classmethod
+    def unpack(cls, fields: Sequence[bytes]) -> Upload:
+        """Return what the fields say; raises ProtocolError."""
+        if len(fields) != 6:
+            raise ProtocolError(f"an upload of {len(fields)} fields")
+        return cls(
+            (key_in(fields[0]), fields[1]),
+            (key_in(fields[2]), fields[3]) if fields[2] else None,
+            (key_in(fields[4]), key_in(fields[5])) if fields[4] else None,
+        )
+
+
+def key_in(field: bytes) -> str:
+    """Return a field as a key, or a token: 64 hexadecimal digits. Raises ProtocolError."""
+    text = field.decode("ascii", "replace")
+    if not is_key(text):
+        raise ProtocolError("no key")
+    return text
+
+
+def number_in(field: bytes) -> int:
+    """Return a field as a small number; raises ProtocolError."""
+    if not field.isdigit() or len(field) > 9:
+        raise ProtocolError("no number")
+    return int(field)
+
+
+def seconds_in(field: bytes) -> float:
+    """Return a field as seconds; raises ProtocolError."""
+    try:
+        seconds = float(field)
+    except ValueError:
+        raise ProtocolError("no seconds") from None
+    if not math.isfinite(seconds) or not 0 <= seconds <= _MOST_SECONDS:
+        raise ProtocolError("no seconds")
+    return seconds

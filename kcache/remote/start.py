@@ -1,0 +1,119 @@
+"""Start: how a program finds or starts its agent."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kcache.remote.store import RemoteError
+from kcache.util.private_socket import bound, private_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kcache.remote.agent_setup import Setup
+
+__all__ = ["connected", "socket_path"]
+
+#: As for workers: no variable and no file in the working directory changes what is imported.
+_FLAGS = ("-I", "-S", "-B", "-c")
+#: Forks at once, so that the program need not wait for imports, and has no child that it does not
+#: know.
+_CODE = (
+    "import os, sys; os.fork() and os._exit(0); os.setsid(); sys.path[:] = sys.argv[1:]; "
+    "from kcache.remote.agent import main; main()"
+)
+#: Where kcache lies: another installation has an agent of its own.
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+#: Seconds that the new interpreter may take until it has detached itself.
+START_TIMEOUT = 20.0
+
+
+def socket_path(folders: Sequence[str], setup: Setup) -> str:
+    """Return where the agent with this setup listens.
+
+    Raises:
+        RemoteError: there is no private folder for it.
+    """
+    name = setup.digest(sys.executable, _ROOT)
+    for folder in folders:
+        private = os.path.join(folder, f"kcache-agent-{os.geteuid()}")
+        path = os.path.join(private, f"{name}.socket")
+        with suppress(OSError):
+            private_folder(private)
+            return path
+    raise RemoteError("no private folder for a socket")
+
+
+def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket.socket:
+    """Return a connection to the agent at a path, which is started if there is none.
+
+    Raises:
+        RemoteError: there is none, and none can be started.
+    """
+    connection = _connect(path)
+    if connection is not None:
+        return connection
+    try:
+        with open(f"{path}.lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            connection = _connect(path)  # another program may have been faster
+            if connection is None:
+                _start(path, setup, environment)
+                connection = _connect(path)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RemoteError(f"no agent can be started: {error}") from error
+    if connection is None:
+        raise RemoteError("no agent can be started")
+    return connection
+
+
+def _connect(path: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)  # full backlogs don't block, either
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _start(path: str, setup: Setup, environment: Mapping[str, str]) -> None:
+    """Start an agent that serves a new socket at `path`.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it can't be started.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = bound(path)
+    try:
+        about = [listener, path, setup.pack().decode()]
+        subprocess.run(
+            [sys.executable, *_FLAGS, _ROOT, *_search_path()],
+            input=json.dumps(about).encode(),
+            check=True,
+            pass_fds=[listener],
+            env=dict(environment),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=START_TIMEOUT,
+        )
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
+    finally:
+        os.close(listener)
+
+
+def _search_path() -> list[str]:
+    """Return where modules come from, the working directory left out."""
+    return [path for path in sys.path if os.path.isabs(path)]

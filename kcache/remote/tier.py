@@ -1,0 +1,231 @@
+"""Tier: one remote as the agent uses it: sealed, counted, and left alone while it fails."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kcache.entry import decode, encode, producer_of
+from kcache.errors import ConfigError, CorruptEntryError
+from kcache.remote.breaker import Breaker
+from kcache.remote.manifests import merged
+from kcache.remote.seal import UNSIGNED, SealError
+from kcache.remote.store import (
+    Leases,
+    RemoteError,
+    RemoteRefused,
+    RemoteStore,
+    RemoteTimeout,
+    open_store,
+)
+from kcache.util import log
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kcache.remote.address import Address
+    from kcache.remote.counts import Counts
+    from kcache.remote.seal import Sealer
+
+__all__ = ["SEAL_ROOM", "Tier"]
+
+#: Bytes that a seal adds at most.
+SEAL_ROOM = 4096
+
+
+class Tier:
+    """One remote. Nothing that happens to it raises here; it is counted and logged.
+
+    Threads: safe to share; the store is made once, by the first thread that needs it.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        sealer: Sealer,
+        counts: Counts,
+        *,
+        make: Callable[[Address], RemoteStore] = open_store,
+    ) -> None:
+        self.address = address
+        self.counts = counts
+        self.breaker = Breaker()
+        self._sealer = sealer
+        self._make = make
+        self._store: RemoteStore | None = None
+        self._opening = threading.Lock()
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def get(self, key: str) -> bytes | None:
+        """Return the envelope under `key`, its seal checked, or None."""
+        if self._is_left_alone():
+            self.counts.add("skipped")
+            return None
+        started = time.monotonic()
+        try:
+            sealed = self._opened().get(key, self.address.max_entry + SEAL_ROOM)
+        except Exception as error:
+            self._count_failure("get", error)
+            return None
+        value = None if sealed is None else self._unsealed(key, sealed)
+        self.counts.add("misses" if value is None else "hits")
+        if sealed is not None:
+            self.counts.add("bytes_in", len(sealed))
+        self.breaker.succeeded(time.monotonic() - started, hit=value is not None)
+        return value
+
+    def put(self, key: str, value: bytes) -> bool:
+        """Store an envelope; tell whether that is done."""
+        if len(value) > self.address.max_entry:
+            self.counts.add("dropped")
+            return False
+        return self._write(lambda store, sealed: store.put(key, sealed), key, value)
+
+    def merge(self, key: str, value: bytes) -> bool:
+        """Merge the manifest in an envelope into the one that is stored; tell whether it is."""
+
+        def change(old: bytes | None) -> bytes | None:
+            known = None if old is None else self._unsealed(key, old)
+            return self._merged(key, known, value)
+
+        limit = self.address.max_entry + SEAL_ROOM
+        return self._write(lambda store, _: store.merge(key, change, limit), key, value)
+
+    def _merged(self, key: str, known: bytes | None, value: bytes) -> bytes | None:
+        """Return the sealed manifest of both, or None if what is known has all of the new one."""
+        if known is None:
+            return self._sealer.seal(key, value)
+        producer = producer_of(value)
+        try:
+            both = merged(
+                decode(known, key, producer=producer), decode(value, key, producer=producer)
+            )
+        except CorruptEntryError:
+            return self._sealer.seal(key, value)
+        return (
+            None if both is None else self._sealer.seal(key, encode(key, both, producer=producer))
+        )
+
+    def _write(self, write: Callable[[RemoteStore, bytes], object], key: str, value: bytes) -> bool:
+        if not self.address.writable:
+            return False
+        if self._is_left_alone():
+            self.counts.add("dropped")
+            return False
+        started = time.monotonic()
+        try:
+            sealed = self._sealer.seal(key, value)
+            write(self._opened(), sealed)
+        except Exception as error:
+            self._count_failure("put", error)
+            self.counts.add("dropped")
+            return False
+        self.counts.add("uploads")
+        self.counts.add("bytes_out", len(sealed))
+        self.breaker.succeeded(time.monotonic() - started, hit=True)
+        return True
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    @property
+    def leases(self) -> bool:
+        """Whether compiles are done under a lease of this remote."""
+        return self.address.kind == "redis" and self.address.flag("leases")
+
+    def lease(self, key: str, token: str, seconds: float) -> bool | None:
+        """Take a lease; tell whether nobody else has it, or None if that can't be known."""
+        return self._ask_lease(lambda store: store.lease(key, token, seconds))
+
+    def renew(self, key: str, token: str, seconds: float) -> bool | None:
+        """Have a lease end later; tell whether it still was the token's, or None likewise."""
+        return self._ask_lease(lambda store: store.renew(key, token, seconds))
+
+    def release(self, key: str, token: str) -> None:
+        """Give a lease back."""
+
+        def give_back(store: Leases) -> bool:
+            store.release(key, token)
+            return True
+
+        self._ask_lease(give_back)
+
+    def _ask_lease(self, ask: Callable[[Leases], bool]) -> bool | None:
+        if self._is_left_alone():
+            return None
+        try:
+            store = self._opened()
+            return ask(store) if isinstance(store, Leases) else None
+        except Exception as error:
+            self._count_failure("lease", error)
+            return None
+
+    # -- the store and its failures ----------------------------------------------------------------
+
+    def _opened(self) -> RemoteStore:
+        with self._opening:
+            if self._store is None:
+                self._store = self._make(self.address)
+            return self._store
+
+    def _unsealed(self, key: str, sealed: bytes) -> bytes | None:
+        """Return the envelope if its seal is right, or None, counted and logged."""
+        try:
+            return self._sealer.unseal(key, sealed)
+        except SealError as error:
+            self.counts.add("unsigned" if error.reason == UNSIGNED else "damaged")
+            log.warning("%s: %s is not used: %s", self.address, key, error)
+            return None
+
+    def _count_failure(self, operation: str, error: Exception) -> None:
+        refused = isinstance(error, (RemoteRefused, ConfigError))
+        kind = "timeouts" if isinstance(error, RemoteTimeout) else "errors"
+        self.counts.add("refused" if refused else kind)
+        self.breaker.failed(f"{operation}: {error}", refused=refused)
+        if not isinstance(error, (RemoteError, ConfigError)):
+            log.warning("%s: %s failed: %r", self.address, operation, error)
+        else:
+            log.debug("%s: %s failed: %s", self.address, operation, error)
+
+    def _is_left_alone(self) -> bool:
+        """Tell whether the breaker is open; if its pause is over, probe, and nobody waits."""
+        if not self.breaker.is_open:
+            return False
+        if self.breaker.begin_probe():
+            threading.Thread(target=self._probe, daemon=True).start()
+        return True
+
+    def _probe(self) -> None:
+        """Ask for what can't be there."""
+        started = time.monotonic()
+        failure, refused = "", False
+        try:
+            self._opened().get(secrets.token_hex(32), self.address.max_entry)
+        except Exception as error:
+            failure = str(error) or type(error).__name__
+            refused = isinstance(error, (RemoteRefused, ConfigError))
+        else:
+            seconds = time.monotonic() - started
+            if self.breaker.is_slow(seconds):
+                failure = f"a miss took {seconds:.2f} s"
+        self.breaker.end_probe(failure, refused=refused)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return what is told of this remote."""
+        state = "open" if self.breaker.is_open else "closed"
+        counts: Mapping[str, int] = self.counts.as_dict()
+        return {
+            "address": self.address.redacted(),
+            "writable": self.address.writable,
+            "breaker": state,
+            "reason": self.breaker.reason,
+            **counts,
+        }
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._store is not None:
+            self._store.close()

@@ -1,0 +1,93 @@
+"""Uploads: what is on its way to one remote, bounded, while the programs go on or have ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kcache.remote.protocol import Upload
+    from kcache.remote.tier import Tier
+
+__all__ = ["Uploads"]
+
+#: Uploads that may wait for one remote, and their bytes; what comes then is dropped. A run of
+#: CUTLASS examples makes some hundred kernels of up to 10 MB.
+MAX_WAITING = 1024
+MAX_BYTES = 256 << 20
+#: At a time, to one remote: latency hides behind latency.
+THREADS = 4
+
+
+class Uploads:
+    """A queue to one remote, and threads that empty it.
+
+    Threads: safe to share; `THREADS` of its own are started when there is something to do.
+
+    Args:
+        tier: where everything goes.
+        done: called after each upload, whatever became of it.
+    """
+
+    def __init__(self, tier: Tier, done: Callable[[Upload], object]) -> None:
+        self._tier = tier
+        self._done = done
+        self._changed = threading.Condition()
+        self._waiting: deque[Upload] = deque()
+        self._bytes = 0
+        self._busy = 0
+        self._threads = 0
+
+    def add(self, upload: Upload) -> None:
+        """Have it put; it is dropped, and counted, if too much waits already."""
+        with self._changed:
+            room = len(self._waiting) < MAX_WAITING and self._bytes + upload.size <= MAX_BYTES
+            if room:
+                self._waiting.append(upload)
+                self._bytes += upload.size
+                self._changed.notify()
+                if self._threads < THREADS and self._threads <= self._busy + len(self._waiting):
+                    self._threads += 1
+                    threading.Thread(target=self._work, daemon=True).start()
+        if not room:
+            self._tier.counts.add("dropped")
+            self._done(upload)
+
+    @property
+    def pending(self) -> int:
+        """How many wait or are under way."""
+        with self._changed:
+            return len(self._waiting) + self._busy
+
+    def flush(self, deadline: float) -> bool:
+        """Wait until nothing is pending; tell whether that is so before the deadline."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._busy, max(0.0, deadline - time.monotonic())
+            )
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                upload = self._waiting.popleft()
+                self._bytes -= upload.size
+                self._busy += 1
+            try:
+                self._upload(upload)
+            finally:
+                with self._changed:
+                    self._busy -= 1
+                    self._changed.notify_all()
+
+    def _upload(self, upload: Upload) -> None:
+        """Put the kernel first: a manifest must not promise what is not there."""
+        try:
+            if self._tier.put(*upload.kernel) and upload.manifest is not None:
+                self._tier.merge(*upload.manifest)
+        finally:
+            self._done(upload)

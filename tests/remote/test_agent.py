@@ -1,0 +1,387 @@
+"""The agent and its clients: what is asked, counted, left alone, and survived."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from remote.fakes import MemoryStore, agent, client_at, tier, until
+
+from kcache.entry import Entry, decode, encode
+from kcache.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE, SLOW, Breaker
+from kcache.remote.client import FIRST_PAUSE as CLIENT_PAUSE
+from kcache.remote.client import Client, Lease
+from kcache.remote.protocol import Upload
+from kcache.remote.store import RemoteError, RemoteRefused, RemoteTimeout
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+
+
+def envelope(key: str, **payload: bytes) -> bytes:
+    return encode(key, Entry(payload or {"cubin": b"code" * 100}), producer=b"test")
+
+
+def counts(client: Client, index: int = 0) -> dict[str, object]:
+    status = client.status()
+    assert status is not None
+    tiers = status["tiers"]
+    assert isinstance(tiers, list)
+    found = tiers[index]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_what_is_put_is_found(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with agent(tmp_path, tier(store)) as client:
+        missing = client.get(KEY)
+        assert missing is not None
+        assert missing.value is None
+        value = envelope(KEY)
+        assert client.put(Upload((KEY, value)))
+        assert client.flush(30)
+        found = client.get(KEY)
+        assert found is not None
+        assert found.value == value
+        assert found.tier == 0
+        told = counts(client)
+    assert (told["hits"], told["misses"], told["uploads"]) == (1, 1, 1)
+    assert told["bytes_in"] == told["bytes_out"] == len(store.values[KEY])
+
+
+def test_tiers_are_asked_in_order_and_written_if_writable(tmp_path: Path) -> None:
+    first, second, third = MemoryStore(), MemoryStore(), MemoryStore()
+    second.values[KEY] = tier(MemoryStore())._sealer.seal(KEY, envelope(KEY))
+    tiers = tier(first, "http://a?ro"), tier(second, "http://b"), tier(third, "http://c")
+    with agent(tmp_path, *tiers) as client:
+        found = client.get(KEY)
+        assert found is not None
+        assert found.tier == 1
+        after = client.get(KEY, found.tier + 1)
+        assert after is not None
+        assert after.value is None
+        client.put(Upload((OTHER, envelope(OTHER))))
+        assert client.flush(30)
+    assert OTHER not in first.values
+    assert OTHER in second.values
+    assert OTHER in third.values
+    assert third.operations.count("get") == 1
+
+
+def test_manifests_are_merged_and_say_nothing_of_one_machine(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with agent(tmp_path, tier(store)) as client:
+        for number in range(3):
+            manifest = envelope(KEY, set0=b"headers of %d" % number)
+            client.put(Upload((OTHER, envelope(OTHER)), (KEY, manifest)))
+            assert client.flush(30)
+        found = client.get(KEY)
+    assert found is not None
+    assert found.value is not None
+    payload = decode(found.value, KEY, producer=b"test").payload
+    assert list(payload.values()) == [b"headers of 2", b"headers of 1", b"headers of 0"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v[:-1],
+        lambda v: v + b"x",
+        lambda v: v[:50] + bytes((v[50] ^ 1,)) + v[51:],
+        lambda _: b"",
+        lambda _: os.urandom(200),
+    ],
+)
+def test_damaged_values_are_misses(tmp_path: Path, change: object) -> None:
+    store = MemoryStore()
+    store.values[KEY] = tier(store)._sealer.seal(KEY, envelope(KEY))
+    store.answer = lambda value: value and change(value)  # type: ignore[operator]
+    with agent(tmp_path, tier(store)) as client:
+        found = client.get(KEY)
+        assert found is not None
+        assert found.value is None
+        told = counts(client)
+    assert (told["damaged"], told["hits"], told["misses"]) == (1, 0, 1)
+
+
+def test_a_value_under_another_key_is_a_miss(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.values[OTHER] = tier(store)._sealer.seal(KEY, envelope(KEY))
+    with agent(tmp_path, tier(store)) as client:
+        found = client.get(OTHER)
+        assert found is not None
+        assert found.value is None
+        assert counts(client)["damaged"] == 1
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+def test_after_some_failures_nobody_asks_until_a_probe_succeeds(tmp_path: Path) -> None:
+    store = MemoryStore()
+
+    def fail(_: str) -> None:
+        raise RemoteTimeout("too late")
+
+    store.trouble = fail
+    down = tier(store)
+    with agent(tmp_path, down) as client:
+        for _ in range(FAILURES):
+            assert client.worth_asking
+            client.get(KEY)
+        assert not client.worth_asking
+        asked = len(store.operations)
+        for _ in range(1000):
+            assert client.get(KEY) is None
+        assert len(store.operations) == asked
+        told = counts(client)
+        assert (told["timeouts"], told["breaker"]) == (FAILURES, "open")
+        # Another program has the same agent.
+        down.breaker._until = 0.0
+        store.trouble = lambda _: None
+        client._nothing_until = 0.0
+        client.get(KEY)
+        until(lambda: not down.breaker.is_open)
+        client._nothing_until = 0.0
+        assert client.get(KEY) is not None
+        assert client.worth_asking
+
+
+def test_a_refusal_is_found_out_once(tmp_path: Path) -> None:
+    store = MemoryStore()
+
+    def refuse(_: str) -> None:
+        raise RemoteRefused("no such user")
+
+    store.trouble = refuse
+    with agent(tmp_path, tier(store)) as client:
+        for _ in range(20):
+            client.get(KEY)
+            client.put(Upload((KEY, envelope(KEY))))
+        assert client.flush(30)
+        told = counts(client)
+    assert told["refused"] == 1
+    assert store.operations == ["get"]
+    assert told["dropped"] == 20
+
+
+def test_a_store_that_raises_anything_is_survived(tmp_path: Path) -> None:
+    store = MemoryStore()
+
+    def break_down(_: str) -> None:
+        raise ZeroDivisionError
+
+    store.trouble = break_down
+    with agent(tmp_path, tier(store)) as client:
+        found = client.get(KEY)
+        assert found is not None
+        assert found.value is None
+        assert counts(client)["errors"] == 1
+
+
+def test_one_tier_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    down, well = MemoryStore(), MemoryStore()
+
+    def fail(_: str) -> None:
+        raise RemoteError("closed")
+
+    down.trouble = fail
+    with agent(tmp_path, tier(down, "http://a"), tier(well, "http://b")) as client:
+        client.put(Upload((KEY, envelope(KEY))))
+        assert client.flush(30)
+        for _ in range(2 * FAILURES):
+            found = client.get(KEY)
+            assert found is not None
+            assert found.tier == 1
+            assert client.worth_asking
+    assert down.operations.count("get") <= FAILURES
+
+
+class _Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_breaker() -> None:
+    clock = _Clock()
+    breaker = Breaker(clock)
+    for _ in range(FAILURES - 1):
+        breaker.failed("down")
+    breaker.succeeded(0.001, hit=False)
+    for _ in range(FAILURES):
+        assert not breaker.is_open
+        breaker.failed("down")
+    assert breaker.is_open
+    assert 0 < breaker.wait() <= FIRST_PAUSE
+    assert not breaker.begin_probe()
+    pause = FIRST_PAUSE
+    for _ in range(10):
+        clock.now += breaker.wait() + 0.1
+        assert breaker.begin_probe()
+        assert not breaker.begin_probe(), "one at a time"
+        breaker.end_probe("still down")
+        pause = min(2 * pause, LONGEST_PAUSE)
+        assert breaker.wait() == pytest.approx(pause)
+    clock.now += LONGEST_PAUSE
+    assert breaker.begin_probe()
+    breaker.end_probe("")
+    assert not breaker.is_open
+    breaker.failed("who are you?", refused=True)
+    assert breaker.wait() == pytest.approx(REFUSED_PAUSE)
+
+
+def test_slow_misses_open_the_breaker_and_slow_hits_do_not() -> None:
+    breaker = Breaker(_Clock())
+    for _ in range(2 * FAILURES):
+        breaker.succeeded(2 * SLOW, hit=True)
+    assert not breaker.is_open
+    for _ in range(FAILURES):
+        breaker.succeeded(2 * SLOW, hit=False)
+    assert breaker.is_open
+
+
+# -- leases ----------------------------------------------------------------------------------------
+
+LEASES = "redis://memory?leases=1"
+
+
+def test_a_lease_belongs_to_one_and_ends_with_its_upload(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with agent(tmp_path, tier(store, LEASES)) as client:
+        lease = client.lease(KEY)
+        assert isinstance(lease, Lease)
+        assert client.lease(KEY) is True
+        assert isinstance(client.lease(OTHER), Lease)
+        upload = Upload((KEY, envelope(KEY)), lease=(lease.key, lease.token))
+        assert client.put(upload, lease)
+        until(lambda: KEY not in store.leases)
+        assert KEY in store.values
+        again = client.lease(KEY)
+        assert isinstance(again, Lease)
+        client.release(again)
+        assert KEY not in store.leases
+
+
+def test_a_lease_ends_with_the_program(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with agent(tmp_path, tier(store, LEASES)) as client:
+        lease = client.lease(KEY)
+        assert isinstance(lease, Lease)
+        lease.connection.close()
+        until(lambda: KEY not in store.leases)
+
+
+def test_without_leases_everybody_compiles(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with agent(tmp_path, tier(store)) as client:
+        assert client.lease(KEY) is False
+
+    def fail(_: str) -> None:
+        raise RemoteError("closed")
+
+    store.trouble = fail
+    with agent(tmp_path, tier(store, LEASES)) as client:
+        assert client.lease(KEY) is False
+
+
+# -- bad agents, bad clients -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"KCW1" + b"\xff" * 100, b"KCW1" + bytes(4)]
+)
+def test_an_agent_that_says_nonsense_is_left_alone(tmp_path: Path, answer: bytes) -> None:
+    path = str(tmp_path / "agent.socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        client = client_at(path)
+        assert client.get(KEY) is None
+        thread.join()
+        assert not client.worth_asking
+        assert client.get(KEY) is None
+        assert client.failures == 1
+
+
+def test_an_agent_that_is_frozen_costs_one_wait(tmp_path: Path) -> None:
+    path = str(tmp_path / "agent.socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        client = client_at(path)
+        client.timeout = 0.05
+        for _ in range(100):
+            assert client.get(KEY) is None
+            assert not client.put(Upload((KEY, envelope(KEY))))
+        assert client.failures == 1
+
+
+def test_no_agent_at_all_is_found_out_once_per_pause(tmp_path: Path) -> None:
+    client = client_at(str(tmp_path / "nothing"))
+    for _ in range(100):
+        assert client.get(KEY) is None
+    assert client.failures == 1
+    assert CLIENT_PAUSE >= 10
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"KCW1" + b"\xff" * 100,
+        b"KCW1\x01\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x00foo",
+        b"KCW1\x02\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x00getkey",
+    ],
+)
+def test_a_client_that_says_nonsense_harms_nobody(tmp_path: Path, question: bytes) -> None:
+    with agent(tmp_path, tier(MemoryStore())) as client:
+        with socket.socket(socket.AF_UNIX) as bad:
+            bad.connect(str(tmp_path / "agent.socket"))
+            bad.sendall(question)
+            bad.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                assert bad.recv(100) == b""
+        found = client.get(KEY)
+        assert found is not None
+
+
+def test_a_new_agent_is_found_after_the_old_one_has_ended(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with agent(tmp_path, tier(store)) as client:
+        assert client.get(KEY) is not None
+    with agent(tmp_path, tier(store)):
+        assert client.get(KEY) is not None, "the connection that was kept is of no use"
+        client.close()
+
+
+def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kcache.remote.uploads.MAX_WAITING", 5)
+    store = MemoryStore()
+    go_on = threading.Event()
+    store.trouble = lambda _: go_on.wait(60)
+    with agent(tmp_path, tier(store)) as client:
+        for number in range(30):
+            client.put(Upload((f"{number:064x}", envelope(f"{number:064x}"))))
+        assert not client.flush(0.01)
+        go_on.set()
+        assert client.flush(60)
+        told = counts(client)
+    assert told["uploads"] == len(store.values)
+    assert 5 <= len(store.values) <= 9 + 4
+    assert told["dropped"] == 30 - len(store.values)
