@@ -185,7 +185,8 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_MAX_SIZE",
         "max_size",
         "bytes, or a size such as 512MB or 2GiB",
-        "The cap: the cache never stores more bytes.",
+        "The cap. The stored bytes never exceed the cap; with the backends file and zstd, each "
+        "concurrent writer may exceed it by one entry.",
         _parse_cap,
         DEFAULT_MAX_SIZE,
     ),

@@ -66,7 +66,9 @@ class KernelCache:
         directory: the directory of the cache; by default `KCACHE_DIR`, else a directory in the
             user's cache directory.
         backend: the name of a backend, or a `Backend`; by default `KCACHE_BACKEND`, else `"file"`.
-        max_size: the cap, in bytes or as text such as `"512MB"`; 1 GiB by default.
+        max_size: the cap, in bytes or as text such as `"512MB"`; 1 GiB by default. The stored bytes
+            never exceed the cap; with the backends file and zstd, each concurrent writer may exceed
+            it by one entry.
         memory_size: the size of the memory tier, in the same form; 64 MiB by default, 0 switches it
             off.
         read_only: use the entries that are there, and write nothing.

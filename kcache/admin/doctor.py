@@ -112,11 +112,7 @@ def _settings(facts: Facts) -> Iterator[Finding]:
     known = [variable.name.removeprefix("KCACHE_") for variable in VARIABLES]
     for name in facts.unknown_variables:
         meant = nearest(name.removeprefix("KCACHE_"), known)
-        do = (
-            f"Rename it to KCACHE_{meant}"
-            if meant
-            else "Unset it. kcache config lists them"
-        )
+        do = f"Rename it to KCACHE_{meant}" if meant else "Unset it. kcache config lists them"
         yield Finding(PROBLEM, "settings", f"kcache reads no variable {name}", f"{do}.")
     effects = {
         "disable": "nothing is cached: every kernel is compiled every time",

@@ -50,13 +50,15 @@ FLUSH_INTERVAL = 5.0
 
 
 class CacheEngine:
-    """Entries under keys, never more bytes than the cap, never a damaged one.
+    """Entries under keys, bounded by a cap, never a damaged one.
 
     Knows nothing of kernels or files. Every failure of the backend is survived, counted in
     `Stats.errors` and logged once per kind: a failed read is a miss, a failed write stores nothing.
 
-    Threads: safe to share. Processes: any number may share one backend's place; each keeps the
-    cap by itself, so together they exceed it by at most one entry per writer. Crash: as the
+    The stored bytes never exceed the cap; with the backends file and zstd, each concurrent writer
+    may exceed it by one entry.
+
+    Threads: safe to share. Processes: any number may share one backend's place. Crash: as the
     backend promises. Fork: the child may go on using the engine.
 
     Args:

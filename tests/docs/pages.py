@@ -24,7 +24,7 @@ _CODE = {"code", "code-block", "sourcecode"}
 
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}|:{3,})[ ]*([^`]*)$")
 _COMMENT = re.compile(r"^ *<!--\s*(.*?)\s*-->\s*$")
-_MARK = re.compile(r"(file|setup|test):\s*(.*)")
+_MARK = re.compile(r"(file|test):\s*(.*)")
 _DIRECTIVE = re.compile(r"\{([\w:-]+)\}\s*(.*)")
 
 
@@ -39,7 +39,6 @@ class Block:
             stand for these directives, and an empty text for nothing.
         text: what is in it, with a line break at the end.
         file: the name that it is to be written to, or None.
-        setup: commands that run before it and that readers don't see.
         marks: how it is to be tested: word -> what follows.
         follows: whether nothing but marks stands between the block before it and this one.
     """
@@ -51,7 +50,6 @@ class Block:
     file: str | None
     marks: dict[str, str]
     follows: bool
-    setup: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -150,14 +148,11 @@ def _made(
         if kind == "file":
             file = rest
             continue
-        if kind == "setup":
-            continue
         word, _, what = rest.partition(" ")
         if word not in HOW:
             raise PageError(f"{page}:{line}: {word!r} is no mark; there are: {', '.join(HOW)}")
         how[word] = what.strip()
-    setup = tuple(rest for kind, rest in marks if kind == "setup")
-    return Block(page, line, language, text, file, how, follows, setup)
+    return Block(page, line, language, text, file, how, follows)
 
 
 def _refuse_strays(page: str, line: int, marks: list[tuple[str, str]]) -> None:

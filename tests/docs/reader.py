@@ -104,8 +104,6 @@ class Reader:
     def follow(self, block: Block) -> None:
         """Does what a block says; raises AssertionError, with the place, where it goes wrong."""
         said, self._said = self._said, None
-        for command in block.setup:
-            self.shell(replace(block, marks={}), command)
         if block.file is not None:
             target = self.cwd / block.file
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,7 @@ A mark is an HTML comment on a line before the block:
 
 | mark | meaning |
 |---|---|
-| `<!-- file: NAME -->` | the block is written to that file |
-| `<!-- setup: COMMAND -->` | run before the block, unseen: the file that readers have and a test lacks |
+| `<!-- file: NAME -->` | the block is written to that file, which the text before it names |
 | `<!-- test: exit N -->` | it ends with that status (a `console` block: its last command) |
 | `<!-- test: gpu -->` | runs only where there is a GPU |
 | `<!-- test: slow -->` | runs only in the test that is marked `slow` |
