@@ -76,7 +76,7 @@ def cccl() -> Path:
             found = Path(folder, name)
             if (found / "cub").is_dir():
                 return found
-    _missing("the CCCL headers are missing: install kcache-cuda[demo]")
+    _missing("the CCCL headers are missing: install the extra demo")
     raise AssertionError
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kcache.admin.machine_facts import Facts
 from kcache.config import VARIABLES
 from kcache.util.cuda_driver import Version
+from kcache.util.distribution import how_to_install
 from kcache.util.nearest import nearest
 from kcache.util.units import format_size
 
@@ -322,9 +323,7 @@ def _statistics(facts: Facts) -> Iterator[Finding]:
 
 def _compiler(facts: Facts) -> Iterator[Finding]:
     nvrtc = facts.compiler
-    install = (
-        "Install one: pip install 'kcache-cuda[cu13]' (CUDA 13), or 'kcache-cuda[cu12]' (CUDA 12)."
-    )
+    install = f"Install one: {how_to_install('cu13')} (CUDA 12: cu12)."
     if not nvrtc.path and nvrtc.version is None:
         yield Finding(PROBLEM, "nvrtc", "NVRTC, the compiler, is not installed", install)
         return
@@ -357,7 +356,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
         yield Finding(OK, "driver", known)
         return
     needs = f"and NVRTC is of CUDA {toolkit[0]}.{toolkit[1]}"
-    older = f"Update the driver, or install kcache-cuda[cu{driver[0]}]"
+    older = f"Update the driver, or take its NVRTC: {how_to_install(f'cu{driver[0]}')}"
     if driver[0] < toolkit[0]:
         what = f"the driver is older than the toolkit: {known}, {needs}, so kernels may not load"
         yield Finding(PROBLEM, "driver", what, f"{older}.")

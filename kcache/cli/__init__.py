@@ -19,9 +19,11 @@ def main() -> int:
 
     missing = [name for name in ("click", "rich") if importlib.util.find_spec(name) is None]
     if missing:
+        from kcache.util.distribution import how_to_install
+
         print(
             f"kcache: error: the command line needs {' and '.join(missing)}: "
-            "pip install 'kcache-cuda[cli]'",
+            f"{how_to_install('cli')}",
             file=sys.stderr,
         )
         return 2

@@ -30,9 +30,11 @@ def core() -> Any:  # noqa: ANN401  optional, and typed by its own stubs
     try:
         return import_module("cuda.core")
     except ImportError as error:
+        from kcache.util.distribution import how_to_install
+
         raise DeviceError(
-            "the package cuda-core is missing, which loads and launches kernels; install "
-            f"kcache-cuda[cu13,launch] (CUDA 12: [cu12,launch]): {error}"
+            "the package cuda-core is missing, which loads and launches kernels: "
+            f"{how_to_install('cu13,launch')} (CUDA 12: cu12,launch); {error}"
         ) from error
 
 

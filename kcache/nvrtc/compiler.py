@@ -35,7 +35,6 @@ __all__ = [
     "version",
 ]
 
-_HINT = "install kcache-cuda[cu13] (CUDA 13) or kcache-cuda[cu12] (CUDA 12)"
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
 #: Misses of a family after which a worker precompiles its headers on its own account. Making one
 #: takes as long as two or three misses, and each miss after it takes half as long (CUB, CUTLASS).
@@ -133,6 +132,12 @@ def compile_request(request: Request, limits: Limits = Limits()) -> Run:  # noqa
     return _run(request, hello, reply)
 
 
+def _hint() -> str:
+    from kcache.util.distribution import how_to_install
+
+    return f"{how_to_install('cu13')} (CUDA 12: cu12)"
+
+
 def find() -> library.Library:
     """Return the library that compiles, without loading it.
 
@@ -141,7 +146,7 @@ def find() -> library.Library:
     """
     found = library.find()
     if found is None:
-        raise CompilerNotFoundError(f"NVRTC is not found: {_HINT}")
+        raise CompilerNotFoundError(f"NVRTC is not found: {_hint()}")
     return found
 
 
@@ -297,7 +302,7 @@ def _here(path: str) -> Nvrtc:
         try:
             found = _inside.libraries[path] = Nvrtc(path)
         except OSError as error:
-            message = f"the NVRTC library can't be loaded ({error}): {_HINT}"
+            message = f"the NVRTC library can't be loaded ({error}): {_hint()}"
             raise CompilerNotFoundError(message) from error
     return found
 

@@ -1,7 +1,7 @@
 """The contract suite for authors of backends, with a model and backends to test against.
 
 `BackendContract` needs pytest and Hypothesis, `run_cache_machine` Hypothesis, the rest nothing:
-`pip install 'kcache-cuda[testing]'`. Nothing else in kcache imports this package.
+the extra `testing`. Nothing else in kcache imports this package.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ def _require() -> None:
         import hypothesis  # noqa: F401  # pyright: ignore[reportUnusedImport]
         import pytest  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
+        from kcache.util.distribution import how_to_install
+
         raise ImportError(
-            f"{error.name} is missing: pip install 'kcache-cuda[testing]'", name=error.name
+            f"{error.name} is missing: {how_to_install('testing')}", name=error.name
         ) from error
 
 

@@ -74,7 +74,7 @@ def test_without_the_headers_it_names_the_extra(
     assert demo.find_cccl() is None
     said = here("demo")
     assert (said.code, said.out) == (2, "")
-    assert "kcache-cuda[demo]" in said.err
+    assert "[demo]'" in said.err
     assert said.err.count("\n") == 1
 
 

@@ -230,7 +230,7 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
         with_(compiler=Compiler(True, "", False, None, "can't be loaded")),
         PROBLEM,
         "NVRTC, the compiler, is not installed",
-        r"kcache-cuda\[cu13\].*kcache-cuda\[cu12\]",
+        r"pip install '.*\[cu13\]' \(CUDA 12: cu12\)",
     ),
     "broken nvrtc": (
         with_(compiler_version=None, compiler_error="can't be loaded: x"),
@@ -249,7 +249,7 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
         with_(driver=(12, 4)),
         PROBLEM,
         r"older than the toolkit: the driver supports CUDA 12\.4, and NVRTC is of CUDA 13\.0",
-        r"Update the driver, or install kcache-cuda\[cu12\]",
+        r"Update the driver, or take its NVRTC: pip install '.*\[cu12\]'",
     ),
     "older driver": (
         with_(driver=(13, 0), compiler_version=(13, 2)),

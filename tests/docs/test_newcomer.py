@@ -80,7 +80,7 @@ def test_the_promise_of_the_cap_is_the_same_everywhere(place: str) -> None:
 
 
 def test_nothing_promises_more_of_the_cap() -> None:
-    sources = [path for path in (ROOT / "kcache").rglob("*.py")]
+    sources = list((ROOT / "kcache").rglob("*.py"))
     for path in (*PAGES.values(), *sources):
         found = _OTHER_PROMISES.search(_plain(path.read_text(encoding="utf-8")))
         assert found is None, f"{named(path)}: {found and found[0]}"

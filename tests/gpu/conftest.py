@@ -53,8 +53,8 @@ class Gpu:
 
 @pytest.fixture
 def gpu() -> Gpu:
-    pytest.importorskip("numpy", reason="numpy is missing: install kcache-cuda[launch]")
-    pytest.importorskip("cuda.core", reason="cuda-core is missing: install kcache-cuda[launch]")
+    pytest.importorskip("numpy", reason="numpy is missing: install the extra launch")
+    pytest.importorskip("cuda.core", reason="cuda-core is missing: install the extra launch")
     return Gpu()
 
 

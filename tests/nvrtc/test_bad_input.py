@@ -156,8 +156,7 @@ def test_the_library_is_not_installed(tmp_path, nvrtc):
     if not said:
         pytest.skip("there is an NVRTC in the system")
     assert said.startswith("CompilerNotFoundError True")
-    assert "kcache-cuda[cu13]" in said
-    assert "kcache-cuda[cu12]" in said
+    assert "[cu13]' (CUDA 12: cu12)" in said
 
 
 # -- headers and paths -----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from kcache.cli.open_cache import (
 from kcache.cli.terminal import columns, show
 from kcache.config import VARIABLES, Config, Setting
 from kcache.nvrtc import library
+from kcache.util.distribution import how_to_install
 from kcache.util.units import format_size
 
 __all__ = ["config"]
@@ -39,7 +40,7 @@ def config(*, as_json: bool, directory: str | None) -> None:
         rows.append((name, str(setting["source"]), _text(name, setting["value"])))
     facts = [("kcache", __version__)]
     if compiler is None:
-        facts.append(("compiler", "none: install kcache-cuda[cu13] or kcache-cuda[cu12]"))
+        facts.append(("compiler", f"none: {how_to_install('cu13')} (CUDA 12: cu12)"))
     else:
         facts += [("compiler", compiler.path), ("identity", compiler.identity)]
     show(f"{columns(rows)}\n\n{columns(facts)}")

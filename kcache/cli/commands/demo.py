@@ -16,6 +16,7 @@ from kcache.cli.commands.demo_process import NAMES, Job, Measurement
 from kcache.cli.terminal import STDOUT, naming, show, spinner
 from kcache.errors import ConfigError, KcacheError
 from kcache.nvrtc.options import parse_arch
+from kcache.util.distribution import how_to_install
 from kcache.util.units import format_size, format_time
 
 __all__ = ["demo", "find_cccl"]
@@ -53,7 +54,7 @@ def demo(*, arch: str | None, directory: str | None) -> None:
     if include is None:
         raise ConfigError(
             "the demo compiles a CUB kernel, and the CUB headers are not installed: "
-            "pip install 'kcache-cuda[demo]'"
+            + how_to_install("demo")
         )
     target, where = _target(arch)
     show(f"CUB block merge sort, {len(NAMES)} instances, for {target}{where}\n")
