@@ -236,7 +236,7 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
         with_(compiler_version=None, compiler_error="can't be loaded: x"),
         PROBLEM,
         "can't be loaded: x",
-        "kcache-cuda",
+        r"\[cu13\]'",
     ),
     "no builtins": (
         with_(compiler_builtins=False),

@@ -6,6 +6,7 @@ Their commands run for real, in a folder. What is translated, and nothing else:
   the system (`/dev`, `/bin`, `/usr`, ...) stay as they are;
 - `FROM`, `USER`, `EXPOSE`, `LABEL`, `VOLUME`, `SHELL` and `uses:` have no effect; `COPY` and `ADD`
   copy from the page's folder, or from an earlier stage, which is the same folder here;
+- a wheel is not copied: what it brings is there;
 - a cache mount of `RUN` is a folder;
 - `pip`, `apt-get`, `docker`, `useradd`, `chown` and the like succeed and do nothing: see `reader.py`;
 - expressions of a workflow are the ones in `_EXPRESSIONS`; any other is refused.
@@ -110,6 +111,8 @@ def _copy(block: Block, reader: Reader, root: Path, text: str) -> None:
     *sources, target = [word for word in words if not word.startswith("--")]
     into = reader.cwd / target
     for source in sources:
+        if source.endswith(".whl"):  # what it holds is installed here
+            continue
         found = (root if staged else reader.folder) / source
         assert found.exists(), f"{block.where}: COPY: there is no {source}"
         if staged and found == into:  # all stages share one folder
