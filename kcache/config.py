@@ -24,9 +24,12 @@ __all__ = [
     "COMPILER_VARIABLES",
     "aside",
     "changed_variables",
+    "client_variables",
     "compiler_variables",
     "default_cache_directory",
     "library_hints",
+    "proxy_for",
+    "remote_token",
     "unknown_variables",
     "variable",
     "variables",
@@ -129,6 +132,17 @@ def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
             f"{name}={value!r} is not allowed, there is no working directory; allowed: a path that "
             "begins with /"
         ) from error
+
+
+def _parse_key_file(value: str | os.PathLike[str], *, name: str) -> str:
+    """Return a path, or what can't be one as it is: reading it then fails, and nothing is trusted.
+
+    The default in its place would be to take kernels without a signature.
+    """
+    try:
+        return _parse_directory(value, name=name)
+    except ConfigError:
+        return str(value)
 
 
 def _parse_name(value: str, *, name: str) -> str:
@@ -259,7 +273,7 @@ VARIABLES: tuple[Variable, ...] = (
         "signing_key_file",
         "a path",
         "The keys that sign kernels for other machines. Unsigned kernels from there are not used.",
-        _parse_directory,
+        _parse_key_file,
         None,
     ),
     Variable(
@@ -365,7 +379,7 @@ def _from_variable(
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the names of variables that begin as kcache's do, and that kcache does not read."""
     names = os.environ if environ is None else environ
-    known = {variable.name for variable in VARIABLES}
+    known = {variable.name for variable in VARIABLES} | {_REMOTE_TOKEN}
     return sorted(
         name
         for name in names
@@ -480,6 +494,56 @@ def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
     }
     changed.update((name, None) for name in since if name not in os.environ)
     return changed
+
+
+_REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
+#: What clients of remotes read: credentials, certificates, proxies. An agent is started with these,
+#: and with no others.
+_CLIENT_VARIABLES = frozenset(
+    (
+        _REMOTE_TOKEN,
+        "ALL_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "all_proxy",
+        "http_proxy",  # not in upper case: a web server sets that one from a request's header
+        "https_proxy",
+        "no_proxy",
+        "HOME",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+    )
+)
+_CLIENT_PREFIXES = ("AWS_", "AZURE_")
+
+
+def client_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that clients of remotes read, those that are set."""
+    return {
+        name: value
+        for name, value in (os.environ if environ is None else environ).items()
+        if name in _CLIENT_VARIABLES or name.startswith(_CLIENT_PREFIXES)
+    }
+
+
+def remote_token() -> str | None:
+    """Return the token for remotes by HTTP; `Config` does not have it, so that nothing shows it."""
+    return os.environ.get(_REMOTE_TOKEN) or None
+
+
+def proxy_for(scheme: str, host: str) -> str | None:
+    """Return the URL of the proxy for a host, as the variables say, or None."""
+    from urllib import request
+
+    proxies = request.getproxies_environment()
+    bypassed: Callable[[str, dict[str, str]], bool] = vars(request)["proxy_bypass_environment"]
+    if bypassed(host, proxies):  # which the type information lacks
+        return None
+    return proxies.get(scheme) or proxies.get("all")
 
 
 def variable(name: str) -> str | None:

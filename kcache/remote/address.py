@@ -36,7 +36,7 @@ KINDS: Mapping[str, str] = {
 #: credentials come from the working directory.
 OPTIONS: Mapping[str, frozenset[str]] = {
     "layer": frozenset(("backend",)),
-    "http": frozenset(("token_file", "ca_file", "cert_file", "key_file")),
+    "http": frozenset(("token_file", "ca_file", "cert_file", "key_file", "layout")),
     "redis": frozenset(
         ("ca_file", "cert_file", "key_file", "password_file", "expire", "leases", "lease_seconds")
     ),

@@ -15,6 +15,7 @@ __all__ = [
     "Change",
     "Leases",
     "RemoteError",
+    "RemoteReadOnly",
     "RemoteRefused",
     "RemoteStore",
     "RemoteTimeout",
@@ -44,6 +45,10 @@ class RemoteRefused(RemoteError):  # noqa: N818  a kind of RemoteError
 
     Asking again for another key is useless.
     """
+
+
+class RemoteReadOnly(RemoteRefused):
+    """A remote refuses to store what this user writes. It may let the user read."""
 
 
 class RemoteStore(Protocol):

@@ -88,7 +88,7 @@ VALUES: dict[str, tuple[str, Any, list[str]]] = {
     "KCACHE_WAIT": ("2.5", 2.5, ["-1", "nan", "inf", "1e9", "soon"]),
     "KCACHE_WORKERS": ("3", 3, ["-1", "1.5", "many", "99999"]),
     "KCACHE_COMPILE_TIMEOUT": ("90", 90.0, ["0", "-1", "nan", "inf", "soon"]),
-    "KCACHE_SIGNING_KEY_FILE": ("/some/keys.pem", "/some/keys.pem", ["  "]),
+    "KCACHE_SIGNING_KEY_FILE": ("/some/keys.pem", "/some/keys.pem", []),
     "KCACHE_RECORD": ("/some/kernels.jsonl", "/some/kernels.jsonl", ["  "]),
     "KCACHE_LOG": ("Debug", "debug", ["loud", "7"]),
 }

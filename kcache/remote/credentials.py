@@ -1,0 +1,123 @@
+"""Credentials: from where a user and a password, or a token, for a remote come.
+
+In this order: the address (`https://user:password@host`), the file that the address names
+(`token_file`, `password_file`), `KCACHE_REMOTE_TOKEN`, the user's `~/.netrc`. Never from the
+working directory. What the address does not name itself goes only to this machine or through TLS.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.config import remote_token
+from kcache.errors import ConfigError
+from kcache.util.open_file import SAFE
+
+if TYPE_CHECKING:
+    from kcache.remote.address import Address
+
+__all__ = ["Credentials", "authorization", "basic", "from_netrc", "read_secret"]
+
+_MOST_BYTES = 1 << 16
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Credentials(NamedTuple):
+    """A user and a password."""
+
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        """Return it without the password."""
+        return f"Credentials({self.user!r}, '***')"
+
+
+def authorization(address: Address, host: str) -> str | None:
+    """Return the header `Authorization` for an address, or None.
+
+    Raises:
+        ConfigError: a file can't be read, or is not safe.
+    """
+    if address.user is not None or address.password is not None:
+        return basic(Credentials(address.user or "", address.password or ""))
+    token_file = address.option("token_file")
+    if token_file:
+        return _bearer(read_secret(token_file))
+    if address.scheme != "https" and host not in _LOOPBACK:
+        return None
+    token = remote_token()
+    if token:
+        return _bearer(token)
+    known = from_netrc(host)
+    return None if known is None else basic(known)
+
+
+def basic(credentials: Credentials) -> str:
+    """Return the value of a header with a user and a password."""
+    pair = f"{credentials.user}:{credentials.password}".encode()
+    return f"Basic {base64.b64encode(pair).decode()}"
+
+
+def _bearer(token: str) -> str:
+    if not token.isascii() or not token.isprintable():
+        raise ConfigError("the token for the remote has characters that no header can have")
+    return f"Bearer {token}"
+
+
+def read_secret(path: str) -> str:
+    """Return the first line of a file that only its owner can read.
+
+    Raises:
+        ConfigError: it can't be read, is not safe, or is empty.
+    """
+    lines = _private_text(path).splitlines()
+    if not lines or not lines[0].strip():
+        raise ConfigError(f"{path} is empty; its first line should be the secret")
+    return lines[0].strip()
+
+
+def from_netrc(host: str) -> Credentials | None:
+    """Return what `~/.netrc` knows for a host; its `default` is not used.
+
+    Raises:
+        ConfigError: others can read the file, or it can't be understood.
+    """
+    import netrc
+
+    path = os.path.join(os.path.expanduser("~"), ".netrc")
+    if not os.path.isabs(path) or not os.path.exists(path):
+        return None
+    _private_text(path)
+    try:
+        known = netrc.netrc(path).hosts.get(host)
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be understood: {error}") from error
+    return None if known is None else Credentials(known[0] or "", known[2] or "")
+
+
+def _private_text(path: str) -> str:
+    """Return what is in a file that only its owner can read.
+
+    Raises:
+        ConfigError: it can't be read, or others can.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | (SAFE & ~getattr(os, "O_NOFOLLOW", 0))), "rb") as f:
+            status = os.fstat(f.fileno())
+            text = f.read(_MOST_BYTES) if stat.S_ISREG(status.st_mode) else b""
+        if os.name != "nt" and status.st_uid not in (os.geteuid(), 0):
+            raise ConfigError(f"{path} is not used: it belongs to user {status.st_uid}")
+        if os.name != "nt" and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            mode = f"{stat.S_IMODE(status.st_mode):04o}"
+            raise ConfigError(
+                f"{path} is not used: others can read it (mode {mode}; allowed: 0600)"
+            )
+        return text.decode()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8") from error

@@ -1,0 +1,111 @@
+"""Deadline: a socket on which everything together has to be done by a point in time.
+
+A socket's own time-out begins anew with each byte, so a server that sends one byte a second is
+waited for without end. Here each wait is as long as what is left.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+__all__ = ["DeadlineSocket"]
+
+#: As much as a socket's buffer holds on Linux; 8 KiB would take eight times as many calls.
+_BUFFER = 1 << 16
+
+
+class DeadlineSocket:
+    """A connected socket (or one with TLS) with a deadline. It has what the clients here ask for.
+
+    Threads: for one at a time. Files that `makefile` returned keep it open, as those of a socket.
+
+    Args:
+        sock: belongs to this object from here on.
+        seconds: that everything may take until `start` is called.
+    """
+
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._sock = sock
+        self._files = 0
+        self._closed = False
+        self.start(seconds)
+
+    def start(self, seconds: float) -> None:
+        """Have everything from now on done within some seconds."""
+        self._end = time.monotonic() + seconds
+
+    def _prepare(self) -> socket.socket:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(left)
+        return self._sock
+
+    def recv(self, size: int) -> bytes:
+        """Return up to `size` bytes."""
+        return self._prepare().recv(size)
+
+    def recv_into(self, buffer: WriteableBuffer) -> int:
+        """Read into a buffer; return how many bytes."""
+        return self._prepare().recv_into(buffer)
+
+    def sendall(self, data: ReadableBuffer) -> None:
+        """Send all of it; the time of a socket's `sendall` is for all of it, too."""
+        self._prepare().sendall(data)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Do nothing: the deadline says how long."""
+
+    def makefile(self, mode: str = "rb") -> io.BufferedReader:
+        """Return a file to read from."""
+        self._files += 1
+        return io.BufferedReader(_Reader(self, self._let_go), _BUFFER)
+
+    def _let_go(self) -> None:
+        self._files -= 1
+        if self._closed and self._files == 0:
+            self._sock.close()
+
+    def shutdown(self, how: int) -> None:
+        """End the connection; a thread that waits for it wakes up."""
+        self._sock.shutdown(how)
+
+    def close(self) -> None:
+        """Close it when no file of it is in use. Idempotent."""
+        self._closed = True
+        if self._files == 0:
+            self._sock.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor's number."""
+        return self._sock.fileno()
+
+    def getpeername(self) -> object:
+        """Return the other side's address."""
+        return self._sock.getpeername()
+
+
+class _Reader(io.RawIOBase):
+    """What `DeadlineSocket.makefile` reads through."""
+
+    def __init__(self, sock: DeadlineSocket, let_go: Callable[[], None]) -> None:
+        self._sock = sock
+        self._let_go = let_go
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        return self._sock.recv_into(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._let_go()

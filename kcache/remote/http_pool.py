@@ -1,0 +1,254 @@
+"""Pool: open connections to HTTP servers, each answer bounded in time and in bytes."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from kcache.config import proxy_for
+from kcache.errors import ConfigError
+from kcache.remote.credentials import Credentials, basic
+from kcache.remote.deadline import DeadlineSocket
+from kcache.remote.store import RemoteError
+
+if TYPE_CHECKING:
+    from kcache.remote.address import Address
+
+__all__ = ["Answer", "Origin", "Pool", "Request"]
+
+#: Idle connections that are kept; the agent has a few threads.
+_MOST_IDLE = 8
+#: Bytes of an error's page that are read, so that its connection can be used again.
+_MOST_PAGE = 1 << 16
+
+
+class Origin(NamedTuple):
+    """Where connections lead to."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return the beginning of its URLs."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = self.port == (443 if self.scheme == "https" else 80)
+        return f"{self.scheme}://{host}{'' if usual else f':{self.port}'}"
+
+
+class Request(NamedTuple):
+    """One request.
+
+    Attributes:
+        own: whether the origin is that of the address; others never see our certificate.
+        limit: bytes of the answer's body at most.
+        end: when the answer has to be there, as `time.monotonic` tells.
+    """
+
+    origin: Origin
+    own: bool
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    limit: int
+    end: float
+
+
+class Answer(NamedTuple):
+    """An answer, its body read to the end."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class _Plain(http.client.HTTPConnection):
+    """A connection whose socket has a deadline."""
+
+    deadline: DeadlineSocket
+
+    def connect(self) -> None:
+        super().connect()
+        self.deadline = DeadlineSocket(self.sock, self.timeout or 0.0)
+        self.sock = self.deadline
+
+
+class _Secure(http.client.HTTPSConnection):
+    """The same through TLS."""
+
+    deadline: DeadlineSocket
+
+    def connect(self) -> None:
+        super().connect()
+        self.deadline = DeadlineSocket(self.sock, self.timeout or 0.0)
+        self.sock = self.deadline
+
+
+_Connection = _Plain | _Secure
+
+
+class Pool:
+    """Connections, and the settings they are made with.
+
+    Threads: safe to share; a connection belongs to one request at a time.
+
+    Args:
+        address: of the tier.
+
+    Raises:
+        ConfigError: a certificate can't be read.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._connect_timeout = address.connect_timeout
+        self._ca_file, self._cert_file, self._key_file = (
+            address.option(name) or None for name in ("ca_file", "cert_file", "key_file")
+        )
+        #: With our own certificate, and without it: for other hosts.
+        self._contexts: dict[bool, ssl.SSLContext] = {}
+        self._idle: list[tuple[Origin, bool, _Connection]] = []
+        self._lock = threading.Lock()
+        if address.scheme == "https":
+            self._context(own=True)
+
+    def ask(self, request: Request) -> Answer:
+        """Return an answer, over an idle connection where there is one.
+
+        Raises:
+            OSError, HTTPException, RemoteError: there is none.
+        """
+        connection = self._take(request)
+        if connection is not None:
+            # The server may have closed it meanwhile: then a new one is tried.
+            with suppress(ConnectionError, http.client.BadStatusLine, ssl.SSLEOFError):
+                return self._exchange(connection, request)
+        proxy = proxy_for(request.origin.scheme, request.origin.host)
+        if proxy is not None and request.origin.scheme == "http":
+            headers = {**request.headers, **_proxy_headers(proxy)}
+            path = f"{request.origin}{request.path}"
+            connection = self._connected(request, proxy)
+            return self._exchange(connection, request._replace(path=path, headers=headers))
+        return self._exchange(self._connected(request, proxy), request)
+
+    def close(self) -> None:
+        """Close the idle connections. Idempotent."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, _, connection in idle:
+            connection.close()
+
+    def _exchange(self, connection: _Connection, request: Request) -> Answer:
+        try:
+            connection.deadline.start(request.end - time.monotonic())
+            connection.request(request.method, request.path, request.body, request.headers)
+            response = connection.getresponse()
+            body = _body(response, request.limit)
+        except BaseException:
+            connection.close()
+            raise
+        if response.will_close or not response.isclosed() or request.path.startswith("http:"):
+            response.close()
+            connection.close()  # a proxy's belongs to many hosts: not worth telling them apart
+        else:
+            self._keep(request, connection)
+        return Answer(response.status, response.headers, body)
+
+    def _take(self, request: Request) -> _Connection | None:
+        with self._lock:
+            for index in range(len(self._idle) - 1, -1, -1):  # the one that was used last
+                origin, own, connection = self._idle[index]
+                if (origin, own) == (request.origin, request.own):
+                    del self._idle[index]
+                    return connection
+        return None
+
+    def _keep(self, request: Request, connection: _Connection) -> None:
+        with self._lock:
+            self._idle.append((request.origin, request.own, connection))
+            spare = self._idle.pop(0)[2] if len(self._idle) > _MOST_IDLE else None
+        if spare is not None:
+            spare.close()
+
+    def _connected(self, request: Request, proxy: str | None) -> _Connection:
+        """Return a new connection; its name, its proxy and TLS are done with.
+
+        Raises:
+            OSError, HTTPException: there is none.
+        """
+        origin = request.origin
+        host, port = origin.host, origin.port
+        if proxy is not None:
+            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            host, port = parts.hostname or "", parts.port or 80
+        timeout = max(min(self._connect_timeout, request.end - time.monotonic()), 0.001)
+        if origin.scheme == "http":
+            connection: _Connection = _Plain(host, port, timeout=timeout)
+        else:
+            context = self._context(own=request.own)
+            connection = _Secure(host, port, timeout=timeout, context=context)
+            if proxy is not None:
+                connection.set_tunnel(origin.host, origin.port, _proxy_headers(proxy))
+        try:
+            connection.connect()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _context(self, *, own: bool) -> ssl.SSLContext:
+        with self._lock:
+            if own not in self._contexts:
+                self._contexts[own] = self._made_context(own=own)
+            return self._contexts[own]
+
+    def _made_context(self, *, own: bool) -> ssl.SSLContext:
+        """Return what verifies servers: by the file of the address, or as the system does.
+
+        Raises:
+            ConfigError: a file can't be read.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self._ca_file)
+            if own and self._cert_file is not None:
+                context.load_cert_chain(self._cert_file, self._key_file, password="")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"a certificate or its key can't be read: {error}") from error
+        return context
+
+
+def _proxy_headers(proxy: str) -> dict[str, str]:
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if parts.username is None:
+        return {}
+    known = Credentials(unquote(parts.username), unquote(parts.password or ""))
+    return {"Proxy-Authorization": basic(known)}
+
+
+def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
+    """Return the whole body.
+
+    Raises:
+        RemoteError: it is longer than `limit`, or ends before its end.
+        OSError, HTTPException: it can't be read.
+    """
+    most = limit if response.status == 200 else _MOST_PAGE
+    length = response.length
+    if length is not None and length > most:
+        if response.status == 200:
+            raise RemoteError(f"the answer has {length} bytes; allowed: {limit}")
+        return b""  # a long page about an error; the connection is closed
+    body = response.read(most + 1 if length is None else length)
+    if len(body) > most:
+        raise RemoteError(f"the answer has more than {limit} bytes")
+    if length is not None and len(body) != length:
+        raise RemoteError(f"the answer ended after {len(body)} of {length} bytes")
+    if length is None and not response.isclosed():
+        response.read(1)  # the end of the last chunk
+    return body

@@ -1,0 +1,283 @@
+"""Servers: real ones, started for a test on free ports of 127.0.0.1, and ended with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+__all__ = [
+    "Nginx",
+    "Redis",
+    "S3",
+    "certificate",
+    "free_port",
+    "nginx",
+    "redis",
+    "redis_cluster",
+    "s3",
+]
+
+#: Seconds until a server that was started has to answer, on a loaded machine.
+START = 60.0
+
+
+def program(name: str, package: str) -> str:
+    """Return the path of a program; skips where it is missing, which CI does not allow."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
+    if found is None:
+        missing(f"there is no {name} (Debian: apt-get install {package})")
+    return str(found)
+
+
+def missing(reason: str) -> None:
+    """Skip, or fail where `TEST_REMOTES` says that everything has to be there."""
+    if os.environ.get("TEST_REMOTES"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a server answers."""
+    end = time.monotonic() + START
+    while not ready():
+        if process.poll() is not None or time.monotonic() > end:
+            said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            raise RuntimeError(f"a server did not start ({process.args}): {said}")
+        time.sleep(0.02)
+
+
+def _answers(port: int, question: bytes, answer: bytes) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        client.sendall(question)
+        return answer in client.recv(4096)
+    return False
+
+
+@contextmanager
+def _running(command: list[str], log: Path, **options: object) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as said:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            **options,  # type: ignore[call-overload]
+        )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait(timeout=60)
+
+
+# -- Redis ---------------------------------------------------------------------------------------
+
+
+class Redis(NamedTuple):
+    """A redis-server."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    tls_port: int = 0
+    password: str = ""
+
+
+@contextmanager
+def redis(place: Path, *more: str, port: int | None = None) -> Iterator[Redis]:
+    """Start a redis-server that keeps nothing on disk."""
+    path = program("redis-server", "redis-server")
+    place.mkdir(parents=True, exist_ok=True)
+    port = port or free_port()
+    settings = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    settings += ["--dir", str(place), "--loglevel", "warning", *more]
+    with _running([path, *settings], place / "redis.log") as process:
+        _until(lambda: _answers(port, b"PING\r\n", b"\r\n"), process, place / "redis.log")
+        yield Redis(port, process)
+
+
+@contextmanager
+def redis_cluster(place: Path) -> Iterator[list[Redis]]:
+    """Start six of them as a cluster: three that write, and three copies."""
+    client = program("redis-cli", "redis-tools")
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        nodes = []
+        for number in range(6):
+            port = free_port()
+            bus = str(free_port())
+            cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"]
+            cluster += ["--cluster-config-file", "nodes.conf", "--cluster-port", bus]
+            nodes.append(stack.enter_context(redis(place / str(number), *cluster, port=port)))
+        addresses = [f"127.0.0.1:{node.port}" for node in nodes]
+        made = subprocess.run(
+            [client, "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes"],
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+        assert made.returncode == 0, made.stdout
+        for node in nodes:
+            _until(
+                lambda port=node.port: _answers(port, b"CLUSTER INFO\r\n", b"cluster_state:ok"),  # type: ignore[misc]
+                node.process,
+                place / "0" / "redis.log",
+            )
+        yield nodes
+
+
+# -- HTTP ----------------------------------------------------------------------------------------
+
+
+class Nginx(NamedTuple):
+    """An nginx with WebDAV.
+
+    `/cache/` takes everything, `/private/` asks for `user:secret`, `/token/` for the bearer token
+    `t0ken`, `/ro/` is read-only, `/closed/` refuses, `/moved/` redirects to `/cache/`, `/away/` to
+    another server.
+    """
+
+    port: int
+    tls_port: int
+    files: Path
+    process: subprocess.Popen[bytes]
+    certificate: Path
+
+
+_NGINX = """
+daemon off;
+{user}
+worker_processes 1;
+pid {place}/nginx.pid;
+error_log {place}/error.log warn;
+events {{ worker_connections 256; }}
+http {{
+  access_log {place}/access.log;
+  client_body_temp_path {place}/tmp;
+  proxy_temp_path {place}/tmp; fastcgi_temp_path {place}/tmp;
+  uwsgi_temp_path {place}/tmp; scgi_temp_path {place}/tmp;
+  client_max_body_size 8m;
+  keepalive_timeout 60s;
+  server {{
+    listen 127.0.0.1:{port};
+    listen 127.0.0.1:{tls_port} ssl;
+    ssl_certificate {place}/server.pem;
+    ssl_certificate_key {place}/server.key;
+    root {place}/files;
+    dav_methods PUT;
+    create_full_put_path on;
+    location /cache/ {{ }}
+    location /private/ {{ auth_basic "kcache"; auth_basic_user_file {place}/users; }}
+    location /token/ {{ if ($http_authorization != "Bearer t0ken") {{ return 401; }} }}
+    location /ro/ {{ limit_except GET {{ deny all; }} }}
+    location /closed/ {{ return 403; }}
+    location /gone/ {{ return 410; }}
+    location /broken/ {{ return 500; }}
+    location /moved/ {{ rewrite ^/moved/(.*)$ http://127.0.0.1:{port}/cache/$1 permanent; }}
+    location /moved307/ {{ return 307 http://127.0.0.1:{port}/cache$uri; }}
+    location /away/ {{ return 307 http://localhost:{port}/token$uri; }}
+    location /round/ {{ return 302 /round$uri; }}
+    location /untls/ {{ return 302 http://127.0.0.1:{port}/cache$uri; }}
+    location /file/ {{ return 302 file:///etc/passwd; }}
+  }}
+}}
+"""
+
+
+@contextmanager
+def nginx(place: Path) -> Iterator[Nginx]:
+    """Start an nginx."""
+    path = program("nginx", "nginx-light")
+    port, tls_port = free_port(), free_port()
+    for name in ("files", "tmp"):
+        (place / name).mkdir(parents=True)
+    certificate(place / "server.pem", place / "server.key")
+    crypted = subprocess.run(
+        [program("openssl", "openssl"), "passwd", "-apr1", "secret"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    (place / "users").write_text(f"user:{crypted}")
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    text = _NGINX.format(
+        place=place, port=port, tls_port=tls_port, user="user root;" if root else ""
+    )
+    (place / "nginx.conf").write_text(textwrap.dedent(text))
+    command = [path, "-e", str(place / "error.log"), "-p", str(place), "-c", "nginx.conf"]
+    command[-1] = str(place / "nginx.conf")
+    with _running(command, place / "output.log") as process:
+        request = b"GET /nothing HTTP/1.0\r\n\r\n"
+        _until(lambda: _answers(port, request, b"404"), process, place / "error.log")
+        try:
+            yield Nginx(port, tls_port, place / "files", process, place / "server.pem")
+        finally:
+            process.terminate()  # it ends its workers then
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=30)
+
+
+def certificate(path: Path, key: Path) -> None:
+    """Write a self-made certificate for 127.0.0.1 and localhost."""
+    subprocess.run(
+        [
+            *(program("openssl", "openssl"), "req", "-x509", "-newkey", "ec"),
+            *("-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
+            *("-keyout", str(key), "-out", str(path)),
+        ],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    ssl.create_default_context(cafile=str(path))
+
+
+# -- S3 ------------------------------------------------------------------------------------------
+
+
+class S3(NamedTuple):
+    """Moto's server, with a bucket `kernels`."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def s3(place: Path) -> Iterator[S3]:
+    """Start a server that answers as S3 does."""
+    try:
+        import moto  # noqa: F401
+    except ImportError:
+        missing("there is no moto (pip install 'moto[s3]' flask flask-cors)")
+    port = free_port()
+    place.mkdir(parents=True, exist_ok=True)
+    code = "import sys; from moto.server import main; main(sys.argv[1:])"
+    command = [sys.executable, "-W", "ignore", "-c", code, "-H", "127.0.0.1", "-p", str(port)]
+    environ = {**os.environ, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    with _running(command, place / "moto.log", env=environ) as process:
+        request = b"PUT /kernels HTTP/1.0\r\nHost: s3.amazonaws.com\r\nContent-Length: 0\r\n\r\n"
+        _until(lambda: _answers(port, request, b"200"), process, place / "moto.log")
+        yield S3(port, process)
