@@ -238,17 +238,26 @@ def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
         RemoteError: it is longer than `limit`, or ends before its end.
         OSError, HTTPException: it can't be read.
     """
-    most = limit if response.status == 200 else _MOST_PAGE
+    if response.status != 200:
+        return _page(response)
+    if response.length is None and not response.chunked:
+        # Headers that were cut off look the same to http.client.
+        raise RemoteError("the server does not say how long its answer is")
     length = response.length
-    if length is not None and length > most:
-        if response.status == 200:
-            raise RemoteError(f"the answer has {length} bytes; allowed: {limit}")
-        return b""  # a long page about an error; the connection is closed
-    body = response.read(most + 1 if length is None else length)
-    if len(body) > most:
+    if length is not None and length > limit:
+        raise RemoteError(f"the answer has {length} bytes; allowed: {limit}")
+    body = response.read(limit + 1 if length is None else length)
+    if len(body) > limit:
         raise RemoteError(f"the answer has more than {limit} bytes")
     if length is not None and len(body) != length:
         raise RemoteError(f"the answer ended after {len(body)} of {length} bytes")
     if length is None and not response.isclosed():
         response.read(1)  # the end of the last chunk
     return body
+
+
+def _page(response: http.client.HTTPResponse) -> bytes:
+    """Return nothing; read a page about an error so that its connection can be used again."""
+    if response.length is not None and response.length <= _MOST_PAGE:
+        response.read(response.length)
+    return b""
