@@ -55,6 +55,7 @@ _PREFIX = "KCACHE_"
 #: Those that `kcache run` sets for the program that it starts.
 _OF_DROPIN = "KCACHE_DROPIN_"
 HEADER_CHECKS = ("always", "once")
+RELOCATIONS = ("lazy", "eager")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -83,6 +84,10 @@ def _parse_cap(value: str | int, *, name: str) -> int:
 
 def _parse_header_check(value: str, *, name: str) -> str:
     return _parse_choice(value, name=name, allowed=HEADER_CHECKS)
+
+
+def _parse_relocation(value: str, *, name: str) -> str:
+    return _parse_choice(value, name=name, allowed=RELOCATIONS)
 
 
 def _parse_wait(value: str | float, *, name: str) -> float:
@@ -245,6 +250,15 @@ VARIABLES: tuple[Variable, ...] = (
         "always",
     ),
     Variable(
+        "KCACHE_RELOCATION",
+        "relocation",
+        "lazy or eager",
+        "Prove that a kernel is good wherever its headers lie when a second location asks for it, or "
+        "at once, in the background.",
+        _parse_relocation,
+        "lazy",
+    ),
+    Variable(
         "KCACHE_WAIT",
         "wait",
         "seconds; 0 waits for nobody",
@@ -309,6 +323,7 @@ class Config(Record):
     disable: Setting[bool]
     recache: Setting[bool]
     header_check: Setting[str]
+    relocation: Setting[str]
     wait: Setting[float]
     workers: Setting[int | None]
     compile_timeout: Setting[float | None]

@@ -75,6 +75,10 @@ class KernelCache:
         disable: compile every time, and neither read nor write the cache.
         recache: compile every time, and replace the entries that are there.
         header_check: `"always"`, or `"once"` to check the headers of a request once per process.
+        relocation: whether a kernel that may depend on where its headers lie is proven to be good
+            elsewhere when a second location asks for it (`"lazy"`), or in the background after its
+            first compile (`"eager"`), so that other machines and checkouts that get a copy of the
+            cache compile nothing. `close` waits for such proofs.
         wait: how many seconds to wait while another thread or process compiles the same kernel.
             After that, this one compiles, too. 300 by default; 0 never waits.
         workers: how many compiles may run at a time; by default one for each usable core. Each
@@ -102,6 +106,7 @@ class KernelCache:
         disable: bool | None = None,
         recache: bool | None = None,
         header_check: str | None = None,
+        relocation: str | None = None,
         wait: float | None = None,
         workers: int | None = None,
         compile_timeout: float | None = None,
@@ -118,6 +123,7 @@ class KernelCache:
                 "disable": disable,
                 "recache": recache,
                 "header_check": header_check,
+                "relocation": relocation,
                 "wait": wait,
                 "workers": workers,
                 "compile_timeout": compile_timeout,
@@ -420,7 +426,10 @@ class KernelCache:
         )
 
     def close(self) -> None:
-        """Write the statistics and release the backend. Idempotent."""
+        """Finish the proofs, write the statistics and release the backend. Idempotent.
+
+        There are proofs with `relocation="eager"` only. An interrupt abandons them.
+        """
         if self._async is not None:
             self._async.close()
             self._async = None
@@ -458,7 +467,12 @@ class KernelCache:
             )
             with self.engine.counters.lock:
                 if self._resolver is None:
-                    self._resolver = Resolver(self._finder, factories, writes=not self._disabled)
+                    self._resolver = Resolver(
+                        self._finder,
+                        factories,
+                        writes=not self._disabled,
+                        eager=_proves_eagerly(self.config),
+                    )
         return self._resolver
 
     def _build_flight(self) -> Flight[Answer]:
@@ -480,6 +494,16 @@ class KernelCache:
             slots = Slots(os.path.join(self._directory, SLOTS_FILE), config.wait.value)
         limits = Limits(config.workers.value, config.compile_timeout.value, slots)
         return Frontend(digests, limits)
+
+
+def _proves_eagerly(config: Config) -> bool:
+    """Tell whether kernels are proven to be good elsewhere right after their first compile.
+
+    Take this where kernels are made for others: a cache that is copied, or a writable remote tier.
+    To make it the default of such a cache, ask for `config.relocation.source == "default"` here: a
+    user who sets the argument or the variable decides.
+    """
+    return config.relocation.value == "eager"
 
 
 def _recorder(path: str) -> Recorder:

@@ -38,6 +38,7 @@ _COUNTERS = {
         "Requests that waited for another compile until the time limit.",
     ),
     "unlocked": ("unlocked", "Requests that could not lock their key between processes."),
+    "proofs": ("proofs", "Compiles that only showed whether a kernel is good in another location."),
 }
 
 

@@ -49,6 +49,7 @@ def open_cache(
     read_only: bool | None = None,
     disable: bool | None = None,
     recache: bool | None = None,
+    relocation: str | None = None,
 ) -> KernelCache:
     """Return the cache in `directory`, or where the environment or the defaults say.
 
@@ -66,6 +67,7 @@ def open_cache(
         read_only=read_only,
         disable=disable,
         recache=recache,
+        relocation=relocation,
     )
 
 

@@ -53,6 +53,8 @@ class Stats(Record):
         wait_timeouts: requests whose wait timed out, and that went on alone.
         unlocked: requests that could not lock their key between processes, and went on without a
             lock.
+        proofs: compiles that only showed whether a kernel is good in another location; they are
+            not in `compiles`.
     """
 
     hits: int = 0
@@ -73,6 +75,7 @@ class Stats(Record):
     coalesced: int = 0
     wait_timeouts: int = 0
     unlocked: int = 0
+    proofs: int = 0
 
     @property
     def requests(self) -> int:
@@ -145,6 +148,7 @@ class Counters:
         "memory_hits",
         "misses",
         "noted",
+        "proofs",
         "puts",
         "rejected",
         "saved_seconds",
@@ -163,7 +167,7 @@ class Counters:
         self.evictions = self.bytes_evicted = 0
         self.stale = self.corrupt = self.rejected = self.errors = 0
         self.compile_seconds = self.saved_seconds = self.hit_seconds = 0.0
-        self.coalesced = self.wait_timeouts = self.unlocked = 0
+        self.coalesced = self.wait_timeouts = self.unlocked = self.proofs = 0
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add `amount` to the field called `name`."""

@@ -10,7 +10,8 @@ from kcache.util import log
 if TYPE_CHECKING:
     from kcache.kernels.find import Finder
     from kcache.kernels.resolver import Factories
-    from kcache.nvrtc.frontend import Frontend, Outcome
+    from kcache.nvrtc.frontend import Frontend, Outcome, Proof
+    from kcache.nvrtc.manifest import Variant
     from kcache.nvrtc.request import Request
 
 __all__ = ["RequestCompiler"]
@@ -41,15 +42,28 @@ class RequestCompiler:
         """
         if self._writes and log.debugging():
             self._log_why(request)
-        if self._frontend is None:
-            self._frontend = self._factories.frontend(self._finder.headers.digests)
-        outcome = self._frontend.compile(request, track=self._writes)
+        outcome = self._front().compile(request, track=self._writes)
         request = self._factories.for_compiler(request, outcome.identity)
         self._count(outcome)
         if self._writes and outcome.uncacheable is not None:
             log.debug("%s is not cached: %s", request.source_name, outcome.uncacheable)
             self._finder.engine.journal.note(UNCACHEABLE, request.key, outcome.uncacheable)
         return request, outcome
+
+    def compile_elsewhere(self, request: Request, variant: Variant) -> Proof:
+        """Compile a stored kernel as if its include directories lay elsewhere; see `Frontend`.
+
+        Raises:
+            CompilerNotFoundError: there is no compiler.
+        """
+        proof = self._front().compile_elsewhere(request, variant)
+        self._finder.engine.counters.add("proofs")
+        return proof
+
+    def _front(self) -> Frontend:
+        if self._frontend is None:
+            self._frontend = self._factories.frontend(self._finder.headers.digests)
+        return self._frontend
 
     def _count(self, outcome: Outcome) -> None:
         counters = self._finder.engine.counters

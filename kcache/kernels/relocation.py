@@ -1,53 +1,82 @@
 """Relocation: the proof that a kernel does not depend on where its headers lie.
 
-Two compiles of one request under different paths got the same answers from the file system. If
-their outputs are equal, the paths did not matter, and the kernel is good at every location.
+A kernel whose headers mention `__FILE__` may depend on where they lie. It is stored for its
+location alone, until a second compile under told paths (`nvrtc.relocation`) gives the same bytes.
+With the setting `relocation="lazy"` that happens when a second location asks for the kernel, with
+`"eager"` in the background after the first compile: then whoever gets a copy of the cache need not
+compile at all.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.errors import CorruptEntryError
+from kcache.errors import KcacheError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.nvrtc.workers import PROCESS_ID
+from kcache.util import log
 
 if TYPE_CHECKING:
-    from kcache.entry import Entry
+    from kcache.kernels.compile import RequestCompiler
     from kcache.kernels.find import Finder
     from kcache.nvrtc.compiler import Compiled
-    from kcache.nvrtc.frontend import Outcome
     from kcache.nvrtc.manifest import Variant
     from kcache.nvrtc.request import Request
 
-__all__ = ["proven_elsewhere"]
+__all__ = ["Verdict", "prove", "provable"]
 
 
-def proven_elsewhere(finder: Finder, request: Request, outcome: Outcome) -> Variant | None:
-    """Return the header set of a compile, good for every location, if that is proven now.
+class Verdict(NamedTuple):
+    """What a proof came to.
 
-    It is where the same answers led to the same bytes under other paths before.
+    Attributes:
+        good: whether the kernel is good wherever its headers lie.
+        kernel: the kernel as it is stored.
     """
-    variant = outcome.variant
-    if variant is None or not variant.may_be_good_elsewhere:
-        return None
+
+    good: bool
+    kernel: CompiledKernel
+
+
+def provable(finder: Finder, request: Request) -> Variant | None:
+    """Return a header set that holds here, and whose kernel may be good here; None if none is."""
     manifest, _ = finder.headers.manifest(request, again=True)
-    other = None if manifest is None else manifest.bound_elsewhere(variant)
-    if other is None:
+    if manifest is None:
         return None
-    entry, _ = finder.engine.fetch(other.result_key(request.key), again=True)
-    if entry is None or not _equal(entry, outcome.compiled):
-        return None
-    return variant.unbound()
+    return manifest.provable(request.search, finder.headers.digests, request.location)
 
 
-def _equal(entry: Entry, compiled: Compiled) -> bool:
-    """Tell whether a stored kernel is what was compiled just now."""
+def prove(
+    finder: Finder, compiler: RequestCompiler, request: Request, variant: Variant
+) -> Verdict | None:
+    """Compile a stored kernel once more under other paths; return what that shows, or None.
+
+    None where it shows nothing: the kernel is gone, the headers have changed, the worker crashed.
+
+    Args:
+        finder: of the cache that the kernel is in.
+        compiler: compiles.
+        request: a request whose headers are as `variant` says.
+        variant: the header set that leads to the kernel.
+    """
+    key = variant.result_key(request.key)
+    entry, _ = finder.engine.fetch(key, again=True)
+    if entry is None:
+        return None
     try:
-        stored = CompiledKernel.from_entry(entry, "", ())
-    except CorruptEntryError:
-        return False
+        kernel = CompiledKernel.from_entry(entry, key, ())
+        proof = compiler.compile_elsewhere(request, variant)
+    except KcacheError as error:
+        log.debug("%s can't be compiled elsewhere: %s", request.source_name, error)
+        return None
+    if proof.compiled is None:
+        return Verdict(good=False, kernel=kernel) if proof.conclusive else None
+    return Verdict(_equal(kernel, proof.compiled), kernel)
+
+
+def _equal(stored: CompiledKernel, compiled: Compiled) -> bool:
+    """Tell whether a stored kernel is what was compiled just now."""
     if (stored.log, dict(stored.lowered_names)) != (compiled.log, dict(compiled.lowered_names)):
         return False
     outputs = zip(

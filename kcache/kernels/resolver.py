@@ -1,10 +1,11 @@
 """Resolver: what happens to a request that missed, from top to bottom.
 
 1. `Resolver.get`: one thread of one process goes on, and the others wait (`engine.single_flight`).
-2. `Resolver.compute`: the request is compiled (`compile`), and the outcome is compared with what
-   was compiled under other paths (`relocation`).
-3. The kernel and its manifest are stored (`store`).
-4. Those who waited find the kernel in the cache (`find`), or adopt what was compiled.
+2. `Resolver.compute`: if the cache has the kernel for another location, a compile may prove that it
+   is good here, too (`relocation`).
+3. Else the request is compiled (`compile`). The kernel and its manifest are stored (`store`).
+4. With eager relocation the kernel is proven to be good in other locations (`proof_queue`).
+5. Those who waited find the kernel in the cache (`find`), or adopt what was compiled.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kcache.engine.single_flight import Busy, Flight
     from kcache.kernels.compile import RequestCompiler
     from kcache.kernels.find import Finder
+    from kcache.kernels.proof_queue import ProofQueue
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.manifest import Variant
@@ -62,15 +64,20 @@ class Resolver:
         finder: of the cache that missed.
         factories: of what is built when it is first needed.
         writes: whether what was compiled is stored.
+        eager: whether what was stored is proven to be good in other locations, in the background.
 
     Attributes:
         finder: as given.
     """
 
-    def __init__(self, finder: Finder, factories: Factories, *, writes: bool) -> None:
+    def __init__(
+        self, finder: Finder, factories: Factories, *, writes: bool, eager: bool = False
+    ) -> None:
         self.finder = finder
         self._factories = factories
         self._writes = writes
+        self._eager = eager
+        self._proofs: ProofQueue | None = None
         self._compiler: RequestCompiler | None = None
         self._flight: Flight[Answer] | None = None
 
@@ -102,22 +109,22 @@ class Resolver:
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
         """
-        from kcache.kernels.relocation import proven_elsewhere  # a thread that waits needs none
-        from kcache.kernels.store import KernelWriter
+        from kcache.kernels.store import KernelWriter  # a thread that waits needs none
 
         started = time.perf_counter()
+        if self._writes and self.finder.reads and not request.self_contained:
+            proven = self._prove_here(request, started)
+            if proven is not None:
+                return Made(proven, reusable=True, stored=True)
         self.finder.counts.miss()
-        if self._compiler is None:
-            self._compiler = self._build_compiler()
-        request, outcome = self._compiler.compile(request)
+        request, outcome = self._compilers().compile(request)
         if outcome.uncacheable is not None:
             kernel = CompiledKernel.of(outcome.compiled, request.key, ())
             return Made(Answer(kernel), reusable=False, stored=False)
-        proven = proven_elsewhere(self.finder, request, outcome) if self._writes else None
-        variant = outcome.variant if proven is None else proven
+        variant = outcome.variant
         kernel, stored = KernelWriter(self.finder).store(request, outcome.compiled, variant)
-        if proven is not None and self.finder.reads:
-            kernel = self._as_hit(kernel, started)
+        if self._eager and stored and variant is not None and variant.may_be_good_elsewhere:
+            self._queue().add(request, variant)
         return Made(Answer(kernel, variant), reusable=True, stored=stored)
 
     def adopt(self, request: Request, answer: Answer) -> Answer | None:
@@ -140,28 +147,77 @@ class Resolver:
         self.finder.counts.adopted(kernel)
         return Answer(kernel.replace(cached=True))
 
+    def finish_proofs(self) -> None:
+        """Wait until every proof is made that was begun or put off. An interrupt abandons them."""
+        if self._proofs is not None:
+            self._proofs.finish()
+
     def close(self) -> None:
-        """Close the lock file. Idempotent."""
-        if self._flight is not None:
-            self._flight.close()
+        """Finish the proofs, and close the lock file. Idempotent."""
+        try:
+            self.finish_proofs()
+        finally:
+            if self._flight is not None:
+                self._flight.close()
 
-    def _build_compiler(self) -> RequestCompiler:
-        from kcache.kernels.compile import RequestCompiler
+    def _compilers(self) -> RequestCompiler:
+        if self._compiler is None:
+            from kcache.kernels.compile import RequestCompiler
 
-        return RequestCompiler(self.finder, self._factories, writes=self._writes)
+            self._compiler = RequestCompiler(self.finder, self._factories, writes=self._writes)
+        return self._compiler
 
     def _is_shared(self, request: Request) -> bool:
         """Tell whether the outcome is for others, too, so that one compile is enough."""
         return self.finder.reads and request.uncacheable() is None
 
-    def _as_hit(self, kernel: CompiledKernel, started: float) -> CompiledKernel:
-        """Count a compile as a hit: it only proved that the cached kernel is good here, too.
+    def _prove_here(self, request: Request, started: float) -> Answer | None:
+        """Return a kernel of another location if a proof shows now that it is good here, too.
 
-        It took the time of a compile, so no time is saved.
+        The key's lock is held. The proof takes the time of a compile, so no time is saved.
         """
-        self.finder.counts.miss(-1)
+        from kcache.kernels.relocation import provable, prove
+        from kcache.kernels.store import KernelWriter
+
+        variant = provable(self.finder, request)
+        if variant is None:
+            return None
+        verdict = prove(self.finder, self._compilers(), request, variant)
+        if verdict is None:
+            return None
+        judged = KernelWriter(self.finder).store_verdict(request, variant, good=verdict.good)
+        if not verdict.good:
+            return None
+        self.finder.counts.saved(verdict.kernel.key, 0.0)
         self.finder.engine.counters.hit(0.0, time.perf_counter() - started, False)
-        return kernel.replace(cached=True)
+        paths = judged.dependencies(request.search, request.location)
+        return Answer(verdict.kernel.replace(cached=True, dependencies=paths), judged)
+
+    def _prove_later(self, request: Request, variant: Variant) -> None:
+        """Prove a kernel that was stored, and store what that shows; for the queue."""
+        from kcache.kernels.relocation import prove
+        from kcache.kernels.store import KernelWriter
+
+        verdict = prove(self.finder, self._compilers(), request, variant)
+        if verdict is None:
+            return
+
+        def store() -> Made[Answer]:
+            judged = KernelWriter(self.finder).store_verdict(request, variant, good=verdict.good)
+            return Made(Answer(verdict.kernel, judged), reusable=True, stored=True)
+
+        # Under the key's lock, so that no header set is lost that another process adds.
+        work: Work[Answer] = Work(lambda: None, store, lambda _: None, location=request.location)
+        self._flights().run(request.key, work)
+
+    def _queue(self) -> ProofQueue:
+        if self._proofs is None:
+            from kcache.kernels.proof_queue import ProofQueue
+
+            with self.finder.engine.counters.lock:
+                if self._proofs is None:
+                    self._proofs = ProofQueue(self._prove_later)
+        return self._proofs
 
     def _flights(self) -> Flight[Answer]:
         if self._flight is None:

@@ -62,6 +62,23 @@ class KernelWriter:
             engine.journal.note(REJECTED, request.key)  # by which it is asked for again
         return kernel, stored
 
+    def store_verdict(self, request: Request, variant: Variant, *, good: bool) -> Variant:
+        """Note in the manifest whether a kernel is good in other locations; return its header set.
+
+        The caller holds the key's lock.
+        """
+        headers = self._finder.headers
+        self._finder.engine.memory.delete(request.key)
+        manifest, _ = headers.manifest(request, again=True)
+        merged = Manifest(list(manifest.variants) if manifest is not None else [])
+        judged = merged.judge(variant, good=good)
+        judged.remember(request.search, headers.digests, request.location)
+        try:
+            headers.put(request, merged)
+        except (ConfigError, OSError) as error:
+            self._finder.engine.report("store", error)
+        return judged
+
     def _store_manifest(self, request: Request, variant: Variant) -> bool:
         """Put a header set first in the request's manifest; tell whether it will be found."""
         headers = self._finder.headers

@@ -93,8 +93,16 @@ class Limits(NamedTuple):
     slots: Slots | None = None
 
 
-def compile_request(request: Request, limits: Limits = Limits()) -> Run:  # noqa: B008  immutable
+def compile_request(
+    request: Request,
+    limits: Limits = Limits(),  # noqa: B008  immutable
+    *,
+    moved: Mapping[str, str] | None = None,
+) -> Run:
     """Compile a request once.
+
+    With `moved` the compiler takes directories to be elsewhere, path that it is told -> real path;
+    see `relocation`. Such a compile waits until no other one wants a worker, and is tried once.
 
     Threads: safe; each compile has a worker of its own. Fork, crash: see `workers.pool`.
 
@@ -105,6 +113,8 @@ def compile_request(request: Request, limits: Limits = Limits()) -> Run:  # noqa
             has its whole log.
     """
     path = find().path
+    if moved is not None and (limits.workers == 0 or request.search.directory == NO_DIRECTORY):
+        raise CompileError(f"{request.source_name}: only a worker can move directories")
     if limits.workers == 0:
         return _compile_here(request, path, "workers are switched off")
     if request.search.directory == NO_DIRECTORY:  # no other process can be in it
@@ -116,12 +126,15 @@ def compile_request(request: Request, limits: Limits = Limits()) -> Run:  # noqa
     try:
         hello, reply = pool.compile(
             path,
-            _ask(request),
+            _ask(request, moved or {}),
             family=request.family,
             timeout=limits.timeout,
             slots=limits.slots,
+            patient=moved is not None,
         )
     except NoWorkerError as error:
+        if moved is not None:
+            raise CompileError(f"{request.source_name}: {error}") from error
         return _compile_here(request, path, f"no worker can be started: {error}")
     except CrashedError as error:
         name = request.source_name
@@ -199,7 +212,7 @@ def _hello() -> Hello:
         return Hello("", nvrtc.version(), nvrtc.supported_archs(), False, False)
 
 
-def _ask(request: Request) -> Ask:
+def _ask(request: Request, moved: Mapping[str, str]) -> Ask:
     from kcache.nvrtc.workers.messages import Ask
 
     return Ask(
@@ -213,6 +226,7 @@ def _ask(request: Request) -> Ask:
         request.preamble,
         _AUTO_MISSES if request.options.precompiled_headers == "auto" else 1,
         request.search.marks(),
+        moved,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,15 +10,15 @@ from kcache.errors import CompileError
 from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled, Limits, Run
 from kcache.nvrtc.files import FileDigests, file_clock_ns
-from kcache.nvrtc.headers import FREE, HeaderSet, only_names
-from kcache.nvrtc.manifest import NAMED, ONLY, Variant
+from kcache.nvrtc.headers import HeaderSet, only_names
+from kcache.nvrtc.manifest import ONLY, Variant
+from kcache.nvrtc.relocation import bound_of, moved
 from kcache.nvrtc.request import Request
-from kcache.nvrtc.search import SPELLING
 from kcache.nvrtc.workers.messages import Record
-from kcache.nvrtc.workers.texts import NAMES, PATHS, asks_clock, flags_of
+from kcache.nvrtc.workers.texts import asks_clock
 from kcache.util import log
 
-__all__ = ["Frontend", "Outcome"]
+__all__ = ["Frontend", "Outcome", "Proof"]
 
 #: How often a compile is repeated whose headers changed meanwhile, before it is left uncached.
 MAX_REPEATS = 2
@@ -42,6 +41,18 @@ class Outcome(NamedTuple):
     identity: str
     variant: Variant | None
     uncacheable: str | None
+
+
+class Proof(NamedTuple):
+    """What a compile with moved include directories came to.
+
+    Attributes:
+        compiled: the outputs, if it got the same answers as the compile before; else None.
+        conclusive: whether the same attempt would come to the same again.
+    """
+
+    compiled: Compiled | None
+    conclusive: bool
 
 
 class Frontend:
@@ -87,6 +98,37 @@ class Frontend:
         assert run is not None
         return Outcome(run.compiled, run.identity, None, "headers changed during the compile")
 
+    def compile_elsewhere(self, request: Request, variant: Variant) -> Proof:
+        """Compile a request as if its include directories lay elsewhere, to compare the outcome.
+
+        Args:
+            request: a request with headers.
+            variant: the answers that an earlier compile of it got, which hold now.
+        """
+        elsewhere = moved(request)
+        try:
+            run = compiler.compile_request(
+                elsewhere.request, self._limits, moved=elsewhere.directories
+            )
+        except CompileError as error:
+            if error.result is None:  # it crashed, or took too long
+                return Proof(None, conclusive=False)
+            run = None
+        if run is not None and run.identity != request.compiler:  # it was replaced
+            return Proof(None, conclusive=False)
+        if run is not None and run.record is not None and not run.problem:
+            # LLVM asks for the real working directory, by `PWD`; see `Recorder.begin`.
+            here = request.search.directory
+            files = {p: each for p, each in run.record.files.items() if (p, each.kind) != (here, "d")}
+            record = run.record._replace(files=files)
+            found = _header_set(elsewhere.request, record, run.compiled)
+            same = Variant.of(found).unbound().raw == variant.unbound().raw
+            if same and not found.bound.startswith(ONLY):
+                return Proof(run.compiled, conclusive=True)
+        # It is different there, or the headers have changed since.
+        held = variant.holds(request.search, self._digests, request.location)
+        return Proof(None, conclusive=held)
+
     def _unusable(self, request: Request, run: Run) -> str | None:
         """Return why what was asked forbids to cache the outcome, or None."""
         record = run.record
@@ -112,7 +154,7 @@ class Frontend:
 def _header_set(request: Request, record: Record, compiled: Compiled) -> HeaderSet:
     texts = (request.source_name, *request.headers)
     found = HeaderSet.of(record, request.search, texts, _more_variables(record))
-    return found._replace(bound=_bound(request, record, compiled))
+    return found._replace(bound=bound_of(request, record, compiled))
 
 
 def _more_variables(record: Record) -> Iterator[tuple[str, str | None]]:
@@ -120,53 +162,3 @@ def _more_variables(record: Record) -> Iterator[tuple[str, str | None]]:
     for name, value in record.variables.items():
         if name not in (*config.COMPILER_VARIABLES, _WORKING_DIRECTORY):
             yield name, value
-
-
-def _bound(request: Request, record: Record, compiled: Compiled) -> str:
-    """Return where an outcome is good; see `HeaderSet.bound`."""
-    if request.shows_paths:  # the key has them
-        return FREE
-    spelled, absolute = _paths(request, record)
-    if _holds(compiled, absolute):
-        return ONLY + request.location
-    flags = 0
-    for answer in record.files.values():
-        flags |= answer.flags
-    marks = request.search.marks()
-    texts = (request.source, *request.headers.values(), *request.options.extra.without_paths)
-    for text in (*texts, *request.defines):
-        flags |= flags_of(text.encode()) | (PATHS if any(m in text for m in marks) else 0)
-    bound = request.location if flags & PATHS else request.location[:SPELLING]
-    if _holds(compiled, spelled):
-        return ONLY + bound
-    if flags & NAMES:
-        return bound + NAMED
-    return bound if flags & PATHS else FREE
-
-
-def _paths(request: Request, record: Record) -> tuple[list[str], list[str]]:
-    """Return the paths that tell where the compile was made, as the compiler may write them.
-
-    First the include directories as they were spelled, then what names the working directory.
-    """
-    search = request.search
-    used = {search.place(path).root for path in record.files}
-    spelled = {prefix for root, prefix in enumerate(search.prefixes) if prefix and root in used}
-    absolute = {root for n, root in enumerate(search.roots) if n in used} | {search.base}
-    return sorted(spelled), sorted(absolute - spelled)
-
-
-def _holds(compiled: Compiled, paths: list[str]) -> bool:
-    """Tell whether one of the paths is in an output or in the log.
-
-    PTX writes strings as lists of decimal bytes, `.b8 name[3] = {47, 97, 0}`. A path of one letter
-    and a slash is found where it is none: that costs a compile elsewhere, and nothing else.
-    """
-    outputs = [output for output in (compiled.cubin, compiled.ltoir, compiled.ptx) if output]
-    outputs.append(compiled.log.encode())
-    for path in paths:
-        raw = os.fsencode(path)
-        decimal = ", ".join(map(str, raw)).encode()
-        if any(raw in output or decimal in output for output in outputs):
-            return True
-    return False

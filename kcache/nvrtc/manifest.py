@@ -11,7 +11,8 @@ by NULs. Kinds whose fields are paths below the root: ``f`` files that were read
 number and one path: paths with equal numbers are one file, others are not; ``e`` an error's number
 and a path; ``o`` a question, a path, and the answer in hexadecimal; ``v`` (root 0) a variable,
 ``NAME=VALUE`` or ``NAME`` for one that is not set; ``x`` (root 0) what the outcome is bound to, see
-`HeaderSet.bound`; it comes last.
+`HeaderSet.bound`, and what a proof came to: ``+`` it is good everywhere, ``-`` it is not, or
+nothing. ``x`` comes last. The key of a kernel is made of its set without what a proof came to.
 
 Stamps are five signed 64-bit integers (`Stamp`), zeros for what is not trusted: first one per
 file; then a u32 count of directories, their stamps, and their absolute paths separated by NULs.
@@ -34,7 +35,7 @@ from kcache.nvrtc.answers import Question, answer_now, error_now
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, SIZE, FileDigests, Stamp, file_clock_ns, stamp_of
 from kcache.nvrtc.headers import FREE, HeaderSet, is_header
 from kcache.nvrtc.key import digest_fields
-from kcache.nvrtc.search import ABSOLUTE, SPELLING, HeaderSearch, Place
+from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
 
 __all__ = ["MAX_LOCATIONS", "MAX_SETS", "Difference", "Manifest", "Variant"]
 
@@ -48,6 +49,8 @@ _STAMP = struct.Struct("<5q")
 ONLY = "!"
 #: Follows it where the outcome may depend on how the include directories are spelled.
 NAMED = "n"
+#: What a proof came to: the outcome is good everywhere, or it is not.
+GOOD, BAD = "+", "-"
 
 
 class Difference(NamedTuple):
@@ -91,6 +94,7 @@ class _Sections(NamedTuple):
     others: list[tuple[Question, Place, bytes]]
     variables: list[tuple[str, str | None]]
     bound: str
+    proof: str
     digests_at: int
     roots: int
 
@@ -147,22 +151,47 @@ class Variant:
 
     def good_at(self, location: str) -> bool:
         """Tell whether the outcome may be used where the include directories lie as given."""
+        if self.sections().proof == GOOD:
+            return True
         return location.startswith(self.bound.removeprefix(ONLY).removesuffix(NAMED))
 
     @property
     def may_be_good_elsewhere(self) -> bool:
         """Whether the outcome may depend on its location, and nothing shows that it does."""
-        return self.bound != FREE and not self.bound.startswith(ONLY)
+        sections = self.sections()
+        return bool(sections.bound) and not (sections.bound.startswith(ONLY) or sections.proof)
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a proof has shown that the outcome is good for its location alone."""
+        return self.sections().proof == BAD
 
     def unbound(self) -> Variant:
-        """Return the same answers, with an outcome that is good wherever they hold."""
-        sections = self.sections()
-        return Variant(_without_bound(self.raw, sections.bound, sections.digests_at))
+        """Return the same answers, without what the outcome is bound to."""
+        return Variant(self._with_last(""))
+
+    def judged(self, *, good: bool) -> Variant:
+        """Return the same set with what a proof came to."""
+        judged = Variant(self._with_last(f"x0\0{self.bound}\0{GOOD if good else BAD}"))
+        judged.stamps = dict(self.stamps)
+        return judged
 
     def result_key(self, request_key: str) -> str:
         """Return the key of the outcome: the request, and the answers that the compiler got."""
-        fields = [("request", request_key.encode()), ("headers", self.raw)]
+        sections = self.sections()
+        raw = self._with_last(f"x0\0{sections.bound}") if sections.proof else self.raw
+        fields = [("request", request_key.encode()), ("headers", raw)]
         return digest_fields("kcache-result/2", fields)
+
+    def _with_last(self, group: str) -> bytes:
+        """Return the encoding with another last group, ``x``; an empty one for none."""
+        sections = self.sections()
+        groups = self.raw[4 : sections.digests_at]
+        if sections.bound:
+            last = f"x0\0{sections.bound}" + (f"\0{sections.proof}" if sections.proof else "")
+            groups = groups.removesuffix(last.encode()).removesuffix(b"\0\0")
+        text = b"\0\0".join(filter(None, (groups, group.encode())))
+        return struct.pack("<I", len(text)) + text + self.raw[sections.digests_at :]
 
     def holds(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
         """Tell whether every file is now as the set says."""
@@ -359,19 +388,43 @@ class Manifest:
                     return variant
         return None
 
-    def bound_elsewhere(self, variant: Variant) -> Variant | None:
-        """Return one with the same answers, made in another location and perhaps good for all."""
-        answers = variant.unbound().raw
-        for other in self.variants:
+    def provable(
+        self, search: HeaderSearch, digests: FileDigests, location: str
+    ) -> Variant | None:
+        """Return one that holds, was made in another location, and is perhaps good for all.
+
+        None where one that holds was found out to depend on its location.
+        """
+        found = None
+        for variant in self.variants:
             with suppress(CorruptEntryError):
-                if other.bound == variant.bound or not other.may_be_good_elsewhere:
-                    continue
-                alike = other.bound[:SPELLING] == variant.bound[:SPELLING]
-                if alike and variant.bound.endswith(NAMED):
-                    continue  # equal spellings prove nothing about others
-                if other.unbound().raw == answers:
-                    return other
-        return None
+                if variant.may_be_good_elsewhere or variant.is_refuted:
+                    if not variant.holds(search, digests, location):
+                        continue
+                    if variant.is_refuted:
+                        return None
+                    found = found or variant
+        return found
+
+    def judge(self, variant: Variant, *, good: bool) -> Variant:
+        """Note what a proof came to; return the set as it is now.
+
+        One that is good everywhere comes first, and replaces all with the same answers that may be.
+        """
+        judged = variant.judged(good=good)
+        if not good:
+            others = [old for old in self.variants if old.raw != judged.raw]
+            self.variants = [judged if old.raw == variant.raw else old for old in others]
+            return judged
+        answers = variant.unbound().raw
+        kept = [
+            old
+            for old in self.variants
+            if old.raw != judged.raw
+            and not (old.may_be_good_elsewhere and old.unbound().raw == answers)
+        ]
+        self.variants = [judged, *kept][:MAX_SETS]
+        return judged
 
     def add(self, variant: Variant) -> None:
         """Put a variant first; an equal one gives it its stamps and goes."""
@@ -379,12 +432,6 @@ class Manifest:
             if old.raw == variant.raw:
                 variant.stamps = {**old.stamps, **variant.stamps}
         kept = [old for old in self.variants if old.raw != variant.raw]
-        if variant.bound == FREE:  # and those for one location that it makes needless
-            kept = [
-                old
-                for old in kept
-                if not old.may_be_good_elsewhere or (old.unbound().raw != variant.raw)
-            ]
         self.variants = [variant, *kept][:MAX_SETS]
 
     def to_entry(self) -> Entry:
@@ -458,14 +505,6 @@ def _encode(headers: HeaderSet) -> bytes:
     return struct.pack("<I", len(text)) + text + b"".join(digest for _, digest in files)
 
 
-def _without_bound(raw: bytes, bound: str, digests_at: int) -> bytes:
-    """Return an encoded set without its last group, if that says what the outcome is bound to."""
-    if bound == FREE:
-        return raw
-    text = raw[4:digests_at].removesuffix(f"x0\0{bound}".encode()).removesuffix(b"\0\0")
-    return struct.pack("<I", len(text)) + text + raw[digests_at:]
-
-
 def _groups(kind: str, places: Iterable[Place]) -> Iterator[str]:
     """Yield the text of each root's places, which come sorted by root."""
     for root, group in itertools.groupby(places, key=lambda place: place.root):
@@ -488,7 +527,7 @@ def _decode(raw: bytes) -> _Sections:
         count = sum(len(paths) for _, paths in found["f"])
         if len(raw) != 4 + length + SIZE * count:
             raise ValueError("not one digest per file")
-        bound = [fields[0] for _, fields in found["x"]]
+        bound, proof = ([*found["x"][0][1], ""][:2]) if found["x"] else (FREE, "")
         return _Sections(
             found["f"],
             found["a"],
@@ -499,7 +538,8 @@ def _decode(raw: bytes) -> _Sections:
             [(int(error), Place(root, path)) for root, (error, path) in found["e"]],
             [(q, Place(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
             [_variable(text) for _, (text,) in found["v"]],
-            bound[0] if bound else FREE,
+            bound,
+            proof,
             4 + length,
             roots,
         )

@@ -75,7 +75,8 @@ def warm(
         _show_plan(wanted, _there(wanted, directory), as_json=as_json, quiet=quiet)
         return
     may_write("warm")
-    with open_cache(Config.load({"directory": directory}).directory.value) as cache:
+    config = Config.load({"directory": directory})
+    with open_cache(config.directory.value, relocation=_relocation(config)) as cache:
         outcome = _compile(cache, wanted, jobs)
         _tell_failures(outcome)
         _tell_losses(cache)
@@ -110,6 +111,11 @@ def _compile(cache: KernelCache, wanted: list[Wanted], jobs: int | None) -> _Out
         else:
             (outcome.there if result.cached else outcome.compiled).append(result)
     return outcome
+
+
+def _relocation(config: Config) -> str | None:
+    """Return `eager` unless a variable decides: kernels are often warmed for other machines."""
+    return "eager" if config.relocation.source == "default" else None
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kcache.util.wire import WireError, join_texts, split_texts
@@ -74,6 +75,7 @@ class Ask(NamedTuple):
         misses: how many such compiles a worker does plainly before it precompiles that part.
         marks: texts that have one of these may reach a directory in another way; see
             `HeaderSearch.marks`.
+        moved: directories that the compiler takes to be elsewhere, path that it knows -> real path.
     """
 
     source: str
@@ -86,6 +88,7 @@ class Ask(NamedTuple):
     preamble: int = 0
     misses: int = 1
     marks: Collection[str] = frozenset()
+    moved: Mapping[str, str] = MappingProxyType({})
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
@@ -103,6 +106,8 @@ class Ask(NamedTuple):
             join_texts(environment),
             struct.pack("<2Q", self.preamble, self.misses),
             join_texts(self.marks),
+            join_texts(self.moved),
+            join_texts(self.moved.values()),
         ]
 
     @classmethod
@@ -110,7 +115,7 @@ class Ask(NamedTuple):
         """Return the message in the fields; raises WireError."""
         try:
             source, name, flags, names, headers, texts, *rest = fields
-            directory, environment, counts, marks = rest
+            directory, environment, counts, marks, told, real = rest
             preamble, misses = struct.unpack("<2Q", counts)
             environ: dict[str, str | None] = {}
             for each in split_texts(environment):
@@ -127,6 +132,7 @@ class Ask(NamedTuple):
                 preamble,
                 misses,
                 frozenset(split_texts(marks)),
+                dict(zip(split_texts(told), split_texts(real), strict=True)),
             )
         except (ValueError, struct.error) as problem:
             raise WireError("the request makes no sense") from problem

@@ -55,6 +55,8 @@ class WorkerPool:
         self._busy: set[WorkerProcess] = set()
         #: Workers that are being started, or exist.
         self._count = 0
+        #: Threads that are about to take a worker, or wait for one, and are not patient.
+        self._waiting = 0
         self._timer: threading.Timer | None = None
         self._owner = os.getpid()
 
@@ -85,6 +87,7 @@ class WorkerPool:
         family: object = None,
         timeout: float | None = None,
         slots: Slots | None = None,
+        patient: bool = False,
     ) -> tuple[Hello, Reply]:
         """Have a worker compile a request; return who it is, and its reply.
 
@@ -94,14 +97,15 @@ class WorkerPool:
             family: equal for requests that share a precompiled header.
             timeout: seconds that the compile may take.
             slots: what bounds the compiles of all processes together.
+            patient: nobody waits for this one: it lets all others go first, and is not tried again.
 
         Raises:
             NoWorkerError: no worker can be started; CrashedError: the compiler crashed, twice;
             TooLateError: it took too long.
         """
-        for left in reversed(range(_TRIES)):
+        for left in reversed(range(1 if patient else _TRIES)):
             try:
-                return self._compile(library, ask, family, timeout, slots)
+                return self._compile(library, ask, family, timeout, slots, patient)
             except CrashedError:
                 if not left:
                     raise
@@ -114,9 +118,10 @@ class WorkerPool:
         family: object,
         timeout: float | None,
         slots: Slots | None,
+        patient: bool,
     ) -> tuple[Hello, Reply]:
         while True:
-            with self._worker(library, family) as worker:
+            with self._worker(library, family, patient) as worker:
                 environment = config.changed_variables(worker.environment)
                 ask = ask._replace(environment=environment)
                 if slots is None:
@@ -136,9 +141,11 @@ class WorkerPool:
     # -- workers -----------------------------------------------------------------------------------
 
     @contextmanager
-    def _worker(self, library: str, family: object) -> Generator[WorkerProcess]:
+    def _worker(
+        self, library: str, family: object, patient: bool = False
+    ) -> Generator[WorkerProcess]:
         """Have a worker to oneself; one that was ended meanwhile does not come back."""
-        worker = self._take(library, family)
+        worker = self._take(library, family, patient)
         if worker is None:
             try:
                 worker = WorkerProcess(library, config.variables())
@@ -156,32 +163,43 @@ class WorkerPool:
         finally:
             self._give_back(worker)
 
-    def _take(self, library: str, family: object) -> WorkerProcess | None:
+    def _take(self, library: str, family: object, patient: bool) -> WorkerProcess | None:
         """Return an idle worker; None if a new one may be started, which is counted already."""
         here = standing()
         with self._changed:
-            while True:
-                fitting = [
-                    each
-                    for each in self._idle
-                    if each[1].library == library and each[1].standing == here
-                ]
-                if fitting:
-                    of_family = [each for each in fitting if each[1].family == family]
-                    spare = [each for each in fitting if each[1].family is None]
-                    chosen = (of_family or spare or fitting)[-1]
-                    if of_family or spare or self._count >= self.most:
-                        self._idle.remove(chosen)
-                        self._busy.add(chosen[1])
-                        return chosen[1]
-                if self._count < self.most:
-                    self._count += 1
-                    return None
-                if self._idle:  # of another library, or user
-                    _, worker = self._idle.pop(0)
-                    worker.end()
-                    return None
-                self._changed.wait()
+            self._waiting += not patient
+            try:
+                while (patient and self._waiting) or not (self._idle or self._count < self.most):
+                    self._changed.wait()
+                return self._chosen(library, family, here)
+            finally:
+                self._waiting -= not patient
+                if not self._waiting:
+                    self._changed.notify_all()  # those who are patient
+
+    def _chosen(
+        self, library: str, family: object, here: tuple[object, ...]
+    ) -> WorkerProcess | None:
+        """Return an idle worker, that of the family if there is one; None to start a new one."""
+        fitting = [
+            each
+            for each in self._idle
+            if each[1].library == library and each[1].standing == here
+        ]
+        if fitting:
+            of_family = [each for each in fitting if each[1].family == family]
+            spare = [each for each in fitting if each[1].family is None]
+            chosen = (of_family or spare or fitting)[-1]
+            if of_family or spare or self._count >= self.most:
+                self._idle.remove(chosen)
+                self._busy.add(chosen[1])
+                return chosen[1]
+        if self._count < self.most:
+            self._count += 1
+        else:  # an idle one of another library, or user
+            _, worker = self._idle.pop(0)
+            worker.end()
+        return None
 
     def _give_back(self, worker: WorkerProcess) -> None:
         if self._owner != os.getpid():  # a fork in the middle of a compile

@@ -25,8 +25,9 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
@@ -121,6 +122,9 @@ class Recorder:
         self._written: set[bytes] = set()
         self._environment: Mapping[bytes, bytes] = {}
         self._directory = b"/"
+        #: Directories that the compiler is told of under another name: (told, real), see `begin`.
+        self._moved: Sequence[tuple[bytes, bytes]] = ()
+        self._told_directory = b""
         self._values: dict[bytes, Any] = {}
         self._flags: dict[bytes, int] = {}
         #: Streams that the compiler has open: address -> what it reads.
@@ -132,10 +136,23 @@ class Recorder:
         self._table = ImportTable(library)
         self._fmemopen = self._function("fmemopen", _POINTER, _POINTER, ctypes.c_size_t, _TEXT)
         self._ftell = self._function("ftell", _LONG, _POINTER)
+        self._strdup = self._function("strdup", _POINTER, _TEXT)
         self._hook_all()
 
-    def begin(self, environment: Mapping[bytes, bytes], directory: bytes) -> None:
-        """Forget the last compile. The working directory is `directory` from now on."""
+    def begin(
+        self,
+        environment: Mapping[bytes, bytes],
+        directory: bytes,
+        moved: Mapping[bytes, bytes] = MappingProxyType({}),
+        told: bytes = b"",
+    ) -> None:
+        """Forget the last compile. The working directory is `directory` from now on.
+
+        `moved` are directories that the compiler takes to be elsewhere: the path that it is told,
+        and the one that files are read from; both end in a slash. The record has the paths as the
+        compiler asks for them. `told` is the working directory that it is told then. `PWD` stays as
+        it is: only debug information goes by it, and the compiler remembers it.
+        """
         self.files.clear()
         self.others.clear()
         self.unfollowed.clear()
@@ -143,6 +160,8 @@ class Recorder:
         self._streams.clear()
         self._environment = environment
         self._directory = directory
+        self._moved = sorted(moved.items(), key=lambda pair: len(pair[0]), reverse=True)
+        self._told_directory = told
 
     def restart(self, *, keep: bool = False) -> None:
         """Begin the same compile anew; with `keep` every question gets the answer it got before."""
@@ -207,6 +226,7 @@ class Recorder:
             ("opendir", self._opendir, _POINTER, (text,)),
             ("readlink", self._readlink, _LONG, (text, _POINTER, size)),
             ("realpath", self._realpath, _POINTER, (text, _POINTER)),
+            ("getcwd", self._getcwd, _POINTER, (_POINTER, size)),
             ("getenv secure_getenv", self._getenv, _POINTER, (text,)),
             ("syscall", self._syscall, _LONG, (_LONG,) * 7),
             ("mkstemp", self._mkstemp, number, (_POINTER,)),
@@ -354,6 +374,17 @@ class Recorder:
         self._note(b"realpath", path, ctypes.string_at(found) if found else b"")
         return found
 
+    def _getcwd(self, real: Callable[..., Any], buffer: int | None, size: int) -> int | None:
+        if not self._moved:
+            return real(buffer, size)  # type: ignore[no-any-return]
+        if buffer is None:  # it wants memory that it can free
+            return self._strdup(self._told_directory)  # type: ignore[no-any-return]
+        if size <= len(self._told_directory):  # it will come with more
+            ctypes.set_errno(errno.ERANGE)
+            return None
+        ctypes.memmove(buffer, self._told_directory + b"\0", len(self._told_directory) + 1)
+        return buffer
+
     def _getenv(self, real: Callable[..., Any], name: bytes) -> int | None:
         value = self._value(name)
         if name not in _FIXED and name not in _ASIDE:
@@ -411,6 +442,15 @@ class Recorder:
 
     # -- answers -----------------------------------------------------------------------------------
 
+    def _real(self, path: bytes) -> bytes:
+        """Return where a path leads that the compiler asks for."""
+        for told, real in self._moved:
+            if path.startswith(told):
+                return real + path[len(told) :]
+            if path == told[:-1]:
+                return real
+        return path
+
     def _value(self, name: bytes) -> bytes | None:
         if name in _FIXED:
             return _FIXED[name]
@@ -424,7 +464,7 @@ class Recorder:
     def _look(self, path: bytes) -> Answer:
         """Return what is at a path; the first answer is kept for the whole compile."""
         try:
-            status = os.stat(path)
+            status = os.stat(self._real(path))
         except OSError as error:
             number = error.errno or errno.EIO
             kind = "-" if number in _NOTHING else "e"
@@ -457,7 +497,7 @@ class Recorder:
         if answer is not None and answer.kind in "-ae":
             return _sought(answer)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(self._real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             return self._unopened(path, answer, error.errno or errno.EIO)
         try:
@@ -509,6 +549,8 @@ class Recorder:
         return flags
 
     def _note(self, question: bytes, path: bytes, answer: bytes) -> None:
+        if self._moved:
+            self.unfollowed.append(f"{question.decode()} is not answered for moved directories")
         before = self.others.setdefault((question, path), answer)
         if before != answer:
             self.unfollowed.append(f"{os.fsdecode(path)} changed during the compile")

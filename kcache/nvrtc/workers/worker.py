@@ -112,14 +112,18 @@ class _Worker:
     def answer(self, ask: Ask) -> Reply:
         """Return the reply to a request."""
         environment = _changed(self._environment, ask.environment)
-        directory = ask.directory.encode("utf-8", "surrogateescape")
+        told = _encoded(ask.directory)
+        moved = {_encoded(path): _encoded(real) for path, real in ask.moved.items()}
+        directory = moved.get(told + b"/", told)
         if self._recorder is not None:
             if self._recorder.knows_otherwise(environment, directory):
                 return Reply(Status.ELSEWHERE)
-            self._recorder.begin(environment, directory)
+            self._recorder.begin(environment, directory, moved, told)
             self._recorder.tells_process = any("pch" in flag for flag in ask.flags)
         elif environment != self._environment:
             return Reply(Status.ELSEWHERE)
+        elif ask.moved:
+            return Reply(Status.FAILED, text="directories can't be moved here")
         try:
             os.chdir(directory)
             outputs = self._compile(ask)
@@ -163,7 +167,7 @@ class _Worker:
         recorder = self._recorder
         if recorder is None:
             return None
-        marks = [mark.encode("utf-8", "surrogateescape") for mark in ask.marks]
+        marks = list(map(_encoded, ask.marks))
         return Record(
             {
                 os.fsdecode(path): FileAnswer(
@@ -185,6 +189,10 @@ class _Worker:
             },
             recorder.effects(),
         )
+
+
+def _encoded(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")
 
 
 def _has(marks: list[bytes], content: bytes | None) -> bool:

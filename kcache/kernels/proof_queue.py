@@ -1,0 +1,100 @@
+"""ProofQueue: kernels to be proven good in other locations, in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.nvrtc.workers.cores import usable_cores
+from kcache.util import log
+from kcache.util.forks import after_fork
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.manifest import Variant
+    from kcache.nvrtc.request import Request
+
+__all__ = ["ProofQueue"]
+
+
+class _Waiting(NamedTuple):
+    """A kernel to prove."""
+
+    request: Request
+    variant: Variant
+
+
+class ProofQueue:
+    """Proofs to be made in the background, while nobody else wants a worker.
+
+    Threads: safe to share; it has threads of its own, which end when nothing is left to do.
+    Processes: two may prove the same kernel, which costs time and nothing else. Crash and exit: what
+    is not proven by then stays good for its location. Fork: a child begins with none.
+
+    Args:
+        prove: proves one kernel and stores what that shows.
+    """
+
+    def __init__(self, prove: Callable[[Request, Variant], object]) -> None:
+        self._prove = prove
+        self._reset()
+        after_fork(self)
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[_Waiting] = deque()
+        self._threads = 0
+        #: Half of the cores, so that who asks for a kernel meanwhile finds a worker; all of them
+        #: once somebody waits for the proofs.
+        self._most = max(1, usable_cores() // 2)
+
+    def after_fork(self) -> None:
+        """Leave everything to the parent."""
+        self._reset()
+
+    def add(self, request: Request, variant: Variant) -> None:
+        """Have a kernel proven that was stored just now."""
+        with self._changed:
+            self._waiting.append(_Waiting(request, variant))
+            self._start_threads()
+
+    def finish(self) -> None:
+        """Wait until everything is proven. An interrupt abandons what is left."""
+        with self._changed:
+            self._most = usable_cores()
+            self._start_threads()
+            try:
+                while self._waiting or self._threads:
+                    self._changed.wait()
+            except BaseException:
+                self._waiting.clear()
+                raise
+            finally:
+                self._most = max(1, usable_cores() // 2)
+
+    def _start_threads(self) -> None:
+        """Start threads for what waits; they end by themselves."""
+        while self._threads < min(self._most, self._threads + len(self._waiting)):
+            thread = threading.Thread(target=self._run, name="kcache-proof", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no thread can be started, or the interpreter is ending
+                self._waiting.clear()
+                return
+            self._threads += 1
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                # At the interpreter's end the workers are ended first: begin nothing more.
+                over = not threading.main_thread().is_alive()
+                if over or not self._waiting or self._threads > self._most:
+                    self._threads -= 1
+                    self._changed.notify_all()
+                    return
+                request, variant = self._waiting.popleft()
+            try:
+                self._prove(request, variant)
+            except Exception as error:  # nobody waits for it
+                log.debug("%s is not proven: %r", request.source_name, error)

@@ -1,0 +1,141 @@
+"""Relocation: where an outcome is good, and the same compile as it would be somewhere else.
+
+An outcome may depend on where its include directories lie, by `__FILE__` for example. One that has
+such a path in it is good for that location alone. One that has none may still depend on it, if a
+text that was read could have used a path (in a comparison, or as a length). For these there is a
+*proof*: the request is compiled once more while the worker tells the compiler that the include
+directories and the working directory are elsewhere, under paths of other length and letters. If all bytes are the same, the
+outcome is good everywhere.
+
+The proof needs no copy of the files: the worker answers what the compiler asks for below a told
+directory with what is in the real one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.nvrtc.headers import FREE
+from kcache.nvrtc.manifest import NAMED, ONLY
+from kcache.nvrtc.search import SPELLING, HeaderSearch
+from kcache.nvrtc.workers.texts import NAMES, PATHS, flags_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.request import Request
+    from kcache.nvrtc.workers.messages import Record
+
+__all__ = ["Moved", "bound_of", "moved"]
+
+#: The name of a directory that makes a told path longer than any that is in use: NVRTC takes paths
+#: of 4,096 bytes (PATH_MAX), and hardly one of a checkout or an installation has 300.
+_FILLER = "Qz" * 150
+
+
+class Moved(NamedTuple):
+    """A request as it would be where its include directories lie elsewhere.
+
+    Attributes:
+        request: with the paths that the compiler is told; its key is that of the original.
+        directories: told path -> real path, both ending in a slash.
+    """
+
+    request: Request
+    directories: dict[str, str]
+
+
+def moved(request: Request) -> Moved:
+    """Return the request with the working directory and every include directory elsewhere.
+
+    Each told path has another length than the real one, and other letters. Include directories that
+    lie inside each other still do, because that is part of the key. Those in the working directory
+    do not: a text that reaches them both ways then leads to other answers.
+    """
+    search = request.search
+    count = len(search.prefixes)
+    told: dict[int, str] = {}
+    for root in sorted(range(1, count), key=lambda root: (len(search.roots[root]), root)):
+        real = search.roots[root]
+        outer = next((each for each in told if real.startswith(search.roots[each])), None)
+        if outer is None:
+            told[root] = f"/{_FILLER}/{root}{_other_letters(real)}"
+        else:
+            told[root] = told[outer] + real[len(search.roots[outer]) :]
+    own = len(request.options.include_paths)
+    paths = [told[root].removesuffix("/") for root in range(1, count)]
+    numbers = {f"-I#+{number}": path for number, path in enumerate(paths[own:])}
+    options = request.options.replace(
+        include_paths=paths[:own],
+        extra_options=[
+            f"-I{numbers[option]}" if option in numbers else option
+            for option in request.extra.without_paths
+        ],
+    )
+    directory = f"/{_FILLER}/0{_other_letters(search.directory)}"
+    elsewhere = request._replace(
+        options=options,
+        extra=options.extra,
+        search=HeaderSearch(request.source_name, paths, directory=directory),
+        location="",
+    )
+    real = {told[root]: search.roots[root] for root in told}
+    return Moved(elsewhere, {**real, f"{directory}/": search.base})
+
+
+def bound_of(request: Request, record: Record, compiled: Compiled) -> str:
+    """Return where an outcome is good; see `HeaderSet.bound`."""
+    if request.shows_paths:  # the key has them
+        return FREE
+    spelled, absolute = _paths(request, record)
+    if _holds(compiled, absolute):
+        return ONLY + request.location
+    flags = 0
+    for answer in record.files.values():
+        flags |= answer.flags
+    marks = request.search.marks()
+    texts = (request.source, *request.headers.values(), *request.options.extra.without_paths)
+    for text in (*texts, *request.defines):
+        flags |= flags_of(text.encode()) | (PATHS if any(m in text for m in marks) else 0)
+    bound = request.location if flags & PATHS else request.location[:SPELLING]
+    if _holds(compiled, spelled):
+        return ONLY + bound
+    if flags & NAMES:
+        return bound + NAMED
+    return bound if flags & PATHS else FREE
+
+
+def _other_letters(path: str) -> str:
+    """Return a path of the same form with other letters, and no `.` and `..` in it."""
+    return codecs.encode(path, "rot13").replace(".", "_").swapcase()
+
+
+def _paths(request: Request, record: Record) -> tuple[list[str], list[str]]:
+    """Return the paths that tell where the compile was made, as the compiler may write them.
+
+    First the include directories as they were spelled, then what names the working directory.
+    """
+    search = request.search
+    used = {search.place(path).root for path in record.files}
+    spelled = {prefix for root, prefix in enumerate(search.prefixes) if prefix and root in used}
+    absolute = {root for n, root in enumerate(search.roots) if n in used} | {search.base}
+    return sorted(spelled), sorted(absolute - spelled)
+
+
+def _holds(compiled: Compiled, paths: Sequence[str]) -> bool:
+    """Tell whether one of the paths is in an output or in the log.
+
+    PTX writes strings as lists of decimal bytes, `.b8 name[3] = {47, 97, 0}`. A path of one letter
+    and a slash is found where it is none: that costs a compile elsewhere, and nothing else.
+    """
+    outputs = [output for output in (compiled.cubin, compiled.ltoir, compiled.ptx) if output]
+    outputs.append(compiled.log.encode())
+    for path in paths:
+        raw = os.fsencode(path)
+        decimal = ", ".join(map(str, raw)).encode()
+        if any(raw in output or decimal in output for output in outputs):
+            return True
+    return False

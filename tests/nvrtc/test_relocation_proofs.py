@@ -1,0 +1,148 @@
+"""A proof compiles under told paths, and decides whether a kernel is good in other locations."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agreed, write
+
+import kcache
+from kcache.nvrtc.request import Request
+from kcache.nvrtc.relocation import moved
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+#: Mentions `__FILE__`, and makes nothing of it.
+_MENTIONS = "#define WHERE __FILE__\n#define V 1\n"
+#: What a kernel can make of a path without any of it in the output.
+_USES = {
+    "length": "sizeof(WHERE)",
+    "letter": "(int)WHERE[3]",
+    "last letter of the directory": "(int)WHERE[sizeof(WHERE) - 6]",
+    "branch": "(sizeof(WHERE) > 300 ? 1 : 2)",
+}
+
+
+def _tree(folder: Path, text: str) -> kcache.CompileOptions:
+    write(folder / "inc/x.h", text)
+    return ARCH.replace(include_paths=[folder / "inc"])
+
+
+def test_paths_of_equal_length_prove_nothing(cache, tmp_path):
+    """Two checkouts with names of one length agree on the length of `__FILE__`; a third does not."""
+    body = 'extern "C" __global__ void k(int* out) { *out = sizeof(WHERE); }\n'
+    for folder in ("aa", "bb", "cccc"):
+        options = _tree(tmp_path / folder, "#define WHERE __FILE__\n" + body)
+        assert not agreed(cache, "#include <x.h>\n", options).cached
+
+
+@pytest.mark.parametrize("use", _USES)
+@pytest.mark.parametrize("relocation", ["lazy", "eager"])
+def test_what_depends_on_a_path_stays_where_it_is(tmp_path, use, relocation):
+    text = "#define WHERE __FILE__\n" + KERNEL.replace("V", _USES[use])
+    with kcache.KernelCache(tmp_path / "cache", relocation=relocation) as cache:
+        for folder in ("a", "b/b", "a/longer/one"):
+            options = _tree(tmp_path / folder, text)
+            assert not agreed(cache, "#include <x.h>\n", options).cached
+            assert agreed(cache, "#include <x.h>\n", options).cached
+
+
+def test_a_second_location_costs_one_proof(cache, tmp_path):
+    source = "#include <x.h>\n" + KERNEL
+    first, second, third = (_tree(tmp_path / name, _MENTIONS) for name in ("a", "b", "c/c"))
+    assert not agreed(cache, source, first).cached
+    assert agreed(cache, source, second).cached
+    assert agreed(cache, source, third).cached
+    stats = cache.stats()
+    assert (stats.compiles, stats.proofs, stats.misses, stats.hits) == (1, 1, 1, 2)
+    assert cache.entry_count == 2  # a kernel and a manifest: what is proven is stored once
+
+
+def test_an_eager_proof_spares_the_second_location_all(tmp_path):
+    source = "#include <x.h>\n" + KERNEL
+    first, second = (_tree(tmp_path / name, _MENTIONS) for name in ("a", "b"))
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        assert not agreed(cache, source, first).cached
+    assert cache.stats().proofs == 1
+    shutil.move(tmp_path / "cache", tmp_path / "elsewhere")
+    with kcache.KernelCache(tmp_path / "elsewhere") as cache:
+        assert agreed(cache, source, second).cached
+        assert agreed(cache, source, first).cached
+        stats = cache.stats()
+    assert (stats.compiles, stats.proofs, stats.misses) == (0, 0, 0)
+
+
+def test_what_needs_no_proof_gets_none(tmp_path):
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        agreed(cache, "#include <x.h>\n" + KERNEL, _tree(tmp_path / "a", "#define V 1\n"))
+        agreed(cache, KERNEL.replace("V", "7"))
+        text = 'extern "C" __global__ void k(char* o) { *o = __FILE__[threadIdx.x]; }\n'
+        agreed(cache, "#include <x.h>\n", _tree(tmp_path / "b", text))
+    assert cache.stats().proofs == 0
+
+
+def test_a_header_that_changes_before_its_proof(tmp_path):
+    """The proof sees another header, and so it says nothing of what was compiled before."""
+    constant = "#define WHERE __FILE__\n" + KERNEL.replace("V", "1")
+    length = "#define WHERE __FILE__\n" + KERNEL.replace("V", "sizeof(WHERE)")
+    for number, (before, after) in enumerate(((constant, length), (length, constant))):
+        folder, other = tmp_path / f"a{number}", tmp_path / f"b{number}"
+        with kcache.KernelCache(tmp_path / f"cache{number}", relocation="eager") as cache:
+            queue = cache._resolver._queue()
+            prove, edited = queue._prove, threading.Event()
+
+            def after_the_edit(request, variant, prove=prove, edited=edited):
+                assert edited.wait(60)
+                prove(request, variant)
+
+            queue._prove = after_the_edit
+            agreed(cache, "#include <x.h>\n", _tree(folder, before))
+            options = _tree(folder, after)
+            edited.set()
+            cache._resolver.finish_proofs()
+            assert not agreed(cache, "#include <x.h>\n", options).cached
+            agreed(cache, "#include <x.h>\n", _tree(other, after))
+            agreed(cache, "#include <x.h>\n", _tree(other, before))
+
+
+def test_an_absolute_path_in_a_text(tmp_path):
+    """The text leads to the first folder wherever the include directory is."""
+    folder = tmp_path / "a"
+    write(folder / "inc/y.h", "#define V 1\n")
+    text = f'#include "{folder}/inc/y.h"\n'
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        agreed(cache, "#include <x.h>\n" + KERNEL, _tree(folder, text))
+    write(tmp_path / "b/inc/y.h", "#define V 2\n")
+    write(folder / "inc/y.h", "#define V 3\n")
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        agreed(cache, "#include <x.h>\n" + KERNEL, _tree(tmp_path / "b", text))
+
+
+def test_told_paths_have_another_length_and_keep_their_nesting():
+    paths = ["/opt/inc", "/opt/inc/deep", "rel", "../up", "/opt/inc/", "/"]
+    request = Request.make(
+        "#include <x.h>\n",
+        (),
+        ARCH.replace(include_paths=paths[:4], extra_options=["-I", paths[4], "-I" + paths[5]]),
+        None,
+        b"",
+        source_name="k.cu",
+        compiler="c",
+    )
+    told = moved(request)
+    again = Request.make(
+        "#include <x.h>\n",
+        (),
+        told.request.options,
+        None,
+        b"",
+        source_name="k.cu",
+        compiler="c",
+    )
+    assert again.key == request.key
+    for before, after in zip(request.search.roots[1:7], told.request.search.roots[1:7], strict=True):
+        assert told.directories[after] == before
+        assert len(after) > len(before) + 200
