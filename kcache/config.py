@@ -253,8 +253,8 @@ VARIABLES: tuple[Variable, ...] = (
         "KCACHE_RELOCATION",
         "relocation",
         "lazy or eager",
-        "Prove that a kernel is good wherever its headers lie when a second location asks for it, or "
-        "at once, in the background.",
+        "When to prove that a kernel does not depend on where its headers lie: when a second "
+        "location asks for it, or in the background after its first compile.",
         _parse_relocation,
         "lazy",
     ),

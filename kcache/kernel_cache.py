@@ -75,10 +75,10 @@ class KernelCache:
         disable: compile every time, and neither read nor write the cache.
         recache: compile every time, and replace the entries that are there.
         header_check: `"always"`, or `"once"` to check the headers of a request once per process.
-        relocation: whether a kernel that may depend on where its headers lie is proven to be good
-            elsewhere when a second location asks for it (`"lazy"`), or in the background after its
-            first compile (`"eager"`), so that other machines and checkouts that get a copy of the
-            cache compile nothing. `close` waits for such proofs.
+        relocation: when to prove that a kernel does not depend on where its headers lie: `"lazy"`,
+            when a second location asks for it, or `"eager"`, in the background after its first
+            compile. With `"eager"`, checkouts and machines that get a copy of the cache compile
+            nothing, and `close` waits for the proofs.
         wait: how many seconds to wait while another thread or process compiles the same kernel.
             After that, this one compiles, too. 300 by default; 0 never waits.
         workers: how many compiles may run at a time; by default one for each usable core. Each

@@ -29,8 +29,8 @@ class ProofQueue:
     """Proofs to be made in the background, while nobody else wants a worker.
 
     Threads: safe to share; it has threads of its own, which end when nothing is left to do.
-    Processes: two may prove the same kernel, which costs time and nothing else. Crash and exit: what
-    is not proven by then stays good for its location. Fork: a child begins with none.
+    Processes: two may prove the same kernel, which costs time and nothing else. Crash and exit: a
+    kernel that is not proven by then stays good for its location. Fork: a child begins with none.
 
     Args:
         prove: proves one kernel and stores what that shows.

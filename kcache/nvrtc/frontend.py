@@ -119,7 +119,9 @@ class Frontend:
         if run is not None and run.record is not None and not run.problem:
             # LLVM asks for the real working directory, by `PWD`; see `Recorder.begin`.
             here = request.search.directory
-            files = {p: each for p, each in run.record.files.items() if (p, each.kind) != (here, "d")}
+            files = {
+                p: each for p, each in run.record.files.items() if (p, each.kind) != (here, "d")
+            }
             record = run.record._replace(files=files)
             found = _header_set(elsewhere.request, record, run.compiled)
             same = Variant.of(found).unbound().raw == variant.unbound().raw

@@ -388,9 +388,7 @@ class Manifest:
                     return variant
         return None
 
-    def provable(
-        self, search: HeaderSearch, digests: FileDigests, location: str
-    ) -> Variant | None:
+    def provable(self, search: HeaderSearch, digests: FileDigests, location: str) -> Variant | None:
         """Return one that holds, was made in another location, and is perhaps good for all.
 
         None where one that holds was found out to depend on its location.

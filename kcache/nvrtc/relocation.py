@@ -3,12 +3,15 @@
 An outcome may depend on where its include directories lie, by `__FILE__` for example. One that has
 such a path in it is good for that location alone. One that has none may still depend on it, if a
 text that was read could have used a path (in a comparison, or as a length). For these there is a
-*proof*: the request is compiled once more while the worker tells the compiler that the include
-directories and the working directory are elsewhere, under paths of other length and letters. If all bytes are the same, the
-outcome is good everywhere.
+*proof*: the request is compiled once more, and the worker tells the compiler other paths of the
+include directories and of the working directory. If all bytes are the same, the outcome is good
+everywhere.
 
 The proof needs no copy of the files: the worker answers what the compiler asks for below a told
 directory with what is in the real one.
+
+A second compile at another real location would prove less: two checkouts often have paths of equal
+length, and a relative path from one include directory to another leads to the same in both.
 """
 
 from __future__ import annotations
@@ -82,8 +85,8 @@ def moved(request: Request) -> Moved:
         search=HeaderSearch(request.source_name, paths, directory=directory),
         location="",
     )
-    real = {told[root]: search.roots[root] for root in told}
-    return Moved(elsewhere, {**real, f"{directory}/": search.base})
+    directories = {told[root]: search.roots[root] for root in told}
+    return Moved(elsewhere, {**directories, f"{directory}/": search.base})
 
 
 def bound_of(request: Request, record: Record, compiled: Compiled) -> str:

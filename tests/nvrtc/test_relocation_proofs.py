@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agreed, write
+from nvrtc.reference import ARCH, KERNEL, agreed, working_directory, write
 
 import kcache
-from kcache.nvrtc.request import Request
 from kcache.nvrtc.relocation import moved
+from kcache.nvrtc.request import Request
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -91,7 +94,7 @@ def test_a_header_that_changes_before_its_proof(tmp_path):
     for number, (before, after) in enumerate(((constant, length), (length, constant))):
         folder, other = tmp_path / f"a{number}", tmp_path / f"b{number}"
         with kcache.KernelCache(tmp_path / f"cache{number}", relocation="eager") as cache:
-            queue = cache._resolver._queue()
+            queue = cache._on_miss()._queue()
             prove, edited = queue._prove, threading.Event()
 
             def after_the_edit(request, variant, prove=prove, edited=edited):
@@ -102,7 +105,7 @@ def test_a_header_that_changes_before_its_proof(tmp_path):
             agreed(cache, "#include <x.h>\n", _tree(folder, before))
             options = _tree(folder, after)
             edited.set()
-            cache._resolver.finish_proofs()
+            cache._on_miss().finish_proofs()
             assert not agreed(cache, "#include <x.h>\n", options).cached
             agreed(cache, "#include <x.h>\n", _tree(other, after))
             agreed(cache, "#include <x.h>\n", _tree(other, before))
@@ -119,6 +122,66 @@ def test_an_absolute_path_in_a_text(tmp_path):
     write(folder / "inc/y.h", "#define V 3\n")
     with kcache.KernelCache(tmp_path / "cache") as cache:
         agreed(cache, "#include <x.h>\n" + KERNEL, _tree(tmp_path / "b", text))
+
+
+def test_a_header_by_two_ways(cache, tmp_path):
+    """`inc/y.h` is below the working directory in two locations, and not in the third."""
+    source = '#include "inc/y.h"\n#include <x.h>\n' + KERNEL
+    for name in ("a", "bb", "c", "d"):
+        write(tmp_path / name / "inc/y.h", "#define WHERE __FILE__\n#define Y 1\n")
+        write(tmp_path / name / "inc/x.h", "#define V Y\n")
+    write(tmp_path / "d/inc/y.h", "#define Y 2\n")
+    for directory, include in (("a", "a"), ("bb", "bb"), ("d", "c"), ("c", "d")):
+        with working_directory(tmp_path / directory):
+            agreed(cache, source, ARCH.replace(include_paths=[tmp_path / include / "inc"]))
+
+
+def test_many_proofs_at_the_end_and_none_is_lost(tmp_path):
+    sources = [f"#define N {n}\n#include <x.h>\n{KERNEL}" for n in range(6)]
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        options = _tree(tmp_path / "a", "#define WHERE __FILE__\n#define V N\n")
+        kernels = cache.compile_many([(source, (), options) for source in sources])
+        assert not any(kernel.cached for kernel in kernels)
+    stats = cache.stats()
+    assert (stats.compiles, stats.proofs, stats.misses) == (6, 6, 6)
+    options = _tree(tmp_path / "b", "#define WHERE __FILE__\n#define V N\n")
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        assert all(k.cached for k in cache.compile_many([(s, (), options) for s in sources]))
+        assert cache.stats().proofs == 0
+
+
+def test_a_program_that_ends_without_close_abandons_its_proofs(tmp_path):
+    """It ends at once, without an error, and the kernels are there."""
+    options = _tree(tmp_path / "a", "#define WHERE __FILE__\n#define V N\n")
+    code = (
+        "import sys, kcache\n"
+        f"cache = kcache.KernelCache({str(tmp_path / 'cache')!r}, relocation='eager')\n"
+        f"options = kcache.CompileOptions(arch='sm_80', include_paths={[*options.include_paths]!r})\n"
+        f"sources = ['#define N %d\\n#include <x.h>\\n{KERNEL.strip()}' % n for n in range(6)]\n"
+        "kernels = cache.compile_many([(source, (), options) for source in sources])\n"
+        "assert cache.entry_count == 12\n"
+        "print('done')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_forked_child_waits_for_no_proof_of_its_parent(tmp_path):
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        agreed(cache, "#include <x.h>\n" + KERNEL, _tree(tmp_path / "a", _MENTIONS))
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                cache.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_told_paths_have_another_length_and_keep_their_nesting():
@@ -143,6 +206,8 @@ def test_told_paths_have_another_length_and_keep_their_nesting():
         compiler="c",
     )
     assert again.key == request.key
-    for before, after in zip(request.search.roots[1:7], told.request.search.roots[1:7], strict=True):
+    for before, after in zip(
+        request.search.roots[1:7], told.request.search.roots[1:7], strict=True
+    ):
         assert told.directories[after] == before
         assert len(after) > len(before) + 200

@@ -105,7 +105,9 @@ class WorkerPool:
         """
         for left in reversed(range(1 if patient else _TRIES)):
             try:
-                return self._compile(library, ask, family, timeout, slots, patient)
+                return self._compile(
+                    library, ask, family, timeout=timeout, slots=slots, patient=patient
+                )
             except CrashedError:
                 if not left:
                     raise
@@ -116,6 +118,7 @@ class WorkerPool:
         library: str,
         ask: Ask,
         family: object,
+        *,
         timeout: float | None,
         slots: Slots | None,
         patient: bool,
@@ -182,9 +185,7 @@ class WorkerPool:
     ) -> WorkerProcess | None:
         """Return an idle worker, that of the family if there is one; None to start a new one."""
         fitting = [
-            each
-            for each in self._idle
-            if each[1].library == library and each[1].standing == here
+            each for each in self._idle if each[1].library == library and each[1].standing == here
         ]
         if fitting:
             of_family = [each for each in fitting if each[1].family == family]
