@@ -9,6 +9,14 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache._version import __version__
+    from kcache.admin.bundle_import import Imported, import_bundle
+    from kcache.admin.bundles import (
+        BundleContents,
+        Exported,
+        export_bundle,
+        list_bundle,
+        verify_bundle,
+    )
     from kcache.admin.miss_causes import Explanation
     from kcache.admin.request_diff import Cause
     from kcache.backend import Backend, EntryInfo, Usage
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from kcache.entry import Entry
     from kcache.errors import (
         BackendError,
+        BundleError,
         CompileError,
         CompileOptionError,
         CompilerNotFoundError,
@@ -41,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Backend",
     "BackendError",
+    "BundleContents",
+    "BundleError",
     "CacheEngine",
     "CacheKey",
     "Cause",
@@ -57,6 +68,8 @@ __all__ = [
     "Entry",
     "EntryInfo",
     "Explanation",
+    "Exported",
+    "Imported",
     "Journal",
     "KcacheError",
     "KernelCache",
@@ -68,16 +81,25 @@ __all__ = [
     "__version__",
     "compile_to_ptx",
     "default_cache_directory",
+    "export_bundle",
     "hash_options",
     "hash_source",
+    "import_bundle",
     "install",
+    "list_bundle",
     "open_engine",
+    "verify_bundle",
 ]
 
 _MODULES = {
     "_version": ("__version__",),
     "backend": ("Backend", "EntryInfo", "Usage"),
     "config": ("default_cache_directory",),
+    "admin.bundle_import": ("Imported", "import_bundle"),
+    "admin.bundles": (
+        *("BundleContents", "Exported"),
+        *("export_bundle", "list_bundle", "verify_bundle"),
+    ),
     "admin.request_diff": ("Cause",),
     "dropin.install": ("install",),
     "engine.engine": ("CacheEngine",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ArgumentTypeError",
     "BackendError",
+    "BundleError",
     "CompileError",
     "CompileOptionError",
     "CompilerNotFoundError",
@@ -59,6 +60,10 @@ class CorruptEntryError(BackendError):
 
 class IncompatibleEntryError(CorruptEntryError):
     """Stored bytes are an undamaged entry of another format version or producer."""
+
+
+class BundleError(BackendError):
+    """A file is no bundle, or a damaged one; the message names the file. Nothing of it is used."""
 
 
 class CompilerNotFoundError(KcacheError, ImportError):

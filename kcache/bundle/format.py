@@ -89,7 +89,7 @@ class Layout(NamedTuple):
 
     Attributes:
         values: `PLAIN` or `SEALED`.
-        index: offset of the index.
+        index_at: offset of the index.
         entries: number of records.
         head: its bytes.
         counted: bytes of the trailer that its digest covers.
@@ -97,7 +97,7 @@ class Layout(NamedTuple):
     """
 
     values: int
-    index: int
+    index_at: int
     entries: int
     head: bytes
     counted: bytes

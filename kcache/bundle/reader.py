@@ -101,7 +101,7 @@ class Bundle:
         record = self.find(key)
         if record is None:
             return None
-        if record.size > MAX_VALUE or record.offset + record.size > self.layout.index:
+        if record.size > MAX_VALUE or record.offset + record.size > self.layout.index_at:
             raise BundleError(f"{self.name}: the index is damaged at key {key}")
         return self._exactly(record.offset, record.size)
 
@@ -158,7 +158,7 @@ class Bundle:
                     raise BundleError(f"{self.name}: the place of {record.key} is wrong")
                 last, at = record.key, at + record.size
                 yield record
-        if at != self.layout.index:
+        if at != self.layout.index_at:
             raise BundleError(f"{self.name}: there is something between the values and the index")
 
     def check_index(self) -> None:
@@ -189,11 +189,11 @@ class Bundle:
             raise BundleError(f"{self.name}: the checksum of entry {record.key} is wrong")
         return value
 
-    # -- bytes --------------------------------------------------------------------------------------
+    # -- bytes ----------------------------------------------------------------------------------
 
     def _rows(self, low: int, high: int) -> bytes:
         size = (high - low) * RECORD_SIZE
-        return self._exactly(self.layout.index + low * RECORD_SIZE, size)
+        return self._exactly(self.layout.index_at + low * RECORD_SIZE, size)
 
     def _exactly(self, offset: int, size: int) -> bytes:
         data = self._some(offset, size)
@@ -206,7 +206,9 @@ class Bundle:
         if not self._close.alive:
             raise BundleError(f"{self.name}: it is closed")
         data = self._pread(size, offset)
-        while 0 < len(data) < size:  # the system returns 2 GiB at most at a time, or was interrupted
+        while (
+            0 < len(data) < size
+        ):  # the system returns 2 GiB at most at a time, or was interrupted
             more = self._pread(size - len(data), offset + len(data))
             if not more:
                 break

@@ -49,6 +49,7 @@ _COMMANDS = {
     "clear": "kcache.cli.commands.clear:clear",
     "verify": "kcache.cli.commands.verify:verify",
     "doctor": "kcache.cli.commands.doctor:doctor",
+    "bundle": "kcache.cli.commands.bundle:bundle",
     "migrate": "kcache.cli.commands.migrate:migrate",
     "key": "kcache.cli.commands.key:key",
     "config": "kcache.cli.commands.config:config",

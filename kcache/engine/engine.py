@@ -111,7 +111,8 @@ class CacheEngine:
         self._room = threading.Lock()
         self._eviction = Eviction(backend, max_size)
         self._touches: Touches[str] = Touches(TOUCH_INTERVAL)
-        self._lock_file = None if read_only else lock_file
+        #: By which processes exclude each other for one key; None where they don't.
+        self.lock_file = None if read_only else lock_file
         self._wait = wait
         self._flight: Flight[Entry] | None = None
         self._flusher = Flusher(self.counters, stats_file)
@@ -248,7 +249,7 @@ class CacheEngine:
         if self._flight is None:
             with self._room:
                 if self._flight is None:
-                    self._flight = Flight(self._lock_file, wait=self._wait, counters=self.counters)
+                    self._flight = Flight(self.lock_file, wait=self._wait, counters=self.counters)
         try:
             return self._flight.run(key, Work(lambda: self._find(key, again=True), compute, adopt))
         except Exception:

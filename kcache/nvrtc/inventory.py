@@ -30,6 +30,7 @@ __all__ = [
     "coldest_first",
     "describe",
     "items",
+    "look_at",
     "look_into",
     "matching",
     "unique_length",
@@ -93,11 +94,19 @@ class Opened(NamedTuple):
 
 def look_into(backend: Backend, info: EntryInfo, producer: str) -> Opened | None:
     """Read and check one entry, a manifest down to its header sets; None if it is gone."""
-    item = Item(info.key, info.size, info.used_ns / 1e9, OTHER)
     try:
         blob = backend.get(info.key)
-        if blob is None:
-            return None
+    except CorruptEntryError as error:
+        return Opened(_item(info)._replace(kind=DAMAGED, problem=str(error)), None)
+    except BackendError as error:
+        return Opened(_item(info)._replace(kind=UNREADABLE, problem=str(error)), None)
+    return None if blob is None else look_at(blob, info, producer)
+
+
+def look_at(blob: bytes, info: EntryInfo, producer: str) -> Opened:
+    """Check an entry that was read, likewise."""
+    item = _item(info)
+    try:
         entry = decode(blob, info.key, producer=producer.encode())
         described = describe(item, entry.metadata)
         if described.kind == MANIFEST:
@@ -108,12 +117,14 @@ def look_into(backend: Backend, info: EntryInfo, producer: str) -> Opened | None
         return Opened(item._replace(problem=str(error)), None)
     except CorruptEntryError as error:
         return Opened(item._replace(kind=DAMAGED, problem=str(error)), None)
-    except BackendError as error:
-        return Opened(item._replace(kind=UNREADABLE, problem=str(error)), None)
     except _FORGED as error:  # a right checksum over what no version of kcache wrote
         problem = f"{type(error).__name__}: {error}"
         return Opened(item._replace(kind=DAMAGED, problem=problem), None)
     return Opened(described, entry)
+
+
+def _item(info: EntryInfo) -> Item:
+    return Item(info.key, info.size, info.used_ns / 1e9, OTHER)
 
 
 def items(backend: Backend, producer: str) -> Iterator[Item]:

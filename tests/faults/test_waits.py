@@ -64,7 +64,7 @@ def test_makers_that_ask_for_each_others_keys_all_end(
     opened = [open_engine(tmp_path) for _ in keys]
     if engines == "no file":
         for engine in opened:
-            engine._lock_file = None
+            engine.lock_file = None
 
     def ask(number: int) -> Entry:
         engine = opened[number if engines == "one each" else 0]

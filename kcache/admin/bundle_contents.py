@@ -1,0 +1,139 @@
+"""Contents: what of a cache goes into a bundle."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from kcache.backend import Backend, EntryInfo
+from kcache.bundle.format import MAX_VALUE
+from kcache.entry import Entry, encode
+from kcache.nvrtc.inventory import MANIFEST, Item, look_into
+from kcache.nvrtc.manifest import Manifest, Variant
+
+__all__ = ["Filters", "chosen", "is_wanted", "pairs", "portable"]
+
+#: What says when and how fast an entry was made, which differs from build to build.
+_TIMES = ("created", "compile_seconds")
+
+
+class Filters(NamedTuple):
+    """Which kernels are wanted; all of them by default.
+
+    Attributes:
+        names: a kernel is wanted if its source's name, or a name expression of it, contains one of
+            these texts, or matches it as a pattern if that has `*` or `?` in it.
+        archs: its target is one of these, such as `"sm_90"`.
+        used_within: its last use was at most so many seconds ago.
+    """
+
+    names: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    used_within: float | None = None
+
+
+def is_wanted(item: Item, filters: Filters, now: float) -> bool:
+    """Tell whether an item passes all filters."""
+    if filters.used_within is not None and item.used < now - filters.used_within:
+        return False
+    if filters.archs and item.arch not in filters.archs:
+        return False
+    known = (item.source_name, *item.names)
+    return not filters.names or any(_fits(text, name) for text in filters.names for name in known)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    if not set(pattern) & set("*?"):
+        return pattern in name
+    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))  # arrays, not sets of characters
+
+
+def chosen(
+    backend: Backend, producer: str, filters: Filters, clock: Callable[[], float] = time.time
+) -> tuple[list[EntryInfo], set[str]]:
+    """Return the entries to look at by ascending key, and the keys of those that are wanted.
+
+    With filters every entry is read for that. A manifest is never wanted for itself, so without
+    filters its key is among the wanted ones, and means nothing.
+
+    Raises:
+        BackendError: the entries can't be listed.
+    """
+    infos = sorted(backend.scan())
+    if filters == Filters():
+        return infos, {info.key for info in infos}
+    now = clock()
+    looked, wanted = [], set[str]()
+    for info in infos:
+        opened = look_into(backend, info, producer)
+        if opened is None or opened.entry is None:
+            continue
+        if opened.item.kind == MANIFEST:
+            looked.append(info)
+        elif is_wanted(opened.item, filters, now):
+            looked.append(info)
+            wanted.add(info.key)
+    return looked, wanted
+
+
+def pairs(
+    backend: Backend,
+    producer: str,
+    filters: Filters,
+    *,
+    reproducible: bool,
+    problem: Callable[[Item], object],
+) -> Iterator[tuple[str, bytes, str]]:
+    """Yield key, envelope and kind of everything that goes into a bundle, by ascending key.
+
+    Args:
+        backend: whose entries; no use is recorded.
+        producer: of the entries that go; others are left out.
+        filters: which kernels. The manifests that lead to them go along, and no others.
+        reproducible: leave out what says when and how fast a kernel was compiled.
+        problem: told of each entry that is damaged, unreadable, too large, or of another producer.
+
+    Raises:
+        BackendError: the entries can't be listed.
+    """
+    infos, wanted = chosen(backend, producer, filters)
+    for info in infos:
+        opened = look_into(backend, info, producer)
+        if opened is None:
+            continue
+        item, entry = opened
+        if entry is None:
+            problem(item)
+            continue
+        if item.kind == MANIFEST:
+            entry = portable(info.key, entry, wanted)
+        elif info.key not in wanted:
+            continue
+        elif reproducible:
+            entry = _timeless(entry)
+        if entry is None:
+            continue
+        envelope = encode(info.key, entry, producer=producer.encode())
+        if len(envelope) > MAX_VALUE:
+            problem(item._replace(problem=f"larger than {MAX_VALUE} bytes"))
+            continue
+        yield info.key, envelope, item.kind
+
+
+def portable(key: str, entry: Entry, kernels: Iterable[str]) -> Entry | None:
+    """Return the manifest under `key` as it goes into a bundle, or None if it leads to no kernel.
+
+    It has the header sets that lead to one of `kernels`, in an order that doesn't tell when they
+    were stored, and nothing of what this machine remembers of its files.
+    """
+    known = kernels if isinstance(kernels, (set, frozenset)) else set(kernels)
+    variants = Manifest.from_entry(entry).variants
+    kept = sorted(each.raw for each in variants if each.result_key(key) in known)
+    return Manifest([Variant(raw) for raw in kept]).to_entry() if kept else None
+
+
+def _timeless(entry: Entry) -> Entry:
+    metadata = {name: value for name, value in entry.metadata.items() if name not in _TIMES}
+    return Entry(entry.payload, metadata)

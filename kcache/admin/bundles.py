@@ -1,0 +1,241 @@
+"""Bundles of kernels: made of a cache, listed, verified."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+
+from kcache.admin.bundle_contents import Filters, pairs
+from kcache.backend import EntryInfo
+from kcache.bundle.files import Source, opened, replacing
+from kcache.bundle.format import PLAIN, SEALED
+from kcache.bundle.reader import Bundle
+from kcache.bundle.writer import BundleWriter
+from kcache.errors import BundleError
+from kcache.nvrtc import PRODUCER
+from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at
+from kcache.util.units import parse_age
+
+if TYPE_CHECKING:
+    from kcache.engine.engine import CacheEngine
+
+__all__ = [
+    "BundleContents",
+    "Exported",
+    "HasEngine",
+    "Sealer",
+    "contents",
+    "export_bundle",
+    "list_bundle",
+    "verified",
+    "verify_bundle",
+]
+
+
+class HasEngine(Protocol):
+    """A cache: `KernelCache` is one."""
+
+    engine: CacheEngine
+
+
+class Sealer(Protocol):
+    """Signs and checks what travels between machines; see `kcache.remote.seal`."""
+
+    def seal(self, key: str, value: bytes) -> bytes:
+        """Return what is put into a bundle for a value."""
+        ...
+
+    def unseal(self, key: str, sealed: bytes) -> bytes:
+        """Return the value, or raise an exception that says what is wrong."""
+        ...
+
+
+class Exported(NamedTuple):
+    """What an export wrote.
+
+    Attributes:
+        kernels, manifests: their numbers; kernels are all entries that are no manifests.
+        size: bytes of the file.
+        left_out: damaged, unreadable and too large entries, and those of other versions of kcache.
+    """
+
+    kernels: int
+    manifests: int
+    size: int
+    left_out: tuple[Item, ...]
+
+
+class BundleContents(NamedTuple):
+    """What a bundle holds, all of it checked.
+
+    Attributes:
+        kernels, manifests: their numbers.
+        other_version: number of entries that another version of kcache made, and reads.
+        size: bytes of the file.
+        sealed: whether every value is signed, or at least sealed.
+    """
+
+    kernels: int
+    manifests: int
+    other_version: int
+    size: int
+    sealed: bool
+
+
+# -- export ----------------------------------------------------------------------------------------
+
+
+def export_bundle(
+    cache: HasEngine,
+    target: Source,
+    *,
+    names: Iterable[str] = (),
+    archs: Iterable[str] = (),
+    used_within: float | str | None = None,
+    reproducible: bool = False,
+    sealer: Sealer | None = None,
+) -> Exported:
+    """Write the kernels of a cache, and the manifests that lead to them, into one file.
+
+    Equal entries make equal files, whatever the backend, the machine and the order of use. The file
+    appears under its name when it is complete. An existing bundle is replaced; any other file is
+    left alone. No use of an entry is recorded.
+
+    Args:
+        cache: a `KernelCache`.
+        target: path of the bundle, or a binary file that is open for writing.
+        names: only kernels whose source name or name expression contains one of these texts, or
+            matches it as a pattern with `*` and `?`.
+        archs: only kernels for one of these targets, such as `"sm_90"`.
+        used_within: only kernels that were used in the last so many seconds, or `"30d"`.
+        reproducible: leave out when each kernel was compiled, and how long that took. Then equal
+            kernels make equal files, even if they were compiled on different days. Hits on such
+            kernels add nothing to the time saved.
+        sealer: signs each entry; without it nothing is signed.
+
+    Raises:
+        ConfigError: `used_within` is no time.
+        BundleError: there is another file at the path, or there are too many entries.
+        BackendError: the entries can't be listed.
+        OSError: the file can't be written.
+    """
+    age = None if used_within is None else parse_age(used_within, name="used_within")
+    filters = Filters(tuple(names), tuple(map(_arch, archs)), age)
+    if not isinstance(target, (str, os.PathLike)):
+        return _write(cache.engine, target, filters, reproducible=reproducible, sealer=sealer)
+    with replacing(os.path.realpath(target)) as file:
+        return _write(cache.engine, file, filters, reproducible=reproducible, sealer=sealer)
+
+
+def _arch(text: str) -> str:
+    return f"sm_{text}" if text[:1].isdigit() else text
+
+
+def _write(
+    engine: CacheEngine,
+    file: BinaryIO,
+    filters: Filters,
+    *,
+    reproducible: bool,
+    sealer: Sealer | None,
+) -> Exported:
+    writer = BundleWriter(file, PLAIN if sealer is None else SEALED)
+    left_out: list[Item] = []
+    manifests = 0
+    for key, envelope, kind in pairs(
+        engine.backend, PRODUCER, filters, reproducible=reproducible, problem=left_out.append
+    ):
+        writer.add(key, envelope if sealer is None else sealer.seal(key, envelope))
+        manifests += kind == MANIFEST
+    size = writer.finish()
+    return Exported(writer.entries - manifests, manifests, size, tuple(left_out))
+
+
+# -- list and verify ---------------------------------------------------------------------------
+
+
+def list_bundle(source: Source, *, sealer: Sealer | None = None) -> Iterator[Item]:
+    """Yield what each entry of a bundle is, by ascending key, each checked when it is yielded.
+
+    An entry of another version of kcache has the kind `"other"` and a `problem`.
+
+    Raises:
+        BundleError: it is no bundle, or a damaged one.
+        OSError: it can't be read.
+    """
+    with opened(source) as bundle:
+        bundle.check_index()
+        for each in contents(bundle, sealer):
+            yield each.item
+
+
+def verify_bundle(source: Source, *, sealer: Sealer | None = None) -> BundleContents:
+    """Read and check all of a bundle; memory: that of its largest entry.
+
+    Args:
+        source: path, or an open binary file; what can't be seeked in is copied to a temporary file.
+        sealer: checks the signatures; without it they are not looked at.
+
+    Raises:
+        BundleError: it is no bundle, a damaged one, or not signed as `sealer` wants.
+        OSError: it can't be read.
+    """
+    with opened(source) as bundle:
+        return verified(bundle, sealer, lambda _: None)
+
+
+def verified(
+    bundle: Bundle, sealer: Sealer | None, each: Callable[[Opened], object]
+) -> BundleContents:
+    """Check all of an open bundle, and hand each entry to `each`.
+
+    Raises:
+        BundleError, OSError: as `verify_bundle`.
+    """
+    bundle.check_index()
+    kernels = manifests = other = 0
+    for found in contents(bundle, sealer):
+        each(found)
+        kernels += found.entry is not None and found.item.kind != MANIFEST
+        manifests += found.item.kind == MANIFEST
+        other += found.entry is None
+    return BundleContents(kernels, manifests, other, bundle.size, bundle.sealed)
+
+
+def contents(bundle: Bundle, sealer: Sealer | None) -> Iterator[Opened]:
+    """Yield what each entry is, all of it checked.
+
+    Raises:
+        BundleError: one is damaged, or not signed as it should be.
+    """
+    unseal = unsealing(bundle, sealer)
+    for record in bundle.records():
+        envelope = unseal(record.key, bundle.read(record))
+        found = look_at(envelope, EntryInfo(record.key, record.size, 0), PRODUCER)
+        if found.item.kind == DAMAGED:
+            raise BundleError(f"{bundle.name}: entry {record.key}: {found.item.problem}")
+        yield found
+
+
+def unsealing(bundle: Bundle, sealer: Sealer | None) -> Callable[[str, bytes], bytes]:
+    """Return what makes an envelope of a bundle's value.
+
+    Raises:
+        BundleError: the bundle is not signed, and should be.
+    """
+    if not bundle.sealed:
+        if sealer is not None:
+            raise BundleError(f"{bundle.name}: it is not signed, and a signing key is set")
+        return lambda key, value: value
+    from kcache.remote.seal import PlainSealer, SealError
+
+    open_seal = (PlainSealer() if sealer is None else sealer).unseal
+
+    def unseal(key: str, value: bytes) -> bytes:
+        try:
+            return open_seal(key, value)
+        except SealError as error:
+            raise BundleError(f"{bundle.name}: entry {key}: {error}") from error
+
+    return unseal

@@ -1,0 +1,142 @@
+"""Files of bundles: replaced as a whole, and read from a pipe, too."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+from kcache.bundle.format import HEAD_SIZE, is_head
+from kcache.bundle.reader import Bundle, is_bundle
+from kcache.errors import BundleError
+
+__all__ = ["Source", "opened", "replacing"]
+
+#: A file's path, or an open binary file.
+Source = str | os.PathLike[str] | BinaryIO
+_BUFFER = 1 << 20
+
+
+@contextmanager
+def replacing(path: str) -> Generator[BinaryIO]:
+    """Yield a file that takes the place of `path` when the block ends, and vanishes if it raises.
+
+    Raises:
+        BundleError: something else than a bundle is there.
+        OSError: the file can't be made.
+    """
+    _refuse_others(path)
+    folder, name = os.path.split(path)
+    _sweep(folder, name)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a process that had this number before
+    fd = os.open(temporary, flags, 0o666)
+    try:
+        with open(fd, "wb", buffering=_BUFFER) as file:
+            _lock(file.fileno())
+            yield file
+        _refuse_others(path)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _refuse_others(path: str) -> None:
+    """Refuse to replace what is no bundle.
+
+    Raises:
+        BundleError: there is something else.
+    """
+    try:
+        replaceable = not os.path.lexists(path) or is_bundle(path)
+    except OSError as error:
+        raise BundleError(f"{path}: what is there can't be read: {error.strerror}") from error
+    if not replaceable and not _is_empty_file(path):
+        raise BundleError(f"{path}: there is something else than a bundle; it is left alone")
+
+
+def _is_empty_file(path: str) -> bool:
+    status = os.stat(path)
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
+
+
+def _sweep(folder: str, name: str) -> None:
+    """Remove what killed exports to the same name have left: temporary files that nobody locks."""
+    if sys.platform == "win32":
+        return
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            middle = entry.name.removeprefix(f".{name}.").removesuffix(".tmp")
+            if entry.name != f".{name}.{middle}.tmp" or not middle.isdecimal():
+                continue
+            with suppress(OSError), open(entry.path, "rb") as file:
+                if entry.is_file(follow_symlinks=False) and _lock(file.fileno()):
+                    os.unlink(entry.path)
+
+
+def _lock(fd: int) -> bool:
+    """Lock a file of this process's own, as long as it is open; tell whether it was free."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def opened(source: Source) -> Generator[Bundle]:
+    """Open a bundle for the block; what comes through a pipe goes to a temporary file first.
+
+    Raises:
+        BundleError: it is no bundle.
+        OSError: it can't be read, or there is no room for the temporary file.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        bundle = Bundle(source)
+    elif _is_file(source):
+        bundle = Bundle(source.fileno())
+    else:
+        bundle = _spooled(source)
+    try:
+        yield bundle
+    finally:
+        bundle.close()
+
+
+def _is_file(source: BinaryIO) -> bool:
+    """Tell whether an open file is one on disk, at its beginning."""
+    try:
+        return stat.S_ISREG(os.fstat(source.fileno()).st_mode) and source.tell() == 0
+    except (OSError, io.UnsupportedOperation):
+        return False
+
+
+def _spooled(source: BinaryIO) -> Bundle:
+    name = "what was piped in"
+    head = source.read(HEAD_SIZE)
+    if not is_head(head):  # before gigabytes of something else are copied
+        raise BundleError(f"{name}: it is no bundle")
+    with tempfile.TemporaryFile(prefix="kcache-") as file:
+        file.write(head)
+        while data := source.read(_BUFFER):
+            file.write(data)
+        file.flush()
+        try:
+            bundle = Bundle(file.fileno())
+        except BundleError as error:
+            raise BundleError(f"{name}: {str(error).partition(': ')[2]}") from None
+    bundle.name = name
+    return bundle

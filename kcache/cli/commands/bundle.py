@@ -1,0 +1,227 @@
+"""`kcache bundle`: kernels from one cache to another, in one file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from kcache.cli.keys import SHORT
+from kcache.cli.open_cache import (
+    directory_option,
+    json_option,
+    may_write,
+    open_cache,
+    open_existing,
+)
+from kcache.cli.terminal import columns, counted, fit, plain, say, show, spinner
+from kcache.util.units import format_size
+
+if TYPE_CHECKING:
+    from kcache.admin.bundles import BundleContents, Exported
+    from kcache.nvrtc.inventory import Item
+
+__all__ = ["bundle"]
+
+#: Problems that are named one by one.
+_NAMED = 5
+
+_file = click.argument("file", type=click.Path(allow_dash=True), metavar="FILE")
+
+
+@click.group(short_help="Write kernels into one file, or read them from one.")
+def bundle() -> None:
+    """Carry kernels from one cache to another, in one file.
+
+    A bundle has the kernels, and what leads to them: a program finds them on another machine, in
+    another checkout and as another user, and compiles nothing. It can be used without unpacking it:
+    KCACHE_REMOTE=file:///path/kernels.kcb.
+
+    A bundle is code. Import only what comes from somebody whom you trust.
+    """
+
+
+@bundle.command("export", short_help="Write kernels into a bundle.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    required=True,
+    help="The bundle. `-` is standard output. Another bundle is replaced, any other file is not.",
+)
+@click.option("--arch", multiple=True, help="Only kernels for this target, such as sm_90.")
+@click.option(
+    "--name",
+    multiple=True,
+    metavar="TEXT",
+    help="Only kernels whose source name or name expression has TEXT in it. With * or ?, TEXT is a "
+    "pattern for all of the name.",
+)
+@click.option(
+    "--used-within",
+    metavar="AGE",
+    help="Only kernels that were used in the last AGE, such as 12h, 30d or 2w.",
+)
+@click.option(
+    "--reproducible",
+    is_flag=True,
+    help="Leave out when each kernel was compiled and how long that took, so that equal kernels of "
+    "two builds make equal files.",
+)
+@directory_option
+def export(
+    *,
+    output: str,
+    arch: tuple[str, ...],
+    name: tuple[str, ...],
+    used_within: str | None,
+    reproducible: bool,
+    directory: str | None,
+) -> None:
+    """Write kernels into a bundle.
+
+    Each option may be given several times; a kernel has to fit each kind of option. What leads to a
+    kernel goes along with it. The same kernels make the same bytes, on every machine. Nothing in
+    the cache changes, and no use of an entry is recorded.
+    """
+    from kcache.admin.bundles import export_bundle
+
+    cache = open_existing(directory)
+    if cache is None:
+        raise click.ClickException("there is no cache yet, so there is nothing to export")
+    target = _stdout() if output == "-" else output
+    with cache, spinner("writing"):
+        done = export_bundle(
+            cache,
+            target,
+            archs=arch,
+            names=name,
+            used_within=used_within,
+            reproducible=reproducible,
+        )
+    _tell_export(done, output)
+
+
+def _tell_export(done: Exported, output: str) -> None:
+    for item in done.left_out[:_NAMED]:
+        say(f"left out: {item.kind} entry {item.key[:SHORT]}: {plain(item.problem)}")
+    if len(done.left_out) > _NAMED:
+        say(f"left out: {len(done.left_out) - _NAMED} more")
+    kernels = counted(done.kernels, "kernel", "kernels")
+    line = f"{kernels} and {counted(done.manifests, 'manifest', 'manifests')}"
+    if output == "-":
+        say(f"{line}, {format_size(done.size)}")
+    else:
+        show(f"{line} in {plain(output)}, {format_size(done.size)}")
+    if not done.kernels:
+        say("warning: no kernel fits, so the bundle is empty")
+
+
+@bundle.command("import", short_help="Put a bundle's kernels into the cache.")
+@_file
+@directory_option
+def import_(*, file: str, directory: str | None) -> None:
+    """Put the kernels of a bundle into the cache. FILE can be `-`, standard input.
+
+    The whole bundle is checked before the first kernel is written: a damaged one changes nothing.
+    What the cache has stays. The cap holds; if the bundle is larger, part of it is left out.
+    """
+    from kcache.admin.bundle_import import import_bundle
+
+    may_write("bundle import")
+    source = _stdin() if file == "-" else file
+    with open_cache(directory) as cache, spinner("reading"):
+        done = import_bundle(cache, source)
+    show(f"{counted(done.added)} added, {done.present} were there, {done.merged} merged")
+    if done.other_version:
+        say(f"warning: {counted(done.other_version)} of another version of kcache: left out")
+    if done.no_room:
+        say(f"warning: {counted(done.no_room)} left out: the cap is too small (KCACHE_MAX_SIZE)")
+
+
+@bundle.command("list", short_help="List the kernels in a bundle.")
+@_file
+@click.option("-a", "--all", "everything", is_flag=True, help="List manifests, too.")
+@json_option("array")
+def list_(*, file: str, everything: bool, as_json: bool) -> None:
+    """List the kernels in a bundle, one line each. FILE can be `-`, standard input.
+
+    Each entry is checked as it is listed.
+    """
+    from kcache.admin.bundles import list_bundle
+    from kcache.nvrtc.inventory import MANIFEST
+
+    source = _stdin() if file == "-" else file
+    found = [item for item in list_bundle(source) if everything or item.kind != MANIFEST]
+    if as_json:
+        show(json.dumps([_item_json(item) for item in found], indent=2))
+    elif found:
+        show(fit(_table(found)))
+    else:
+        say("there are no kernels")
+
+
+def _item_json(item: Item) -> dict[str, object]:
+    from kcache.cli.commands.ls import item_json
+
+    return {name: value for name, value in item_json(item).items() if name != "last_use"}
+
+
+def _table(found: list[Item]) -> str:
+    from kcache.cli.commands.ls import what_it_is
+    from kcache.nvrtc.inventory import unique_length
+    from kcache.util.units import format_age, format_time
+
+    digits, now = unique_length(item.key for item in found), time.time()
+    rows = [
+        (
+            item.key[:digits],
+            format_size(item.size),
+            "-" if item.created is None else format_age(now - item.created),
+            "-" if item.compile_seconds is None else format_time(item.compile_seconds),
+            plain(item.arch) or "-",
+            what_it_is(item),
+        )
+        for item in found
+    ]
+    return columns([("KEY", "SIZE", "AGE", "COMPILE", "ARCH", "KERNEL"), *rows])
+
+
+@bundle.command("verify", short_help="Read and check all of a bundle.")
+@_file
+@json_option("object")
+def verify(*, file: str, as_json: bool) -> None:
+    """Read and check all of a bundle. FILE can be `-`, standard input.
+
+    Exits with 1 if it is damaged. Memory does not grow with its length.
+    """
+    from kcache.admin.bundles import verify_bundle
+
+    source = _stdin() if file == "-" else file
+    with spinner("reading"):
+        found = verify_bundle(source)
+    if as_json:
+        show(json.dumps(found._asdict(), indent=2))
+    else:
+        show(_told(found))
+
+
+def _told(found: BundleContents) -> str:
+    kernels = counted(found.kernels, "kernel", "kernels")
+    line = f"sound: {kernels} and {counted(found.manifests, 'manifest', 'manifests')}"
+    if found.other_version:
+        line += f", {counted(found.other_version)} of another version of kcache"
+    return f"{line}, {format_size(found.size)}{', signed' if found.sealed else ', not signed'}"
+
+
+def _stdin() -> BinaryIO:
+    return sys.stdin.buffer
+
+
+def _stdout() -> BinaryIO:
+    if sys.stdout.isatty():
+        raise click.UsageError("A bundle is no text. Send it to a file or to another program.")
+    return sys.stdout.buffer

@@ -1,0 +1,440 @@
+"""Bundles: what goes into one comes out of it, whatever the backend, and nothing else changes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from bundle.bundles import (
+    REQUEST,
+    bundle_of,
+    contents,
+    export,
+    forged,
+    kernels,
+    variant,
+    with_headers,
+)
+from cli.helpers import BACKENDS, age, damage, fill, held, kernel, key, recency
+from core.helpers import fork, wait
+
+import kcache
+from kcache import BundleError, Entry, KernelCache
+from kcache.bundle.reader import Bundle
+from kcache.bundle.writer import BundleWriter
+from kcache.nvrtc.inventory import MANIFEST
+from kcache.nvrtc.manifest import MAX_SETS, Manifest
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bundle_goes_from_one_cache_to_another(tmp_path: Path, backend: str) -> None:
+    entries = {**kernels(20), **with_headers(1, 2)}
+    fill(tmp_path / "one", entries, backend)
+    path = tmp_path / "kernels.kcb"
+    with KernelCache(tmp_path / "one", backend=backend) as cache:
+        done = kcache.export_bundle(cache, path)
+    assert (done.kernels, done.manifests, done.left_out) == (22, 1, ())
+    assert done.size == path.stat().st_size
+    with KernelCache(tmp_path / "two", backend="file") as cache:
+        assert kcache.import_bundle(cache, path) == (23, 0, 0, 0, 0)
+        assert kcache.import_bundle(cache, path) == (0, 23, 0, 0, 0)
+    assert contents(tmp_path / "two") == contents(tmp_path / "one", backend)
+    assert export(tmp_path / "two") == path.read_bytes()
+
+
+def test_neither_backend_nor_order_nor_place_nor_time_is_in_a_bundle(tmp_path: Path) -> None:
+    entries = {**kernels(10), **with_headers(1, 2, 3, stamped=True)}
+    fill(tmp_path / "one", entries)
+    fill(tmp_path / "two", dict(reversed(entries.items())), "lmdb")
+    age(tmp_path / "one", key(3), 10_000)
+    again = {**entries, **with_headers(3, 1, 2)}
+    again |= {name: entry for name, entry in entries.items() if name != REQUEST}
+    fill(tmp_path / "three", again, "zstd")
+    bundles = {export(tmp_path / "one"), export(tmp_path / "two", backend="lmdb")}
+    assert bundles == {export(tmp_path / "three", backend="zstd")}
+    (data,) = bundles
+    assert b"/home/somebody" not in data
+
+
+def test_an_export_records_no_use(tmp_path: Path) -> None:
+    fill(tmp_path, kernels(3))
+    before = recency(tmp_path)
+    export(tmp_path, archs=["sm_80"])
+    assert recency(tmp_path) == before
+
+
+def test_builds_of_two_days_are_equal_if_asked_for(tmp_path: Path) -> None:
+    for name, seconds in (("one", 0.5), ("two", 0.75)):
+        entry = kernel(created=1e9 + seconds, seconds=seconds, ptx=b"// PTX\n")
+        fill(tmp_path / name, {key(1): entry})
+    assert export(tmp_path / "one") != export(tmp_path / "two")
+    one = export(tmp_path / "one", reproducible=True)
+    assert one == export(tmp_path / "two", reproducible=True)
+    (item,) = kcache.list_bundle(io.BytesIO(one))
+    assert (item.created, item.compile_seconds) == (None, None)
+
+
+# -- what goes into it -----------------------------------------------------------------------------
+
+
+def listed(data: bytes) -> set[str]:
+    return {item.source_name for item in kcache.list_bundle(io.BytesIO(data)) if item.source_name}
+
+
+def test_filters(tmp_path: Path) -> None:
+    fill(tmp_path, kernels(4))
+    age(tmp_path, key(3), 7200)
+    assert listed(export(tmp_path, archs=["sm_80"])) == {"k0.cu", "k2.cu"}
+    assert listed(export(tmp_path, archs=["80", "sm_90"])) == {f"k{n}.cu" for n in range(4)}
+    assert listed(export(tmp_path, names=["k1"])) == {"k1.cu"}
+    assert listed(export(tmp_path, names=["k<2>", "k3.*"])) == {"k2.cu", "k3.cu"}
+    assert listed(export(tmp_path, names=["*1.c"])) == set()
+    assert listed(export(tmp_path, used_within="1h")) == {"k0.cu", "k1.cu", "k2.cu"}
+    assert listed(export(tmp_path, used_within=3600, archs=["sm_90"])) == {"k1.cu"}
+
+
+def test_a_name_with_an_array_in_it(tmp_path: Path) -> None:
+    fill(tmp_path, {key(1): kernel(names=["f<int[4]>"]), key(2): kernel(names=["f<int>"])})
+    (one,) = kcache.list_bundle(io.BytesIO(export(tmp_path, names=["*[4]>"])))
+    assert one.names == ("f<int[4]>",)
+
+
+def test_a_manifest_goes_with_its_kernels_and_leads_to_no_others(tmp_path: Path) -> None:
+    fill(tmp_path, {**kernels(2), **with_headers(1, 2)})
+    gone = variant(1).result_key(REQUEST)
+    with KernelCache(tmp_path) as cache:
+        cache.engine.delete(gone)
+    found = [item.key for item in kcache.list_bundle(io.BytesIO(export(tmp_path)))]
+    assert gone not in found
+    assert REQUEST in found
+    with KernelCache(tmp_path / "two") as cache:
+        kcache.import_bundle(cache, io.BytesIO(export(tmp_path, names=["inc"])))
+    assert set(contents(tmp_path / "two")) == {REQUEST, variant(2).result_key(REQUEST)}
+    manifest = Manifest.from_entry(contents(tmp_path / "two")[REQUEST])
+    assert [each.raw for each in manifest.variants] == [variant(2).raw]
+    assert not list(kcache.list_bundle(io.BytesIO(export(tmp_path, names=["nothing"]))))
+
+
+def test_what_is_damaged_or_of_another_program_is_left_out(tmp_path: Path) -> None:
+    fill(tmp_path, kernels(2))
+    damage(tmp_path, key("bad"))
+    with kcache.open_engine(tmp_path) as engine:
+        engine.put(key("other"), Entry({"x": b"y"}))
+    file = io.BytesIO()
+    with KernelCache(tmp_path) as cache:
+        done = kcache.export_bundle(cache, file)
+    assert done.kernels == 2
+    assert {item.key: item.kind for item in done.left_out} == {
+        key("bad"): "damaged",
+        key("other"): "other",
+    }
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def test_another_file_is_left_alone(tmp_path: Path) -> None:
+    fill(tmp_path / "cache", kernels(1))
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear reader")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with KernelCache(tmp_path / "cache") as cache:
+        for path in (letter, folder):
+            with pytest.raises(BundleError, match="left alone"):
+                kcache.export_bundle(cache, path)
+        empty = tmp_path / "empty"  # as mktemp makes one
+        empty.touch()
+        kcache.export_bundle(cache, empty)
+        kcache.export_bundle(cache, empty)
+    assert letter.read_text() == "Dear reader"
+    assert kcache.verify_bundle(empty).kernels == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cache", "empty", "folder", "letter.txt",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipes in the file system")
+def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path: Path) -> None:
+    fill(tmp_path / "cache", kernels(1))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with KernelCache(tmp_path / "cache") as cache:
+        with pytest.raises(BundleError, match="left alone"):
+            kcache.export_bundle(cache, pipe)
+        with pytest.raises(BundleError, match="no file"):
+            kcache.import_bundle(cache, pipe)
+    assert pipe.is_fifo()
+
+
+def test_an_export_that_fails_leaves_the_old_bundle(tmp_path: Path) -> None:
+    fill(tmp_path / "cache", kernels(3))
+    path = tmp_path / "kernels.kcb"
+    path.write_bytes(export(tmp_path / "cache"))
+    old = path.read_bytes()
+
+    class Refusing:
+        def seal(self, key: str, value: bytes) -> bytes:
+            raise RuntimeError("no key")
+
+        def unseal(self, key: str, sealed: bytes) -> bytes:
+            raise AssertionError
+
+    with KernelCache(tmp_path / "cache") as cache, pytest.raises(RuntimeError):
+        kcache.export_bundle(cache, path, sealer=Refusing())
+    assert path.read_bytes() == old
+    assert {each.name for each in tmp_path.iterdir()} == {"cache", "kernels.kcb"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_what_a_killed_export_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    fill(tmp_path / "cache", kernels(3))
+    path = tmp_path / "kernels.kcb"
+
+    class Killing:
+        def seal(self, key: str, value: bytes) -> bytes:
+            os.kill(os.getpid(), 9)
+            return value
+
+        def unseal(self, key: str, sealed: bytes) -> bytes:
+            raise AssertionError
+
+    def child() -> None:
+        with KernelCache(tmp_path / "cache") as cache:
+            kcache.export_bundle(cache, path, sealer=Killing())
+
+    assert wait(fork(child)) != 0
+    assert len(list(tmp_path.glob(".kernels.kcb.*.tmp"))) == 1
+    assert not path.exists()
+    mine = tmp_path / ".kernels.kcb.notes.tmp"  # not the pattern: a user's
+    mine.touch()
+    with KernelCache(tmp_path / "cache") as cache:
+        kcache.export_bundle(cache, path)
+    assert {each.name for each in tmp_path.iterdir()} == {"cache", "kernels.kcb", mine.name}
+
+
+def test_a_bundle_is_readable_for_others_as_the_umask_says(tmp_path: Path) -> None:
+    fill(tmp_path / "cache", {})
+    path = tmp_path / "kernels.kcb"
+    before = os.umask(0o027)
+    try:
+        with KernelCache(tmp_path / "cache") as cache:
+            kcache.export_bundle(cache, path)
+    finally:
+        os.umask(before)
+    if sys.platform != "win32":
+        assert path.stat().st_mode & 0o777 == 0o640
+    assert kcache.verify_bundle(path).kernels == 0
+
+
+# -- import ----------------------------------------------------------------------------------------
+
+
+def test_the_cache_keeps_what_it_has(tmp_path: Path) -> None:
+    """The same key with other bytes: the cache's own entry stays."""
+    theirs = bundle_of({key(1): kernel(source="theirs.cu")}, tmp_path / "theirs")
+    fill(tmp_path / "ours", {key(1): kernel(source="ours.cu")})
+    with KernelCache(tmp_path / "ours") as cache:
+        assert kcache.import_bundle(cache, io.BytesIO(theirs)).present == 1
+    assert contents(tmp_path / "ours")[key(1)].metadata["source_name"] == "ours.cu"
+
+
+def test_a_damaged_entry_is_replaced(tmp_path: Path) -> None:
+    theirs = bundle_of(kernels(1), tmp_path / "theirs")
+    fill(tmp_path / "ours", {})
+    damage(tmp_path / "ours", key(0))
+    with KernelCache(tmp_path / "ours") as cache:
+        assert kcache.import_bundle(cache, io.BytesIO(theirs)).added == 1
+    assert contents(tmp_path / "ours") == contents(tmp_path / "theirs")
+
+
+def test_header_sets_of_both_stay(tmp_path: Path) -> None:
+    theirs = bundle_of(with_headers(1, 2), tmp_path / "theirs")
+    fill(tmp_path / "ours", with_headers(3, 1, stamped=True))
+    with KernelCache(tmp_path / "ours") as cache:
+        assert kcache.import_bundle(cache, io.BytesIO(theirs)) == (1, 1, 1, 0, 0)
+        assert kcache.import_bundle(cache, io.BytesIO(theirs)) == (0, 3, 0, 0, 0)
+    manifest = Manifest.from_entry(contents(tmp_path / "ours")[REQUEST])
+    sets = [variant(number).raw for number in (3, 1, 2)]
+    assert [each.raw for each in manifest.variants] == sets
+    assert manifest.variants[0].stamps  # what this machine remembers stays, too
+
+
+def test_a_full_manifest_loses_none_of_its_own_sets(tmp_path: Path) -> None:
+    theirs = bundle_of(with_headers(100), tmp_path / "theirs")
+    fill(tmp_path / "ours", with_headers(*range(MAX_SETS)))
+    before = contents(tmp_path / "ours")[REQUEST]
+    with KernelCache(tmp_path / "ours") as cache:
+        kcache.import_bundle(cache, io.BytesIO(theirs))
+    assert contents(tmp_path / "ours")[REQUEST] == before
+
+
+def test_a_bundle_beyond_the_cap_evicts_older_entries_and_nothing_of_itself(tmp_path: Path) -> None:
+    theirs = bundle_of(kernels(40, 1000), tmp_path / "theirs")
+    fill(tmp_path / "ours", {key(f"old{n}"): kernel(1000) for n in range(10)}, max_size="30KB")
+    with KernelCache(tmp_path / "ours", max_size="30KB") as cache:
+        done = kcache.import_bundle(cache, io.BytesIO(theirs))
+        assert cache.size_bytes <= 30_000
+    assert done.added + done.no_room == 40
+    assert 10 < done.added < 25
+    kept = set(held(tmp_path / "ours")) & set(kernels(40))
+    assert len(kept) == done.added
+
+
+def test_a_read_only_cache_is_left_alone(tmp_path: Path) -> None:
+    fill(tmp_path, {})
+    with KernelCache(tmp_path, read_only=True) as cache, pytest.raises(kcache.ConfigError):
+        kcache.import_bundle(cache, io.BytesIO(forged([])))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_an_import_that_is_killed_can_be_run_again(tmp_path: Path) -> None:
+    """At any put the cache holds sound entries only, and no manifest without its kernels."""
+    theirs = bundle_of({**kernels(6), **with_headers(1)}, tmp_path / "theirs")
+    for puts in range(0, 8, 2):
+        place = tmp_path / f"ours{puts}"
+
+        def child(place: Path = place, left: int = puts) -> None:
+            with KernelCache(place) as cache:
+                put = cache.engine.backend.put
+
+                def counting(name: str, value: bytes) -> int:
+                    nonlocal left
+                    if not left:
+                        os.kill(os.getpid(), 9)
+                    left -= 1
+                    return put(name, value)
+
+                cache.engine.backend.put = counting  # type: ignore[method-assign]
+                kcache.import_bundle(cache, io.BytesIO(theirs))
+
+        assert wait(fork(child)) != 0
+        there = contents(place)
+        assert len(there) == puts
+        assert REQUEST not in there
+        with KernelCache(place) as cache:
+            assert kcache.import_bundle(cache, io.BytesIO(theirs)).added == 8 - puts
+        assert contents(place) == contents(tmp_path / "theirs")
+
+
+def test_header_sets_that_others_store_meanwhile_stay(tmp_path: Path) -> None:
+    """Imports of eight bundles at a time, all for one manifest, lose no set."""
+    numbers = range(8)
+    bundles = [bundle_of(with_headers(n), tmp_path / f"theirs{n}") for n in numbers]
+    fill(tmp_path / "ours", {})
+
+    def run(data: bytes) -> None:
+        with KernelCache(tmp_path / "ours") as cache:
+            kcache.import_bundle(cache, io.BytesIO(data))
+
+    threads = [threading.Thread(target=run, args=(data,)) for data in bundles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    manifest = Manifest.from_entry(contents(tmp_path / "ours")[REQUEST])
+    assert {each.raw for each in manifest.variants} == {variant(n).raw for n in numbers}
+
+
+# -- as a layer --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 65, 500])
+def test_every_key_is_found_without_unpacking(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "kernels.kcb"
+    entries = kernels(count, 40)
+    path.write_bytes(bundle_of(entries, tmp_path / "cache"))
+    bundle = Bundle(path)
+    assert len(bundle) == count
+    for name in entries:
+        assert bundle.get(name) == (tmp_path / "cache" / "file" / name[:2] / name).read_bytes()
+    for name in (key("absent"), "0" * 64, "f" * 64, *(key(f"no{n}") for n in range(50))):
+        assert bundle.get(name) is None
+    bundle.close()
+    bundle.close()
+    with pytest.raises(BundleError, match="closed"):
+        bundle.get(key(0))
+
+
+def test_keys_that_are_no_digests_are_found(tmp_path: Path) -> None:
+    """All in one corner, where the guess by the first digits is as wrong as can be."""
+    path = tmp_path / "kernels.kcb"
+    keys = [f"{number:064x}" for number in (*range(1000), *range(16**64 - 1000, 16**64))]
+    with path.open("wb") as file:
+        writer = BundleWriter(file)
+        for name in keys:
+            writer.add(name, name.encode())
+        writer.finish()
+    bundle = Bundle(path)
+    assert all(bundle.get(name) == name.encode() for name in keys)
+    assert bundle.get(f"{1000:064x}") is None
+    assert bundle.get(f"8{0:063x}") is None
+    bundle.close()
+
+
+def test_threads_and_a_forked_child_share_it(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.kcb"
+    entries = kernels(200, 3000)
+    path.write_bytes(bundle_of(entries, tmp_path / "cache"))
+    bundle = Bundle(path)
+    wrong: list[str] = []
+
+    def read() -> None:
+        for name in entries:
+            value = bundle.get(name)
+            if value is None or name not in value[24:56].hex():
+                wrong.append(name)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    if sys.platform != "win32":
+
+        def child() -> None:
+            read()
+            assert not wrong
+
+        assert wait(fork(child)) == 0
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    bundle.close()
+
+
+def test_a_bundle_that_is_replaced_or_truncated_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.kcb"
+    path.write_bytes(bundle_of(kernels(10), tmp_path / "cache"))
+    bundle = Bundle(path)
+    other = tmp_path / "other.kcb"
+    other.write_bytes(forged([]))
+    other.replace(path)
+    assert bundle.get(key(1)) is not None
+    bundle.close()
+    path.write_bytes(export(tmp_path / "cache"))
+    bundle = Bundle(path)
+    os.truncate(path, 100)
+    with pytest.raises(BundleError, match="truncated"):
+        bundle.get(key(1))
+    bundle.close()
+
+
+def test_a_reader_imports_no_engine() -> None:
+    """A layer costs a program that uses it no more than it must."""
+    code = "import sys, kcache.bundle.reader; print(*(m for m in sys.modules if 'kcache' in m))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(said.stdout.split()) == {
+        "kcache", "kcache.bundle", "kcache.bundle.format", "kcache.bundle.reader", "kcache.errors",
+        "kcache._version",
+    } - {"kcache._version"}  # fmt: skip
+
+
+def test_the_kinds_of_what_is_listed(tmp_path: Path) -> None:
+    data = bundle_of({**kernels(1), **with_headers(1)}, tmp_path)
+    found = list(kcache.list_bundle(io.BytesIO(data)))
+    assert [item.key for item in found] == sorted(item.key for item in found)
+    assert [item.kind for item in found].count(MANIFEST) == 1
