@@ -137,19 +137,28 @@ def commands() -> Iterator[str]:
     yield from table(rows)
 
 
-def command(wanted: str) -> Iterator[str]:
-    """One command: what it does, how it is called, every option with its meaning and default."""
+def command(wanted: str, *part: str) -> Iterator[str]:
+    """One command: what it does, how it is called, every option with its meaning and default.
+
+    Of a command that has commands, a table of these; `part` names one of them.
+    """
     ((name, found, context),) = (entry for entry in _commands() if entry[0] == wanted)
+    for each in part:
+        assert isinstance(found, click.Group)
+        inner = found.get_command(context, each)
+        assert inner is not None
+        name, found = f"{name} {each}", inner
+        context = click.Context(found, parent=context, info_name=each)
     if not isinstance(found, click.Group):  # its commands are listed below
         yield f"Usage: `{' '.join(('kcache', name, *found.collect_usage_pieces(context)))}`"
     for paragraph in inspect.cleandoc(found.help or "").split("\n\n"):
         yield from ("", plain(paragraph))
     if isinstance(found, click.Group):
-        parts = [(part, found.get_command(context, part)) for part in found.list_commands(context)]
+        parts = [(each, found.get_command(context, each)) for each in found.list_commands(context)]
         rows = [("command", "does")]
-        for part, each in parts:
-            said = "" if each is None else plain(each.get_short_help_str(limit=200))
-            rows.append((f"`kcache {name} {part}`", said.removesuffix(".")))
+        for each, inside in parts:
+            said = "" if inside is None else plain(inside.get_short_help_str(limit=200))
+            rows.append((f"`kcache {name} {each}`", said.removesuffix(".")))
         yield from ("", *table(rows))
     rows = [("option", "meaning")]
     for param in found.get_params(context):
@@ -157,7 +166,8 @@ def command(wanted: str) -> Iterator[str]:
         if record is None or "--help" in param.opts:
             continue
         spelled, said = record
-        rows.append((_anchors(name, param) + _spelling(param, spelled), _meaning(said)))
+        anchors = _anchors(name.replace(" ", "-"), param)
+        rows.append((anchors + _spelling(param, spelled), _meaning(said)))
     if len(rows) > 1:
         yield from ("", *table(rows))
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.admin.bundles import HasEngine, Sealer, contents, verified
+from kcache.admin.bundles import HasEngine, contents, sealer_of, verified
 from kcache.bundle.files import Source, opened
 from kcache.engine.eviction import LOW_WATER
 from kcache.engine.key_locks import KeyLocks
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kcache.bundle.reader import Bundle
     from kcache.engine.engine import CacheEngine
     from kcache.entry import Entry
+    from kcache.remote.seal import Sealer
 
 __all__ = ["Imported", "import_bundle"]
 
@@ -47,7 +48,7 @@ class Imported(NamedTuple):
     other_version: int = 0
 
 
-def import_bundle(cache: HasEngine, source: Source, *, sealer: Sealer | None = None) -> Imported:
+def import_bundle(cache: HasEngine, source: Source) -> Imported:
     """Put what a bundle holds into a cache.
 
     All of the bundle is read and checked before the first entry is written, so a malformed one
@@ -56,17 +57,17 @@ def import_bundle(cache: HasEngine, source: Source, *, sealer: Sealer | None = N
     are evicted for new ones, and what would evict other parts of the bundle is left out. Other
     processes may use the cache meanwhile; an import that was killed is simply run again.
 
-    A bundle is code that will run on your GPU. Without a signature nothing shows who made it.
+    A bundle is code that will run on your GPU. With `KCACHE_SIGNING_KEY_FILE` only entries that one
+    of those keys has signed are accepted. Without it nothing shows who made a bundle.
 
     Args:
         cache: a `KernelCache` that may write.
         source: path of the bundle, or a binary file; what comes through a pipe is copied to a
             temporary file first.
-        sealer: checks the signatures; without it they are not looked at.
 
     Raises:
-        ConfigError: the cache is open for reading only.
-        BundleError: it is no bundle, a damaged one, or not signed as `sealer` wants.
+        ConfigError: the cache is open for reading only, or the file of keys can't be used.
+        BundleError: it is no bundle, a damaged one, or not signed with one of the keys.
         BackendError: the cache can't be written to.
         OSError: the bundle can't be read.
     """
@@ -75,8 +76,7 @@ def import_bundle(cache: HasEngine, source: Source, *, sealer: Sealer | None = N
         raise ConfigError("the cache is open for reading only: nothing can be imported")
     engine.backend.usage()  # raises where there is no backend
     with opened(source) as bundle:
-        found = _Import(engine, bundle, sealer)
-        return found.run()
+        return _Import(engine, bundle, sealer_of(cache.config)).run()
 
 
 class _Import:

@@ -12,22 +12,24 @@ from kcache.bundle.files import Source, opened, replacing
 from kcache.bundle.format import PLAIN, SEALED
 from kcache.bundle.reader import Bundle
 from kcache.bundle.writer import BundleWriter
-from kcache.errors import BundleError
+from kcache.config import Config
+from kcache.errors import BundleError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at
 from kcache.util.units import parse_age
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
+    from kcache.remote.seal import Sealer
 
 __all__ = [
     "BundleContents",
     "Exported",
     "HasEngine",
-    "Sealer",
     "contents",
     "export_bundle",
     "list_bundle",
+    "sealer_of",
     "verified",
     "verify_bundle",
 ]
@@ -37,18 +39,7 @@ class HasEngine(Protocol):
     """A cache: `KernelCache` is one."""
 
     engine: CacheEngine
-
-
-class Sealer(Protocol):
-    """Signs and checks what travels between machines; see `kcache.remote.seal`."""
-
-    def seal(self, key: str, value: bytes) -> bytes:
-        """Return what is put into a bundle for a value."""
-        ...
-
-    def unseal(self, key: str, sealed: bytes) -> bytes:
-        """Return the value, or raise an exception that says what is wrong."""
-        ...
+    config: Config
 
 
 class Exported(NamedTuple):
@@ -94,13 +85,12 @@ def export_bundle(
     archs: Iterable[str] = (),
     used_within: float | str | None = None,
     reproducible: bool = False,
-    sealer: Sealer | None = None,
 ) -> Exported:
     """Write the kernels of a cache, and the manifests that lead to them, into one file.
 
     Equal entries make equal files, whatever the backend, the machine and the order of use. The file
     appears under its name when it is complete. An existing bundle is replaced; any other file is
-    left alone. No use of an entry is recorded.
+    left alone. No use of an entry is recorded. With `KCACHE_SIGNING_KEY_FILE` each entry is signed.
 
     Args:
         cache: a `KernelCache`.
@@ -112,16 +102,18 @@ def export_bundle(
         reproducible: leave out when each kernel was compiled, and how long that took. Then equal
             kernels make equal files, even if they were compiled on different days. Hits on such
             kernels add nothing to the time saved.
-        sealer: signs each entry; without it nothing is signed.
 
     Raises:
-        ConfigError: `used_within` is no time.
+        ConfigError: `used_within` is no time, or the key file can't be used to sign.
         BundleError: there is another file at the path, or there are too many entries.
         BackendError: the entries can't be listed.
         OSError: the file can't be written.
     """
     age = None if used_within is None else parse_age(used_within, name="used_within")
     filters = Filters(tuple(names), tuple(map(_arch, archs)), age)
+    sealer = sealer_of(cache.config)
+    if sealer is not None and not sealer.can_seal:
+        raise ConfigError(f"{cache.config.signing_key_file.value} has no key that can sign")
     if not isinstance(target, (str, os.PathLike)):
         return _write(cache.engine, target, filters, reproducible=reproducible, sealer=sealer)
     with replacing(os.path.realpath(target)) as file:
@@ -155,10 +147,11 @@ def _write(
 # -- list and verify ---------------------------------------------------------------------------
 
 
-def list_bundle(source: Source, *, sealer: Sealer | None = None) -> Iterator[Item]:
+def list_bundle(source: Source) -> Iterator[Item]:
     """Yield what each entry of a bundle is, by ascending key, each checked when it is yielded.
 
-    An entry of another version of kcache has the kind `"other"` and a `problem`.
+    Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys. An entry of another
+    version of kcache has the kind `"other"` and a `problem`.
 
     Raises:
         BundleError: it is no bundle, or a damaged one.
@@ -166,23 +159,39 @@ def list_bundle(source: Source, *, sealer: Sealer | None = None) -> Iterator[Ite
     """
     with opened(source) as bundle:
         bundle.check_index()
-        for each in contents(bundle, sealer):
+        for each in contents(bundle, sealer_of(Config.load())):
             yield each.item
 
 
-def verify_bundle(source: Source, *, sealer: Sealer | None = None) -> BundleContents:
+def verify_bundle(source: Source) -> BundleContents:
     """Read and check all of a bundle; memory: that of its largest entry.
+
+    Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys.
 
     Args:
         source: path, or an open binary file; what can't be seeked in is copied to a temporary file.
-        sealer: checks the signatures; without it they are not looked at.
 
     Raises:
-        BundleError: it is no bundle, a damaged one, or not signed as `sealer` wants.
+        BundleError: it is no bundle, a damaged one, or not signed with one of the keys.
+        ConfigError: the file of keys can't be used.
         OSError: it can't be read.
     """
     with opened(source) as bundle:
-        return verified(bundle, sealer, lambda _: None)
+        return verified(bundle, sealer_of(Config.load()), lambda _: None)
+
+
+def sealer_of(config: Config) -> Sealer | None:
+    """Return what signs and checks, or None where no key is configured.
+
+    Raises:
+        ConfigError: the file of keys can't be used.
+    """
+    path = config.signing_key_file.value
+    if path is None:
+        return None
+    from kcache.remote.seal import make_sealer
+
+    return make_sealer(path)
 
 
 def verified(

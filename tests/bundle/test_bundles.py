@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,12 @@ from core.helpers import fork, wait
 
 import kcache
 from kcache import BundleError, Entry, KernelCache
+from kcache.bundle.files import opened
 from kcache.bundle.reader import Bundle
 from kcache.bundle.writer import BundleWriter
 from kcache.nvrtc.inventory import MANIFEST
 from kcache.nvrtc.manifest import MAX_SETS, Manifest
+from kcache.remote.keys import make_keys, write_keys
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -172,21 +175,28 @@ def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def failing(signal: int) -> Callable[[str], bytes]:
+    """Returns a `get` that ends the process, or fails where `signal` is 1."""
+
+    def get(name: str) -> bytes:
+        if signal == 1:
+            raise RuntimeError(name)
+        os.kill(os.getpid(), signal)
+        raise AssertionError
+
+    return get
+
+
 def test_an_export_that_fails_leaves_the_old_bundle(tmp_path: Path) -> None:
     fill(tmp_path / "cache", kernels(3))
     path = tmp_path / "kernels.kcb"
     path.write_bytes(export(tmp_path / "cache"))
     old = path.read_bytes()
 
-    class Refusing:
-        def seal(self, key: str, value: bytes) -> bytes:
-            raise RuntimeError("no key")
-
-        def unseal(self, key: str, sealed: bytes) -> bytes:
-            raise AssertionError
-
-    with KernelCache(tmp_path / "cache") as cache, pytest.raises(RuntimeError):
-        kcache.export_bundle(cache, path, sealer=Refusing())
+    with KernelCache(tmp_path / "cache") as cache:
+        cache.engine.backend.get = failing(1)  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError):
+            kcache.export_bundle(cache, path)
     assert path.read_bytes() == old
     assert {each.name for each in tmp_path.iterdir()} == {"cache", "kernels.kcb"}
 
@@ -196,17 +206,10 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next(tmp_path: Path) -> N
     fill(tmp_path / "cache", kernels(3))
     path = tmp_path / "kernels.kcb"
 
-    class Killing:
-        def seal(self, key: str, value: bytes) -> bytes:
-            os.kill(os.getpid(), 9)
-            return value
-
-        def unseal(self, key: str, sealed: bytes) -> bytes:
-            raise AssertionError
-
     def child() -> None:
         with KernelCache(tmp_path / "cache") as cache:
-            kcache.export_bundle(cache, path, sealer=Killing())
+            cache.engine.backend.get = failing(9)  # type: ignore[method-assign]
+            kcache.export_bundle(cache, path)
 
     assert wait(fork(child)) != 0
     assert len(list(tmp_path.glob(".kernels.kcb.*.tmp"))) == 1
@@ -339,6 +342,54 @@ def test_header_sets_that_others_store_meanwhile_stay(tmp_path: Path) -> None:
         thread.join()
     manifest = Manifest.from_entry(contents(tmp_path / "ours")[REQUEST])
     assert {each.raw for each in manifest.variants} == {variant(n).raw for n in numbers}
+
+
+# -- signatures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["hmac", "ed25519"])
+def test_what_is_not_signed_with_a_known_key_is_refused(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "ed25519":
+        pytest.importorskip("cryptography", reason="the extra signing is not installed")
+    for name in ("ours", "theirs"):
+        private, public = make_keys(kind)
+        write_keys(str(tmp_path / name), private)
+        write_keys(
+            str(tmp_path / f"{name}.pub"), public or private, mode=0o644 if public else 0o600
+        )
+    fill(tmp_path / "cache", kernels(3))
+    unsigned = export(tmp_path / "cache")
+    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / "ours"))
+    signed = export(tmp_path / "cache")
+    assert signed == export(tmp_path / "cache")
+    assert kcache.verify_bundle(io.BytesIO(signed)).sealed
+    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / "theirs"))
+    foreign = export(tmp_path / "cache")
+    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / "ours.pub"))
+    with KernelCache(tmp_path / "reader") as cache:
+        for data in (unsigned, foreign, forged_seals(signed)):
+            with pytest.raises(BundleError, match="sign|key|is the value of"):
+                kcache.import_bundle(cache, io.BytesIO(data))
+        assert cache.entry_count == 0
+        assert kcache.import_bundle(cache, io.BytesIO(signed)).added == 3
+        if kind == "ed25519":
+            with pytest.raises(kcache.ConfigError, match="can sign"):
+                kcache.export_bundle(cache, io.BytesIO())
+    monkeypatch.delenv("KCACHE_SIGNING_KEY_FILE")
+    assert kcache.verify_bundle(io.BytesIO(signed)).kernels == 3
+    assert contents(tmp_path / "reader") == contents(tmp_path / "cache")
+
+
+def forged_seals(signed: bytes) -> bytes:
+    """Returns a bundle with the seals of two entries exchanged: each under the other's key."""
+    file = io.BytesIO(signed)
+    with opened(file) as bundle:
+        records = list(bundle.records())
+        found = [(bytes.fromhex(each.key), bundle.read(each)) for each in records]
+    (one, first), (two, second), *rest = found
+    return forged([(one, second), (two, first), *rest], head=signed[:16])
 
 
 # -- as a layer --------------------------------------------------------------------------------------

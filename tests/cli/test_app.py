@@ -31,6 +31,7 @@ COMMANDS = [
     "trim",
     "clear",
     "verify",
+    "bundle",
     "doctor",
     "migrate",
     "key",

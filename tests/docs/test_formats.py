@@ -15,6 +15,7 @@ from docs.tables import dumps, read, section, tables
 
 import kcache
 from kcache import Entry, KernelCache
+from kcache.bundle.format import MAX_ENTRIES, MAX_VALUE
 from kcache.engine.history import COUNTED, HOURS, History
 from kcache.engine.journal import EVENTS, Journal
 from kcache.engine.key_locks import KeyLocks
@@ -164,6 +165,55 @@ def test_a_compressed_value(value: bytes, kind: bytes, tmp_path: Path) -> None:
     assert (fields["magic"], fields["kind"]) == (b"KCZ", kind)
     content = fields["content"]
     assert (zstandard.decompress(content) if kind == b"z" else content) == value
+
+
+# -- bundles -------------------------------------------------------------------------------------
+
+
+def open_bundle(data: bytes) -> dict[str, bytes]:
+    """Returns the values of a bundle by their keys, by the page alone."""
+    head, row, end = tables("Bundles")
+    fields, _ = read(head, data)
+    assert (fields["magic"], fields["version"], fields["kind"]) == (b"KCBUNDLE", 1, 0)
+    trailer, rest = read(end, data[-40:])
+    assert (trailer["magic"], rest) == (b"KCBNDEND", b"")
+    at, count = trailer["index"], trailer["entries"]
+    assert isinstance(at, int)
+    assert isinstance(count, int)
+    assert len(data) == at + count * 64 + 40
+    counted = data[:16] + data[at:-40] + data[-40:-24]
+    assert trailer["digest"] == xxhash.xxh3_128_digest(counted)
+    found = {}
+    for start in range(at, len(data) - 40, 64):
+        record, _ = read(row, data[start : start + 64])
+        value = data[record["offset"] : record["offset"] + record["size"]]
+        assert record["digest"] == xxhash.xxh3_128_digest(value)
+        found[record["key"].hex()] = value
+    assert list(found) == sorted(found)
+    return found
+
+
+def test_the_bundle_that_the_page_shows() -> None:
+    ((name, value),) = open_bundle(*dumps("Bundles")).items()
+    assert name == KEY
+    _, payload, metadata = open_envelope(value)
+    assert (payload, metadata) == ({"ptx": b"// PTX\n"}, {"kind": "kernel"})
+
+
+def test_a_bundle_of_many(tmp_path: Path) -> None:
+    entries = {
+        bytes([n] * 32).hex(): Entry({"ptx": bytes(n)}, {"kind": "kernel"}) for n in range(9)
+    }
+    with KernelCache(tmp_path / "cache", backend="zstd") as cache:
+        for name, entry in entries.items():
+            cache.engine.put(name, entry)
+        kcache.export_bundle(cache, tmp_path / "kernels.kcb")
+    found = open_bundle((tmp_path / "kernels.kcb").read_bytes())
+    made = {k: encode(k, e, producer=PRODUCER.encode()) for k, e in entries.items()}
+    assert found == made
+    bounds = {row["field"]: row["meaning"] for row in tables("Bundles")[1] + tables("Bundles")[2]}
+    assert f"{MAX_VALUE >> 20} MiB" in bounds["size"]
+    assert f"{MAX_ENTRIES:,}" in bounds["entries"]
 
 
 # -- files of a backend ----------------------------------------------------------------------------

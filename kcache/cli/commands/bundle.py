@@ -37,8 +37,7 @@ def bundle() -> None:
     """Carry kernels from one cache to another, in one file.
 
     A bundle has the kernels, and what leads to them: a program finds them on another machine, in
-    another checkout and as another user, and compiles nothing. It can be used without unpacking it:
-    KCACHE_REMOTE=file:///path/kernels.kcb.
+    another checkout and as another user, and compiles nothing.
 
     A bundle is code. Import only what comes from somebody whom you trust.
     """

@@ -1,0 +1,160 @@
+"""`kcache bundle`: what it says, and what it leaves alone. What a bundle is: `tests/bundle/`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli.conftest import Run, Said
+from cli.helpers import as_nobody, damage, fill, held, kernel, key, manifest, nobodys_directory
+
+import kcache.admin.bundle_import
+import kcache.cli.commands.bundle  # noqa: F401
+
+Here = Callable[..., Said]
+
+
+@pytest.fixture
+def filled(cache_directory: Path) -> Path:
+    fill(
+        cache_directory,
+        {
+            key(1): kernel(names=["axpy<float>"]),
+            key(2): kernel(names=["axpy<double>"], arch="sm_80"),
+            key(3): manifest(),  # leads to no kernel
+        },
+    )
+    return cache_directory
+
+
+@pytest.mark.usefixtures("filled")
+def test_from_one_cache_to_another(here: Here, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.kcb"
+    said = here("bundle", "export", "-o", path)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"2 kernels and 0 manifests in {path}, 2.")
+    other = tmp_path / "other"
+    said = here("bundle", "import", path, "--directory", other)
+    assert (said.code, said.out, said.err) == (0, "2 entries added, 0 were there, 0 merged\n", "")
+    assert sorted(held(other)) == sorted([key(1), key(2)])
+    again = here("bundle", "import", path, "--directory", other)
+    assert again.out == "0 entries added, 2 were there, 0 merged\n"
+
+
+@pytest.mark.usefixtures("filled")
+def test_filters(here: Here, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.kcb"
+    assert "1 kernel " in here("bundle", "export", "-o", path, "--arch", "80").out
+    assert "1 kernel " in here("bundle", "export", "-o", path, "--name", "float").out
+    assert "2 kernels " in here("bundle", "export", "-o", path, "--used-within", "1h").out
+    said = here("bundle", "export", "-o", path, "--name", "nothing")
+    assert (said.code, said.out[:8]) == (0, "0 kernel")
+    assert "empty" in said.err
+    assert here("bundle", "export", "-o", path, "--used-within", "soon").code == 2
+
+
+def test_through_pipes(run: Run, filled: Path, tmp_path: Path) -> None:
+    exported = run("bundle", "export", "-o", "-")
+    assert exported.stdout.startswith(b"KCBUNDLE")
+    assert b"2 kernels" in exported.stderr
+    imported = run("bundle", "import", "-", "--directory", tmp_path / "o", stdin=exported.stdout)
+    assert imported.stdout.startswith(b"2 entries added")
+    for command in ("list", "verify"):
+        assert run("bundle", command, "-", stdin=exported.stdout).returncode == 0
+        cut = run("bundle", command, "-", stdin=exported.stdout[:-1])
+        assert (cut.returncode, cut.stdout) == (1, b"")
+        assert b"kcache: error: what was piped in: it is truncated" in cut.stderr
+    assert run("bundle", "export", "-o", "-").stdout == exported.stdout
+
+
+@pytest.mark.usefixtures("filled")
+def test_list_and_verify(here: Here, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.kcb"
+    here("bundle", "export", "-o", path)
+    lines = here("bundle", "list", path).out.splitlines()
+    assert lines[0].split() == ["KEY", "SIZE", "AGE", "COMPILE", "ARCH", "KERNEL"]
+    assert [line.split()[-1] for line in lines[1:]] == [
+        name for _, name in sorted([(key(1), "axpy<float>"), (key(2), "axpy<double>")])
+    ]
+    found = json.loads(here("bundle", "list", "--json", path).out)
+    assert {row["key"]: row["arch"] for row in found} == {key(1): "sm_90", key(2): "sm_80"}
+    assert "last_use" not in found[0]
+    assert here("bundle", "verify", path).out.endswith(", not signed\n")
+    told = json.loads(here("bundle", "verify", "--json", path).out)
+    size = path.stat().st_size
+    assert told == {
+        "kernels": 2, "manifests": 0, "other_version": 0, "size": size, "sealed": False,
+    }  # fmt: skip
+    path.write_bytes(path.read_bytes()[:-5])
+    said = here("bundle", "verify", path)
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith(f"kcache: error: {path}: it is truncated")
+
+
+def test_a_file_of_somebody_else_is_left_alone(here: Here, filled: Path, tmp_path: Path) -> None:
+    path = tmp_path / "thesis.tex"
+    path.write_text("\\begin{document}")
+    said = here("bundle", "export", "-o", path)
+    assert said.code == 1
+    assert "left alone" in said.err
+    assert path.read_text() == "\\begin{document}"
+    assert here("bundle", "import", path).code == 1
+    assert len(held(filled)) == 3
+
+
+def test_what_is_left_out_is_said(here: Here, filled: Path, tmp_path: Path) -> None:
+    damage(filled, key(2))
+    said = here("bundle", "export", "-o", tmp_path / "kernels.kcb")
+    assert said.out.startswith("1 kernel ")
+    assert said.err.startswith(f"kcache: left out: damaged entry {key(2)[:12]}: ")
+
+
+def test_what_does_not_fit_is_said(here: Here, filled: Path, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.kcb"
+    here("bundle", "export", "-o", path)
+    import os
+
+    os.environ["KCACHE_MAX_SIZE"] = "2000"
+    try:
+        said = here("bundle", "import", path, "--directory", tmp_path / "small")
+    finally:
+        del os.environ["KCACHE_MAX_SIZE"]
+    assert said.out.startswith("1 entry added")
+    assert "1 entry left out: the cap is too small" in said.err
+
+
+def test_without_a_cache(here: Here, tmp_path: Path, cache_directory: Path) -> None:
+    said = here("bundle", "export", "-o", tmp_path / "kernels.kcb")
+    assert said.code == 1
+    assert "no cache yet" in said.err
+    assert not (tmp_path / "kernels.kcb").exists()
+    assert not cache_directory.exists()
+    said = here("bundle", "verify", tmp_path / "kernels.kcb")
+    assert said.code == 1
+    assert "No such file" in said.err
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_cache_that_may_not_be_written_to(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KCACHE_READ_ONLY", "1")
+    path = tmp_path / "kernels.kcb"
+    assert here("bundle", "export", "-o", path).code == 0
+    said = here("bundle", "import", path)
+    assert said.code == 2
+    assert "KCACHE_READ_ONLY" in said.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no other users")
+def test_another_user_imports_it(here: Here, filled: Path) -> None:
+    with nobodys_directory() as theirs:
+        path = theirs.parent / "kernels.kcb"
+        here("bundle", "export", "-o", path)
+        path.chmod(0o644)
+
+        code, out, err = as_nobody("bundle", "import", path, "--directory", theirs)
+        assert (code, out, err) == (0, "2 entries added, 0 were there, 0 merged\n", "")
