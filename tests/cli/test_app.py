@@ -60,7 +60,7 @@ def test_help_names_every_command(flag: str, here: Callable) -> None:
 def test_every_command_has_help_and_takes_a_directory(command: str, here: Callable) -> None:
     said = here(command, "-h")
     assert said.code == 0
-    assert "--directory" in said.out or command in ("server", "key")  # of programs and files
+    assert "--directory" in said.out or command in ("server", "key", "bundle")  # of others
 
 
 @pytest.mark.parametrize("arguments", [("nothing",), ("info", "--nothing"), ("compile",), ()])
