@@ -65,7 +65,8 @@ def chosen(
     if filters == Filters():
         return infos, {info.key for info in infos}
     now = clock()
-    looked, wanted = [], set[str]()
+    looked: list[EntryInfo] = []
+    wanted: set[str] = set()
     for info in infos:
         opened = look_into(backend, info, producer)
         if opened is None or opened.entry is None:

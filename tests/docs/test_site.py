@@ -145,8 +145,8 @@ def test_every_option_of_every_command_is_on_the_page(html: dict[Path, Html]) ->
 
     (page,) = (page for path, page in html.items() if path.name == "command-line.html")
     expected = set()
-    with click.Context(app, **app.context_settings) as context:
-        left = [("kcache", app, context)]
+    with click.Context(app, **app.context_settings) as whole:
+        left: list[tuple[str, click.Group, click.Context]] = [("kcache", app, whole)]
         while left:
             name, group, context = left.pop()
             for each in group.list_commands(context):
