@@ -1,11 +1,13 @@
 """Deadline: a socket on which everything together has to be done by a point in time.
 
 A socket's own time-out begins anew with each byte, so a server that sends one byte a second is
-waited for without end. Here each wait is as long as what is left.
+waited for without end. Here each wait is as long as what is left. Bytes are bounded likewise, for
+clients that believe whatever length a server claims.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import socket
 import time
@@ -35,13 +37,18 @@ class DeadlineSocket:
         self._sock = sock
         self._files = 0
         self._closed = False
+        self._polls = False
         self.start(seconds)
 
-    def start(self, seconds: float) -> None:
-        """Have everything from now on done within some seconds."""
+    def start(self, seconds: float, most: int | None = None) -> None:
+        """Have everything from now on done within some seconds, and at most so many bytes read."""
         self._end = time.monotonic() + seconds
+        self._room = most
 
     def _prepare(self) -> socket.socket:
+        if self._polls:
+            self._sock.settimeout(0)
+            return self._sock
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
@@ -49,8 +56,17 @@ class DeadlineSocket:
         return self._sock
 
     def recv(self, size: int) -> bytes:
-        """Return up to `size` bytes."""
-        return self._prepare().recv(size)
+        """Return up to `size` bytes.
+
+        Raises:
+            OSError: there are none in time, or more than `start` allowed.
+        """
+        found = self._prepare().recv(size)
+        if self._room is not None:
+            self._room -= len(found)
+            if self._room < 0:
+                raise OSError(errno.EMSGSIZE, "the answer is too long")
+        return found
 
     def recv_into(self, buffer: WriteableBuffer) -> int:
         """Read into a buffer; return how many bytes."""
@@ -61,7 +77,8 @@ class DeadlineSocket:
         self._prepare().sendall(data)
 
     def settimeout(self, seconds: float | None) -> None:
-        """Do nothing: the deadline says how long."""
+        """With 0, have reads return at once; otherwise the deadline says how long they wait."""
+        self._polls = seconds == 0
 
     def makefile(self, mode: str = "rb") -> io.BufferedReader:
         """Return a file to read from."""
