@@ -17,6 +17,8 @@ from kcache.util.units import parse_size
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kcache.remote.address import Address
+
 __all__ = [
     "VARIABLES",
     "Config",
@@ -30,6 +32,8 @@ __all__ = [
     "library_hints",
     "proxy_for",
     "remote_token",
+    "remote_variables",
+    "runtime_folders",
     "unknown_variables",
     "variable",
     "variables",
@@ -154,6 +158,14 @@ def _parse_name(value: str, *, name: str) -> str:
     if not isinstance(value, str) or not value.strip():  # pyright: ignore
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: the name of a backend")
     return value.strip()
+
+
+def _parse_remote(value: object, *, name: str) -> tuple[Address, ...]:
+    if not value:
+        return ()
+    from kcache.remote.address import parse_addresses  # few use remotes
+
+    return parse_addresses(value, name=name)
 
 
 class Setting(NamedTuple, Generic[T]):
@@ -291,6 +303,14 @@ VARIABLES: tuple[Variable, ...] = (
         None,
     ),
     Variable(
+        "KCACHE_REMOTE",
+        "remote",
+        "addresses, with spaces or commas between them",
+        "Tiers beyond this cache, asked in this order before a kernel is compiled.",
+        _parse_remote,
+        (),
+    ),
+    Variable(
         "KCACHE_RECORD",
         "record",
         "a path",
@@ -328,6 +348,7 @@ class Config(Record):
     workers: Setting[int | None]
     compile_timeout: Setting[float | None]
     signing_key_file: Setting[str | None]
+    remote: Setting[tuple[Address, ...]]
     record: Setting[str | None]
     log: Setting[str | None]
 
@@ -482,6 +503,29 @@ def worker_variables() -> dict[bytes, bytes]:
     found = dict(os.environb) if sys.platform != "win32" else {}
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     return found
+
+
+#: Variables that decide whom clients of remotes talk to, and as whom, beside the credentials of the
+#: three object stores; programs in which they differ don't share an agent.
+_OF_REMOTES = frozenset(
+    ("HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+)
+_OF_OBJECT_STORES = ("AWS_", "GOOGLE_", "AZURE_")
+
+
+def remote_variables() -> dict[str, str]:
+    """Return the environment variables that clients of remotes read."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in _OF_REMOTES or name.startswith(_OF_OBJECT_STORES)
+    }
+
+
+def runtime_folders() -> list[str]:
+    """Return where sockets of this user may go, best first."""
+    named = (os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
+    return [*(folder for folder in named if folder and os.path.isabs(folder)), "/tmp"]
 
 
 def variables() -> dict[str, str]:

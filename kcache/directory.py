@@ -10,9 +10,10 @@ from contextlib import suppress
 from kcache.errors import BackendError, ConfigError
 from kcache.util.marker import NAME, is_empty, is_marked, mark
 from kcache.util.open_file import NotOursError, open_own
+from kcache.util.owners import trust
 from kcache.util.safe_path import unsafe_part
 
-__all__ = ["LOCK_FILE", "SLOTS_FILE", "is_cache", "prepare"]
+__all__ = ["LOCK_FILE", "SLOTS_FILE", "is_cache", "prepare", "prepare_layer"]
 
 #: By which processes exclude each other while one compiles, in the cache's directory.
 LOCK_FILE = "flight"
@@ -79,6 +80,36 @@ def is_cache(directory: str) -> bool:
         return not is_empty(directory)
     except OSError as error:
         raise BackendError(f"directory {directory}: {error.strerror}") from error
+
+
+def prepare_layer(directory: str) -> None:
+    """Check that a layer is safe to read, and trust its owner with kernels in this process.
+
+    The user has named the layer, and so trusts its owner, whoever that is: root, who made the
+    image, or a user who looks after kernels for others. Nobody else may be able to write to it, or
+    to put something else in its place.
+
+    Raises:
+        ConfigError: others can write to it or exchange it, or it is no cache.
+        BackendError: it is not there, or can't be looked at.
+    """
+    try:
+        status = os.stat(directory)
+        problem = unsafe_part(directory, status.st_uid)
+    except OSError as error:
+        raise BackendError(f"layer {directory}: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode):
+        problem = "it is no directory"
+    elif sys.platform != "win32" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
+    elif not os.path.isfile(os.path.join(directory, NAME)):
+        problem = f"it is no cache: it has no {NAME}"
+    if problem:
+        raise ConfigError(
+            f"layer {directory!r} is not allowed: {problem}; allowed: the directory of a cache "
+            "that only its owner can write to or exchange"
+        )
+    trust(status.st_uid)
 
 
 def _require_safe_path(directory: str) -> None:

@@ -86,6 +86,9 @@ class KernelCache:
             this process compiles, and the results are not cached.
         compile_timeout: how many seconds one compile may take. After that, it ends with a
             CompileError. No limit by default.
+        remote: addresses of tiers that are asked, in order, for what this cache does not have:
+            layers (`"file:///opt/kernels"`), and remotes (`"https://"`, `"redis://"`, `"s3://"`,
+            ...). By default `KCACHE_REMOTE`; `()` for none.
 
     What is wrong with an environment variable is no error: kcache logs one warning and ignores the
     variable. If `KCACHE_DIR` can't be used, this process caches in memory alone.
@@ -110,6 +113,7 @@ class KernelCache:
         wait: float | None = None,
         workers: int | None = None,
         compile_timeout: float | None = None,
+        remote: str | Sequence[str] | None = None,
     ) -> None:
         given = backend if isinstance(backend, Backend) else None
         complaints: list[str] = []
@@ -127,6 +131,7 @@ class KernelCache:
                 "wait": wait,
                 "workers": workers,
                 "compile_timeout": compile_timeout,
+                "remote": remote,
             },
             complain=complaints.append,
         )
@@ -170,12 +175,7 @@ class KernelCache:
                 limit=max(_JOURNAL_LEAST, config.max_size.value // _JOURNAL_SHARE),
             ),
         )
-        self._finder = Finder(
-            self.engine,
-            check_once=config.header_check.value == "once",
-            reads=not (disabled or config.recache.value),
-            writes=not disabled,
-        )
+        self._finder = self._build_finder()
         #: Needed for a miss only.
         self._resolver: Resolver | None = None
 
@@ -296,6 +296,10 @@ class KernelCache:
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
         kernel = None if self._disabled else self._finder.find(request, started)
+        if kernel is None and self.config.remote.value and not self._disabled:
+            remotes = self._on_miss().remotes
+            found = None if remotes is None else remotes.find(request, started)
+            kernel = None if found is None else found.value.kernel
         if kernel is None:
             self.engine.counters.add("misses")
         return kernel
@@ -435,6 +439,7 @@ class KernelCache:
             self._async = None
         if self._resolver is not None:
             self._resolver.close()
+        self._finder.close()
         self.engine.close()
 
     def __repr__(self) -> str:
@@ -454,6 +459,17 @@ class KernelCache:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _build_finder(self) -> Finder:
+        config = self.config
+        once = config.header_check.value == "once"
+        reads = not (self._disabled or config.recache.value)
+        finder = Finder(self.engine, check_once=once, reads=reads, writes=not self._disabled)
+        if config.remote.value and reads:
+            from kcache.kernels.tiers import with_layers  # few use remotes
+
+            return with_layers(finder, config, once=once, writes=not self._disabled)
+        return finder
+
     def _lock_file(self) -> str | None:
         """Return the path of the lock file, or None where processes can't exclude each other."""
         return None if self._directory is None else os.path.join(self._directory, LOCK_FILE)
@@ -461,6 +477,7 @@ class KernelCache:
     def _on_miss(self) -> Resolver:
         if self._resolver is None:
             from kcache.kernels.resolver import Factories, Resolver  # not needed for a hit
+            from kcache.kernels.tiers import build_remotes
 
             factories = Factories(
                 self._build_frontend, self._build_flight, self._requests.for_compiler
@@ -472,6 +489,7 @@ class KernelCache:
                         factories,
                         writes=not self._disabled,
                         eager=_proves_eagerly(self.config),
+                        remotes=build_remotes(self._finder, self.config),
                     )
         return self._resolver
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from kcache.backend import Backend, NoBackend, UnavailableBackend
@@ -15,18 +15,21 @@ from kcache.config import (
     default_cache_directory,
     temporary_cache_directory,
 )
-from kcache.directory import LOCK_FILE, prepare
-from kcache.errors import BackendError, ConfigError, UnknownBackendError
+from kcache.directory import LOCK_FILE, prepare, prepare_layer
+from kcache.errors import BackendError, ConfigError, KcacheError, UnknownBackendError
 from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
+    from kcache.remote.address import Address
+    from kcache.remote.layer import Layer
 
 __all__ = [
     "GROUP",
     "backend_names",
     "open_backend",
     "open_engine",
+    "open_layers",
     "open_place",
     "prepared",
     "with_known_backend",
@@ -35,6 +38,9 @@ __all__ = [
 #: Entry-point group for other packages' backends: name -> `Backend` subclass or factory, called as
 #: `factory(directory, max_size=..., read_only=...)`.
 GROUP = "kcache.backends"
+
+#: The cap that a layer is read with: its files may be as large as whoever made it allowed.
+_LAYER_SIZE = 1 << 34
 
 #: First-party backends, found without scanning entry points (which costs 15 to 50 ms).
 _FIRST_PARTY = {
@@ -163,6 +169,53 @@ def prepared(config: Config, read_only: bool) -> str | None:
             log.info("not usable: %s", error)
             return None
     return directory
+
+
+def open_layers(addresses: Sequence[Address], *, strict: bool) -> list[Layer]:
+    """Return the layers among the addresses of tiers, in order.
+
+    One that can't be used is left out, with a warning.
+
+    Raises:
+        ConfigError: one is not safe, or no cache; only if `strict`.
+    """
+    layers: list[Layer] = []
+    for address in addresses:
+        if address.kind != "layer":
+            continue
+        try:
+            layers.append(_open_layer(address))
+        except ConfigError as error:
+            if strict:
+                raise
+            log.warning_once(f"{error}. Until then the cache works without it")
+        except (KcacheError, OSError) as error:
+            log.warning_once(f"{error}. The cache works without this layer")
+    return layers
+
+
+def _open_layer(address: Address) -> Layer:
+    """Return a layer.
+
+    Raises:
+        ConfigError, BackendError: it can't be used.
+    """
+    from kcache.remote.layer import DirectoryLayer
+
+    path = address.path
+    prepare_layer(path)
+    named = address.option("backend")
+
+    def there(names: Iterable[str]) -> list[str]:
+        return [name for name in names if os.path.isdir(os.path.join(path, name))]
+
+    # Entry points are scanned only where it must be.
+    found = [named] if named else there(_FIRST_PARTY) or there(backend_names())
+    if not found:
+        raise BackendError(f"layer {path} has no entries in it")
+    # One engine wrote one of them; where there are several, all that they hold is offered.
+    backends = [open_backend(n, path, max_size=_LAYER_SIZE, read_only=True) for n in found]
+    return DirectoryLayer(path, backends, keep=address.keep)
 
 
 def open_engine(

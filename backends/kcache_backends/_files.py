@@ -10,6 +10,7 @@ from stat import S_ISDIR, S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.open_file import NotOursError
+from kcache.util.owners import trusted
 
 __all__ = [
     "failure",
@@ -36,11 +37,14 @@ def failure(operation: str, error: OSError) -> BackendError:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Tell whether the present user owns a file, and nobody else can write to it.
+    """Tell whether a user who is trusted owns a file, and nobody else can write to it.
 
-    What is cached is code: whoever can write it can have it run.
+    What is cached is code: whoever can write it can have it run. Trusted are the present user, and
+    owners of layers that this user has named.
     """
-    return status.st_uid == _user() and not status.st_mode & _OTHERS_WRITE
+    return (
+        status.st_uid == _user() or status.st_uid in trusted
+    ) and not status.st_mode & _OTHERS_WRITE
 
 
 def require_ours(status: os.stat_result, name: str) -> None:
@@ -55,7 +59,7 @@ def require_ours(status: os.stat_result, name: str) -> None:
 
 def somebody(status: os.stat_result) -> str:
     """Return why a file is not ours."""
-    if status.st_uid != _user():
+    if status.st_uid != _user() and status.st_uid not in trusted:
         return f"it belongs to user {status.st_uid}, and you are user {_user()}"
     return f"others can write to it (mode {status.st_mode & 0o7777:04o})"
 

@@ -39,6 +39,11 @@ _COUNTERS = {
     ),
     "unlocked": ("unlocked", "Requests that could not lock their key between processes."),
     "proofs": ("proofs", "Compiles that only showed whether a kernel is good in another location."),
+    "layer_hits": ("layer_hits", "Those of the hits that a layer answered."),
+    "remote_hits": ("remote_hits", "Those of the hits that a remote answered."),
+    "remote_misses": ("remote_misses", "Requests that no remote could answer."),
+    "remote_errors": ("remote_errors", "Requests that the agent of the remotes did not answer."),
+    "remote_puts": ("remote_puts", "Kernels handed to the agent, to be put to the remotes."),
 }
 
 

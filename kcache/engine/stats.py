@@ -55,6 +55,11 @@ class Stats(Record):
             lock.
         proofs: compiles that only showed whether a kernel is good in another location; they are
             not in `compiles`.
+        layer_hits: those of `hits` that a layer answered.
+        remote_hits: those of `hits` that a remote answered.
+        remote_misses: requests that no remote could answer.
+        remote_errors: requests for which the agent that asks the remotes did not answer.
+        remote_puts: kernels handed to the agent, to be put to the remotes.
     """
 
     hits: int = 0
@@ -76,6 +81,11 @@ class Stats(Record):
     wait_timeouts: int = 0
     unlocked: int = 0
     proofs: int = 0
+    layer_hits: int = 0
+    remote_hits: int = 0
+    remote_misses: int = 0
+    remote_errors: int = 0
+    remote_puts: int = 0
 
     @property
     def requests(self) -> int:
@@ -144,6 +154,7 @@ class Counters:
         "evictions",
         "hit_seconds",
         "hits",
+        "layer_hits",
         "lock",
         "memory_hits",
         "misses",
@@ -151,6 +162,10 @@ class Counters:
         "proofs",
         "puts",
         "rejected",
+        "remote_errors",
+        "remote_hits",
+        "remote_misses",
+        "remote_puts",
         "saved_seconds",
         "stale",
         "uncacheable",
@@ -168,6 +183,8 @@ class Counters:
         self.stale = self.corrupt = self.rejected = self.errors = 0
         self.compile_seconds = self.saved_seconds = self.hit_seconds = 0.0
         self.coalesced = self.wait_timeouts = self.unlocked = self.proofs = 0
+        self.layer_hits = self.remote_hits = self.remote_misses = 0
+        self.remote_errors = self.remote_puts = 0
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add `amount` to the field called `name`."""

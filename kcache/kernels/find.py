@@ -231,6 +231,9 @@ class Finder:
         known = self.headers.known(request)
         return "" if known is None or request.self_contained else known.key
 
+    def close(self) -> None:
+        """Let go of what is open beside the engine: here nothing. Idempotent."""
+
     def _find_checked(
         self, request: Request, started: float, *, again: bool
     ) -> CompiledKernel | None:

@@ -22,13 +22,16 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kcache.engine.single_flight import Busy, Flight
+    from kcache.entry import Entry
     from kcache.kernels.compile import RequestCompiler
     from kcache.kernels.find import Finder
     from kcache.kernels.proof_queue import ProofQueue
+    from kcache.kernels.remotes import RemoteKernels
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.manifest import Variant
     from kcache.nvrtc.request import Request
+    from kcache.remote.client import Lease
 
 __all__ = ["Answer", "Factories", "Resolver"]
 
@@ -65,15 +68,23 @@ class Resolver:
         factories: of what is built when it is first needed.
         writes: whether what was compiled is stored.
         eager: whether what was stored is proven to be good in other locations, in the background.
+        remotes: asked before a compile, and told of it; None where there are none.
 
     Attributes:
-        finder: as given.
+        finder, remotes: as given.
     """
 
     def __init__(
-        self, finder: Finder, factories: Factories, *, writes: bool, eager: bool = False
+        self,
+        finder: Finder,
+        factories: Factories,
+        *,
+        writes: bool,
+        eager: bool = False,
+        remotes: RemoteKernels | None = None,
     ) -> None:
         self.finder = finder
+        self.remotes = remotes
         self._factories = factories
         self._writes = writes
         self._eager = eager
@@ -103,8 +114,10 @@ class Resolver:
         with _Miss(self, request) as miss:
             return self._flights().attempt(request.key, miss.work(), busy)
 
-    def compute(self, request: Request) -> Made[Answer]:
+    def compute(self, request: Request, lease: Lease | None = None) -> Made[Answer]:
         """Compile a request, counted as a miss, and store the outcome if that is right.
+
+        `lease` is given back when the outcome has reached the remotes.
 
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
@@ -122,7 +135,8 @@ class Resolver:
             kernel = CompiledKernel.of(outcome.compiled, request.key, ())
             return Made(Answer(kernel), reusable=False, stored=False)
         variant = outcome.variant
-        kernel, stored = KernelWriter(self.finder).store(request, outcome.compiled, variant)
+        upload = self._upload(request, variant, lease)
+        kernel, stored = KernelWriter(self.finder).store(request, outcome.compiled, variant, upload)
         if self._eager and stored and variant is not None and variant.may_be_good_elsewhere:
             self._queue().add(request, variant)
         return Made(Answer(kernel, variant), reusable=True, stored=stored)
@@ -153,16 +167,28 @@ class Resolver:
             self._proofs.finish()
 
     def close(self) -> None:
-        """Finish the proofs, and close the lock file. Idempotent."""
+        """Finish the proofs, close the lock file, and hang up. Idempotent."""
         try:
             self.finish_proofs()
         finally:
+            if self.remotes is not None:
+                self.remotes.close()
             if self._flight is not None:
                 self._flight.close()
+
+    def _upload(
+        self, request: Request, variant: Variant | None, lease: Lease | None
+    ) -> Callable[[str, Entry], None] | None:
+        """Return what hands a kernel's entry to the remotes, if there are any."""
+        remotes = self.remotes
+        if remotes is None:
+            return None
+        return lambda key, entry: remotes.upload(request, key, entry, variant, lease)
 
     def _compilers(self) -> RequestCompiler:
         if self._compiler is None:
             from kcache.kernels.compile import RequestCompiler
+
 
             self._compiler = RequestCompiler(self.finder, self._factories, writes=self._writes)
         return self._compiler
@@ -259,7 +285,10 @@ class _Miss:
 
     def _compute(self) -> Made[Answer]:
         self._compiled = True
-        return self._resolver.compute(self._request)
+        resolver, request = self._resolver, self._request
+        if resolver.remotes is None:
+            return resolver.compute(request)
+        return resolver.remotes.compute(request, lambda lease: resolver.compute(request, lease))
 
     def _adopt(self, answer: Answer) -> Answer | None:
         return self._resolver.adopt(self._request, answer)

@@ -12,6 +12,9 @@ from kcache.nvrtc.manifest import Manifest
 from kcache.nvrtc.metadata import metadata_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kcache.entry import Entry
     from kcache.kernels.find import Finder
     from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.manifest import Variant
@@ -35,11 +38,16 @@ class KernelWriter:
         self._finder = finder
 
     def store(
-        self, request: Request, compiled: Compiled, variant: Variant | None
+        self,
+        request: Request,
+        compiled: Compiled,
+        variant: Variant | None,
+        upload: Callable[[str, Entry], object] | None = None,
     ) -> tuple[CompiledKernel, bool]:
         """Store what was compiled; return the kernel, and whether it will be found.
 
         `variant` is the header set that it was compiled with, None for a self-contained request.
+        `upload` is called with the kernel's key and entry, whether it can be stored here or not.
         """
         key = request.key
         dependencies: tuple[str, ...] = ()
@@ -53,7 +61,10 @@ class KernelWriter:
         rejected = engine.counters.rejected
         try:
             # The kernel first: a manifest must not promise what is not there.
-            stored = engine.put(key, kernel.to_entry(metadata_of(request, key)))
+            entry = kernel.to_entry(metadata_of(request, key))
+            stored = engine.put(key, entry)
+            if upload is not None:
+                upload(key, entry)
             if stored and variant is not None:
                 stored = self._store_manifest(request, variant)
         except (ConfigError, OSError) as error:

@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from kcache.errors import ConfigError
 from kcache.remote import protocol
 from kcache.remote.agent_setup import Setup
 from kcache.remote.counts import Counts
@@ -60,9 +61,13 @@ class Agent:
         listener: a socket that listens.
         path: where programs find it.
         tiers: the remotes, in order.
+        problem: why there are none, in words.
     """
 
-    def __init__(self, listener: socket.socket, path: str, tiers: Sequence[Tier]) -> None:
+    def __init__(
+        self, listener: socket.socket, path: str, tiers: Sequence[Tier], *, problem: str = ""
+    ) -> None:
+        self._problem = problem
         self._listener = listener
         self._path = path
         self._tiers = tiers
@@ -236,6 +241,7 @@ class Agent:
         return {
             "process": os.getpid(),
             "started": self._started,
+            "problem": self._problem,
             "pending": sum(uploads.pending for uploads in self._uploads),
             "tiers": [tier.as_dict() for tier in self._tiers],
         }
@@ -315,6 +321,11 @@ def main() -> None:
 
 def run(listener: socket.socket, path: str, setup: Setup) -> None:
     """Serve with a setup until nobody needs it."""
-    sealer = make_sealer()
-    tiers = [Tier(address, sealer, Counts()) for address in setup.addresses]
-    Agent(listener, path, tiers).serve()
+    problem = ""
+    tiers: list[Tier] = []
+    try:
+        sealer = make_sealer(setup.settings.get("signing_key_file"))
+        tiers = [Tier(address, sealer, Counts()) for address in setup.addresses]
+    except ConfigError as error:  # without keys, nothing from a remote can be trusted
+        problem = str(error)
+    Agent(listener, path, tiers, problem=problem).serve()

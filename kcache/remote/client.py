@@ -49,6 +49,8 @@ class Lease:
         self.connection = connection
         self.key = key
         self.token = token
+        #: Whether it was given back, or was handed over with an upload.
+        self.ended = False
 
 
 class _Connection:
@@ -159,6 +161,7 @@ class Client:
         question = [protocol.PUT, *upload.pack()]
         if lease is None:
             return self._ask(question) is not None
+        lease.ended = True
         answer = self._ask_on(lease.connection, question)
         self._keep(lease.connection, answer)
         return answer is not None
@@ -181,6 +184,7 @@ class Client:
 
     def release(self, lease: Lease) -> None:
         """Give a lease back under which nothing was uploaded."""
+        lease.ended = True
         question = [protocol.RELEASE, lease.key.encode(), lease.token.encode()]
         self._keep(lease.connection, self._ask_on(lease.connection, question))
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["Layer"]
+if TYPE_CHECKING:
+    from kcache.backend import Backend
+
+__all__ = ["DirectoryLayer", "Layer"]
 
 
 class Layer(Protocol):
@@ -13,6 +17,11 @@ class Layer(Protocol):
     Threads: safe to share. Fork: a child may go on using it. A layer checks nothing: whoever asks
     checks the envelope, as that of every entry.
     """
+
+    @property
+    def keep(self) -> bool:
+        """Whether a kernel that is found here is stored in the user's own cache, too."""
+        ...
 
     def get(self, key: str) -> bytes | None:
         """Return the envelope stored under `key`, or None.
@@ -25,3 +34,37 @@ class Layer(Protocol):
     def close(self) -> None:
         """Let go of what is open. Idempotent."""
         ...
+
+
+class DirectoryLayer:
+    """The directory of a cache, with a backend of any kind, which is only read.
+
+    Threads, fork: as the backends.
+
+    Args:
+        path: of the directory, for messages.
+        backends: that are there, opened for reading.
+        keep: see `Layer`.
+    """
+
+    def __init__(self, path: str, backends: Sequence[Backend], *, keep: bool = False) -> None:
+        self.path = path
+        self.keep = keep
+        self._backends = backends
+
+    def get(self, key: str) -> bytes | None:
+        """Return the envelope stored under `key`, or None; raises BackendError."""
+        for backend in self._backends:
+            found = backend.get(key)
+            if found is not None:
+                return found
+        return None
+
+    def close(self) -> None:
+        """Close the backends."""
+        for backend in self._backends:
+            backend.close()
+
+    def __repr__(self) -> str:
+        """Return where it is."""
+        return f"{type(self).__name__}({self.path!r})"

@@ -12,7 +12,7 @@ from kcache.entry import decode, encode, producer_of
 from kcache.errors import ConfigError, CorruptEntryError
 from kcache.remote.breaker import Breaker
 from kcache.remote.manifests import merged
-from kcache.remote.seal import UNSIGNED, SealError
+from kcache.remote.seal import DAMAGED, OTHER_KEY, SealError
 from kcache.remote.store import (
     Leases,
     RemoteError,
@@ -111,7 +111,7 @@ class Tier:
         )
 
     def _write(self, write: Callable[[RemoteStore, bytes], object], key: str, value: bytes) -> bool:
-        if not self.address.writable:
+        if not (self.address.writable and self._sealer.can_seal):
             return False
         if self._is_left_alone():
             self.counts.add("dropped")
@@ -176,7 +176,8 @@ class Tier:
         try:
             return self._sealer.unseal(key, sealed)
         except SealError as error:
-            self.counts.add("unsigned" if error.reason == UNSIGNED else "damaged")
+            damaged = error.reason in (DAMAGED, OTHER_KEY)
+            self.counts.add("damaged" if damaged else "unsigned")
             log.warning("%s: %s is not used: %s", self.address, key, error)
             return None
 

@@ -23,13 +23,13 @@ _ROOT = 0
 _known: set[tuple[str, int]] = set()
 
 
-def unsafe_part(path: str) -> str:
+def unsafe_part(path: str, owner: int | None = None) -> str:
     """Return what makes the way to an absolute path unsafe, in words; empty if nothing does.
 
-    Each directory above `path` must belong to the present user or to root, and nobody else may be
-    able to write to it, unless its sticky bit keeps them from renaming what is not theirs (as in
-    `/tmp`). Links on the way, `path` itself included, must belong to the present user or to root.
-    What is not there yet can be made safely. Always empty on Windows.
+    Each directory above `path` must belong to the present user, to `owner` (a user who is trusted,
+    too) or to root, and nobody else may be able to write to it, unless its sticky bit keeps them
+    from renaming what is not theirs (as in `/tmp`). Links on the way, `path` itself included, must
+    belong to one of the three. What is not there yet can be made safely. Always empty on Windows.
 
     Raises:
         OSError: a part can't be looked at, or links lead in circles.
@@ -39,12 +39,12 @@ def unsafe_part(path: str) -> str:
     user = os.geteuid()
     if (path, user) in _known:
         return ""
-    return _unsafe_part(path, user)
+    return _unsafe_part(path, user, user if owner is None else owner)
 
 
-def _unsafe_part(path: str, user: int) -> str:
+def _unsafe_part(path: str, user: int, owner: int) -> str:
     current, links = "/", 0
-    problem = _problem(current, os.lstat(current), user)
+    problem = _problem(current, os.lstat(current), user, owner)
     left = [part for part in reversed(path.split("/")) if part]
     while left and not problem:
         name = left.pop()
@@ -60,7 +60,7 @@ def _unsafe_part(path: str, user: int) -> str:
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            if not _trusted(status.st_uid, user):
+            if not _trusted(status.st_uid, user, owner):
                 return f"{here} is a link that user {status.st_uid} made"
             target = os.readlink(here)
             current = "/" if target.startswith("/") else current
@@ -69,16 +69,16 @@ def _unsafe_part(path: str, user: int) -> str:
         if not stat.S_ISDIR(status.st_mode):
             return ""  # the caller says so better
         if left:
-            problem = _problem(here, status, user)
+            problem = _problem(here, status, user, owner)
         current = here
-    if not problem:
+    if not problem and owner == user:
         _known.add((path, user))
     return problem
 
 
-def _problem(path: str, status: os.stat_result, user: int) -> str:
+def _problem(path: str, status: os.stat_result, user: int, owner: int) -> str:
     """Return why a directory above the cache is unsafe."""
-    if not _trusted(status.st_uid, user):
+    if not _trusted(status.st_uid, user, owner):
         return f"{path} belongs to user {status.st_uid}"
     if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
         alone = not status.st_mode & stat.S_IWOTH and _is_private_group(status.st_gid, user)
@@ -87,8 +87,8 @@ def _problem(path: str, status: os.stat_result, user: int) -> str:
     return ""
 
 
-def _trusted(owner: int, user: int) -> bool:
-    return owner in (user, _ROOT) or _is_unknown(owner)
+def _trusted(found: int, user: int, owner: int) -> bool:
+    return found in (user, owner, _ROOT) or _is_unknown(found)
 
 
 def _is_unknown(owner: int) -> bool:

@@ -1,0 +1,232 @@
+"""RemoteKernels: kernels from remotes, and compiled kernels to them, through the agent."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kcache.engine.single_flight import Made
+from kcache.entry import Entry, encode, open_envelope
+from kcache.errors import ConfigError, CorruptEntryError
+from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.kernels.find import Checked
+from kcache.kernels.resolver import Answer
+from kcache.nvrtc.manifest import Manifest, Variant
+from kcache.remote.client import Lease
+from kcache.remote.protocol import Upload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kcache.kernels.find import Finder
+    from kcache.nvrtc.request import Request
+    from kcache.remote.client import Client
+
+__all__ = ["RemoteKernels"]
+
+#: Seconds between two looks while another machine compiles, growing from the first to the last.
+FIRST_LOOK, LAST_LOOK = 0.02, 0.5
+
+
+class RemoteKernels:
+    """Asks remotes before a compile, and hands them what was compiled.
+
+    What comes from a remote is checked as every entry is, and headers are compared here: a remote
+    can only offer. Whatever fails, the kernel is compiled.
+
+    Threads: safe to share. Fork: as `Client`.
+
+    Args:
+        finder: of the local cache, which keeps what is found.
+        client: of the agent.
+        writes: whether what is compiled is uploaded.
+        wait: seconds that a lease of another machine is waited for at most.
+    """
+
+    def __init__(self, finder: Finder, client: Client, *, writes: bool, wait: float) -> None:
+        self._finder = finder
+        self._client = client
+        self._writes = writes and client.writable
+        self._wait = wait
+
+    # -- finding ---------------------------------------------------------------------------------
+
+    def find(self, request: Request, started: float) -> Made[Answer] | None:
+        """Return the kernel of a request from a remote, kept here and counted as a hit, or None."""
+        client = self._client
+        if not client.worth_asking:
+            return None
+        failures = client.failures
+        counters = self._finder.engine.counters
+        try:
+            found = self._find(request)
+        except OSError as error:
+            self._finder.engine.report("remote", error)
+            found = None
+        if client.failures != failures:
+            counters.add("remote_errors")
+        elif found is None:
+            counters.add("remote_misses")
+        if found is None:
+            return None
+        kernel = found.value.kernel
+        saved = self._finder.counts.saved(kernel.key, kernel.compile_seconds)
+        counters.hit(saved, time.perf_counter() - started, False)
+        counters.add("remote_hits")
+        return found
+
+    def _find(self, request: Request) -> Made[Answer] | None:
+        if request.self_contained:
+            return self._kernel(request.key, (), None)
+        for manifest, keep in self._manifests(request.key):
+            digests = self._finder.headers.digests
+            variant = manifest.matching(request.search, digests, request.location)
+            if variant is None:
+                continue
+            key = variant.result_key(request.key)
+            paths = variant.dependencies(request.search, request.location)
+            found = self._kernel(key, paths, variant)
+            if found is not None:
+                kept = keep and self._keep_manifest(request, manifest, variant)
+                self._finder.headers.note(request, Checked(key, paths))
+                return found._replace(stored=found.stored and kept)
+        return None
+
+    def _entries(self, key: str) -> Iterator[tuple[Entry, bool]]:
+        """Yield what the remotes have under a key, and whether it is to be kept, in order."""
+        addresses = self._client.addresses
+        first = 0
+        while first < len(addresses):
+            found = self._client.get(key, first)
+            if found is None or found.value is None or not first <= found.tier < len(addresses):
+                return
+            first = found.tier + 1
+            try:
+                producer = self._finder.engine.producer.encode()
+                entry = open_envelope(found.value, key, producer)
+                entry.payload  # noqa: B018  is all of it sound?
+            except CorruptEntryError as error:
+                self._finder.engine.refuse(key, error)
+            else:
+                yield entry, addresses[found.tier].keep
+
+    def _manifests(self, key: str) -> Iterator[tuple[Manifest, bool]]:
+        for entry, keep in self._entries(key):
+            try:
+                manifest = Manifest.from_entry(entry)
+            except CorruptEntryError as error:
+                self._finder.engine.refuse(key, error)
+            else:  # what another machine remembers of its own files says nothing here
+                yield Manifest([Variant(variant.raw) for variant in manifest.variants]), keep
+
+    def _kernel(
+        self, key: str, dependencies: tuple[str, ...], variant: Variant | None
+    ) -> Made[Answer] | None:
+        engine = self._finder.engine
+        for entry, keep in self._entries(key):
+            try:
+                kernel = _with_code(CompiledKernel.from_entry(entry, key, dependencies))
+            except CorruptEntryError as error:
+                engine.refuse(key, error)
+                continue
+            entry.view = kernel
+            kept = keep and engine.put(key, entry)
+            if not kept and engine.memory.max_size:
+                engine.memory.put(key, entry, entry.size)
+            return Made(Answer(kernel, variant), reusable=True, stored=kept)
+        return None
+
+    def _keep_manifest(self, request: Request, manifest: Manifest, holding: Variant) -> bool:
+        """Merge the header sets into those of the local cache, the one that holds first."""
+        headers = self._finder.headers
+        here, _ = headers.manifest(request, again=True)
+        known = [] if here is None else list(here.variants)
+        present = {variant.raw for variant in known}
+        others = [v for v in manifest.variants if v.raw not in present and v is not holding]
+        both = Manifest([*known, *others])
+        holding.remember(request.search, headers.digests, request.location)
+        both.add(holding)
+        return headers.put(request, both)
+
+    # -- compiling -------------------------------------------------------------------------------
+
+    def compute(
+        self, request: Request, compile_: Callable[[Lease | None], Made[Answer]]
+    ) -> Made[Answer]:
+        """Return the kernel from a remote; else have it compiled, alone on all machines.
+
+        Raises:
+            Whatever `compile_` does.
+        """
+        found = self.find(request, time.perf_counter())
+        lease: Lease | None = None
+        if found is None and self._client.leases and self._writes:
+            found, lease = self._lease(request)
+        if found is not None:
+            return found
+        try:
+            return compile_(lease)
+        finally:
+            if lease is not None and not lease.ended:
+                self._client.release(lease)
+
+    def _lease(self, request: Request) -> tuple[Made[Answer] | None, Lease | None]:
+        """Take the lease of a request, or wait for what another machine makes under it.
+
+        Returns neither where leases can't be had, or the wait was too long: then it is compiled.
+        """
+        deadline = time.monotonic() + self._wait
+        pause = FIRST_LOOK
+        while True:
+            lease = self._client.lease(request.key)
+            if lease is False:
+                return None, None
+            if isinstance(lease, Lease):
+                # Somebody may have given it back between the look and the lease.
+                found = self.find(request, time.perf_counter())
+                if found is not None:
+                    self._client.release(lease)
+                return found, None if found is not None else lease
+            if time.monotonic() >= deadline:
+                self._finder.engine.counters.add("wait_timeouts")
+                return None, None
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_LOOK)
+            found = self.find(request, time.perf_counter())
+            if found is not None:
+                return found, None
+
+    def upload(
+        self, request: Request, key: str, entry: Entry, variant: Variant | None, lease: Lease | None
+    ) -> None:
+        """Have what was compiled put to every writable remote; returns before that is done."""
+        if not self._writes:
+            return
+        producer = self._finder.engine.producer.encode()
+        try:
+            kernel = key, encode(key, entry, producer=producer)
+            manifest = None
+            if variant is not None:
+                only = Manifest([Variant(variant.raw)]).to_entry()
+                manifest = request.key, encode(request.key, only, producer=producer)
+        except ConfigError as error:
+            self._finder.engine.report("upload", error)
+            return
+        held = None if lease is None else (lease.key, lease.token)
+        if self._client.put(Upload(kernel, manifest, held), lease):
+            self._finder.engine.counters.add("remote_puts")
+
+    def close(self) -> None:
+        """Hang up; the agent goes on with the uploads. Idempotent."""
+        self._client.close()
+
+
+def _with_code(kernel: CompiledKernel) -> CompiledKernel:
+    """Return a kernel that has code in it.
+
+    Raises:
+        CorruptEntryError: it has none: the entry holds something else.
+    """
+    if kernel.ptx is None and kernel.cubin is None and kernel.ltoir is None:
+        raise CorruptEntryError("the entry holds no kernel")
+    return kernel

@@ -1,0 +1,247 @@
+"""Kernels through tiers: what one machine compiles, others get, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, working_directory, write
+from remote.fakes import MemoryStore, agent, tier, until
+
+import kcache
+from kcache.remote.client import Client
+from kcache.remote.store import RemoteError, RemoteTimeout
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def client(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """An agent for everybody in this process who names any remote."""
+    with agent(tmp_path, tier(store)) as made:
+        monkeypatch.setattr("kcache.remote.client.client_for", lambda *_: made)
+        yield made
+
+
+def machine(folder: Path, **settings: object) -> kcache.KernelCache:
+    settings.setdefault("remote", "http://memory")
+    return kcache.KernelCache(folder, **settings)  # type: ignore[arg-type]
+
+
+def source(value: int = 1) -> str:
+    return KERNEL.replace("V", str(value))
+
+
+def test_the_second_machine_compiles_nothing(client: Client, tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        made = [first.get_or_compile(source(n), options=ARCH) for n in range(3)]
+        assert first.stats().remote_puts == 3
+        assert client.flush(60)
+    with machine(tmp_path / "b") as second:
+        for n, kernel in enumerate(made):
+            found = second.get_or_compile(source(n), options=ARCH)
+            assert found.cached
+            assert found == kernel.replace(cached=True)
+        stats = second.stats()
+        assert (stats.compiles, stats.remote_hits, stats.hits, stats.misses) == (0, 3, 3, 0)
+    with machine(tmp_path / "b", remote=()) as alone:  # they were kept
+        assert all(alone.get_or_compile(source(n), options=ARCH).cached for n in range(3))
+        assert alone.stats().remote_hits == 0
+        keys = [kernel.key for kernel in made]
+        entries = [alone.engine.backend.get(key) for key in keys]
+    with kcache.KernelCache(tmp_path / "a") as first:
+        assert entries == [first.engine.backend.get(key) for key in keys]
+
+
+def test_headers_are_compared_where_they_are_used(client: Client, tmp_path: Path) -> None:
+    text = "#include <x.h>\n" + KERNEL
+    for name, value in (("one", 1), ("two", 2), ("three", 1), ("four", 3)):
+        write(tmp_path / name / "inc/x.h", f"#define V {value}\n")
+    hits = {}
+    cubins = {}
+    for name in ("one", "two", "three", "four"):
+        with working_directory(tmp_path / name), machine(tmp_path / f"cache-{name}") as cache:
+            options = ARCH.replace(include_paths=["inc"])
+            kernel = cache.get_or_compile(text, options=options)
+            assert client.flush(60)
+            cubins[name] = kernel.cubin
+            hits[name] = cache.stats().remote_hits
+            assert kernel.dependencies == (str(tmp_path / name / "inc/x.h"),)
+            assert cache.get_or_compile(text, options=options).cached
+    assert hits == {"one": 0, "two": 0, "three": 1, "four": 0}
+    assert cubins["one"] == cubins["three"] != cubins["two"]
+    with working_directory(tmp_path / "two"), machine(tmp_path / "late") as cache:
+        cache.get_or_compile(text, options=ARCH.replace(include_paths=["inc"]))
+        assert cache.stats().remote_hits == 1, "no header set has erased another"
+
+
+def test_lookup_asks_and_compiles_nothing(client: Client, tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        assert first.lookup(source(), options=ARCH) is None
+        first.get_or_compile(source(), options=ARCH)
+        assert client.flush(60)
+    with machine(tmp_path / "b") as second:
+        assert second.lookup(source(), options=ARCH) is not None
+        assert second.stats().remote_hits == 1
+
+
+def test_read_only_caches_and_addresses_upload_nothing(
+    store: MemoryStore, client: Client, tmp_path: Path
+) -> None:
+    with machine(tmp_path / "a"):
+        pass
+    with machine(tmp_path / "a", read_only=True) as cache:
+        cache.get_or_compile(source(), options=ARCH)
+        assert cache.stats().remote_puts == 0
+    assert client.flush(60)
+    assert store.values == {}
+
+
+def test_disabled_and_recache_ask_nobody(
+    store: MemoryStore, client: Client, tmp_path: Path
+) -> None:
+    with machine(tmp_path / "a", disable=True) as cache:
+        cache.get_or_compile(source(), options=ARCH)
+    assert store.operations == []
+    with machine(tmp_path / "a", recache=True) as cache:
+        cache.get_or_compile(source(), options=ARCH)
+        assert client.flush(60)
+    assert "get" not in store.operations
+    assert store.values, "what is compiled anew replaces what is there"
+
+
+def test_many_and_asynchronous_requests_ask_too(client: Client, tmp_path: Path) -> None:
+    import asyncio
+
+    requests = [kcache.CompileRequest(source(n), options=ARCH) for n in range(4)]
+    with machine(tmp_path / "a") as first:
+        first.compile_many(requests)
+        assert client.flush(60)
+    with machine(tmp_path / "b") as second:
+        kernels = second.compile_many([*requests, requests[0]])
+        assert all(isinstance(k, kcache.CompiledKernel) and k.cached for k in kernels)
+        assert second.stats().compiles == 0
+    with machine(tmp_path / "c") as third:
+        kernel = asyncio.run(third.aget_or_compile(source(1), options=ARCH))
+        assert kernel.cached
+        assert third.stats().compiles == 0
+
+
+def test_threads_of_a_process_ask_once(store: MemoryStore, client: Client, tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        first.get_or_compile(source(), options=ARCH)
+        assert client.flush(60)
+    before = store.operations.count("get")
+    together = threading.Barrier(8)
+    with machine(tmp_path / "b") as second:
+        found: list[kcache.CompiledKernel] = []
+
+        def ask() -> None:
+            together.wait()
+            found.append(second.get_or_compile(source(), options=ARCH))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(kernel.cached for kernel in found)
+        assert second.stats().hits == 8
+    assert store.operations.count("get") == before + 1
+
+
+@pytest.mark.parametrize("trouble", [RemoteError, RemoteTimeout, ZeroDivisionError])
+def test_a_remote_in_trouble_costs_no_kernel(
+    store: MemoryStore, client: Client, tmp_path: Path, trouble: type[Exception]
+) -> None:
+    def fail(_: str) -> None:
+        raise trouble("out of order")
+
+    store.trouble = fail
+    with machine(tmp_path / "a") as cache:
+        for n in range(8):
+            assert cache.get_or_compile(source(n), options=ARCH).cubin
+        stats = cache.stats()
+        assert (stats.compiles, stats.errors) == (8, 0)
+    assert len(store.operations) <= 4
+
+
+def test_a_value_of_another_format_is_refused_and_replaced(
+    store: MemoryStore, client: Client, tmp_path: Path
+) -> None:
+    """Rightly sealed, and yet no kernel: somebody's other program uses the same store."""
+    from kcache.entry import Entry, encode
+    from kcache.nvrtc import PRODUCER
+
+    with machine(tmp_path / "a") as cache:
+        key = cache.get_or_compile(source(), options=ARCH).key
+        assert client.flush(60)
+    good = store.values[key]
+    sealer = tier(store)._sealer
+    for blob in (
+        b"no envelope at all",
+        encode(key, Entry({"cubin": b"x"}), producer=b"another"),
+        encode("ab" * 32, Entry({"cubin": b"x"}), producer=PRODUCER.encode()),
+        encode(key, Entry({"set0": b"x"}, {"kind": "manifest"}), producer=PRODUCER.encode()),
+    ):
+        store.values[key] = sealer.seal(key, blob)
+        folder = tmp_path / f"b{len(blob)}"
+        with machine(folder) as cache:
+            kernel = cache.get_or_compile(source(), options=ARCH)
+            assert not kernel.cached
+            assert cache.stats().corrupt + cache.stats().stale == 1
+            assert client.flush(60)
+        assert sealer.unseal(key, store.values[key]) != blob
+    assert len(good) == len(store.values[key])
+
+
+def test_a_forked_child_asks_by_itself(client: Client, tmp_path: Path) -> None:
+    with machine(tmp_path / "a") as first:
+        for n in range(2):
+            first.get_or_compile(source(n), options=ARCH)
+        assert client.flush(60)
+    with machine(tmp_path / "b") as second:
+        assert second.get_or_compile(source(0), options=ARCH).cached
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if second.get_or_compile(source(1), options=ARCH).cached else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert client.get("ab" * 32) is not None
+
+
+def test_a_tree_elsewhere_hits(client: Client, tmp_path: Path) -> None:
+    write(tmp_path / "one/inc/x.h", '#include "y.h"\n')
+    write(tmp_path / "one/inc/y.h", "#define V 4\n")
+    shutil.copytree(tmp_path / "one", tmp_path / "other/checkout")
+    text = "#include <x.h>\n" + KERNEL
+    cubins = []
+    for folder in ("one", "other/checkout"):
+        with machine(tmp_path / f"cache-{len(folder)}") as cache:
+            options = ARCH.replace(include_paths=[tmp_path / folder / "inc"])
+            cubins.append(cache.get_or_compile(text, options=options).cubin)
+            assert client.flush(60)
+            assert cache.stats().compiles == (folder == "one")
+    assert cubins[0] == cubins[1]
+
+
+def test_the_upload_outlives_the_cache(store: MemoryStore, client: Client, tmp_path: Path) -> None:
+    go_on = threading.Event()
+    store.trouble = lambda operation: operation == "put" and go_on.wait(60)
+    with machine(tmp_path / "a") as cache:
+        cache.get_or_compile(source(), options=ARCH)
+    assert store.values == {}
+    go_on.set()
+    until(lambda: store.values)
