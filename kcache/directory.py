@@ -10,8 +10,7 @@ from contextlib import suppress
 from kcache.errors import BackendError, ConfigError
 from kcache.util.marker import NAME, is_empty, is_marked, mark
 from kcache.util.open_file import NotOursError, open_own
-from kcache.util.owners import trust
-from kcache.util.safe_path import unsafe_part
+from kcache.util.safe_path import trust, unsafe_part
 
 __all__ = ["LOCK_FILE", "SLOTS_FILE", "is_cache", "prepare", "prepare_layer"]
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kcache.kernels.aio import AsyncFront
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.recording import Recorder
+    from kcache.kernels.remotes import RemoteKernels
     from kcache.kernels.resolver import Answer, Resolver
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
@@ -470,6 +471,11 @@ class KernelCache:
             return with_layers(finder, config, once=once, writes=not self._disabled)
         return finder
 
+    def _build_remotes(self) -> RemoteKernels | None:
+        from kcache.kernels.tiers import build_remotes  # few use remotes
+
+        return build_remotes(self._finder, self.config)
+
     def _lock_file(self) -> str | None:
         """Return the path of the lock file, or None where processes can't exclude each other."""
         return None if self._directory is None else os.path.join(self._directory, LOCK_FILE)
@@ -477,7 +483,6 @@ class KernelCache:
     def _on_miss(self) -> Resolver:
         if self._resolver is None:
             from kcache.kernels.resolver import Factories, Resolver  # not needed for a hit
-            from kcache.kernels.tiers import build_remotes
 
             factories = Factories(
                 self._build_frontend, self._build_flight, self._requests.for_compiler
@@ -489,7 +494,7 @@ class KernelCache:
                         factories,
                         writes=not self._disabled,
                         eager=_proves_eagerly(self.config),
-                        remotes=build_remotes(self._finder, self.config),
+                        remotes=self._build_remotes() if self.config.remote.value else None,
                     )
         return self._resolver
 

@@ -10,7 +10,7 @@ from stat import S_ISDIR, S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.open_file import NotOursError
-from kcache.util.owners import trusted
+from kcache.util.safe_path import trusted
 
 __all__ = [
     "failure",

@@ -29,6 +29,7 @@ SOCKET = "KCACHE_DROPIN_SOCKET"
 #: Names a folder with the libraries, instead of those that were built here.
 LIBRARIES = "KCACHE_DROPIN_LIBRARIES"
 _PRELOAD = "LD_PRELOAD"
+_REMOTE = "KCACHE_REMOTE"
 
 
 def current() -> MutableMapping[str, str]:
@@ -71,12 +72,25 @@ def _preloaded(environment: Mapping[str, str]) -> list[str]:
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what an environment says about the cache itself."""
+    """Return what an environment says about the cache itself; no credentials."""
     return {
-        name: value
+        name: _shown(value) if name == _REMOTE else value
         for name, value in environment.items()
         if name.startswith("KCACHE_") and not name.startswith("KCACHE_DROPIN_")
     }
+
+
+def _shown(remote: str) -> str:
+    """Return addresses without credentials, and by what other credentials are told apart."""
+    import hashlib
+
+    from kcache.remote.address import parse_addresses
+
+    try:
+        shown = " ".join(map(str, parse_addresses(remote, name=_REMOTE)))
+    except ValueError:  # the server says what is wrong with it
+        shown = "not allowed"
+    return f"{shown} ({hashlib.sha256(remote.encode('utf-8', 'replace')).hexdigest()[:8]})"
 
 
 def runtime_folders(environment: Mapping[str, str]) -> list[str]:

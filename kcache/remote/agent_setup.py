@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from kcache._version import __version__
 from kcache.errors import ConfigError
@@ -30,7 +30,7 @@ class Setup(NamedTuple):
 
     def pack(self) -> bytes:
         """Return it as bytes. They hold credentials: not for files, logs and arguments."""
-        addresses = [tuple(address) for address in self.addresses]
+        addresses = [address._values() for address in self.addresses]
         return json.dumps(
             [addresses, dict(self.settings), dict(self.environment)], sort_keys=True
         ).encode()
@@ -58,7 +58,6 @@ class Setup(NamedTuple):
         return f"Setup({list(self.addresses)!r})"
 
 
-def _address(fields: list[object]) -> Address:
+def _address(fields: list[Any]) -> Address:
     *most, options = fields
-    pairs = cast("list[list[str]]", options)
-    return Address(*most, tuple((name, value) for name, value in pairs))  # type: ignore[call-arg,arg-type]
+    return Address(*most, tuple((name, value) for name, value in options))

@@ -206,7 +206,7 @@ def test_the_file_is_laid_out_as_documented(path: Path) -> None:
     file = StatsFile(path)
     file.add(amounts(hits=3, hit_seconds=0.5))
     file.close()
-    body = pack("<4x19d", *amounts(hits=3, hit_seconds=0.5)).ljust(252, b"\0")
+    body = pack("<4x24d", *amounts(hits=3, hit_seconds=0.5)).ljust(252, b"\0")
     record = zlib.crc32(body).to_bytes(4, "little") + body
     image = path.read_bytes()
     assert image[:64] == b"kcache-stats/1".ljust(64, b"\0")

@@ -114,3 +114,23 @@ def test_what_is_no_address_at_all() -> None:
     for value in (3, [3], None):
         with pytest.raises(ConfigError):
             parse_addresses(value, name="remote")
+
+
+def test_commands_show_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    click_testing = pytest.importorskip("click.testing")
+    from kcache.cli.app import app
+    from kcache.dropin import environment
+
+    text = "file:///opt/kernels redis://me:hidden@host/2?ro&expire=60"
+    monkeypatch.setenv("KCACHE_REMOTE", text)
+    for arguments in (["config"], ["config", "--json"], ["doctor"]):
+        result = click_testing.CliRunner().invoke(app, arguments)
+        assert "hidden" not in result.output
+        if "config" in arguments:
+            assert result.exit_code == 0, result.output
+            assert "redis://***@host/2?ro&expire=60" in result.output
+    shown = environment.settings({"KCACHE_REMOTE": text})["KCACHE_REMOTE"]
+    assert "hidden" not in shown
+    other = environment.settings({"KCACHE_REMOTE": text.replace("hidden", "other")})
+    assert other["KCACHE_REMOTE"] != shown
+    assert environment.settings({"KCACHE_REMOTE": "nonsense"})

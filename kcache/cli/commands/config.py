@@ -54,11 +54,18 @@ def _settings(directory: str | None) -> dict[str, dict[str, object]]:
         setting: Setting[object] = getattr(loaded, variable.setting)
         named = variable.setting == "directory"
         found[variable.setting] = {
-            "value": named_directory(directory) if named else setting.value,
+            "value": named_directory(directory) if named else _shown(setting.value),
             "source": "--directory" if setting.source == "argument" else setting.source,
             "variable": variable.name,
         }
     return found
+
+
+def _shown(value: object) -> object:
+    """Return what JSON can say of a value; addresses are texts without credentials."""
+    if isinstance(value, tuple):
+        return [str(each) for each in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return value
 
 
 def _text(name: str, value: object) -> str:
@@ -66,4 +73,6 @@ def _text(name: str, value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int) and name in _SIZES:
         return format_size(value)
+    if isinstance(value, list):
+        return " ".join(value) or "-"  # pyright: ignore[reportUnknownArgumentType]
     return "-" if value is None else str(value)
