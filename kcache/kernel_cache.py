@@ -522,11 +522,12 @@ class KernelCache:
 def _proves_eagerly(config: Config) -> bool:
     """Tell whether kernels are proven to be good elsewhere right after their first compile.
 
-    Take this where kernels are made for others: a cache that is copied, or a writable remote tier.
-    To make it the default of such a cache, ask for `config.relocation.source == "default"` here: a
-    user who sets the argument or the variable decides.
+    By default they are where they are made for others: with a remote that is written to. A user who
+    sets the argument or the variable decides.
     """
-    return config.relocation.value == "eager"
+    value, source = config.relocation
+    for_others = any(each.writable for each in config.remote.value) and not config.read_only.value
+    return value == "eager" or (source == "default" and for_others)
 
 
 def _recorder(path: str) -> Recorder:

@@ -205,16 +205,24 @@ class RemoteKernels:
         producer = self._finder.engine.producer.encode()
         try:
             kernel = key, encode(key, entry, producer=producer)
-            manifest = None
-            if variant is not None:
-                only = Manifest([Variant(variant.raw)]).to_entry()
-                manifest = request.key, encode(request.key, only, producer=producer)
+            manifest = None if variant is None else self._portable(request, variant)
         except ConfigError as error:
             self._finder.engine.report("upload", error)
             return
         held = None if lease is None else (lease.key, lease.token)
         if self._client.put(Upload(kernel, manifest, held), lease):
             self._finder.engine.counters.add("remote_puts")
+
+    def upload_proven(self, request: Request, variant: Variant) -> None:
+        """Tell the remotes that a kernel they have is good in every location."""
+        if self._writes:
+            self._client.put(Upload(None, self._portable(request, variant)))
+
+    def _portable(self, request: Request, variant: Variant) -> tuple[str, bytes]:
+        """Return the key and the envelope of a header set, without what this machine remembers."""
+        only = Manifest([Variant(variant.raw)]).to_entry()
+        producer = self._finder.engine.producer.encode()
+        return request.key, encode(request.key, only, producer=producer)
 
     def close(self) -> None:
         """Hang up; the agent goes on with the uploads. Idempotent."""

@@ -189,7 +189,6 @@ class Resolver:
         if self._compiler is None:
             from kcache.kernels.compile import RequestCompiler
 
-
             self._compiler = RequestCompiler(self.finder, self._factories, writes=self._writes)
         return self._compiler
 
@@ -214,6 +213,8 @@ class Resolver:
         judged = KernelWriter(self.finder).store_verdict(request, variant, good=verdict.good)
         if not verdict.good:
             return None
+        if self.remotes is not None:
+            self.remotes.upload_proven(request, judged)
         self.finder.counts.saved(verdict.kernel.key, 0.0)
         self.finder.engine.counters.hit(0.0, time.perf_counter() - started, False)
         paths = judged.dependencies(request.search, request.location)
@@ -234,7 +235,9 @@ class Resolver:
 
         # Under the key's lock, so that no header set is lost that another process adds.
         work: Work[Answer] = Work(lambda: None, store, lambda _: None, location=request.location)
-        self._flights().run(request.key, work)
+        judged = self._flights().run(request.key, work).variant
+        if verdict.good and judged is not None and self.remotes is not None:
+            self.remotes.upload_proven(request, judged)
 
     def _queue(self) -> ProofQueue:
         if self._proofs is None:

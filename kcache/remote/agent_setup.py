@@ -60,4 +60,4 @@ class Setup(NamedTuple):
 
 def _address(fields: list[Any]) -> Address:
     *most, options = fields
-    return Address(*most, tuple((name, value) for name, value in options))
+    return Address(*most, tuple((name, value) for name, value in options))  # type: ignore[call-arg]

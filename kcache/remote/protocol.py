@@ -77,23 +77,24 @@ class Upload(NamedTuple):
     """What a compile made: entries to put in this order.
 
     Attributes:
-        kernel: key and envelope.
+        kernel: key and envelope, or None where the remotes have it.
         manifest: key and envelope of the header set, to be merged into what is there, or None.
         lease: key and token of a lease to give back afterwards, or None.
     """
 
-    kernel: tuple[str, bytes]
+    kernel: tuple[str, bytes] | None
     manifest: tuple[str, bytes] | None = None
     lease: tuple[str, str] | None = None
 
     @property
     def size(self) -> int:
         """Bytes that wait in memory."""
-        return len(self.kernel[1]) + (len(self.manifest[1]) if self.manifest else 0)
+        return sum(len(entry[1]) for entry in (self.kernel, self.manifest) if entry is not None)
 
     def pack(self) -> list[bytes]:
         """Return the fields."""
-        fields = [self.kernel[0].encode(), self.kernel[1]]
+        kernel = self.kernel or ("", b"")
+        fields = [kernel[0].encode(), kernel[1]]
         manifest = self.manifest or ("", b"")
         lease = self.lease or ("", "")
         return [*fields, manifest[0].encode(), manifest[1], lease[0].encode(), lease[1].encode()]
@@ -104,7 +105,7 @@ class Upload(NamedTuple):
         if len(fields) != 6:
             raise ProtocolError(f"an upload of {len(fields)} fields")
         return cls(
-            (key_in(fields[0]), fields[1]),
+            (key_in(fields[0]), fields[1]) if fields[0] else None,
             (key_in(fields[2]), fields[3]) if fields[2] else None,
             (key_in(fields[4]), key_in(fields[5])) if fields[4] else None,
         )

@@ -87,7 +87,8 @@ class Uploads:
     def _upload(self, upload: Upload) -> None:
         """Put the kernel first: a manifest must not promise what is not there."""
         try:
-            if self._tier.put(*upload.kernel) and upload.manifest is not None:
+            there = upload.kernel is None or self._tier.put(*upload.kernel)
+            if there and upload.manifest is not None:
                 self._tier.merge(*upload.manifest)
         finally:
             self._done(upload)
