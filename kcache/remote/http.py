@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kcache.remote.address import Address
     from kcache.remote.store import Change
 
-__all__ = ["HttpStore"]
+__all__ = ["HttpStore", "pause"]
 
 _ABSENT = (404, 410)
 _REFUSED = (401, 403, 407)
@@ -83,7 +83,7 @@ class HttpStore:
     def merge(self, key: str, change: Change, limit: int) -> None:
         """Replace a value by what `change` makes of it, if nobody else has written meanwhile."""
         for attempt in range(_TRIES):
-            time.sleep(_pause(attempt))
+            time.sleep(pause(attempt))
             answer = self._get(key, limit)
             value = change(None if answer is None else answer.body)
             if value is None:
@@ -150,7 +150,7 @@ class HttpStore:
         raise RemoteError(f"{self._origin} redirects again and again")
 
 
-def _pause(attempt: int) -> float:
+def pause(attempt: int) -> float:
     """Return seconds before an attempt; not the same for all who were refused together."""
     import random
 

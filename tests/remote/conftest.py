@@ -43,8 +43,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for this machine, and its key."""
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A certificate for this machine, its key, and the certificate of its CA."""
     place = tmp_path_factory.mktemp("certificate")
-    servers.certificate(place / "cert.pem", place / "key.pem")
-    return place / "cert.pem", place / "key.pem"
+    ca = servers.certificate(place / "cert.pem", place / "key.pem")
+    return place / "cert.pem", place / "key.pem", ca

@@ -209,7 +209,7 @@ def nginx(place: Path) -> Iterator[Nginx]:
     port, tls_port = free_port(), free_port()
     for name in ("files", "tmp"):
         (place / name).mkdir(parents=True)
-    certificate(place / "server.pem", place / "server.key")
+    ca = certificate(place / "server.pem", place / "server.key")
     crypted = subprocess.run(
         [program("openssl", "openssl"), "passwd", "-apr1", "secret"],
         capture_output=True,
@@ -228,27 +228,34 @@ def nginx(place: Path) -> Iterator[Nginx]:
         request = b"GET /nothing HTTP/1.0\r\n\r\n"
         _until(lambda: _answers(port, request, b"404"), process, place / "error.log")
         try:
-            yield Nginx(port, tls_port, place / "files", process, place / "server.pem")
+            yield Nginx(port, tls_port, place / "files", process, ca)
         finally:
             process.terminate()  # it ends its workers then
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=30)
 
 
-def certificate(path: Path, key: Path) -> None:
-    """Write a self-made certificate for 127.0.0.1 and localhost."""
-    subprocess.run(
-        [
-            *(program("openssl", "openssl"), "req", "-x509", "-newkey", "ec"),
-            *("-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
-            *("-keyout", str(key), "-out", str(path)),
-        ],
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    ssl.create_default_context(cafile=str(path))
+def certificate(path: Path, key: Path) -> Path:
+    """Write a certificate for 127.0.0.1 and localhost; return that of the CA which signed it."""
+    ca, ca_key = path.with_suffix(".ca"), path.with_suffix(".cakey")
+    name = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+    leaf = ["-addext", name, "-addext", "basicConstraints=CA:FALSE", "-CA", str(ca)]
+    for subject, made, private, more in (
+        ("/CN=tests of kcache", ca, ca_key, []),
+        ("/CN=localhost", path, key, [*leaf, "-CAkey", str(ca_key)]),
+    ):
+        subprocess.run(
+            [
+                *(program("openssl", "openssl"), "req", "-x509", "-newkey", "ec"),
+                *("-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
+                *("-subj", subject, "-keyout", str(private), "-out", str(made), *more),
+            ],
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+    ssl.create_default_context(cafile=str(ca))
+    return ca
 
 
 # -- S3 ------------------------------------------------------------------------------------------

@@ -251,15 +251,15 @@ def test_a_full_server(store: Open, tmp_path: Path) -> None:
 # -- TLS -----------------------------------------------------------------------------------------
 
 
-def test_tls(store: Open, certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    cert, private = certificate
+def test_tls(store: Open, certificate: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    cert, private, ca = certificate
     port = servers.free_port()
     settings = ["--tls-port", str(port), "--tls-auth-clients", "no"]
     settings += ["--tls-cert-file", str(cert), "--tls-key-file", str(private)]
-    settings += ["--tls-ca-cert-file", str(cert)]
+    settings += ["--tls-ca-cert-file", str(ca)]
     with servers.redis(tmp_path, *settings) as server:
         url = f"rediss://localhost:{port}"
-        cache = store(f"{url}?ca_file={cert}")
+        cache = store(f"{url}?ca_file={ca}")
         cache.put(key(14), VALUE)
         assert cache.get(key(14), MOST) == VALUE
         with pytest.raises(RemoteRefused, match="certificate"):
@@ -267,7 +267,7 @@ def test_tls(store: Open, certificate: tuple[Path, Path], tmp_path: Path) -> Non
         with pytest.raises(RemoteError):  # no TLS there
             store(f"rediss://localhost:{server.port}", "timeout=1").get(key(14), MOST)
         with pytest.raises(ConfigError, match="can't be read"):
-            store(f"{url}?ca_file={cert}-not-there").get(key(14), MOST)
+            store(f"{url}?ca_file={ca}-not-there").get(key(14), MOST)
 
 
 # -- a server in trouble -------------------------------------------------------------------------
