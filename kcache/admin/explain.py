@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.manifest import Difference, Variant
     from kcache.nvrtc.request import Request
+    from kcache.nvrtc.search import HeaderSearch
 
 __all__ = ["Cause", "Explanation", "Near", "explain"]
 
@@ -126,7 +127,7 @@ class _Gathering:
     def _told(self, variant: Variant, found: Difference) -> tuple[str, str, str]:
         instead = None
         if found.kind == "appeared":
-            instead = variant.shadowed(found.path, self._request.search)
+            instead = _shadowed(variant, found.path, self._request.search)
         return found.kind, found.path, instead or ""
 
     def _nearest(self, about: About) -> Near | None:
@@ -169,3 +170,17 @@ def _alike(other: About, about: About) -> bool:
         return False
     # A name that everybody's source has says nothing by itself.
     return about.source_name != DEFAULT_NAME or other.names == about.names
+
+
+def _shadowed(variant: Variant, path: str, search: HeaderSearch) -> str | None:
+    """Return which header of the set the absent file at `path` would be found instead of."""
+    from kcache.nvrtc.search import Place
+
+    sections = variant.sections()
+    absent = (Place(root, name) for root, names in sections.absent for name in names)
+    sought = [place.path for place in absent if search.has(place) and search.path(place) == path]
+    read = [Place(root, name) for root, names in sections.files for name in names]
+    hidden = [place for place in read if place.path in sought]
+    if not hidden:  # looked for beside the file that includes it, its name is the longer one
+        hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]
+    return search.path(hidden[0]) if hidden else None

@@ -8,16 +8,32 @@ are answers like all others.
 
 from __future__ import annotations
 
+import itertools
 import os
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.nvrtc.search import SOURCE, HeaderSearch, Place
+from kcache.errors import CorruptEntryError
+from kcache.nvrtc.answers import Question
+from kcache.nvrtc.files import SIZE
+from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, Place
 
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import Record
 
-__all__ = ["FREE", "Denied", "HeaderSet", "Other", "is_header", "only_names"]
+__all__ = [
+    "FREE",
+    "Denied",
+    "HeaderSet",
+    "Other",
+    "Sections",
+    "decode",
+    "encode",
+    "is_header",
+    "only_names",
+    "same_identities",
+]
 
 #: `HeaderSet.bound` of an outcome that is good wherever the include directories lie.
 FREE = ""
@@ -125,6 +141,24 @@ class HeaderSet(NamedTuple):
         )
 
 
+class Sections(NamedTuple):
+    """A header set as it is stored, by kind and root; see `manifest` for the encoding."""
+
+    files: list[tuple[int, list[str]]]
+    absent: list[tuple[int, list[str]]]
+    present: list[Place]
+    folders: list[Place]
+    names: list[Place]
+    same: list[tuple[int, Place]]
+    denied: list[tuple[int, Place]]
+    others: list[tuple[Question, Place, bytes]]
+    variables: list[tuple[str, str | None]]
+    bound: str
+    proof: str
+    digests_at: int
+    roots: int
+
+
 def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bool:
     """Tell whether a compile asked for no file but the names of texts that it has in memory.
 
@@ -197,3 +231,97 @@ def _same(
     numbers: dict[tuple[int, int], int] = {}
     for place in sorted(doubtful):
         yield numbers.setdefault(inodes[place], len(numbers)), place
+
+
+def same_identities(once: Iterable[tuple[int, Place]], search: HeaderSearch) -> bool:
+    """Tell whether equal numbers are one file, and different numbers different files."""
+    files: dict[int, tuple[int, int]] = {}
+    for number, place in once:
+        try:
+            status = os.stat(search.path(place))
+        except OSError:
+            return False
+        file = (status.st_dev, status.st_ino)
+        if files.setdefault(number, file) != file:
+            return False
+    return len(set(files.values())) == len(files)
+
+
+# -- the encoding ----------------------------------------------------------------------------------
+
+
+def encode(headers: HeaderSet) -> bytes:
+    """Return the encoding of a set; see the module's description of `manifest`."""
+    files = sorted(headers.files.items())
+    groups = [
+        *_groups("f", (place for place, _ in files)),
+        *_groups("a", sorted(headers.absent)),
+        *_groups("p", sorted(headers.present)),
+        *_groups("d", sorted(headers.folders)),
+        *_groups("n", sorted(headers.names)),
+        *(f"i{place.root}\0{number}\0{place.path}" for number, place in headers.same),
+        *(f"e{place.root}\0{error}\0{place.path}" for place, error in headers.denied),
+        *(f"o{p.root}\0{question}\0{p.path}\0{a.hex()}" for question, p, a in headers.others),
+        *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in headers.variables),
+        *((f"x0\0{headers.bound}",) if headers.bound else ()),
+    ]
+    text = "\0\0".join(groups).encode("utf-8", "surrogateescape")
+    return struct.pack("<I", len(text)) + text + b"".join(digest for _, digest in files)
+
+
+def _groups(kind: str, places: Iterable[Place]) -> Iterator[str]:
+    """Yield the text of each root's places, which come sorted by root."""
+    for root, group in itertools.groupby(places, key=lambda place: place.root):
+        yield "\0".join((f"{kind}{root}", *(place.path for place in group)))
+
+
+def decode(raw: bytes) -> Sections:
+    """Return the set in an encoding, by kind.
+
+    Raises:
+        CorruptEntryError: the encoding is none.
+    """
+    try:
+        (length,) = struct.unpack_from("<I", raw)
+        text = raw[4 : 4 + length].decode("utf-8", "surrogateescape")
+        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "fapdnieovx"}
+        roots = 0
+        for group in text.split("\0\0") if text else ():
+            head, *fields = group.split("\0")
+            root = int(head[1:])
+            if root < ABSOLUTE:
+                raise ValueError(f"root {root}")
+            roots = max(roots, root + 1)
+            found[head[0]].append((root, fields))
+        count = sum(len(paths) for _, paths in found["f"])
+        if len(raw) != 4 + length + SIZE * count:
+            raise ValueError("not one digest per file")
+        bound, proof = ([*found["x"][0][1], ""][:2]) if found["x"] else (FREE, "")
+        return Sections(
+            found["f"],
+            found["a"],
+            list(_each_place(found["p"])),
+            list(_each_place(found["d"])),
+            list(_each_place(found["n"])),
+            [(int(number), Place(root, path)) for root, (number, path) in found["i"]],
+            [(int(error), Place(root, path)) for root, (error, path) in found["e"]],
+            [(q, Place(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
+            [_variable(text) for _, (text,) in found["v"]],
+            bound,
+            proof,
+            4 + length,
+            roots,
+        )
+    except (struct.error, ValueError, KeyError, IndexError) as error:
+        raise CorruptEntryError(f"malformed header set: {error}") from error
+
+
+def _each_place(groups: Iterable[tuple[int, list[str]]]) -> Iterator[Place]:
+    for root, paths in groups:
+        for path in paths:
+            yield Place(root, path)
+
+
+def _variable(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    return name, value if equals else None

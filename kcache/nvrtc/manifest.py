@@ -31,9 +31,9 @@ from typing import NamedTuple
 from kcache import config
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
-from kcache.nvrtc.answers import Question, answer_now, error_now
+from kcache.nvrtc.answers import answer_now, error_now
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, SIZE, FileDigests, Stamp, file_clock_ns, stamp_of
-from kcache.nvrtc.headers import FREE, HeaderSet, is_header
+from kcache.nvrtc.headers import HeaderSet, Sections, decode, encode, is_header, same_identities
 from kcache.nvrtc.key import digest_fields
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
 
@@ -81,24 +81,6 @@ class _Watched(NamedTuple):
     names: list[str] | None
 
 
-class _Sections(NamedTuple):
-    """A header set as it is stored, by kind and root; see the module's description."""
-
-    files: list[tuple[int, list[str]]]
-    absent: list[tuple[int, list[str]]]
-    present: list[Place]
-    folders: list[Place]
-    names: list[Place]
-    same: list[tuple[int, Place]]
-    denied: list[tuple[int, Place]]
-    others: list[tuple[Question, Place, bytes]]
-    variables: list[tuple[str, str | None]]
-    bound: str
-    proof: str
-    digests_at: int
-    roots: int
-
-
 class Variant:
     """One header set of a request, with what is remembered of its files.
 
@@ -115,7 +97,7 @@ class Variant:
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self.stamps: dict[str, bytes] = {}
-        self._sections: _Sections | None = None
+        self._sections: Sections | None = None
         #: location -> absolute paths of the headers.
         self._paths: dict[str, tuple[str, ...]] = {}
         #: location -> what the check for absent files found last time in this process.
@@ -124,16 +106,16 @@ class Variant:
     @classmethod
     def of(cls, headers: HeaderSet) -> Variant:
         """Return a variant of a new header set."""
-        return cls(_encode(headers))
+        return cls(encode(headers))
 
-    def sections(self) -> _Sections:
+    def sections(self) -> Sections:
         """Return the set by kind.
 
         Raises:
             CorruptEntryError: the encoding is none.
         """
         if self._sections is None:
-            self._sections = _decode(self.raw)
+            self._sections = decode(self.raw)
         return self._sections
 
     def dependencies(self, search: HeaderSearch, location: str) -> tuple[str, ...]:
@@ -210,7 +192,7 @@ class Variant:
             for path in digests.differing(paths, self.raw, at, stamps):
                 yield Difference("changed" if is_header(path) else "gone", path)
         yield from self._appeared(search, digests, location)
-        if sections.same and not _same_identities(sections.same, search):
+        if sections.same and not same_identities(sections.same, search):
             yield Difference("identity", "")
         for path in map(search.path, sections.present):
             if not is_header(path):
@@ -220,7 +202,7 @@ class Variant:
                 yield Difference("vanished", path)
         yield from self._other_answers(sections, search)
 
-    def _other_answers(self, sections: _Sections, search: HeaderSearch) -> Iterator[Difference]:
+    def _other_answers(self, sections: Sections, search: HeaderSearch) -> Iterator[Difference]:
         for path in map(search.path, sections.names):
             if self._is_file_of_set(path, search):
                 yield Difference("identity", path)
@@ -246,19 +228,6 @@ class Variant:
                     if each != path and os.path.samestat(os.stat(each), status):
                         return True
         return False
-
-    def shadowed(self, path: str, search: HeaderSearch) -> str | None:
-        """Return which header of the set the absent file at `path` would be found instead of."""
-        sections = self.sections()
-        absent = (Place(root, name) for root, names in sections.absent for name in names)
-        sought = [
-            place.path for place in absent if search.has(place) and search.path(place) == path
-        ]
-        read = [Place(root, name) for root, names in sections.files for name in names]
-        hidden = [place for place in read if place.path in sought]
-        if not hidden:  # looked for beside the file that includes it, its name is the longer one
-            hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]
-        return search.path(hidden[0]) if hidden else None
 
     def _files(self, search: HeaderSearch) -> Iterator[tuple[int, list[str]]]:
         """Yield absolute paths of the headers that were read, and where their digests begin."""
@@ -469,88 +438,3 @@ def _watched(directory: str, names: list[str], now: Stamp, read_at: int) -> _Wat
     firsts = {name.partition("/")[0] for name in names}
     there = any(os.path.lexists(os.path.join(directory, first)) for first in firsts)
     return _Watched(NO_STAMP if fresh or there else now, names)
-
-
-def _same_identities(once: Iterable[tuple[int, Place]], search: HeaderSearch) -> bool:
-    """Tell whether equal numbers are one file, and different numbers different files."""
-    files: dict[int, tuple[int, int]] = {}
-    for number, place in once:
-        try:
-            status = os.stat(search.path(place))
-        except OSError:
-            return False
-        file = (status.st_dev, status.st_ino)
-        if files.setdefault(number, file) != file:
-            return False
-    return len(set(files.values())) == len(files)
-
-
-def _encode(headers: HeaderSet) -> bytes:
-    files = sorted(headers.files.items())
-    groups = [
-        *_groups("f", (place for place, _ in files)),
-        *_groups("a", sorted(headers.absent)),
-        *_groups("p", sorted(headers.present)),
-        *_groups("d", sorted(headers.folders)),
-        *_groups("n", sorted(headers.names)),
-        *(f"i{place.root}\0{number}\0{place.path}" for number, place in headers.same),
-        *(f"e{place.root}\0{error}\0{place.path}" for place, error in headers.denied),
-        *(f"o{p.root}\0{question}\0{p.path}\0{a.hex()}" for question, p, a in headers.others),
-        *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in headers.variables),
-        *((f"x0\0{headers.bound}",) if headers.bound else ()),
-    ]
-    text = "\0\0".join(groups).encode("utf-8", "surrogateescape")
-    return struct.pack("<I", len(text)) + text + b"".join(digest for _, digest in files)
-
-
-def _groups(kind: str, places: Iterable[Place]) -> Iterator[str]:
-    """Yield the text of each root's places, which come sorted by root."""
-    for root, group in itertools.groupby(places, key=lambda place: place.root):
-        yield "\0".join((f"{kind}{root}", *(place.path for place in group)))
-
-
-def _decode(raw: bytes) -> _Sections:
-    try:
-        (length,) = struct.unpack_from("<I", raw)
-        text = raw[4 : 4 + length].decode("utf-8", "surrogateescape")
-        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "fapdnieovx"}
-        roots = 0
-        for group in text.split("\0\0") if text else ():
-            head, *fields = group.split("\0")
-            root = int(head[1:])
-            if root < ABSOLUTE:
-                raise ValueError(f"root {root}")
-            roots = max(roots, root + 1)
-            found[head[0]].append((root, fields))
-        count = sum(len(paths) for _, paths in found["f"])
-        if len(raw) != 4 + length + SIZE * count:
-            raise ValueError("not one digest per file")
-        bound, proof = ([*found["x"][0][1], ""][:2]) if found["x"] else (FREE, "")
-        return _Sections(
-            found["f"],
-            found["a"],
-            list(_each_place(found["p"])),
-            list(_each_place(found["d"])),
-            list(_each_place(found["n"])),
-            [(int(number), Place(root, path)) for root, (number, path) in found["i"]],
-            [(int(error), Place(root, path)) for root, (error, path) in found["e"]],
-            [(q, Place(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
-            [_variable(text) for _, (text,) in found["v"]],
-            bound,
-            proof,
-            4 + length,
-            roots,
-        )
-    except (struct.error, ValueError, KeyError, IndexError) as error:
-        raise CorruptEntryError(f"malformed header set: {error}") from error
-
-
-def _each_place(groups: Iterable[tuple[int, list[str]]]) -> Iterator[Place]:
-    for root, paths in groups:
-        for path in paths:
-            yield Place(root, path)
-
-
-def _variable(text: str) -> tuple[str, str | None]:
-    name, equals, value = text.partition("=")
-    return name, value if equals else None

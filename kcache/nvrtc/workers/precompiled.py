@@ -37,9 +37,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, NamedTuple, TypeAlias
 
+from kcache.nvrtc.workers.answer import Answer
 from kcache.nvrtc.workers.messages import Ask
 from kcache.nvrtc.workers.nvrtc import Nvrtc, Outputs, Refused
-from kcache.nvrtc.workers.recorder import Answer, Recorder
+from kcache.nvrtc.workers.recorder import Recorder
 
 __all__ = ["Precompiled"]
 

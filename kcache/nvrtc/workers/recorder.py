@@ -22,10 +22,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import stat
-import struct
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -33,24 +30,17 @@ from typing import Any
 import xxhash
 
 from kcache.nvrtc.workers import PROCESS_ID
+from kcache.nvrtc.workers.answer import (
+    Answer,
+    kind_of_status,
+    size_of_status,
+)
+from kcache.nvrtc.workers.file_answers import FileAnswers
 from kcache.nvrtc.workers.import_table import ImportTable
-from kcache.nvrtc.workers.texts import flags_of
+from kcache.nvrtc.workers.told_environment import ToldEnvironment
 
-__all__ = ["Answer", "Recorder"]
+__all__ = ["Recorder"]
 
-#: st_dev, st_ino and st_mode in `struct stat`, and its size, by machine (glibc, 64 bits).
-_LAYOUTS = {"x86_64": (0, 8, 24, 144), "aarch64": (0, 8, 16, 128)}
-#: Answers that are ours, whatever the program's environment says: a worker takes no part in the
-#: program's `make`, and NVRTC's own cache would answer instead of the compiler.
-_FIXED: dict[bytes, bytes | None] = {b"MAKEFLAGS": None, b"CUDA_CACHE_DISABLE": b"1"}
-_PWD = b"PWD"
-#: Variables that say where temporary files go, of which an outcome that is cached holds nothing.
-_ASIDE = (b"TMPDIR", b"TMP", b"TEMP")
-#: Errors that say that there is nothing.
-_NOTHING = (errno.ENOENT, errno.ENOTDIR)
-#: Files of the system's that random numbers or the processor's name come from: not recorded.
-_SYSTEM = (b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo", b"/proc/self/", b"/sys/devices/")
-_MAX_FLAGS = 65_536
 #: The file that the heap of precompiled headers is mapped from; the compiler unlinks it at once.
 _HEAP_FILE = b"edg."
 #: How the directories of automatic precompiled headers (`--pch`) begin.
@@ -64,34 +54,6 @@ _HARMLESS_CALLS = {
 _POINTER, _TEXT, _INT, _LONG = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_long
 
 
-class Answer:
-    """What the compiler was told of one path.
-
-    Attributes:
-        kind: `-` nothing there; `a` nothing there, and the compiler tried to open it; `f` a file,
-            `d` a directory, `o` anything else, `e` an error.
-        error: errno of a failed look, or of a failed opening.
-        stamp: size, mtime, ctime, inode and device; zeros if there is nothing.
-        status: bytes of the `struct stat`.
-        content: what the file holds, once it was opened; None before.
-        read: whether the compiler has read any of it; it also opens files to see if it could.
-        digest: XXH3-128 of that.
-        flags: see `texts.flags_of`.
-    """
-
-    __slots__ = ("content", "digest", "error", "flags", "kind", "read", "stamp", "status")
-
-    def __init__(self, kind: str, error: int, stamp: tuple[int, ...], status: bytes) -> None:
-        self.kind = kind
-        self.error = error
-        self.stamp = stamp
-        self.status = status
-        self.content: bytes | None = None
-        self.digest = b""
-        self.flags = 0
-        self.read = False
-
-
 class Recorder:
     """The hooks in a compiler's import table, and the record of the compile that runs.
 
@@ -101,9 +63,8 @@ class Recorder:
         library: path of the loaded library, as `/proc/self/maps` has it.
 
     Attributes:
-        files: path as asked -> what was told of it.
         others: (question, path) -> answer, of rarer questions.
-        asked: variable -> value, of all compiles so far: the compiler remembers some of them.
+        environment: the variables that the compiler is told.
         unfollowed: what can't be recorded, in words.
         own: paths of files that are ours, which the compiler reads and writes as they are.
         tells_process: whether the compiler is told its real process id: it names the directories of
@@ -111,22 +72,15 @@ class Recorder:
     """
 
     def __init__(self, library: str) -> None:
-        self.files: dict[bytes, Answer] = {}
         self.others: dict[tuple[bytes, bytes], bytes] = {}
-        self.asked: dict[bytes, bytes | None] = {}
+        self.environment = ToldEnvironment()
         self.unfollowed: list[str] = []
+        self._files = FileAnswers(self.unfollowed)
         self.own: set[bytes] = set()
         self._heap_files: set[bytes] = set()
         self.tells_process = False
-        #: Files that the compiler writes: what is there is its own.
-        self._written: set[bytes] = set()
-        self._environment: Mapping[bytes, bytes] = {}
-        self._directory = b"/"
-        #: Directories that the compiler is told of under another name: (told, real), see `begin`.
-        self._moved: Sequence[tuple[bytes, bytes]] = ()
         self._told_directory = b""
         self._values: dict[bytes, Any] = {}
-        self._flags: dict[bytes, int] = {}
         #: Streams that the compiler has open: address -> what it reads.
         self._streams: dict[int, Answer] = {}
         #: Functions that the compiler calls must live as long as it does.
@@ -156,12 +110,20 @@ class Recorder:
         self.files.clear()
         self.others.clear()
         self.unfollowed.clear()
-        self._written.clear()
+        self._files.written.clear()
         self._streams.clear()
-        self._environment = environment
-        self._directory = directory
-        self._moved = sorted(moved.items(), key=lambda pair: len(pair[0]), reverse=True)
+        self.environment.begin(environment, directory)
+        self._files.moved = sorted(moved.items(), key=lambda pair: len(pair[0]), reverse=True)
         self._told_directory = told
+
+    @property
+    def files(self) -> dict[bytes, Answer]:
+        """What was told, path as asked -> answer."""
+        return self._files.answers
+
+    def resume(self, answers: Mapping[bytes, Answer]) -> bool:
+        """Take over answers of an earlier compile; tell whether they are what they would be now."""
+        return self._files.resume(answers)
 
     def restart(self, *, keep: bool = False) -> None:
         """Begin the same compile anew; with `keep` every question gets the answer it got before."""
@@ -170,36 +132,6 @@ class Recorder:
         self.others.clear()
         self.unfollowed.clear()
         self._streams.clear()
-
-    def resume(self, answers: Mapping[bytes, Answer]) -> bool:
-        """Take over answers of an earlier compile; tell whether they are what they would be now."""
-        for path, before in answers.items():
-            now = self._look(path)
-            if (now.kind, now.error) != (
-                before.kind,
-                before.error,
-            ) and now.kind + before.kind not in (
-                "-a",
-                "a-",
-            ):
-                return False
-            if now.stamp[3:] != before.stamp[3:]:
-                return False  # another file may be another in the eyes of `#pragma once`
-            if before.content is not None:
-                opened = self._opened(path)
-                if opened is None or opened.digest != before.digest:
-                    return False
-            self.files[path] = before
-        return not self.unfollowed
-
-    def knows_otherwise(self, environment: Mapping[bytes, bytes], directory: bytes) -> bool:
-        """Tell whether the compiler was told of other variables than these before."""
-        before = (self._environment, self._directory)
-        self._environment, self._directory = environment, directory
-        try:
-            return any(self._value(name) != value for name, value in self.asked.items())
-        finally:
-            self._environment, self._directory = before
 
     def digest_of(self, answer: Answer) -> bytes:
         """Return the digest of what the compiler has read at a path; zeros if it has not."""
@@ -274,7 +206,7 @@ class Recorder:
         if not mode.startswith(b"r") or b"+" in mode:
             self._writes(path)
             return real(path, mode)  # type: ignore[no-any-return]
-        answer = self._opened(path)
+        answer = self._files.opened(path)
         if answer is None:
             return real(path, mode)  # type: ignore[no-any-return]
         if answer.content is None:
@@ -303,7 +235,7 @@ class Recorder:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
             self._writes(path)
             return real(path, flags, mode)  # type: ignore[no-any-return]
-        answer = self._opened(path)
+        answer = self._files.opened(path)
         if answer is None:
             return real(path, flags, mode)  # type: ignore[no-any-return]
         if answer.content is None:
@@ -318,23 +250,23 @@ class Recorder:
 
     def _writes(self, path: bytes) -> None:
         self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
-        self._written.add(path)
+        self._files.written.add(path)
         self.files.pop(path, None)
 
     def _xstat(self, real: Callable[..., Any], version: int, path: bytes, status: int) -> int:
-        if path in self.own or path in self._written:
+        if path in self.own or path in self._files.written:
             return real(version, path, status)  # type: ignore[no-any-return]
         answer = self.files.get(path)
         if answer is None:
-            answer = self._look(path)
+            answer = self._files.look(path)
         return self._told(answer, status)
 
     def _stat(self, real: Callable[..., Any], path: bytes, status: int) -> int:
-        if path in self._written:
+        if path in self._files.written:
             return real(path, status)  # type: ignore[no-any-return]
         answer = self.files.get(path)
         if answer is None:
-            answer = self._look(path)
+            answer = self._files.look(path)
         return self._told(answer, status)
 
     def _told(self, answer: Answer, status: int) -> int:
@@ -346,8 +278,8 @@ class Recorder:
 
     def _lxstat(self, real: Callable[..., Any], version: int, path: bytes, status: int) -> int:
         found: int = real(version, path, status)
-        size = _LAYOUTS[self._machine]
-        kind = b"-" if found else _kind(_mode(ctypes.string_at(status, size[3]), size[2])).encode()
+        there = b"" if found else ctypes.string_at(status, size_of_status())
+        kind = kind_of_status(there).encode() if there else b"-"
         self._note(b"lstat", path, kind)
         return found
 
@@ -375,7 +307,7 @@ class Recorder:
         return found
 
     def _getcwd(self, real: Callable[..., Any], buffer: int | None, size: int) -> int | None:
-        if not self._moved:
+        if not self._files.moved:
             return real(buffer, size)  # type: ignore[no-any-return]
         if buffer is None:  # it wants memory that it can free
             return self._strdup(self._told_directory)  # type: ignore[no-any-return]
@@ -386,9 +318,7 @@ class Recorder:
         return buffer
 
     def _getenv(self, real: Callable[..., Any], name: bytes) -> int | None:
-        value = self._value(name)
-        if name not in _FIXED and name not in _ASIDE:
-            self.asked[name] = value
+        value = self.environment.tell(name)
         if value is None:
             return None
         kept = self._values.get(value)
@@ -411,7 +341,7 @@ class Recorder:
 
     def tidy(self) -> None:
         """Remove the files of automatic precompiled headers, which NVRTC leaves until it exits."""
-        for path in self._written:
+        for path in self._files.written:
             folder = os.path.dirname(path)
             if os.path.basename(folder).startswith(_AUTOMATIC):
                 with suppress(OSError):
@@ -440,116 +370,8 @@ class Recorder:
         self.unfollowed.append(f"the compiler calls {name}, which is not followed")
         return real(*given)  # type: ignore[no-any-return]
 
-    # -- answers -----------------------------------------------------------------------------------
-
-    def _real(self, path: bytes) -> bytes:
-        """Return where a path leads that the compiler asks for."""
-        for told, real in self._moved:
-            if path.startswith(told):
-                return real + path[len(told) :]
-            if path == told[:-1]:
-                return real
-        return path
-
-    def _value(self, name: bytes) -> bytes | None:
-        if name in _FIXED:
-            return _FIXED[name]
-        value = self._environment.get(name)
-        if name == _PWD and (value is None or not _same(value, self._directory)):
-            # LLVM asks for it to learn how the user spells the working directory, and goes by
-            # `getcwd` where it names another.
-            return self._directory
-        return value
-
-    def _look(self, path: bytes) -> Answer:
-        """Return what is at a path; the first answer is kept for the whole compile."""
-        try:
-            status = os.stat(self._real(path))
-        except OSError as error:
-            number = error.errno or errno.EIO
-            kind = "-" if number in _NOTHING else "e"
-            answer = Answer(kind, number, (0, 0, 0, 0, 0), b"")
-        except ValueError:  # a NUL can't be here
-            answer = Answer("e", errno.EINVAL, (0, 0, 0, 0, 0), b"")
-        else:
-            answer = self._present(status)
-        return self.files.setdefault(path, answer)
-
-    def _present(self, status: os.stat_result) -> Answer:
-        stamp = (
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-            status.st_ino,
-            status.st_dev,
-        )
-        return Answer(_kind(status.st_mode), 0, stamp, _packed(status, self._machine))
-
-    def _opened(self, path: bytes) -> Answer | None:
-        """Return what is in the file at a path; None if the system has to open it itself."""
-        if path in self._written:
-            return None
-        answer = self.files.get(path)
-        if answer is not None and answer.content is not None:
-            return answer
-        if path.startswith(_SYSTEM):
-            return None
-        if answer is not None and answer.kind in "-ae":
-            return _sought(answer)
-        try:
-            fd = os.open(self._real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            return self._unopened(path, answer, error.errno or errno.EIO)
-        try:
-            return self._read(path, fd, answer)
-        except (OSError, MemoryError) as error:
-            self.unfollowed.append(f"{os.fsdecode(path)} can't be read: {error}")
-            return None
-        finally:
-            os.close(fd)
-
-    def _unopened(self, path: bytes, answer: Answer | None, number: int) -> Answer:
-        """Return the answer of a path at which nothing can be opened."""
-        answer = self._look(path) if answer is None else answer
-        if answer.kind in "-ae":
-            return _sought(answer)
-        if number in _NOTHING:  # it went a moment ago
-            self.unfollowed.append(f"{os.fsdecode(path)} went while it was opened")
-        answer.error = number
-        return answer
-
-    def _read(self, path: bytes, fd: int, answer: Answer | None) -> Answer | None:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            if answer is None:
-                self.files[path] = self._present(status)
-            if not stat.S_ISDIR(status.st_mode):
-                self.unfollowed.append(f"{os.fsdecode(path)} is no regular file")
-            return None
-        with open(fd, "rb", buffering=0, closefd=False) as file:
-            content = file.read()
-        fresh = self._present(status)
-        if answer is not None and answer.stamp[3:] != fresh.stamp[3:]:
-            self.unfollowed.append(f"{os.fsdecode(path)} was replaced during the compile")
-        if answer is None or answer.stamp != fresh.stamp:
-            self.files[path] = answer = fresh
-        if _stamp_now(fd) != answer.stamp or len(content) != answer.stamp[0]:
-            answer.stamp = (0, 0, 0, *answer.stamp[3:])  # written just now: not to be trusted
-        answer.content = content
-        answer.digest = xxhash.xxh3_128_digest(content)
-        answer.flags = self._flags_of(answer.digest, content)
-        return answer
-
-    def _flags_of(self, digest: bytes, content: bytes) -> int:
-        flags = self._flags.get(digest)
-        if flags is None:
-            if len(self._flags) >= _MAX_FLAGS:
-                self._flags.clear()
-            flags = self._flags[digest] = flags_of(content)
-        return flags
-
     def _note(self, question: bytes, path: bytes, answer: bytes) -> None:
-        if self._moved:
+        if self._files.moved:
             self.unfollowed.append(f"{question.decode()} is not answered for moved directories")
         before = self.others.setdefault((question, path), answer)
         if before != answer:
@@ -561,58 +383,3 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         return function(name, *given)
 
     return call
-
-
-def _sought(answer: Answer) -> Answer:
-    if answer.kind == "-":
-        answer.kind = "a"
-    return answer
-
-
-def _kind(mode: int) -> str:
-    return "f" if stat.S_ISREG(mode) else "d" if stat.S_ISDIR(mode) else "o"
-
-
-def _mode(status: bytes, at: int) -> int:
-    mode: int = struct.unpack_from("<I", status, at)[0]
-    return mode
-
-
-def _packed(status: os.stat_result, machine: str) -> bytes:
-    """Return the `struct stat` of a file, as the compiler's C library lays it out."""
-    seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
-    changed, changed_ns = divmod(status.st_ctime_ns, 10**9)
-    used, used_ns = divmod(status.st_atime_ns, 10**9)
-    times = (used, used_ns, seconds, nanoseconds, changed, changed_ns)
-    owner = (status.st_uid, status.st_gid)
-    if machine == "aarch64":
-        return struct.pack(
-            "<QQIIIIQQqiiq6q8x",
-            *(status.st_dev, status.st_ino, status.st_mode, status.st_nlink, *owner),
-            *(status.st_rdev, 0, status.st_size, status.st_blksize, 0, status.st_blocks, *times),
-        )
-    return struct.pack(
-        "<QQQIIIIQqqq6q24x",
-        *(status.st_dev, status.st_ino, status.st_nlink, status.st_mode, *owner, 0),
-        *(status.st_rdev, status.st_size, status.st_blksize, status.st_blocks, *times),
-    )
-
-
-def _stamp_now(fd: int) -> tuple[int, ...]:
-    now = os.fstat(fd)
-    return (now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino, now.st_dev)
-
-
-def _same(path: bytes, directory: bytes) -> bool:
-    """Tell whether an absolute path is the directory, however it is spelled."""
-    if path == directory:
-        return True
-    if not path.startswith(b"/"):
-        return False
-    try:
-        return os.path.samefile(path, directory)
-    except OSError:
-        return False
-
-
-assert sys.byteorder == "little" or not sys.platform.startswith("linux")

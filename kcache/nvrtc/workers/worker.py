@@ -116,7 +116,7 @@ class _Worker:
         moved = {_encoded(path): _encoded(real) for path, real in ask.moved.items()}
         directory = moved.get(told + b"/", told)
         if self._recorder is not None:
-            if self._recorder.knows_otherwise(environment, directory):
+            if self._recorder.environment.told_otherwise(environment, directory):
                 return Reply(Status.ELSEWHERE)
             self._recorder.begin(environment, directory, moved, told)
             self._recorder.tells_process = any("pch" in flag for flag in ask.flags)
@@ -185,7 +185,7 @@ class _Worker:
             },
             {
                 os.fsdecode(name): None if value is None else os.fsdecode(value)
-                for name, value in recorder.asked.items()
+                for name, value in recorder.environment.asked.items()
             },
             recorder.effects(),
         )

@@ -1,0 +1,155 @@
+"""FileAnswers: what the compiler is told of files, one answer for each path of a compile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping, Sequence
+
+import xxhash
+
+from kcache.nvrtc.workers.answer import Answer, answer_of, stamp_of
+from kcache.nvrtc.workers.texts import flags_of
+
+__all__ = ["FileAnswers"]
+
+#: Errors that say that there is nothing.
+_NOTHING = (errno.ENOENT, errno.ENOTDIR)
+#: Files of the system's that random numbers or the processor's name come from: not recorded.
+_SYSTEM = (b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo", b"/proc/self/", b"/sys/devices/")
+_MAX_FLAGS = 65_536
+
+
+class FileAnswers:
+    """The answers of one compile: one for each question, whoever changes the file meanwhile.
+
+    Args:
+        unfollowed: where what can't be recorded is noted, in words.
+
+    Attributes:
+        answers: path as asked -> answer.
+        written: files that the compiler writes: what is there is its own.
+        moved: directories that the compiler is told of under another name, (told, real), the
+            longest first; see `Recorder.begin`.
+    """
+
+    def __init__(self, unfollowed: list[str]) -> None:
+        self.unfollowed = unfollowed
+        self.answers: dict[bytes, Answer] = {}
+        self.written: set[bytes] = set()
+        self.moved: Sequence[tuple[bytes, bytes]] = ()
+        self._flags: dict[bytes, int] = {}
+
+    def resume(self, answers: Mapping[bytes, Answer]) -> bool:
+        """Take over answers of an earlier compile; tell whether they are what they would be now."""
+        for path, before in answers.items():
+            now = self.look(path)
+            if (now.kind, now.error) != (
+                before.kind,
+                before.error,
+            ) and now.kind + before.kind not in (
+                "-a",
+                "a-",
+            ):
+                return False
+            if now.stamp[3:] != before.stamp[3:]:
+                return False  # another file may be another in the eyes of `#pragma once`
+            if before.content is not None:
+                opened = self.opened(path)
+                if opened is None or opened.digest != before.digest:
+                    return False
+            self.answers[path] = before
+        return not self.unfollowed
+
+    def _real(self, path: bytes) -> bytes:
+        """Return where a path leads that the compiler asks for."""
+        for told, real in self.moved:
+            if path.startswith(told):
+                return real + path[len(told) :]
+            if path == told[:-1]:
+                return real
+        return path
+
+    def look(self, path: bytes) -> Answer:
+        """Return what is at a path; the first answer is kept for the whole compile."""
+        try:
+            status = os.stat(self._real(path))
+        except OSError as error:
+            number = error.errno or errno.EIO
+            kind = "-" if number in _NOTHING else "e"
+            answer = Answer(kind, number, (0, 0, 0, 0, 0), b"")
+        except ValueError:  # a NUL can't be here
+            answer = Answer("e", errno.EINVAL, (0, 0, 0, 0, 0), b"")
+        else:
+            answer = answer_of(status)
+        return self.answers.setdefault(path, answer)
+
+    def opened(self, path: bytes) -> Answer | None:
+        """Return what is in the file at a path; None if the system has to open it itself."""
+        if path in self.written:
+            return None
+        answer = self.answers.get(path)
+        if answer is not None and answer.content is not None:
+            return answer
+        if path.startswith(_SYSTEM):
+            return None
+        if answer is not None and answer.kind in "-ae":
+            return _sought(answer)
+        try:
+            fd = os.open(self._real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            return self._unopened(path, answer, error.errno or errno.EIO)
+        try:
+            return self._read(path, fd, answer)
+        except (OSError, MemoryError) as error:
+            self.unfollowed.append(f"{os.fsdecode(path)} can't be read: {error}")
+            return None
+        finally:
+            os.close(fd)
+
+    def _unopened(self, path: bytes, answer: Answer | None, number: int) -> Answer:
+        """Return the answer of a path at which nothing can be opened."""
+        answer = self.look(path) if answer is None else answer
+        if answer.kind in "-ae":
+            return _sought(answer)
+        if number in _NOTHING:  # it went a moment ago
+            self.unfollowed.append(f"{os.fsdecode(path)} went while it was opened")
+        answer.error = number
+        return answer
+
+    def _read(self, path: bytes, fd: int, answer: Answer | None) -> Answer | None:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            if answer is None:
+                self.answers[path] = answer_of(status)
+            if not stat.S_ISDIR(status.st_mode):
+                self.unfollowed.append(f"{os.fsdecode(path)} is no regular file")
+            return None
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            content = file.read()
+        fresh = answer_of(status)
+        if answer is not None and answer.stamp[3:] != fresh.stamp[3:]:
+            self.unfollowed.append(f"{os.fsdecode(path)} was replaced during the compile")
+        if answer is None or answer.stamp != fresh.stamp:
+            self.answers[path] = answer = fresh
+        if stamp_of(os.fstat(fd)) != answer.stamp or len(content) != answer.stamp[0]:
+            answer.stamp = (0, 0, 0, *answer.stamp[3:])  # written just now: not to be trusted
+        answer.content = content
+        answer.digest = xxhash.xxh3_128_digest(content)
+        answer.flags = self._flags_of(answer.digest, content)
+        return answer
+
+    def _flags_of(self, digest: bytes, content: bytes) -> int:
+        flags = self._flags.get(digest)
+        if flags is None:
+            if len(self._flags) >= _MAX_FLAGS:
+                self._flags.clear()
+            flags = self._flags[digest] = flags_of(content)
+        return flags
+
+
+def _sought(answer: Answer) -> Answer:
+    if answer.kind == "-":
+        answer.kind = "a"
+    return answer
