@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 
-from kcache.backend import is_key
+from kcache.backend import GROUP, is_key
 from kcache.util.locks import pread
 from kcache.util.marker import NAME, is_marked
 from kcache.util.open_file import open_own
@@ -78,9 +78,10 @@ def _has_content(directory: str) -> bool:
 
 def _is_other_backend(path: str) -> bool:
     """Tell whether this is the folder of a backend that another package registers."""
-    from kcache.registry import backend_names
+    from importlib.metadata import entry_points
 
-    return os.path.basename(path) in backend_names() and S_ISDIR(os.lstat(path).st_mode)
+    names = entry_points(group=GROUP).names
+    return os.path.basename(path) in names and S_ISDIR(os.lstat(path).st_mode)
 
 
 # -- each name: whether the file proves what it is; or it is a stranger ----------------------------

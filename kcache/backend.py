@@ -10,6 +10,7 @@ from typing import NamedTuple, NoReturn
 from kcache.errors import BackendError, ConfigError
 
 __all__ = [
+    "GROUP",
     "KEY_LENGTH",
     "Backend",
     "EntryInfo",
@@ -20,6 +21,9 @@ __all__ = [
     "key_error",
 ]
 
+#: Entry-point group for other packages' backends: name -> `Backend` subclass or factory, called as
+#: `factory(directory, max_size=..., read_only=...)`.
+GROUP = "kcache.backends"
 #: Keys are this many lower-case hexadecimal digits (a SHA-256 digest).
 KEY_LENGTH = 64
 

@@ -1,4 +1,4 @@
-"""The directory that a cache lives in: made private, and checked before it is used."""
+"""The directory that a cache lives in: checked before it is used, and the names of its files."""
 
 from __future__ import annotations
 
@@ -10,20 +10,74 @@ from contextlib import suppress
 from kcache.errors import BackendError, ConfigError
 from kcache.util.marker import NAME, is_empty, is_marked, mark
 from kcache.util.open_file import NotOursError, open_own
-from kcache.util.safe_path import trust, unsafe_part
+from kcache.util.safe_path import make_private, trust, unsafe_part
 
-__all__ = ["LOCK_FILE", "SLOTS_FILE", "is_cache", "prepare", "prepare_layer"]
-
-#: By which processes exclude each other while one compiles, in the cache's directory.
-LOCK_FILE = "flight"
-#: By which processes bound how many of them compile at a time.
-SLOTS_FILE = "slots"
+__all__ = ["CacheDirectory", "is_cache", "prepare", "prepare_layer"]
 
 #: See https://bford.info/cachedir/: tells backup programs that the directory can be left out.
 _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 # This file is a cache directory tag created by kcache.
 # For information about cache directory tags, see https://bford.info/cachedir/
 """
+
+
+class CacheDirectory:
+    """The names of all files in a cache's directory. No other module joins such a path.
+
+    Immutable. What is in the folder of a backend is the backend's own affair.
+
+    Args:
+        path: of the directory, as it is to be shown.
+    """
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @property
+    def stats(self) -> str:
+        """The counts of all processes; see `engine.stats.StatsFile`."""
+        return f"{self.path}/stats"
+
+    @property
+    def history(self) -> str:
+        """The counts of each hour; see `engine.history.History`."""
+        return f"{self.path}/history"
+
+    @property
+    def journal(self) -> str:
+        """What became of entries; see `engine.journal.Journal`."""
+        return f"{self.path}/journal"
+
+    @property
+    def old_journal(self) -> str:
+        """The journal before the present one."""
+        return f"{self.path}/journal.1"
+
+    @property
+    def flight(self) -> str:
+        """By which processes exclude each other while one compiles; see `engine.key_locks`."""
+        return f"{self.path}/flight"
+
+    @property
+    def slots(self) -> str:
+        """By which processes bound how many compile at a time; see `nvrtc.workers.slots`."""
+        return f"{self.path}/slots"
+
+    @property
+    def tag(self) -> str:
+        """The file that tells backup programs that the directory can be left out."""
+        return f"{self.path}/CACHEDIR.TAG"
+
+    @property
+    def marker(self) -> str:
+        """The file by which a directory is known to be a cache; `util.marker` writes it."""
+        return f"{self.path}/{NAME}"
+
+    def backend(self, name: str) -> str:
+        """Return the folder of the backend called `name`."""
+        return f"{self.path}/{name}"
 
 
 def prepare(directory: str, *, read_only: bool = False) -> None:
@@ -43,7 +97,7 @@ def prepare(directory: str, *, read_only: bool = False) -> None:
     try:
         _require_safe_path(directory)
         if not read_only:
-            made = _make(directory)
+            made = make_private(directory)
             _require_safe_path(directory)  # what was made meanwhile, by whom?
         status = os.stat(directory)
     except FileExistsError as error:
@@ -101,7 +155,7 @@ def prepare_layer(directory: str) -> None:
         problem = "it is no directory"
     elif sys.platform != "win32" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
-    elif not os.path.isfile(os.path.join(directory, NAME)):
+    elif not os.path.isfile(CacheDirectory(directory).marker):
         problem = f"it is no cache: it has no {NAME}"
     if problem:
         raise ConfigError(
@@ -147,29 +201,6 @@ def _is_marked_cache(directory: str) -> bool:
     return False
 
 
-def _make(directory: str) -> bool:
-    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask.
-
-    Tells whether it was made here: then nothing can be in it.
-    """
-    missing: list[str] = []
-    parent = os.path.dirname(directory)
-    while parent != os.path.dirname(parent) and not os.path.isdir(parent):
-        missing.append(parent)
-        parent = os.path.dirname(parent)
-    if missing:
-        with suppress(FileNotFoundError):
-            os.lstat(directory)  # where the path is too long, nothing is made of it
-    for above in reversed(missing):
-        with suppress(FileExistsError):
-            os.mkdir(above, 0o700)
-    try:
-        os.mkdir(directory, 0o700)
-    except FileExistsError:
-        return False
-    return True
-
-
 def _check_owner(directory: str, status: os.stat_result) -> None:
     user = os.geteuid()
     if status.st_uid != user:
@@ -188,5 +219,5 @@ def _check_owner(directory: str, status: os.stat_result) -> None:
 def _tag(directory: str) -> None:
     """Tell backup programs to pass the directory over: a courtesy, no more."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    file = open_own(os.path.join(directory, "CACHEDIR.TAG"), flags)
+    file = open_own(CacheDirectory(directory).tag, flags)
     os.write(file.fd, _TAG)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kcache.backend import Backend
 from kcache.config import Config
-from kcache.directory import LOCK_FILE, SLOTS_FILE
 from kcache.engine.engine import CacheEngine
 from kcache.engine.journal import Journal
 from kcache.engine.stats import Stats, StatsFile
@@ -158,19 +157,18 @@ class KernelCache:
             self._directory, place = open_place(config, read_only=read_only)
         else:
             self._directory, place = prepared(config, read_only), given
-        where = self._directory
-        stats = None if where is None else StatsFile(os.path.join(where, "stats"))
+        files = self._directory
         self.engine = CacheEngine(
             place,
             max_size=config.max_size.value,
             memory_size=memory - share,
             producer=PRODUCER,
             read_only=read_only,
-            stats_file=None if read_only else stats,
-            lock_file=self._lock_file(),
+            stats_file=None if read_only or files is None else StatsFile(files.stats),
+            lock_file=None if files is None else files.flight,
             wait=config.wait.value,
             journal=Journal(
-                where if given is None else None,
+                files.path if files is not None and given is None else None,
                 config.backend.value,
                 read_only=read_only,
                 limit=max(_JOURNAL_LEAST, config.max_size.value // _JOURNAL_SHARE),
@@ -364,7 +362,7 @@ class KernelCache:
             return None
         from pathlib import Path  # costs a fresh process 8 ms
 
-        return Path(self._directory)
+        return Path(self._directory.path)
 
     @property
     def size_bytes(self) -> int:
@@ -396,7 +394,7 @@ class KernelCache:
         """Print the directory, the size and the counts of the cache to `file` or stdout."""
         from kcache.admin.info import format_info  # not needed for a hit
 
-        where = self._directory or "(none)"
+        where = "(none)" if self._directory is None else self._directory.path
         text = format_info(self.engine, directory=where, backend=self._backend)
         print(text, file=sys.stdout if file is None else file)
 
@@ -447,7 +445,8 @@ class KernelCache:
         """Return the directory and the size of the cache; never raise an exception."""
         from kcache.admin.info import one_line  # not needed for a hit
 
-        said = one_line(self.engine, directory=self._directory, backend=self._backend)
+        path = None if self._directory is None else self._directory.path
+        said = one_line(self.engine, directory=path, backend=self._backend)
         return f"{type(self).__name__}({said})"
 
     def __enter__(self) -> Self:
@@ -476,10 +475,6 @@ class KernelCache:
 
         return build_remotes(self._finder, self.config)
 
-    def _lock_file(self) -> str | None:
-        """Return the path of the lock file, or None where processes can't exclude each other."""
-        return None if self._directory is None else os.path.join(self._directory, LOCK_FILE)
-
     def _on_miss(self) -> Resolver:
         if self._resolver is None:
             from kcache.kernels.resolver import Factories, Resolver  # not needed for a hit
@@ -501,8 +496,8 @@ class KernelCache:
     def _build_flight(self) -> Flight[Answer]:
         from kcache.engine.single_flight import Flight  # not needed for a hit
 
-        engine = self.engine
-        path = None if engine.read_only else self._lock_file()
+        engine, files = self.engine, self._directory
+        path = None if engine.read_only or files is None else files.flight
         return Flight(path, wait=self.config.wait.value, counters=engine.counters)
 
     def _build_frontend(self, digests: FileDigests) -> Frontend:
@@ -510,11 +505,10 @@ class KernelCache:
         from kcache.nvrtc.frontend import Frontend
         from kcache.nvrtc.workers.slots import Slots
 
-        config = self.config
-        shared = self._directory is not None and not self.engine.read_only
+        config, files = self.config, self._directory
         slots = None
-        if self._directory is not None and shared:
-            slots = Slots(os.path.join(self._directory, SLOTS_FILE), config.wait.value)
+        if files is not None and not self.engine.read_only:
+            slots = Slots(files.slots, config.wait.value)
         limits = Limits(config.workers.value, config.compile_timeout.value, slots)
         return Frontend(digests, limits)
 

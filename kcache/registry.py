@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-from kcache.backend import Backend, NoBackend, UnavailableBackend
+from kcache.backend import GROUP, Backend, NoBackend, UnavailableBackend
 from kcache.config import (
     DEFAULT_MAX_SIZE,
     Config,
@@ -15,7 +15,7 @@ from kcache.config import (
     default_cache_directory,
     temporary_cache_directory,
 )
-from kcache.directory import LOCK_FILE, prepare, prepare_layer
+from kcache.directory import CacheDirectory, prepare, prepare_layer
 from kcache.errors import BackendError, ConfigError, KcacheError, UnknownBackendError
 from kcache.util import log
 
@@ -34,10 +34,6 @@ __all__ = [
     "prepared",
     "with_known_backend",
 ]
-
-#: Entry-point group for other packages' backends: name -> `Backend` subclass or factory, called as
-#: `factory(directory, max_size=..., read_only=...)`.
-GROUP = "kcache.backends"
 
 #: The cap that a layer is read with: its files may be as large as whoever made it allowed.
 _LAYER_SIZE = 1 << 34
@@ -69,7 +65,7 @@ def open_backend(name: str, directory: str, *, max_size: int, read_only: bool = 
         factory = cast("Callable[..., Backend]", _load(name))
     except ImportError as error:
         raise BackendError(f"backend {name} can't be imported: {error}") from error
-    return factory(os.path.join(directory, name), max_size=max_size, read_only=read_only)
+    return factory(CacheDirectory(directory).backend(name), max_size=max_size, read_only=read_only)
 
 
 def _load(name: str) -> object:
@@ -86,7 +82,7 @@ def _load(name: str) -> object:
     )
 
 
-def open_place(config: Config, *, read_only: bool) -> tuple[str | None, Backend]:
+def open_place(config: Config, *, read_only: bool) -> tuple[CacheDirectory | None, Backend]:
     """Return a directory that is safe to use, and the backend in it.
 
     A directory that the program named must be safe, or ConfigError says why not. What the
@@ -113,7 +109,8 @@ def open_place(config: Config, *, read_only: bool) -> tuple[str | None, Backend]
         except BackendError as error:
             reason = str(error)
         else:
-            return directory, _backend_there(config, directory, read_only=read_only)
+            backend = _backend_there(config, directory, read_only=read_only)
+            return CacheDirectory(directory), backend
         log.info("not usable: %s", reason)
     return None, UnavailableBackend(reason)
 
@@ -150,7 +147,7 @@ def _backend_there(config: Config, directory: str, *, read_only: bool) -> Backen
         return UnavailableBackend(str(error))
 
 
-def prepared(config: Config, read_only: bool) -> str | None:
+def prepared(config: Config, read_only: bool) -> CacheDirectory | None:
     """Return a directory for the statistics, or None where there is none or it can't be used.
 
     Raises:
@@ -168,7 +165,7 @@ def prepared(config: Config, read_only: bool) -> str | None:
         except BackendError as error:
             log.info("not usable: %s", error)
             return None
-    return directory
+    return None if directory is None else CacheDirectory(directory)
 
 
 def open_layers(addresses: Sequence[Address], *, strict: bool) -> list[Layer]:
@@ -207,7 +204,7 @@ def _open_layer(address: Address) -> Layer:
     named = address.option("backend")
 
     def there(names: Iterable[str]) -> list[str]:
-        return [name for name in names if os.path.isdir(os.path.join(path, name))]
+        return [name for name in names if os.path.isdir(CacheDirectory(path).backend(name))]
 
     # Entry points are scanned only where it must be.
     found = [named] if named else there(_FIRST_PARTY) or there(backend_names())
@@ -257,6 +254,6 @@ def open_engine(
         max_size=max_size,
         memory_size=config.memory_size.value,
         read_only=read_only,
-        stats_file=None if read_only else StatsFile(os.path.join(place, "stats")),
-        lock_file=os.path.join(place, LOCK_FILE),
+        stats_file=None if read_only else StatsFile(CacheDirectory(place).stats),
+        lock_file=CacheDirectory(place).flight,
     )

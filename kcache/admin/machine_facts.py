@@ -24,6 +24,7 @@ from kcache.config import (
     temporary_cache_directory,
     unknown_variables,
 )
+from kcache.directory import CacheDirectory
 from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError, KcacheError
 from kcache.util.cuda_driver import Version, driver_version
 from kcache.util.mounts import FileSystem, file_system
@@ -300,7 +301,7 @@ def _stats(path: str) -> tuple[Stats | None, str]:
     from kcache.engine.stats import StatsFile
 
     try:
-        return StatsFile(os.path.join(path, "stats")).total(), ""
+        return StatsFile(CacheDirectory(path).stats).total(), ""
     except KcacheError as error:
         return None, str(error)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from kcache.config import Config, default_cache_directory
-from kcache.directory import is_cache
+from kcache.directory import CacheDirectory, is_cache
 from kcache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def open_existing(
     if not is_cache(place):
         cache.close()
         return None
-    if read_only or not os.path.isdir(os.path.join(place, cache.config.backend.value)):
+    if read_only or not os.path.isdir(CacheDirectory(place).backend(cache.config.backend.value)):
         return cache
     cache.close()
     return open_cache(place, backend=backend)

@@ -157,31 +157,6 @@ def spinner(title: str) -> Generator[None]:
         yield
 
 
-@contextmanager
-def progress(title: str, total: int) -> Generator[Callable[[], None]]:
-    """Show a bar while the block runs, on a terminal only; yield what moves it on by one."""
-    if not _is_terminal(sys.stderr):
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Remaining(),
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    with bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)
-
-
 def working(
     title: str, work: Callable[[], T], display: AbstractContextManager[object] | None = None
 ) -> T:
@@ -309,9 +284,13 @@ class Bar:
             progress, task = self._drawn
             progress.update(task, completed=done)
 
+    def step(self) -> None:
+        """Show that one more is done. One thread only."""
+        self.show(self._done + 1)
+
     def __enter__(self) -> Self:
         """Draw the bar."""
-        if sys.stderr is not None and sys.stderr.isatty():  # pyright: ignore[reportUnnecessaryComparison]
+        if _is_terminal(sys.stderr):
             progress = _progress(self._title, self._total)
             progress.start()
             task = progress.add_task(self._title, total=self._total, completed=self._done)
@@ -322,6 +301,13 @@ class Bar:
         """Erase it."""
         if self._drawn is not None:
             self._drawn[0].stop()
+
+
+@contextmanager
+def progress(title: str, total: int) -> Generator[Callable[[], None]]:
+    """Show a bar while the block runs; yield what moves it on by one."""
+    with Bar(title, total) as bar:
+        yield bar.step
 
 
 def _progress(title: str, total: int) -> Progress:

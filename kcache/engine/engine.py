@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from kcache.backend import KEY_LENGTH, Backend, check_key, key_error
+from kcache.config import DEFAULT_MAX_SIZE, DEFAULT_WAIT
 from kcache.engine.eviction import DELETE_BATCH, LOW_WATER, Eviction, check_size
 from kcache.engine.journal import CLEARED, DELETED, EVICTED, REFUSED, REJECTED, TRIMMED, Journal
 from kcache.engine.stats import NOTES, Counters, Flusher, Stats, StatsFile
@@ -33,18 +34,14 @@ if TYPE_CHECKING:
 
     from kcache.engine.single_flight import Flight
 
-__all__ = ["DEFAULT_MAX_SIZE", "CacheEngine"]
+__all__ = ["CacheEngine"]
 
 _now = time.perf_counter
-
-DEFAULT_MAX_SIZE = 1 << 30
 
 #: A memory hit records its use with the backend at most this often, in seconds.
 TOUCH_INTERVAL = 60.0
 #: What a backend may raise without anybody but the log and the counts noticing.
 SURVIVED = (BackendError, OSError, MemoryError)
-#: Seconds to wait for whoever makes an entry before making it alone.
-DEFAULT_WAIT = 300.0
 #: Counts go to the statistics file at most this often, in seconds, and at exit.
 FLUSH_INTERVAL = 5.0
 

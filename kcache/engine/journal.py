@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from kcache.directory import CacheDirectory
 from kcache.util.locks import pread
 from kcache.util.open_file import OpenFile, open_or_replace, open_own
 from kcache.util.record import Record
@@ -105,8 +106,8 @@ class Journal:
         limit: int = LIMIT,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path = os.path.join(directory or "", "journal")
-        self._old = f"{self._path}.1"
+        files = CacheDirectory(directory or "")
+        self._path, self._old = files.journal, files.old_journal
         self._there = directory is not None
         self._silent = read_only or directory is None
         self._backend = "_".join(backend.split()) or _ALL

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from operator import attrgetter
 
+from kcache.directory import CacheDirectory
 from kcache.engine.history import COUNTED, History
 from kcache.errors import BackendError
 from kcache.util.forks import after_fork
@@ -344,8 +345,8 @@ class Flusher:
     def __init__(self, counters: Counters, file: StatsFile | None) -> None:
         self._counters = counters
         self.file = file
-        place = None if file is None else os.path.dirname(file.path)
-        self._history = None if place is None else History(os.path.join(place, "history"))
+        files = None if file is None else CacheDirectory(os.path.dirname(file.path))
+        self._history = None if files is None else History(files.history)
         self._done = self._told = counters.values()
         self._mutex = threading.Lock()
 

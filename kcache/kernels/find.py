@@ -98,11 +98,14 @@ class HeaderChecks:
     Args:
         engine: where the manifests live.
         once: check the headers of a request once per process, not on every request.
+
+    Attributes:
+        once: as given.
     """
 
     def __init__(self, engine: CacheEngine, *, once: bool) -> None:
         self._engine = engine
-        self._once = once
+        self.once = once
         self._checked: dict[tuple[str, str], Checked] = {}
         self._digests: FileDigests | None = None
 
@@ -117,11 +120,11 @@ class HeaderChecks:
 
     def known(self, request: Request) -> Checked | None:
         """Return the result of an earlier check that is good enough, or None."""
-        return self._checked.get((request.key, request.location)) if self._once else None
+        return self._checked.get((request.key, request.location)) if self.once else None
 
     def note(self, request: Request, checked: Checked) -> None:
         """Remember the result of a check, if one check per process is enough."""
-        if self._once:
+        if self.once:
             if len(self._checked) >= _MAX_CHECKED:
                 self._checked.clear()
             self._checked[request.key, request.location] = checked
@@ -221,10 +224,12 @@ class Finder:
         """
         if request.self_contained:
             return self._load(request.key, (), started, again=again)
-        checked = self.headers.known(request)
-        if checked is not None:
-            return self._load(checked.key, checked.dependencies, started, again=again)
-        return self._find_checked(request, started, again=again)
+        headers = self.headers
+        if headers.once:
+            checked = headers.known(request)
+            if checked is not None:
+                return self._load(checked.key, checked.dependencies, started, again=again)
+        return self._find_checked(headers, request, started, again=again)
 
     def checked(self, request: Request) -> str:
         """Return the key of the kernel whose headers need no second look; empty if they do."""
@@ -235,12 +240,12 @@ class Finder:
         """Let go of what is open beside the engine: here nothing. Idempotent."""
 
     def _find_checked(
-        self, request: Request, started: float, *, again: bool
+        self, headers: HeaderChecks, request: Request, started: float, *, again: bool
     ) -> CompiledKernel | None:
         """Return the kernel of the header set that holds now, or None."""
-        digests = self.headers.digests
+        digests = headers.digests
         reads = digests.reads
-        found = self.headers.matching(request, digests, again=again)
+        found = headers.matching(request, digests, again=again)
         if found is None:
             return None
         manifest, variant = found
@@ -248,11 +253,12 @@ class Finder:
         key = variant.result_key(request.key)
         kernel = self._load(key, dependencies, started, again=again)
         if kernel is not None:
-            self.headers.note(request, Checked(key, dependencies))
+            if headers.once:
+                headers.note(request, Checked(key, dependencies))
             if digests.reads != reads and variant.remember(
                 request.search, digests, request.location
             ):
-                self.headers.put(request, manifest)
+                headers.put(request, manifest)
         return kernel
 
     def _load(

@@ -6,7 +6,6 @@ ctypes: without one, cuda.core raises SystemError at its first call and hangs at
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from threading import Lock
 
@@ -16,6 +15,7 @@ from kcache.launch.contexts import Contexts
 from kcache.launch.handle import LoadedKernel, core
 from kcache.launch.modules import Module
 from kcache.util.cuda_driver import open_driver
+from kcache.util.forks import at_fork
 
 __all__ = ["LoadedKernel", "generation", "load", "reset"]
 
@@ -113,5 +113,4 @@ def _forget() -> None:
     _lock = Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+at_fork(in_child=_forget)

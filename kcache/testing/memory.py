@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 
 from kcache.backend import Backend, EntryInfo, Usage
+from kcache.util.forks import at_fork
 
 __all__ = ["MemoryBackend"]
 
@@ -116,7 +116,4 @@ def _after_fork() -> None:
         _held.pop()._let_go()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
-    )
+at_fork(before=_before_fork, in_parent=_after_fork, in_child=_after_fork)

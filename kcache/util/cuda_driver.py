@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +10,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglon
 from typing import Any
 
 from kcache.errors import DeviceError
+from kcache.util.forks import at_fork
 
 __all__ = ["Driver", "DriverError", "Version", "driver_version", "open_driver", "open_library"]
 
@@ -336,5 +336,4 @@ def _forget() -> None:
     _driver = None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+at_fork(in_child=_forget)

@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
-__all__ = ["PATIENCE", "Forked", "after_fork"]
+__all__ = ["PATIENCE", "Forked", "after_fork", "at_fork"]
 
 #: Seconds that a fork waits for imports of other threads. The largest that kcache begins (NVRTC's
 #: bindings) takes 0.1 s; one that hangs must not hold up the fork for long.
@@ -39,6 +39,18 @@ _objects: weakref.WeakSet[Forked] = weakref.WeakSet()
 def after_fork(each: Forked) -> None:
     """Have `each.after_fork()` called in every child process that is forked while it lives."""
     _objects.add(each)
+
+
+def at_fork(
+    *,
+    before: Callable[[], object] | None = None,
+    in_parent: Callable[[], object] | None = None,
+    in_child: Callable[[], object] | None = None,
+) -> None:
+    """Have functions called at every fork, as `os.register_at_fork` does; nothing without forks."""
+    named = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**{name: call for name, call in named.items() if call is not None})
 
 
 # -- imports ---------------------------------------------------------------------------------------
@@ -86,5 +98,4 @@ def _in_child() -> None:
         each.after_fork()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_import_to_the_end, after_in_child=_in_child)
+at_fork(before=_import_to_the_end, in_child=_in_child)

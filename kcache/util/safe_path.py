@@ -135,12 +135,23 @@ def _is_private_group(group: int, user: int) -> bool:
     return known.gr_name == owner.pw_name and set(known.gr_mem) <= {owner.pw_name}
 
 
-def make_private(directory: str) -> None:
-    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask."""
+def make_private(directory: str) -> bool:
+    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask.
+
+    Tells whether the directory was made here: then nothing can be in it.
+    """
     missing: list[str] = []
-    while not os.path.isdir(directory) and directory != os.path.dirname(directory):
-        missing.append(directory)
-        directory = os.path.dirname(directory)
+    parent = directory
+    while parent != os.path.dirname(parent) and not os.path.isdir(parent):
+        missing.append(parent)
+        parent = os.path.dirname(parent)
+    if len(missing) > 1:
+        with suppress(FileNotFoundError):
+            os.lstat(directory)  # where the path is too long, nothing is made of it
+    made = False
     for each in reversed(missing):
+        made = False
         with suppress(FileExistsError):
             os.mkdir(each, 0o700)
+            made = True
+    return made

@@ -23,7 +23,7 @@ FILE = {
     "put again": _PUT,
     "delete": ["fcntl.fcntl", "remove", "fcntl.fcntl"],
     "usage": [],
-    "open and close": ["mkdir", "open", "open"],  # the marker, the counters
+    "open and close": ["open", "open"],  # the marker, the counters
 }
 #: What LMDB itself does is not seen; the lock is the backend's.
 _CHANGE = ["fcntl.fcntl", "fcntl.fcntl"]

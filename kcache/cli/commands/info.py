@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from kcache.admin.info import format_info
@@ -13,6 +11,7 @@ from kcache.cli.open_cache import (
     open_existing,
 )
 from kcache.cli.terminal import show
+from kcache.directory import CacheDirectory
 from kcache.engine.stats import StatsFile
 
 __all__ = ["info"]
@@ -29,6 +28,6 @@ def info(*, directory: str | None) -> None:
     with cache:
         place = str(cache.directory)
         backend = cache.config.backend.value
-        totals = StatsFile(os.path.join(place, "stats")).total()
+        totals = StatsFile(CacheDirectory(place).stats).total()
         text = format_info(cache.engine, directory=place, backend=backend, stats=totals)
     show(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +10,7 @@ from kcache.admin.migration import Migration, remove_emptied
 from kcache.cli.open_cache import directory_option, may_write, open_cache, open_existing
 from kcache.cli.terminal import counted, progress, say, show
 from kcache.config import Config
+from kcache.directory import CacheDirectory
 from kcache.engine.journal import MOVED
 from kcache.errors import UnknownBackendError
 from kcache.nvrtc import PRODUCER
@@ -69,7 +69,7 @@ def migrate(
             source.engine.journal.note(MOVED, detail=f"to {target}")
         empty = source.engine.backend.usage().entries == 0
     if empty and not keep:
-        remove_emptied(os.path.join(place, origin))  # LMDB's file does not shrink
+        remove_emptied(CacheDirectory(place).backend(origin))  # LMDB's file does not shrink
     _tell(migration, origin, target, keep=keep)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from kcache.cli.open_cache import (
 )
 from kcache.cli.terminal import columns, say, show
 from kcache.config import Config
+from kcache.directory import CacheDirectory
 from kcache.engine.stats import StatsFile
 
 if TYPE_CHECKING:
@@ -74,4 +74,4 @@ def _usage(cache: KernelCache | None) -> Usage:
 
 
 def _stats_file(directory: str) -> StatsFile:
-    return StatsFile(os.path.join(directory, "stats"))
+    return StatsFile(CacheDirectory(directory).stats)

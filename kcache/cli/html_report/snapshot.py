@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache._version import __version__
+from kcache.directory import CacheDirectory
 from kcache.engine.history import History, Hour
 from kcache.engine.stats import Stats, StatsFile
 from kcache.nvrtc import PRODUCER, library
@@ -120,8 +121,8 @@ def gather(
         about=_about(cache, directory),
         max_size=cache.engine.max_size,
         size=cache.size_bytes,
-        stats=StatsFile(os.path.join(directory, "stats")).total(),
-        hours=tuple(History(os.path.join(directory, "history"), clock=clock).hours()),
+        stats=StatsFile(CacheDirectory(directory).stats).total(),
+        hours=tuple(History(CacheDirectory(directory).history, clock=clock).hours()),
         kinds=census.kinds,
         archs=_top(census.archs.values(), _ARCHS),
         kernels=_top(census.kernels.values(), _KERNELS),

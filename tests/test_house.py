@@ -1,0 +1,111 @@
+"""The house: how long a module may be, and what has one place in the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    path for top in ("kcache", "backends", "bench", "docs") for path in (ROOT / top).rglob("*.py")
+)
+#: Lines of a module, at most.
+LONGEST = 450
+#: Modules that are still longer, and are being split.
+TOO_LONG = {
+    "backends/kcache_backends/_environment.py",
+    "backends/kcache_backends/file.py",
+    "backends/kcache_backends/lmdb.py",
+    "docs/from_code.py",
+    "kcache/config.py",
+    "kcache/engine/engine.py",
+    "kcache/kernel_cache.py",
+    "kcache/nvrtc/manifest.py",
+    "kcache/nvrtc/workers/recorder.py",
+    "kcache/testing/machine.py",
+}
+#: Names of files in a cache's directory.
+FILES = {"stats", "history", "journal", "journal.1", "flight", "slots", "CACHEDIR.TAG"}
+#: The only modules that may join them to a path: a directory's names, and the marker's.
+OWNERS = {"kcache/directory.py", "kcache/util/marker.py"}
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_no_module_is_too_long(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGEST or named(path) in TOO_LONG
+
+
+def test_what_may_be_too_long_is() -> None:
+    lengths = {named(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
+    assert [name for name in sorted(TOO_LONG) if lengths.get(name, 0) <= LONGEST] == []
+
+
+def joined(tree: ast.AST) -> Iterator[str]:
+    """Yields the constant texts of which paths are made: by a join, a slash or an f-string."""
+    for node in ast.walk(tree):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("join", "Path")):
+            parts = node.args
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Add):
+            parts = [node.left, node.right]
+        elif isinstance(node, ast.JoinedStr):
+            parts = node.values
+        for part in parts:
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.value
+
+
+@pytest.mark.parametrize(
+    "source", ["os.path.join(a, 'stats')", "Path(a) / 'flight'", "f'{a}/slots'"]
+)
+def test_a_joined_name_is_seen(source: str) -> None:
+    assert {name.strip("/") for name in joined(ast.parse(source))} & FILES
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if named(path).startswith(("kcache/", "backends/"))],
+    ids=named,
+)
+def test_only_the_directory_joins_the_names_of_its_files(path: Path) -> None:
+    if named(path) not in OWNERS:
+        names = {name.strip("/") for name in joined(ast.parse(path.read_text(encoding="utf-8")))}
+        assert not names & {*FILES, "kcache.json"}
+
+
+def test_forks_are_handled_in_one_place() -> None:
+    found = {
+        named(path)
+        for path in MODULES
+        if named(path).startswith("kcache/") and "os.register_at_fork(" in path.read_text("utf-8")
+    }
+    assert found == {"kcache/util/forks.py"}
+
+
+def test_the_driver_is_opened_in_one_place() -> None:
+    found = {
+        named(path)
+        for path in MODULES
+        if re.search(r"CDLL\((LIBRARY|.*libcuda)", path.read_text(encoding="utf-8"))
+    }
+    assert found == {"kcache/util/cuda_driver.py"}
+
+
+def test_every_default_is_defined_once() -> None:
+    defined = Counter(
+        name
+        for path in MODULES
+        for name in re.findall(r"^(DEFAULT_\w+)\b.* = ", path.read_text("utf-8"), re.MULTILINE)
+    )
+    assert defined
+    assert [name for name, count in defined.items() if count > 1] == []
