@@ -45,10 +45,17 @@ def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
     asked = client.client_for(
         Setup(addresses, _followed(config), settings.remote_variables()),
         settings.runtime_folders(),
-        settings.without_dropin(settings.variables()),
+        _environment(),
     )
     writes = not finder.engine.read_only
     return RemoteKernels(finder, asked, writes=writes, wait=config.wait.value)
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables for the agent, which gets the addresses through a pipe."""
+    variables = settings.without_dropin(settings.variables())
+    variables.pop("KCACHE_REMOTE", None)
+    return variables
 
 
 def _followed(config: Config) -> dict[str, str]:

@@ -42,11 +42,14 @@ OPTIONS: Mapping[str, frozenset[str]] = {
     ),
     "objects": frozenset(("endpoint", "region", "anonymous", "virtual_hosted", "ca_file")),
 }
-_COMMON = frozenset(("ro", "rw", "keep", "connect_timeout", "timeout", "max_entry"))
+_COMMON = frozenset(("ro", "rw", "keep", "connect_timeout", "timeout", "slow", "max_entry"))
 #: Seconds to reach a remote, and to have an answer, unless the address says otherwise. A hit that
 #: takes longer than a second saves little against most compiles.
 CONNECT_TIMEOUT = 0.5
 TIMEOUT = 2.0
+#: A miss that took longer than this, in seconds, counts as a failure: each kernel that is compiled
+#: would wait as long for nothing. Small kernels compile in less.
+SLOW = 0.25
 _MOST_SECONDS = 3600.0
 #: Larger than nearly every kernel (bench: CUTLASS's largest have 10 MB).
 MAX_ENTRY = 64 << 20
@@ -73,6 +76,7 @@ class Address(Record):
         writable: whether what is compiled here is stored there.
         keep: whether a hit there is stored in the local cache.
         connect_timeout, timeout: seconds, to connect and for one answer.
+        slow: seconds; a remote whose misses take longer is left alone for a while.
         max_entry: the largest value in bytes that is read or written.
         options: those of the protocol, sorted.
     """
@@ -86,6 +90,7 @@ class Address(Record):
     keep: bool
     connect_timeout: float
     timeout: float
+    slow: float
     max_entry: int
     options: tuple[tuple[str, str], ...]
 
@@ -193,6 +198,7 @@ def _parse(text: object, name: str) -> Address:
         _flag(common.get("keep", "0" if kind == "layer" else "1"), "keep", refused),
         _seconds(common, "connect_timeout", CONNECT_TIMEOUT, refused),
         _seconds(common, "timeout", TIMEOUT, refused),
+        _seconds(common, "slow", SLOW, refused),
         parse_size(common.get("max_entry", MAX_ENTRY), name=f"{name}: max_entry", least=1),
         own,
     )

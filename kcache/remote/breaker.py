@@ -15,9 +15,6 @@ FAILURES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 #: Seconds until it is tried again after the remote has refused the user: credentials change seldom.
 REFUSED_PAUSE = 300.0
-#: A miss that took longer than this, in seconds, counts as a failure: each kernel that is compiled
-#: would wait as long for nothing. Small kernels compile in less.
-SLOW = 0.2
 
 
 class Breaker:
@@ -27,9 +24,14 @@ class Breaker:
     over, one probe may be sent, which nobody waits for: its success closes the breaker.
 
     Threads: safe to share. Lives in the agent, so all programs of a user share it.
+
+    Args:
+        slow: a miss that took longer, in seconds, counts as a failure.
+        clock: monotonic seconds, for tests.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, slow: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slow = slow
         self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
@@ -48,10 +50,9 @@ class Breaker:
         until = self._until
         return 0.0 if until is None else max(0.05, until - self._clock())
 
-    @staticmethod
-    def is_slow(seconds: float) -> bool:
+    def is_slow(self, seconds: float) -> bool:
         """Tell whether a miss that takes so long makes a remote useless."""
-        return seconds > SLOW
+        return seconds > self._slow
 
     def succeeded(self, seconds: float, *, hit: bool) -> None:
         """Count an answer that took so long."""

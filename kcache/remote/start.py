@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kcache.remote.store import RemoteError
-from kcache.util.private_socket import bound, private_folder
+from kcache.util.private_socket import MOST_PATH, bound, private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,9 +45,10 @@ def socket_path(folders: Sequence[str], setup: Setup) -> str:
     for folder in folders:
         private = os.path.join(folder, f"kcache-agent-{os.geteuid()}")
         path = os.path.join(private, f"{name}.socket")
-        with suppress(OSError):
-            private_folder(private)
-            return path
+        if len(os.fsencode(path)) <= MOST_PATH:
+            with suppress(OSError):
+                private_folder(private)
+                return path
     raise RemoteError("no private folder for a socket")
 
 
@@ -97,7 +98,7 @@ def _start(path: str, setup: Setup, environment: Mapping[str, str]) -> None:
     try:
         about = [listener, path, setup.pack().decode()]
         subprocess.run(
-            [sys.executable, *_FLAGS, _ROOT, *_search_path()],
+            [sys.executable, *_FLAGS, _CODE, *_search_path()],
             input=json.dumps(about).encode(),
             check=True,
             pass_fds=[listener],
@@ -115,5 +116,10 @@ def _start(path: str, setup: Setup, environment: Mapping[str, str]) -> None:
 
 
 def _search_path() -> list[str]:
-    """Return where modules come from, the working directory left out."""
-    return [path for path in sys.path if os.path.isabs(path)]
+    """Return where the agent's modules come from: not from the working directory."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it was removed
+        here = ""
+    found = [path for path in sys.path if os.path.isabs(path) and path != here]
+    return found if _ROOT in found else [*found, _ROOT]

@@ -52,7 +52,7 @@ class Tier:
     ) -> None:
         self.address = address
         self.counts = counts
-        self.breaker = Breaker()
+        self.breaker = Breaker(address.slow)
         self._sealer = sealer
         self._make = make
         self._store: RemoteStore | None = None

@@ -73,10 +73,10 @@ class MemoryStore:
 
 
 def addresses(*texts: str) -> tuple[Address, ...]:
-    return parse_addresses(texts or ("http://memory",), name="remote")
+    return parse_addresses(texts or ("http://memory?slow=60",), name="remote")
 
 
-def tier(store: MemoryStore, address: str = "http://memory") -> Tier:
+def tier(store: MemoryStore, address: str = "http://memory?slow=60") -> Tier:
     (parsed,) = addresses(address)
     return Tier(parsed, make_sealer(), Counts(), make=lambda _: store)
 

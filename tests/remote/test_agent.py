@@ -12,7 +12,7 @@ import pytest
 from remote.fakes import MemoryStore, agent, client_at, tier, until
 
 from kcache.entry import Entry, decode, encode
-from kcache.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE, SLOW, Breaker
+from kcache.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE, Breaker
 from kcache.remote.client import FIRST_PAUSE as CLIENT_PAUSE
 from kcache.remote.client import Client, Lease
 from kcache.remote.protocol import Upload
@@ -56,7 +56,11 @@ def test_what_is_put_is_found(tmp_path: Path) -> None:
 def test_tiers_are_asked_in_order_and_written_if_writable(tmp_path: Path) -> None:
     first, second, third = MemoryStore(), MemoryStore(), MemoryStore()
     second.values[KEY] = tier(MemoryStore())._sealer.seal(KEY, envelope(KEY))
-    tiers = tier(first, "http://a?ro"), tier(second, "http://b"), tier(third, "http://c")
+    tiers = (
+        tier(first, "http://a?ro&slow=60"),
+        tier(second, "http://b?slow=60"),
+        tier(third, "http://c?slow=60"),
+    )
     with agent(tmp_path, *tiers) as client:
         found = client.get(KEY)
         assert found is not None
@@ -190,7 +194,7 @@ def test_one_tier_that_fails_leaves_the_others(tmp_path: Path) -> None:
         raise RemoteError("closed")
 
     down.trouble = fail
-    with agent(tmp_path, tier(down, "http://a"), tier(well, "http://b")) as client:
+    with agent(tmp_path, tier(down, "http://a?slow=60"), tier(well, "http://b?slow=60")) as client:
         client.put(Upload((KEY, envelope(KEY))))
         assert client.flush(30)
         for _ in range(2 * FAILURES):
@@ -210,7 +214,7 @@ class _Clock:
 
 def test_the_breaker() -> None:
     clock = _Clock()
-    breaker = Breaker(clock)
+    breaker = Breaker(0.25, clock)
     for _ in range(FAILURES - 1):
         breaker.failed("down")
     breaker.succeeded(0.001, hit=False)
@@ -237,18 +241,18 @@ def test_the_breaker() -> None:
 
 
 def test_slow_misses_open_the_breaker_and_slow_hits_do_not() -> None:
-    breaker = Breaker(_Clock())
+    breaker = Breaker(0.25, _Clock())
     for _ in range(2 * FAILURES):
-        breaker.succeeded(2 * SLOW, hit=True)
+        breaker.succeeded(0.5, hit=True)
     assert not breaker.is_open
     for _ in range(FAILURES):
-        breaker.succeeded(2 * SLOW, hit=False)
+        breaker.succeeded(0.5, hit=False)
     assert breaker.is_open
 
 
 # -- leases ----------------------------------------------------------------------------------------
 
-LEASES = "redis://memory?leases=1"
+LEASES = "redis://memory?leases=1&slow=60"
 
 
 def test_a_lease_belongs_to_one_and_ends_with_its_upload(tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+"""Leases: one compile on all machines, and never a wait without end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from remote import servers
+from remote.fakes import until
+from remote.machines import ARCH, Machines, machines, of_agent, of_client, source
+
+import kcache
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+PATIENT = "leases=1&slow=60&connect_timeout=10&timeout=30"
+
+#: One process of a job: asks for every kernel, each at its turn, and tells what it compiled.
+PROGRAM = """
+import json, sys, kcache
+folder, remote, count, turn = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+sources = ['extern "C" __global__ void k(int* out) { *out = %d; }' % n for n in range(count)]
+with kcache.KernelCache(folder, remote=remote) as cache:
+    sys.stdin.readline()  # all together
+    for n in range(count):
+        at = (n + turn) % count
+        kernel = cache.get_or_compile(sources[at], options=kcache.CompileOptions(arch="sm_80"))
+        assert (", %d;" % at).encode() in kernel.ptx
+    stats = cache.stats()
+print(json.dumps(stats.to_dict()))
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    pytest.importorskip("redis")
+    with machines(tmp_path, monkeypatch) as made:
+        yield made
+
+
+def _job(tmp_path: Path, remote: str, processes: int, kernels: int) -> list[dict[str, float]]:
+    """Run as many processes on two hosts, and return what each has counted."""
+    runtime = Path(tempfile.mkdtemp(prefix="kc-"))
+    running = []
+    try:
+        for number in range(processes):
+            host = f"host{number % 2}"
+            (runtime / host).mkdir(mode=0o700, exist_ok=True)
+            environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime / host)}
+            arguments = [str(tmp_path / host), remote, str(kernels), str(number * 3 % kernels)]
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", PROGRAM, *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=environment,
+                )
+            )
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        return [json.loads(process.communicate(timeout=280)[0]) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+        shutil.rmtree(runtime, ignore_errors=True)  # the agents end without their sockets
+
+
+def test_every_kernel_is_compiled_once_on_all_hosts(
+    redis_server: servers.Redis, tmp_path: Path, long: bool
+) -> None:
+    pytest.importorskip("redis")
+    processes, kernels = (64, 40) if long else (8, 10)
+    remote = f"redis://127.0.0.1:{redis_server.port}/11?{PATIENT}"
+    counted = _job(tmp_path, remote, processes, kernels)
+    assert sum(stats["compiles"] for stats in counted) == kernels
+    assert sum(stats["hits"] for stats in counted) == (processes - 1) * kernels
+    assert sum(stats["wait_timeouts"] for stats in counted) == 0
+    assert sum(stats["remote_errors"] for stats in counted) == 0
+
+
+def test_a_holder_that_is_killed_costs_one_more_compile(
+    hosts: Machines, redis_server: servers.Redis, tmp_path: Path
+) -> None:
+    """It dies with the lease, before its upload: the others go on as soon as the agent notices."""
+    remote = f"redis://127.0.0.1:{redis_server.port}/12?{PATIENT}"
+    cache = hosts.cache("b", remote)
+    other = hosts.cache("a", remote)
+    request = cache._requests.make(
+        source(1), (), ARCH, None, extra_key=b"", source_name="kernel.cu", record=False
+    )
+    code = (
+        "import sys, kcache\n"
+        "from remote.machines import of_client\n"
+        "cache = kcache.KernelCache(sys.argv[1], remote=sys.argv[2])\n"
+        "lease = of_client(cache).lease(sys.argv[3])\n"
+        "print(type(lease).__name__, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    arguments = [sys.executable, "-c", code, str(tmp_path / "c"), remote, request.key]
+    path = str(Path(__file__).parents[1])
+    holder = subprocess.Popen(
+        arguments,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"Lease\n"
+        assert of_client(other).lease(request.key) is True
+        found: list[kcache.CompiledKernel] = []
+        waiting = threading.Thread(
+            target=lambda: found.append(cache.get_or_compile(source(1), options=ARCH))
+        )
+        waiting.start()
+        until(lambda: of_agent(cache)["misses"] >= 3)  # it looks again and again
+        assert not found
+        holder.send_signal(signal.SIGKILL)
+        waiting.join(120)
+        assert not waiting.is_alive()
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert cache.stats().compiles == 1
+    assert cache.stats().wait_timeouts == 0
+
+
+def test_a_holder_that_never_ends_is_waited_for_a_while(
+    hosts: Machines, redis_server: servers.Redis
+) -> None:
+    remote = f"redis://127.0.0.1:{redis_server.port}/13?{PATIENT}"
+    holder = hosts.cache("a", remote)
+    cache = hosts.cache("b", remote, wait=0.2)
+    request = cache._requests.make(
+        source(1), (), ARCH, None, extra_key=b"", source_name="kernel.cu", record=False
+    )
+    lease = of_client(holder).lease(request.key)
+    assert lease not in (True, False)
+    assert not cache.get_or_compile(source(1), options=ARCH).cached
+    assert cache.stats().wait_timeouts == 1
+
+
+def test_an_error_gives_the_lease_back(hosts: Machines, redis_server: servers.Redis) -> None:
+    remote = f"redis://127.0.0.1:{redis_server.port}/14?{PATIENT}"
+    for name in ("a", "b"):
+        cache = hosts.cache(name, remote)
+        with pytest.raises(kcache.CompileError):
+            cache.get_or_compile("this is no CUDA", options=ARCH)
+        kernel = cache.get_or_compile(  # not cacheable: it is compiled everywhere, without waiting
+            'extern "C" __global__ void k(char* out) { *out = __TIME__[0]; }', options=ARCH
+        )
+        assert not kernel.cached
+
+
+def test_a_redis_that_dies_under_a_lease(hosts: Machines, tmp_path: Path) -> None:
+    with servers.redis(tmp_path / "redis") as server:
+        remote = f"redis://127.0.0.1:{server.port}/0?leases=1&slow=60&timeout=0.5"
+        cache = hosts.cache("a", remote)
+        assert cache.lookup(source(1), options=ARCH) is None
+        server.process.kill()
+        assert not cache.get_or_compile(source(1), options=ARCH).cached
+        assert not cache.get_or_compile(source(2), options=ARCH).cached
+    assert cache.stats().compiles == 2

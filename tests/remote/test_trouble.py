@@ -1,0 +1,260 @@
+"""Real remotes in trouble: every kernel is right and returned, and the statistics tell why."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from remote import servers
+from remote.fakes import MemoryStore, tier, until
+from remote.machines import ARCH, Machines, machines, of_agent, of_client, source
+from remote.proxy import Faults, Proxy
+
+import kcache
+from kcache.entry import Entry, encode
+from kcache.remote.breaker import FAILURES
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+#: No miss on a loaded machine is a failure here.
+PATIENT = "slow=60&connect_timeout=10&timeout=30"
+HASTY = "slow=60&connect_timeout=0.5&timeout=0.5"
+COUNT = 6
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    pytest.importorskip("redis")
+    with machines(tmp_path, monkeypatch) as made:
+        yield made
+
+
+def ask(cache: kcache.KernelCache, *values: int) -> list[bool]:
+    """Whether each kernel was cached; each is right, whatever happens."""
+    found = []
+    for value in values or range(COUNT):
+        kernel = cache.get_or_compile(source(value), options=ARCH)
+        assert kernel.ptx is not None
+        assert f", {value};".encode() in kernel.ptx
+        found.append(kernel.cached)
+    return found
+
+
+def test_a_fresh_process_gets_what_another_made(
+    hosts: Machines, redis_server: servers.Redis, tmp_path: Path
+) -> None:
+    remote = f"redis://127.0.0.1:{redis_server.port}/0?{PATIENT}"
+    with hosts.cache("a", remote) as first:
+        ask(first)
+        assert first.stats().remote_puts == COUNT
+        assert of_client(first).flush(60)
+        assert of_agent(first)["uploads"] == COUNT
+    with hosts.cache("b", remote) as second:
+        assert all(ask(second))
+        assert second.stats().compiles == 0
+        counts = of_agent(second)
+        assert (counts["hits"], counts["misses"], counts["uploads"]) == (COUNT, 0, 0)
+    assert os.path.isdir(tmp_path / "cache-b")
+
+
+def test_a_program_that_has_ended_leaves_its_uploads_to_the_agent(
+    hosts: Machines, redis_server: servers.Redis, tmp_path: Path
+) -> None:
+    """Through a proxy that delays: the program is gone long before the upload is done."""
+    with Proxy(("127.0.0.1", redis_server.port)) as proxy:
+        remote = f"redis://127.0.0.1:{proxy.port}/1?{PATIENT}"
+        cache = hosts.cache("a", remote)  # a client to look at the agent with
+        of_client(cache).status()
+        proxy.faults = Faults(delay=0.3)
+        code = (
+            "import kcache, sys\n"
+            "cache = kcache.KernelCache(sys.argv[1], remote=sys.argv[2])\n"
+            "cache.get_or_compile(sys.argv[3], options=kcache.CompileOptions(arch='sm_80'))\n"
+        )
+        arguments = [str(tmp_path / "program"), remote, source(1)]
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=120)
+        until(lambda: of_agent(cache)["uploads"] == 1)
+
+
+def test_killed_and_restarted(hosts: Machines, tmp_path: Path) -> None:
+    port = servers.free_port()
+    remote = f"redis://127.0.0.1:{port}/0?{HASTY}"
+    with servers.redis(tmp_path / "redis", port=port):
+        cache = hosts.cache("a", remote)
+        ask(cache, 1, 2)
+        assert of_client(cache).flush(60)
+    ask(cache, *range(3, 3 + 2 * FAILURES))
+    counts = of_agent(cache)
+    assert counts["breaker"] == "open"
+    assert counts["errors"] + counts["timeouts"] >= FAILURES
+    with servers.redis(tmp_path / "redis", port=port):
+        client = of_client(cache)
+
+        def asked_again() -> bool:
+            client._nothing_until = 0.0
+            client.get("ab" * 32)
+            return of_agent(cache)["breaker"] == "closed"
+
+        until(asked_again)
+        ask(cache, 100, 101)
+        assert client.flush(60)
+        with hosts.cache("b", remote) as second:
+            assert ask(second, 1, 100, 101) == [False, True, True]
+    assert cache.stats().errors == 0
+
+
+def test_full(hosts: Machines, tmp_path: Path) -> None:
+    """Without eviction (not as recommended) a full Redis refuses writes, and answers reads."""
+    full = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
+    with servers.redis(tmp_path / "redis", *full) as server:
+        remote = f"redis://127.0.0.1:{server.port}/0?{PATIENT}"
+        cache = hosts.cache("a", remote)
+        ask(cache, 1)
+        client = of_client(cache)
+        assert client.flush(60)
+        redis = pytest.importorskip("redis").Redis(port=server.port)
+
+        def fill(size: int) -> None:
+            for number in range(100_000):
+                redis.set(f"filling-{size}-{number}", bytes(size))
+
+        for size in (100_000, 1000, 10):
+            with pytest.raises(Exception, match="maxmemory"):
+                fill(size)
+        redis.close()
+        ask(cache, 2, 3)
+        assert client.flush(60)
+        counts = of_agent(cache)
+        assert (counts["uploads"], counts["dropped"]) == (1, 2)
+        with hosts.cache("b", remote) as second:
+            assert ask(second, 1, 2) == [True, False]
+
+
+def test_frozen(hosts: Machines, tmp_path: Path) -> None:
+    with servers.redis(tmp_path / "redis") as server:
+        cache = hosts.cache("a", f"redis://127.0.0.1:{server.port}/0?{HASTY}")
+        ask(cache, 1)
+        assert of_client(cache).flush(60)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            ask(cache, *range(2, 2 + 2 * FAILURES))
+            counts = of_agent(cache)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert counts["timeouts"] >= FAILURES
+        assert counts["breaker"] == "open"
+        assert cache.stats().compiles == 1 + 2 * FAILURES
+
+
+@pytest.mark.parametrize(
+    ("faults", "told"),
+    [
+        (Faults(damage=1.0, keep=8), ("damaged", "errors", "timeouts")),
+        (Faults(truncate=700), ("errors", "timeouts")),
+        (Faults(swap=True), ("damaged", "misses")),
+        (Faults(refuse=True), ("errors",)),
+        (Faults(hole=True), ("timeouts",)),
+    ],
+    ids=["damages", "truncates", "swaps", "refuses", "hole"],
+)
+def test_a_proxy_that_lies(
+    hosts: Machines,
+    redis_server: servers.Redis,
+    faults: Faults,
+    told: tuple[str, ...],
+    request: pytest.FixtureRequest,
+) -> None:
+    database = 2 + ["damages", "truncates", "swaps", "refuses", "hole"].index(
+        request.node.callspec.id
+    )
+    with hosts.cache("a", f"redis://127.0.0.1:{redis_server.port}/{database}?{PATIENT}") as first:
+        ask(first)
+        assert of_client(first).flush(60)
+    with Proxy(("127.0.0.1", redis_server.port)) as proxy:
+        proxy.faults = faults
+        cache = hosts.cache("b", f"redis://127.0.0.1:{proxy.port}/{database}?{HASTY}")
+        ask(cache)
+        counts = of_agent(cache)
+        assert sum(counts[name] for name in told) > 0, counts
+        assert cache.stats().compiles + cache.stats().remote_hits == COUNT
+        # Nothing that was damaged was kept.
+        with kcache.KernelCache(cache.directory, remote=()) as alone:
+            assert all(ask(alone))
+
+
+def test_ten_thousand_damaged_answers() -> None:
+    store = MemoryStore()
+    key = "ab" * 32
+    damaged = tier(store)
+    blob = encode(key, Entry({"cubin": random.Random(0).randbytes(3000)}), producer=b"test")
+    store.values[key] = sealed = damaged._sealer.seal(key, blob)
+    chance = random.Random(1)
+
+    def damage(_: bytes | None) -> bytes:
+        kind = chance.randrange(4)
+        at = chance.randrange(len(sealed))
+        if kind == 0:
+            return sealed[:at]
+        if kind == 1:
+            return sealed[:at] + chance.randbytes(chance.randrange(1, 9)) + sealed[at:]
+        changed = bytearray(sealed)
+        for _ in range(1 if kind == 2 else chance.randrange(2, 50)):
+            changed[chance.randrange(len(sealed))] ^= chance.randrange(1, 256)
+        return bytes(changed)
+
+    used = 0
+    for number in range(10_000):
+        answer = damage(None)
+        store.answer = lambda _, answer=answer: answer  # type: ignore[misc]
+        found = damaged.get(key)
+        used += found is not None and found != blob
+        assert (found is None) == (answer != sealed), number
+    assert used == 0
+    assert damaged.counts.as_dict()["damaged"] >= 9_900
+
+
+def test_an_agent_that_is_killed_or_frozen(hosts: Machines, redis_server: servers.Redis) -> None:
+    remote = f"redis://127.0.0.1:{redis_server.port}/9?{HASTY}"
+    cache = hosts.cache("a", remote)
+    ask(cache, 1)
+    client = of_client(cache)
+    status = client.status()
+    assert status is not None
+    process = int(str(status["process"]))
+    os.kill(process, signal.SIGKILL)
+    ask(cache, 2)  # another one is started
+    status = client.status()
+    assert status is not None
+    assert status["process"] != process
+    assert cache.stats().remote_errors == 0
+    client.timeout = 0.5
+    os.kill(int(str(status["process"])), signal.SIGSTOP)
+    try:
+        ask(cache, 3, 4, 5)
+    finally:
+        os.kill(int(str(status["process"])), signal.SIGCONT)
+    assert cache.stats().compiles == 5
+    assert cache.stats().remote_errors == 1
+    client.timeout = 60
+
+
+def test_wrong_credentials_are_found_out_once(hosts: Machines, tmp_path: Path) -> None:
+    with servers.redis(tmp_path / "redis", "--requirepass", "right") as server:
+        cache = hosts.cache("a", f"redis://:hunter2@127.0.0.1:{server.port}/0?{PATIENT}")
+        ask(cache)
+        counts = of_agent(cache)
+        assert counts["refused"] == 1
+        assert counts["dropped"] + counts["skipped"] > 0
+        assert "hunter2" not in str(counts)
+        status = of_client(cache).status()
+        assert status is not None
+        for path in (f"/proc/{status['process']}/cmdline", f"/proc/{status['process']}/environ"):
+            assert b"hunter2" not in Path(path).read_bytes()
+        with hosts.cache("b", f"redis://:right@127.0.0.1:{server.port}/0?{PATIENT}") as second:
+            ask(second, 1)
+            assert of_agent(second)["refused"] == 0
