@@ -119,7 +119,7 @@ def test_full(hosts: Machines, tmp_path: Path) -> None:
         assert client.flush(60)
         redis = pytest.importorskip("redis").Redis(port=server.port)
 
-        for number in range(20):
+        for number in range(12):
             redis.set(f"filling-{number}", bytes(100_000))
         redis.config_set("maxmemory", "1mb")
         with pytest.raises(Exception, match="maxmemory"):
