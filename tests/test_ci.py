@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
-PROGRAMS = {"chromium", "strace"}
+SERVERS = {"nginx", "redis-server"}
+PROGRAMS = {"chromium", "strace", *SERVERS}
 
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="it is a script for bash"),
@@ -47,6 +48,7 @@ class Machine:
         venv.mkdir(parents=True)
         for name in ("pip", "tox"):
             self.add(name, f'echo {name} "$@" >> {self.log}', venv)
+        self.add("tox", f'echo tox "$@" >> {self.log}; echo "$TEST_REMOTES" > {place}/strict', venv)
         (place / "checkout" / ".ci").mkdir()
         shutil.copy2(SCRIPT, place / "checkout" / ".ci" / "run")
 
@@ -81,7 +83,7 @@ TESTS = ["python3 -m venv .venv", "pip install -q tox", "tox"]
 
 
 def test_root_gets_what_is_missing(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, there={"strace"}, user=0, apt="works")
+    machine = Machine(tmp_path, there={"strace", *SERVERS}, user=0, apt="works")
     done = machine.run()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     update, install, *rest = machine.called()
@@ -101,6 +103,8 @@ def test_without_them_the_tests_run_and_it_says_what_is_skipped(
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
         "There is no chromium",
         "There is no strace",
+        "There is no nginx",
+        "There is no redis-server",
     ]
     called = [line for line in machine.called() if not line.startswith("apt-get")]
     assert called == TESTS
@@ -109,7 +113,7 @@ def test_without_them_the_tests_run_and_it_says_what_is_skipped(
 
 @pytest.mark.parametrize("browser", ["chromium", "google-chrome"])
 def test_nothing_is_installed_where_all_is_there(browser: str, tmp_path: Path) -> None:
-    machine = Machine(tmp_path, there={browser, "strace"}, user=0, apt="works")
+    machine = Machine(tmp_path, there={browser, "strace", *SERVERS}, user=0, apt="works")
     assert machine.run().returncode == 0
     assert machine.called() == TESTS
 
@@ -118,3 +122,18 @@ def test_a_failing_test_run_fails_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path, there=PROGRAMS, user=0, apt="missing")
     machine.add("tox", "exit 3", tmp_path / "checkout" / ".venv" / "bin")
     assert machine.run().returncode == 3
+
+
+@pytest.mark.parametrize("apt", ["works", "fails"])
+def test_with_the_servers_none_of_their_tests_is_skipped(apt: str, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, there={"strace", "chromium"}, user=0, apt=apt)
+    assert machine.run().returncode == 0
+    assert (tmp_path / "strict").read_text().strip() == ("1" if apt == "works" else "")
+
+
+def test_a_server_that_should_be_there_and_is_not_fails_it(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, there={"strace", "chromium", "nginx"}, user=0, apt="missing")
+    machine.add("apt-get", "exit 0")
+    done = machine.run()
+    assert done.returncode == 1
+    assert done.stderr == "There is no redis-server, although it was installed.\n"
