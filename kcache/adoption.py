@@ -12,7 +12,8 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator
-from stat import S_ISDIR, S_ISLNK, S_ISREG
+from contextlib import suppress
+from stat import S_IFDIR, S_IFLNK, S_IFREG, S_ISDIR, S_ISLNK, S_ISREG
 
 from kcache.backend import GROUP, is_key
 from kcache.util.locks import pread
@@ -42,7 +43,9 @@ class _StrangerError(Exception):
 def stranger(directory: str, tag: bytes) -> str:
     """Return the name of something that kcache did not put into a directory; empty if all is ours.
 
-    Reads, and changes nothing. A name is returned, too, where nothing says that it is a cache.
+    Reads, and changes nothing. What vanishes meanwhile (somebody removes the cache beside a process
+    that uses it) is as if it had not been there. A name is returned, too, where nothing says that
+    it is a cache.
 
     Args:
         directory: which has no marker, and is not empty.
@@ -71,8 +74,10 @@ def stranger(directory: str, tag: bytes) -> str:
 def _has_content(directory: str) -> bool:
     """Tell whether any file below a directory, whose names are all ours, holds anything."""
     for folder, _, files in os.walk(directory):
-        if any(os.lstat(os.path.join(folder, name)).st_size for name in files):
-            return True
+        for name in files:
+            with suppress(FileNotFoundError):
+                if os.lstat(os.path.join(folder, name)).st_size:
+                    return True
     return False
 
 
@@ -81,7 +86,7 @@ def _is_other_backend(path: str) -> bool:
     from importlib.metadata import entry_points
 
     names = entry_points(group=GROUP).names
-    return os.path.basename(path) in names and S_ISDIR(os.lstat(path).st_mode)
+    return os.path.basename(path) in names and S_ISDIR(_mode(path, S_IFDIR))
 
 
 # -- each name: whether the file proves what it is; or it is a stranger ----------------------------
@@ -91,6 +96,8 @@ def _read(path: str, most: int) -> bytes:
     try:
         file = open_own(path, os.O_RDONLY)
         return pread(file.fd, most, 0)
+    except FileNotFoundError:
+        return b""
     except OSError as error:
         raise _StrangerError(path) from error
 
@@ -127,13 +134,21 @@ def _empty(path: str) -> bool:
 
 def _items(path: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
     """Yield (name, path) of what is in a folder of ours, which is no link."""
-    if not S_ISDIR(os.lstat(path).st_mode):
+    if not S_ISDIR(_mode(path, S_IFDIR)):
         raise _StrangerError(path)
-    with os.scandir(path) as items:
+    with suppress(FileNotFoundError), os.scandir(path) as items:
         for item in items:
             if item.is_symlink() and not links:
                 raise _StrangerError(item.path)
             yield item.name, item.path
+
+
+def _mode(path: str, expected: int) -> int:
+    """Return what is at a path; `expected` if it vanished."""
+    try:
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        return expected
 
 
 def _file(path: str) -> bool:
@@ -179,7 +194,7 @@ def _lmdb(path: str) -> bool:
             evidence |= bool(beginning)
         elif name in ("db", "new", "old"):
             for file, place in _items(below):
-                if file not in ("data.mdb", "lock.mdb") or not S_ISREG(os.lstat(place).st_mode):
+                if file not in ("data.mdb", "lock.mdb") or not S_ISREG(_mode(place, S_IFREG)):
                     raise _StrangerError(place)
                 if file == "data.mdb":
                     magic = _read(place, 20)[16:]
@@ -200,7 +215,7 @@ def _is_marked(path: str) -> bool:
 
 def _trace(path: str) -> bool:
     for name, below in _items(path, links=True):
-        if not _LINK.fullmatch(name) or not S_ISLNK(os.lstat(below).st_mode):
+        if not _LINK.fullmatch(name) or not S_ISLNK(_mode(below, S_IFLNK)):
             raise _StrangerError(below)
     return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from contextlib import suppress
 
 from kcache.errors import BackendError, ConfigError
@@ -13,6 +14,9 @@ from kcache.util.open_file import NotOursError, open_own
 from kcache.util.safe_path import make_private, trust, unsafe_part
 
 __all__ = ["CacheDirectory", "is_cache", "prepare", "prepare_layer"]
+
+#: How often a directory that seems to be somebody else's is looked at, and seconds in between.
+_LOOKS, _PAUSE = 3, 0.01
 
 #: See https://bford.info/cachedir/: tells backup programs that the directory can be left out.
 _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
@@ -186,10 +190,8 @@ def _is_marked_cache(directory: str) -> bool:
         if is_marked(directory):
             return True
         if not is_empty(directory):
-            from kcache.adoption import stranger  # seldom
-
-            name = stranger(directory, _TAG)
-            if name and not is_marked(directory):  # another process may have made it meanwhile
+            name = _stranger(directory)
+            if name:
                 raise ConfigError(
                     f"directory={directory!r} is no cache: it has {name!r} in it, and no "
                     f"{NAME!r} of kcache's. Nothing in it was changed; allowed: a directory that "
@@ -199,6 +201,23 @@ def _is_marked_cache(directory: str) -> bool:
     except NotOursError as error:
         raise ConfigError(f"directory={directory!r} is not allowed: {error.strerror}") from error
     return False
+
+
+def _stranger(directory: str) -> str:
+    """Return the name of something that is not ours; empty if nothing is.
+
+    Looked at more than once before the directory is refused: another process may be making the
+    cache meanwhile, or putting into one that somebody removes.
+    """
+    from kcache.adoption import stranger  # seldom
+
+    name = stranger(directory, _TAG)
+    for _ in range(_LOOKS):
+        if not name or is_marked(directory):
+            return ""
+        time.sleep(_PAUSE)
+        name = stranger(directory, _TAG)
+    return name
 
 
 def _check_owner(directory: str, status: os.stat_result) -> None:

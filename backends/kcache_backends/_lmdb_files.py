@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import time
-import weakref
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import ClassVar
+import struct
+import sys
+from contextlib import suppress
 
 import lmdb
 
 from kcache.errors import BackendError
-from kcache.util.locks import RangeLocks
 from kcache_backends import _lmdb_records as records
 from kcache_backends._lmdb_folder import DATA, TABLE, Folder
 
 __all__ = [
     "LOCK",
+    "MARK",
     "ForeignError",
-    "LockFile",
     "allocate_readers",
+    "can_share",
     "check_size",
     "is_recognised",
     "mark",
@@ -32,20 +31,15 @@ LOCK = "lock"
 #: The names that we give to what is in the directory.
 _NAMES = {LOCK, "db", "new", "old"}
 #: The beginning of the file `lock`, which says whose the directory is.
-_MARK = b"kcache lmdb 1\n"
+MARK = b"kcache lmdb 1\n"
 #: Bytes of the table of readers, 64 each: 2,046 read transactions at once. Written out beforehand:
 #: LMDB would leave a hole, and the first access to it on a full disk would kill the process.
 _READERS_SIZE = 128 << 10
-#: Bytes of the file `lock`, allocated for a full disk: LMDB copies what it changes, so that without
-#: them not even an eviction could be written. An eviction of 10 % copies some 3 % of small entries.
-_RESERVE = 256 << 10
-#: Seconds between two tries for a lock, the first time and at most. Who has it keeps it for 0.1 ms
-#: (to open) to some 10 ms (a commit that the disk confirms).
-_FIRST_PAUSE = 50e-6
-_LONGEST_PAUSE = 5e-3
 #: A file larger than the map in which fewer bytes than 1 of so many are allocated is no database
 #: that we wrote: we write every page.
 _SPARSE = 64
+#: `struct flock` of Linux, on machines of 64 bits: fcntl(2).
+_FLOCK = "hhqqi4x"
 _ALLOCATED = 512  # bytes of st_blocks, see stat(2)
 
 
@@ -93,7 +87,7 @@ def _marked(root: Folder) -> bool:
     except lmdb.InvalidError as error:
         raise _foreign(root, str(error)) from error
     try:
-        return os.read(fd, len(_MARK)) == _MARK
+        return os.read(fd, len(MARK)) == MARK
     finally:
         os.close(fd)
 
@@ -146,90 +140,7 @@ def mark(root: Folder) -> None:
     Raises:
         OSError: there is no room for it.
     """
-    fd = root.open_file(LOCK)
-    try:
-        os.write(fd, _MARK)
-    finally:
-        os.close(fd)
-
-
-# -- locks -----------------------------------------------------------------------------------------
-
-
-class LockFile:
-    """The file `lock`, open: locks between processes, the mark, and a reserve for a full disk.
-
-    The descriptor is closed with the object, which whoever holds a lock refers to. Fork: a child
-    must `disown` it, or the two would share their locks.
-    """
-
-    _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
-
-    def __init__(self, root: Folder) -> None:
-        self._path = os.path.join(root.path, LOCK)
-        self._fd = root.open_file(LOCK)
-        self._locks = RangeLocks(self._fd)
-        LockFile._all.add(self)
-        with suppress(OSError):
-            if os.fstat(self._fd).st_size < _RESERVE and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._fd, 0, _RESERVE)
-
-    def is_in(self, root: Folder) -> bool:
-        """Tell whether it is the file that is there now."""
-        status = root.status(LOCK)
-        return status is not None and os.path.samestat(os.fstat(self._fd), status)
-
-    def lost(self) -> bool:
-        """Tell whether the path leads elsewhere."""
-        try:
-            return not os.path.samestat(
-                os.fstat(self._fd), os.stat(self._path, follow_symlinks=False)
-            )
-        except OSError:
-            return True
-
-    @contextmanager
-    def held(self, start: int, timeout: float) -> Generator[None]:
-        """Hold a lock while the block runs; wait for it for so many seconds at most.
-
-        Raises:
-            TimeoutError: another process or thread held it all the time.
-        """
-        deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
-        with ExitStack() as stack:
-            while True:
-                try:
-                    # This frame refers to the object, which keeps the file open.
-                    stack.enter_context(self._locks.held(start, 1, timeout=0.0))
-                    break
-                except TimeoutError:
-                    if time.monotonic() + pause > deadline:
-                        raise
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            yield
-
-    def give_reserve(self) -> None:
-        """Give the reserve to whoever needs a page on a full disk: what evicts, it is hoped."""
-        with suppress(OSError):
-            os.truncate(self._fd, len(_MARK))
-
-    def disown(self) -> None:
-        """Let go of what a child shares with its parent; a lock stays with the parent."""
-        nothing = os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
-        os.dup2(nothing, self._fd, inheritable=False)
-        os.close(nothing)
-
-    @classmethod
-    def disown_all(cls) -> None:
-        """Do so in a child process."""
-        for file in list(cls._all):
-            with suppress(OSError):
-                file.disown()
-
-    def __del__(self) -> None:
-        if (fd := getattr(self, "_fd", -1)) >= 0:
-            os.close(fd)
+    root.make_file(LOCK, MARK)
 
 
 # -- databases -------------------------------------------------------------------------------------
@@ -246,17 +157,7 @@ def open_checked(
     """
     check_size(place, map_size)
     place.check_file(TABLE)
-    env = lmdb.open(
-        os.fsencode(place.lasting_path),  # paths may hold anything
-        map_size=map_size,
-        mode=0o600,
-        readonly=read_only,
-        lock=lock,
-        metasync=False,  # a power cut may undo the last transactions, and damages none
-        readahead=False,
-        max_spare_txns=4,
-        lib_version=0,  # the format that every release of py-lmdb reads
-    )
+    env = _open(place, map_size, read_only=read_only, lock=lock)
     try:
         pages = env.info()["last_pgno"] + 1
         status = place.check_file(DATA)
@@ -268,6 +169,46 @@ def open_checked(
         env.close()
         raise
     return env
+
+
+def _open(place: Folder, map_size: int, *, read_only: bool, lock: bool) -> lmdb.Environment:
+    try:
+        return lmdb.open(
+            os.fsencode(place.lasting_path),  # paths may hold anything
+            map_size=map_size,
+            mode=0o600,
+            readonly=read_only,
+            lock=lock,
+            metasync=False,  # a power cut may undo the last transactions, and damages none
+            readahead=False,
+            max_spare_txns=4,
+            lib_version=0,  # the format that every release of py-lmdb reads
+        )
+    except lmdb.Error as error:
+        if getattr(error, "code", 0) == errno.ENOENT:  # somebody removes it meanwhile
+            raise FileNotFoundError(errno.ENOENT, str(error), place.path) from error
+        raise
+
+
+def can_share(place: Folder) -> bool:
+    """Tell whether LMDB would open a database without waiting for another process.
+
+    The first that opens it has its table of readers alone for a moment. A process that is stopped
+    in that moment has the database to itself, so that nobody writes to it. Not to be called while
+    this process has the database open: LMDB's locks would be lost with the descriptor.
+    """
+    if not (sys.platform == "linux" and place.check_file(TABLE)):
+        return False
+    import fcntl
+
+    fd = place.open_file(TABLE, os.O_RDONLY)
+    try:
+        wanted = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
+        found = fcntl.fcntl(fd, fcntl.F_GETLK, wanted)
+    finally:
+        os.close(fd)
+    kind: int = struct.unpack(_FLOCK, found)[0]
+    return kind == fcntl.F_UNLCK
 
 
 def check_size(place: Folder, map_size: int) -> int:

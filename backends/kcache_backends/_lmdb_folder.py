@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from stat import S_ISDIR, S_ISREG
@@ -25,6 +26,9 @@ _NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
 #: A pipe in a file's place must not be waited for: it is opened at once, and then refused.
 _FLAGS: int = _NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _DESCRIPTORS = "/proc/self/fd"
+_NAMELESS: int = getattr(os, "O_TMPFILE", 0)
+#: Errors that say that a file system, or kernel, can't make files without a name: open(2).
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
 _OTHERS_WRITE, _STICKY = 0o002, 0o1000
 
 
@@ -126,6 +130,46 @@ class Folder:
             os.close(fd)
             raise
         return fd
+
+    def make_file(self, name: str, content: bytes) -> None:
+        """Make a file that has its content from its first moment on, unless something is there.
+
+        Where the system can't (it is not Linux, or the file system has no `O_TMPFILE`), the file
+        is empty for a moment.
+
+        Raises:
+            lmdb.InvalidError, BackendError: as `check_file`.
+            OSError: it can't be made.
+        """
+        if self.check_file(name) is None and self._linked(name, content):
+            return
+        fd = self.open_file(name)
+        try:
+            os.write(fd, content)
+        finally:
+            os.close(fd)
+
+    def _linked(self, name: str, content: bytes) -> bool:
+        """Write a file without a name, then give it one; tell whether the system can do that."""
+        if self._fd is None or not _NAMELESS:
+            return False
+        try:
+            fd = os.open(".", os.O_RDWR | _NAMELESS | _FLAGS, 0o600, dir_fd=self._fd)
+        except OSError as error:
+            if error.errno in _NO_NAMELESS:
+                return False
+            raise
+        try:
+            os.write(fd, content)
+            with suppress(FileExistsError):  # of two that do so, one is the first
+                os.link(f"{_DESCRIPTORS}/{fd}", name, dst_dir_fd=self._fd, follow_symlinks=True)
+        except FileNotFoundError:
+            if os.path.isdir(_DESCRIPTORS):
+                raise  # the directory was removed
+            return False
+        finally:
+            os.close(fd)
+        return True
 
     def make(self, name: str) -> None:
         """Make a directory in it, 0700, unless something is there."""

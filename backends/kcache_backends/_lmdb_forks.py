@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import weakref
 from contextlib import suppress
 from typing import Protocol
 
-from kcache_backends._lmdb_files import LockFile
+from kcache.util.forks import at_end
+from kcache_backends._lmdb_locks import LockFile
 
 __all__ = ["keep_for_ever", "watch"]
 
@@ -30,7 +30,7 @@ class Watched(Protocol):
         ...
 
     def at_exit(self) -> None:
-        """Leave what daemon threads use to the operating system."""
+        """Close the database beside daemon threads."""
         ...
 
 
@@ -42,13 +42,14 @@ _forking = threading.RLock()
 def watch(each: Watched) -> None:
     """Tell an object about forks and the exit while it lives."""
     _watched.add(each)
+    at_end(_at_exit)
 
 
 def keep_for_ever(each: object) -> None:
     """Keep an object of LMDB from being freed, at the end of the process too.
 
-    In a child that would free the parent's places in the table of readers, which both share. At the
-    end of an interpreter it would wait for threads that are not there any more.
+    In a child, and at the end of an interpreter, it would wait for the transactions of threads that
+    are not there any more.
     """
     import ctypes  # in few processes only
 
@@ -81,8 +82,6 @@ def _at_exit() -> None:
         each.at_exit()
 
 
-# Before what `atexit` calls, which closes the databases: `concurrent.futures` uses this, too.
-getattr(threading, "_register_atexit", atexit.register)(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before_fork,

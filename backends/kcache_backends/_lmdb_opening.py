@@ -14,6 +14,7 @@ from kcache.errors import BackendError
 from kcache_backends._lmdb_errors import DAMAGE, MissingError
 from kcache_backends._lmdb_files import (
     allocate_readers,
+    can_share,
     check_size,
     is_recognised,
     open_checked,
@@ -27,7 +28,7 @@ __all__ = [
     "database",
     "discard",
     "exchange",
-    "identity_of",
+    "identity_at",
     "open_alone",
     "open_read_only",
     "settle",
@@ -42,11 +43,13 @@ class Opened(NamedTuple):
 
     Attributes:
         env: the database.
-        file: its file, as `identity_of` says; None while there is none at its place.
+        files: its files, as `identity_of` says.
+        at_place: whether they are where they belong, and not where an exchange moved them.
     """
 
     env: lmdb.Environment
-    file: tuple[int, int] | None
+    files: tuple[int, ...]
+    at_place: bool
 
 
 def open_alone(root: Folder, map_size: int) -> Opened:
@@ -64,9 +67,9 @@ def _open_files(root: Folder, map_size: int) -> Opened:
     with database(root, "db") as place:
         allocate_readers(place)
         env = open_checked(place, _map_to_open(place, map_size), read_only=False)
-        file = identity_of(place.status(DATA))
+        files = identity_of(place)
     env.reader_check()
-    return Opened(env, file)
+    return Opened(env, files, at_place=True)
 
 
 def _map_to_open(place: Folder, map_size: int) -> int:
@@ -80,8 +83,13 @@ def _map_to_open(place: Folder, map_size: int) -> int:
     return -(-(size + size // 16 + _SPARE) // _SPARE) * _SPARE
 
 
-def open_read_only(path: str, map_size: int, *, lock: bool = True) -> Opened:
+def open_read_only(path: str, map_size: int, *, wait: bool = True) -> Opened:
     """Open the database, or the one that an exchange under way replaces; change nothing.
+
+    Args:
+        path: the directory.
+        map_size: the most that the file may grow to, bytes.
+        wait: whether to wait for another process that opens it for the first time.
 
     Raises:
         MissingError: there is none.
@@ -91,19 +99,19 @@ def open_read_only(path: str, map_size: int, *, lock: bool = True) -> Opened:
         with Folder(path) as root:
             is_recognised(root)
             with database(root, "db", "old") as place:
-                file = identity_of(place.status(DATA))
-                if file is None:
+                files = identity_of(place)
+                if not files:
                     raise FileNotFoundError
                 at_place = root.status("db") is not None
-                env = _map_to_read(place, map_size, lock=lock)
-                return Opened(env, file if at_place else None)
+                env = _map_to_read(place, map_size, wait=wait)
+                return Opened(env, files, at_place)
     except FileNotFoundError as error:
         reason = "there is no database, and none is made for reading"
         raise MissingError(f"{path}: {reason}") from error
 
 
-def _map_to_read(place: Folder, map_size: int, *, lock: bool) -> lmdb.Environment:
-    if lock and place.status(TABLE) is not None:
+def _map_to_read(place: Folder, map_size: int, *, wait: bool) -> lmdb.Environment:
+    if place.status(TABLE) is not None and (wait or can_share(place)):
         try:
             return open_checked(place, map_size, read_only=True)
         except DAMAGE:
@@ -130,8 +138,30 @@ def exchange(root: Folder, env: lmdb.Environment) -> None:
         settle(root)
 
 
-def identity_of(status: os.stat_result | None) -> tuple[int, int] | None:
-    return None if status is None else (status.st_dev, status.st_ino)
+def identity_of(place: Folder) -> tuple[int, ...]:
+    """Return what the files of a database are known by; nothing where there is no database.
+
+    Both count: who has another table of readers does not know of our readers.
+    """
+    return _identity(place.status(DATA), place.status(TABLE))
+
+
+def identity_at(path: str) -> tuple[int, ...]:
+    """Return the same of the database at a path; nothing where it can't be looked at."""
+    try:
+        data = os.stat(os.path.join(path, DATA), follow_symlinks=False)
+    except OSError:
+        return ()
+    table = None
+    with suppress(OSError):
+        table = os.stat(os.path.join(path, TABLE), follow_symlinks=False)
+    return _identity(data, table)
+
+
+def _identity(data: os.stat_result | None, table: os.stat_result | None) -> tuple[int, ...]:
+    if data is None:
+        return ()
+    return data.st_dev, data.st_ino, 0 if table is None else table.st_ino
 
 
 @contextmanager

@@ -131,6 +131,8 @@ class LmdbBackend(Backend):
         #: Stands for this object, which the environment must not keep.
         self._user = object()
         self._environment = Environment.of(self._root, map_size, self._user, read_only=read_only)
+        dropped = weakref.finalize(self, self._environment.let_go, self._user)
+        dropped.atexit = False
         if not read_only:
             with suppress(BackendError), self._translated("open"):  # full now, but not for ever
                 self._environment.get()
@@ -329,7 +331,7 @@ class LmdbBackend(Backend):
 
     def _look(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         environment = self._environment
-        failure = lmdb.Error("the database is exchanged all the time")
+        failure: Exception = lmdb.Error("the database is exchanged all the time")
         for _ in range(_TRIES):
             env: lmdb.Environment | None = None
             try:
@@ -349,7 +351,7 @@ class LmdbBackend(Backend):
                     raise
                 environment.discard(env)
                 raise CorruptEntryError(f"{self._root} is damaged: {error}") from error
-            except lmdb.Error as error:
+            except (lmdb.Error, FileNotFoundError) as error:
                 # Perhaps another thread closes or remaps it: once more with what is open.
                 failure = error
                 time.sleep(0.0 if environment.open else _PAUSE)

@@ -26,7 +26,7 @@ from kcache.errors import (
     IncompatibleEntryError,
 )
 from kcache.util import log
-from kcache.util.forks import after_fork
+from kcache.util.forks import after_fork, at_end
 from kcache.util.memory_tier import MemoryTier, Touches
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class CacheEngine:
         self._next_flush = _now() + FLUSH_INTERVAL
         self._reported: set[str] = set()
         self._at_end = weakref.finalize(self, _end, backend, self._flusher)
+        at_end()
         self._end_with_child()
         after_fork(self)
 

@@ -1,14 +1,18 @@
-"""Forks: what a child process needs before anybody uses kcache in it.
+"""Forks, and the end: what a child process needs before anybody uses kcache in it.
 
 Objects with locks of their own register with `after_fork`. And imports are made safe: kcache
 imports most of its modules when they are first needed, perhaps in one thread while another forks.
 Of a module that a thread was importing the child inherits the lock, and not the thread, so that it
 would wait for ever. So a fork waits for imports under way, at most `PATIENCE` seconds; and what is
 under way all the same is begun anew in the child.
+
+When an interpreter ends, it kills daemon threads in the middle of whatever they do. What must not
+be killed so (a call of a database, a line to standard error) is refused to them from then on.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -17,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
-__all__ = ["PATIENCE", "Forked", "after_fork", "at_fork"]
+__all__ = ["PATIENCE", "Forked", "after_fork", "at_end", "at_fork", "is_ending"]
 
 #: Seconds that a fork waits for imports of other threads. The largest that kcache begins (NVRTC's
 #: bindings) takes 0.1 s; one that hangs must not hold up the fork for long.
@@ -51,6 +55,37 @@ def at_fork(
     named = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(**{name: call for name, call in named.items() if call is not None})
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+#: The thread in which the interpreter ends; 0 before that.
+_ending = 0
+_at_end: list[Callable[[], None]] = []
+
+
+def at_end(*calls: Callable[[], None]) -> None:
+    """Have `calls` called, if other threads run, when the interpreter begins to end.
+
+    Before anything that was registered with `atexit` until now, and after all threads but daemons
+    have ended.
+    """
+    _at_end.extend(call for call in calls if call not in _at_end)
+    atexit.unregister(_end)  # what is registered last is called first
+    atexit.register(_end)
+
+
+def is_ending() -> bool:
+    """Tell whether the interpreter ends, and this thread is one that it kills soon."""
+    return _ending not in (0, threading.get_ident())
+
+
+def _end() -> None:
+    global _ending  # noqa: PLW0603
+    _ending = threading.get_ident()
+    if len(sys._current_frames()) > 1:
+        for call in _at_end:
+            call()
 
 
 # -- imports ---------------------------------------------------------------------------------------
@@ -93,6 +128,8 @@ def _import_anew() -> None:
 
 
 def _in_child() -> None:
+    global _ending  # noqa: PLW0603
+    _ending = 0
     _import_anew()
     for each in list(_objects):
         each.after_fork()

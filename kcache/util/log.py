@@ -2,12 +2,17 @@
 
 Importing `logging` takes 8 ms, which a cache hit in a fresh process need not pay: as long as nobody
 has imported it, nobody can have asked for messages below a warning.
+
+Daemon threads log nothing once the interpreter ends. It kills them in the middle of a line, and
+then aborts the process (SIGABRT), since it can't flush standard error any more.
 """
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
+
+from kcache.util.forks import is_ending
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -43,19 +48,20 @@ def debugging() -> bool:
 
 def debug(message: str, *args: object) -> None:
     """Log at debug level, `message % args`."""
-    if "logging" in sys.modules:
+    if "logging" in sys.modules and not is_ending():
         _logger().debug(message, *_texts(args))
 
 
 def info(message: str, *args: object) -> None:
     """Log at info level."""
-    if "logging" in sys.modules:
+    if "logging" in sys.modules and not is_ending():
         _logger().info(message, *_texts(args))
 
 
 def warning(message: str, *args: object) -> None:
     """Log a warning."""
-    _logger().warning(message, *_texts(args))
+    if not is_ending():
+        _logger().warning(message, *_texts(args))
 
 
 def warning_once(message: str) -> None:

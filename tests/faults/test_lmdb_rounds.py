@@ -55,18 +55,11 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def only_when_long(long: bool) -> None:
-    """Skips what failed now and then beside other work on 22 November 2026; an open fault of LMDB."""
-    if not long:
-        pytest.skip("with --long: it fails now and then beside other work, which is not mended yet")
-
-
 @NAMES
 @pytest.mark.timeout(3600)
 def test_rounds_beside_puts_change_no_foreign_file_and_leak_nothing(
     name: str, tmp_path: Path, long: bool
 ) -> None:
-    only_when_long(long)
     random = Random(name)
     place = tmp_path / "cache"
     files = ForeignFiles(tmp_path / "foreign")
@@ -188,7 +181,6 @@ sys.exit(7)
 @NAMES
 @pytest.mark.timeout(1800)
 def test_interpreters_end_beside_daemon_threads(name: str, tmp_path: Path, long: bool) -> None:
-    only_when_long(long)
     for number in range(200 if long else 8):
         how = ("close", "drop", "leave")[number % 3]
         done = subprocess.run(
@@ -216,13 +208,15 @@ class Cycle:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("method", ["_open_to_write", "_prepared", "_begin", "_hold", "lost"])
+@pytest.mark.parametrize(
+    "method", ["_open_to_write", "_open_unless_open", "_prepared", "_begun", "_with", "lost"]
+)
 def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:
     """The finalizer of one runs in a thread that opens, or writes to, the same directory."""
-    only_when_long(long)
     real = getattr(Environment, method)
+    count = 20 if long else 3
 
     def collected(*arguments: object, **options: object) -> object:
         gc.collect()
@@ -233,24 +227,24 @@ def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
     gc.disable()
     try:
         kept = open_engine(tmp_path, backend="lmdb", max_size=CAP)
-        for number in range(20):
+        for number in range(count):
             assert kept.put(key(number), sealed(number, 1, 2000))
 
         def drop() -> None:
             other = open_engine(tmp_path, backend="lmdb", max_size=CAP)
-            for number in range(20):
+            for number in range(count):
                 assert other.get(key(number))  # uses, to be written at the end
             Cycle(other)
 
         monkeypatch.setattr(Environment, method, collected)
         threads = []
-        for _ in range(4):
+        for _ in range(4 if long else 2):
             drop()
             together = threading.Barrier(3)
 
             def use(together: threading.Barrier = together) -> None:
                 together.wait()
-                for number in range(20):
+                for number in range(count):
                     kept.put(key(number), sealed(number, 2, 2000))
                     kept.get(key(number))
 

@@ -16,8 +16,9 @@ from faults.places import is_whole, sealed
 
 from kcache import CacheEngine, open_engine
 from kcache_backends import _environment as environment_module
-from kcache_backends._lmdb_files import LockFile
+from kcache_backends import _lmdb_connection
 from kcache_backends._lmdb_folder import Folder
+from kcache_backends._lmdb_locks import LockFile, given_up
 
 OPENING, WRITING = 0, 1
 CAP = 2_000_000
@@ -85,7 +86,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return real(file, start, min(timeout, 0.2))
 
     monkeypatch.setattr(LockFile, "held", held)
-    environment_module._given_up.clear()
+    given_up.clear()
     return allowed
 
 
@@ -171,7 +172,7 @@ def test_a_fork_waits_for_no_thread_that_waits_for_a_stopped_process(
         writer = threading.Thread(target=engine.put, args=(key(1), sealed(1, 2, 100)))
         writer.start()
         assert waiting.wait(60)
-        monkeypatch.setattr(environment_module, "FORK_PATIENCE", 30.0)
+        monkeypatch.setattr(_lmdb_connection, "FORK_PATIENCE", 30.0)
         for _ in range(3):
             assert wait(fork(lambda: all_hit(engine))) == 0
         over.set()

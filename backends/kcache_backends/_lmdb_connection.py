@@ -1,0 +1,374 @@
+"""Connection: one LMDB database of this process, and who may open and close it when."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import lmdb
+
+from kcache.errors import BackendError
+from kcache.util.forks import is_ending
+from kcache.util.safe_path import make_private
+from kcache_backends._lmdb_errors import MissingError
+from kcache_backends._lmdb_files import is_recognised, mark
+from kcache_backends._lmdb_folder import Folder, check_parents
+from kcache_backends._lmdb_forks import keep_for_ever, watch
+from kcache_backends._lmdb_locks import HARDLY, OPENING, Locks
+from kcache_backends._lmdb_opening import Opened, identity_at, open_alone, open_read_only
+
+__all__ = ["FORK_PATIENCE", "PATIENCE", "Connection"]
+
+#: How long a thread waits for another, or a writer for another process, in seconds. LMDB's own lock
+#: is waited for without end, so only who holds the one in `lock` asks for it.
+PATIENCE = 10.0
+#: How long a fork waits for a transaction of this process, in seconds; a commit takes some 10 ms,
+#: on a disk that is busy a second.
+FORK_PATIENCE = 5.0
+#: While another process opens or exchanges the database, reads go on without a place in the table
+#: of readers, and for so many seconds: then it is tried again.
+PROVISIONAL = 1.0
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class Connection:
+    """The database of one directory, opened when it is needed and closed when nobody needs it.
+
+    Order of the locks: `_changing`, byte 1, `_transaction`, byte 0, `_state`. Whoever waits for
+    another process holds `_changing` at most, so that a read and a fork wait for no other process.
+    Each is waited for with a limit. A finalizer, which may run in the middle of anything, waits
+    `HARDLY` at most, and leaves the rest to whoever holds the lock.
+
+    Threads: safe to share. The database is closed by who holds `_transaction` and `_state`;
+    py-lmdb lets reads of other threads end first. Fork: it is closed before, and opened anew on
+    both sides. Exit: closed beside daemon threads, which can't open it again.
+
+    Args:
+        root: the directory, a real path.
+        map_size: the most that `data.mdb` may grow to, bytes.
+        read_only: create and change nothing.
+    """
+
+    def __init__(self, root: str, map_size: int, *, read_only: bool) -> None:
+        self.root = root
+        self._place = os.path.join(root, "db")
+        self.map_size = map_size
+        self.read_only = read_only
+        #: The open database, or None.
+        self.open: lmdb.Environment | None = None
+        #: The thread that has a write transaction, and that transaction.
+        self.writer = 0
+        self.txn: lmdb.Transaction[bytes] | None = None
+        self._opened: Opened | None = None
+        #: Whether it is open for reading only because there was no right to more.
+        self._unwritable = False
+        #: Until when it is open for reading only because another process was opening it; 0: it is
+        #: not.
+        self._provisional = 0.0
+        #: Whether it is to be opened anew, with a larger map or for writing.
+        self._outgrown = False
+        #: Whether this process is exchanging it: what is open can be read until that is done.
+        self._exchanging = False
+        #: Databases that were exchanged, to be closed when nobody writes.
+        self._retired: list[Opened] = []
+        self._users: set[object] = set()
+        self._locks = Locks(root)
+        #: Whether this process is a child that inherited it open, and so can't use it.
+        self._inherited = False
+        #: Locks that are held during a fork.
+        self._held: list[threading.RLock] = []
+        self._make_locks()
+        watch(self)
+
+    def _make_locks(self) -> None:
+        #: Held by the thread that writes, or wants to; it may wait for another process.
+        self._changing = threading.RLock()
+        #: Held during a transaction that writes.
+        self._transaction = threading.RLock()
+        #: Held while the database is opened or closed; for milliseconds.
+        self._state = threading.RLock()
+
+    # -- users and locks between threads -------------------------------------------------------
+
+    def let_go(self, user: object) -> None:
+        """Forget a user; the last one closes the database, or leaves that to who uses it now.
+
+        Takes no lock that is not free: it may be called by the garbage collector.
+        """
+        self._users.discard(user)
+        self._tidy()
+
+    def is_idle(self) -> bool:
+        """Tell whether nobody uses it, and nothing is open."""
+        return not (self._users or self._retired or self._is_left())
+
+    def _is_left(self) -> bool:
+        return not self._users and (self.open is not None or self._locks.is_open())
+
+    def is_mine(self) -> bool:
+        """Tell whether this thread is in the middle of an operation."""
+        locks = (self._changing, self._transaction, self._state)
+        return any(lock._is_owned() for lock in locks)  # type: ignore[attr-defined]  # pyright: ignore
+
+    @contextmanager
+    def _with(self, lock: threading.RLock, patience: float) -> Generator[None]:
+        """Hold a lock between threads in the block, and afterwards do what others left to us."""
+        if not lock.acquire(timeout=patience):
+            raise TimeoutError(errno.ETIMEDOUT, "another thread is writing", self.root)
+        try:
+            yield
+        finally:
+            lock.release()
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Close what nobody uses any more, if nobody is in the way; whoever is does it later."""
+        while (self._retired or self._is_left()) and not self.is_mine():
+            if not self._transaction.acquire(blocking=False):
+                return
+            try:
+                if not self._state.acquire(blocking=False):
+                    return
+                try:
+                    self._close_retired()
+                    if not self._users:
+                        self._close()
+                        self._locks.close()
+                finally:
+                    self._state.release()
+            finally:
+                self._transaction.release()
+
+    # -- closing -------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """Close the database; the caller holds `_transaction` and `_state`.
+
+        Closed beside another thread's write transaction, py-lmdb would wait for that to end.
+        """
+        self._retire()
+        self._close_retired()
+
+    def _retire(self) -> None:
+        if self._opened is not None and self._opened not in self._retired:
+            self._retired.append(self._opened)  # first: then an interrupt (Ctrl-C) loses nothing
+        self.open = self._opened = None
+        self._outgrown, self._provisional, self._unwritable = False, 0.0, False
+
+    def _close_retired(self) -> None:
+        while self._retired:
+            opened = self._retired[-1]
+            if self._opened is opened:  # an interrupt came between two lines of `_retire`
+                self.open = self._opened = None
+            opened.env.close()
+            self._retired.pop()
+
+    # -- opening -------------------------------------------------------------------------------
+
+    def get(self) -> lmdb.Environment:
+        """Return the open database, opening it if need be; wait for no other process.
+
+        Raises:
+            lmdb.Error, OSError: it can't be opened.
+            MissingError: there is none, and this is for reading only; or the interpreter ends.
+        """
+        return self.open or self._open_now()
+
+    def _require_use(self) -> None:
+        if self._inherited:
+            raise BackendError(f"{self.root}: the process was forked while it wrote here")
+        if is_ending():
+            raise MissingError(f"{self.root}: the interpreter ends, and waits for no daemon thread")
+        if not self._users:
+            raise BackendError(f"{self.root} is closed")
+
+    def _open_now(self) -> lmdb.Environment:
+        self._require_use()
+        if self.read_only:
+            return self._open_unless_open(lambda: open_read_only(self.root, self.map_size))
+        try:
+            # Somebody who opens it is waited for, but hardly, and who is stopped only once.
+            patience = 0.0 if self._locks.is_stopped else HARDLY
+            with self._prepared() as root, self._locks.held(OPENING, patience, root):
+                return self._open_unless_open(lambda: open_alone(root, self.map_size))
+        except TimeoutError:
+            self._locks.is_stopped = True
+            return self._open_unless_open(self._open_provisionally)
+        except OSError as error:
+            return self._open_unless_open(partial(self._open_denied, error))
+
+    def _open_unless_open(self, open_it: Callable[[], Opened]) -> lmdb.Environment:
+        """Return what is open, what can be taken back, or what `open_it` opens."""
+        with self._with(self._state, PATIENCE):
+            if self.open is None and self._retired and self._transaction.acquire(blocking=False):
+                try:
+                    self._close_retired()  # what an interrupt, or a writer, has left open
+                finally:
+                    self._transaction.release()
+            self._require_use()
+            if self.open is None:
+                opened = self._taken_back() or open_it()
+                self._opened = opened
+                self.open = opened.env
+            return self.open
+
+    def _taken_back(self) -> Opened | None:
+        """Return a database that was retired but is still the one there: it can't be open twice."""
+        at = identity_at(self._place)
+        for opened in self._retired:
+            if opened.files == at:
+                self._retired.remove(opened)
+                return opened._replace(at_place=True)
+        return None
+
+    def _open_provisionally(self) -> Opened:
+        """Open it for reading, since another process is opening or exchanging it."""
+        at = identity_at(os.path.join(self.root, "old"))
+        opened = next((each for each in self._retired if each.files == at), None)
+        if opened is None or at == ():
+            opened = open_read_only(self.root, self.map_size, wait=False)
+        else:
+            self._retired.remove(opened)
+        self._provisional = time.monotonic() + PROVISIONAL
+        return opened
+
+    def _open_denied(self, error: OSError) -> Opened:
+        """Open for reading where medium or rights allow no more at present; else raise `error`."""
+        if error.errno in _DENIED:
+            with suppress(MissingError):
+                opened = open_read_only(self.root, self.map_size)
+                self._unwritable = True
+                return opened
+        raise error
+
+    def _open_to_write(self, patience: float) -> lmdb.Environment:
+        """Return the database open for writing, if it can be; the caller holds `_changing`.
+
+        Raises:
+            TimeoutError: another process opens or exchanges it all the time.
+            lmdb.Error, OSError: it can't be opened.
+        """
+        env = self.open
+        if env is not None and not (self._unwritable or self._provisional or self.lost()):
+            return env
+        self._require_use()
+        try:
+            with (
+                self._prepared() as root,
+                self._locks.held(OPENING, patience, root),
+                self._with(self._transaction, patience),
+                self._with(self._state, PATIENCE),
+            ):
+                self._close()
+                return self._open_unless_open(lambda: open_alone(root, self.map_size))
+        except (FileNotFoundError, TimeoutError):
+            raise
+        except OSError as error:
+            with self._with(self._transaction, patience), self._with(self._state, PATIENCE):
+                self._close()
+                return self._open_unless_open(partial(self._open_denied, error))
+
+    @contextmanager
+    def _prepared(self) -> Generator[Folder]:
+        """Yield the directory, made if it is not there, recognised as ours and marked."""
+        check_parents(self.root)
+        make_private(self.root)
+        with Folder(self.root) as root:
+            # Recognising opens a database, which one thread only may.
+            with self._with(self._state, PATIENCE):
+                at = identity_at(self._place)
+                known = any(each.files == at for each in (*self._retired, self._opened) if each)
+                if not is_recognised(root, known=known):
+                    mark(root)
+            yield root
+
+    # -- what may happen to the files ----------------------------------------------------------
+
+    def lost(self) -> bool:
+        """Tell whether what is open is no longer what should be."""
+        opened = self._opened
+        if opened is None or self._exchanging:
+            return False
+        if self._outgrown or (self._provisional and time.monotonic() >= self._provisional):
+            return True
+        return identity_at(self._place) != (opened.files if opened.at_place else ())
+
+    def renew(self) -> bool:
+        """Let go of what is open if it is no longer what should be, and tell; wait for nobody."""
+        if not self.lost():
+            return False
+        with self._with(self._state, PATIENCE):
+            if self._transaction.acquire(blocking=False):
+                try:
+                    self._close()
+                finally:
+                    self._transaction.release()
+            elif self._outgrown:
+                return False  # it is the same file, which must not be open twice
+            elif self._provisional:
+                self._retire()
+                self._retired.pop().env.close()  # nobody can be writing to it
+            else:
+                self._retire()
+        return True
+
+    # -- forks and the exit --------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Close the database, and keep it closed until after the fork.
+
+        LMDB can't be used in a child that inherits it open, nor let go of there. The next use in
+        either process opens it again, in 0.2 ms. A fork within a transaction of its own thread, or
+        beside one that takes longer than `FORK_PATIENCE`, leaves it open; the child goes without.
+        """
+        if self.writer == threading.get_ident():
+            return
+        for lock in (self._transaction, self._state):
+            if not lock.acquire(timeout=FORK_PATIENCE):
+                return
+            self._held.append(lock)
+        self._close()
+
+    def after_fork_in_parent(self) -> None:
+        """Let the other threads go on."""
+        while self._held:
+            self._held.pop().release()
+        self._tidy()
+
+    def after_fork_in_child(self) -> None:
+        """Begin with nothing of the parent's."""
+        self._inherited = self._inherited or self.open is not None
+        for each in (self.open, self.txn, *self._retired):
+            if each is not None:
+                keep_for_ever(each)
+        self._held = []
+        self._make_locks()
+        self._retired = []
+        self._exchanging = False
+        self.open = self._opened = self.txn = None
+        self._locks.close()
+        self.writer = 0
+
+    def at_exit(self) -> None:
+        """Close the database beside daemon threads, which from now on can't open it again.
+
+        So none of them is within LMDB when the interpreter ends them. One that does not finish its
+        transaction in time keeps it open for ever.
+        """
+        held: list[threading.RLock] = []
+        try:
+            for lock in (self._transaction, self._state):
+                if not lock.acquire(timeout=FORK_PATIENCE):
+                    for each in (self.open, *self._retired):
+                        keep_for_ever(each)
+                    return
+                held.append(lock)
+            self._close()
+        finally:
+            for lock in reversed(held):
+                lock.release()

@@ -1,0 +1,182 @@
+"""Locks between the processes that use one LMDB database, each waited for with a limit."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import ClassVar
+
+from kcache.util.locks import RangeLocks
+from kcache_backends._lmdb_files import LOCK, MARK
+from kcache_backends._lmdb_folder import Folder
+
+__all__ = ["GIVEN_UP", "HARDLY", "OPENING", "WRITING", "LockFile", "Locks", "given_up"]
+
+#: The bytes of the file that are locked: to open, exchange or discard the database; and to write.
+OPENING, WRITING = 0, 1
+#: Bytes of the file `lock`, allocated for a full disk: LMDB copies what it changes, so that without
+#: them not even an eviction could be written. An eviction of 10 % copies some 3 % of small entries.
+_RESERVE = 256 << 10
+#: Seconds between two tries for a lock, the first time and at most. Who has it keeps it for 0.1 ms
+#: (to open) to some 10 ms (a commit that the disk confirms).
+_FIRST_PAUSE = 50e-6
+_LONGEST_PAUSE = 5e-3
+#: A lock that was waited for in vain is not waited for again for this many seconds: a process that
+#: was stopped (by a debugger, say) usually stays so for longer.
+GIVEN_UP = 60.0
+#: ... but for so long at most, in seconds: others that write may have to be waited for.
+HARDLY = 0.1
+
+#: Until when it is not worth while to wait for a lock of a directory, in seconds. Kept here, since
+#: whoever opens the directory anew must not wait anew.
+given_up: dict[tuple[str, int], float] = {}
+
+
+class LockFile:
+    """The file `lock`, open: locks between processes, the mark, and a reserve for a full disk.
+
+    The descriptor is closed with the object, which whoever holds a lock refers to. Fork: a child
+    must `disown` it, or the two would share their locks.
+
+    Raises:
+        FileNotFoundError: it is not there; only `mark` makes it.
+    """
+
+    _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
+
+    def __init__(self, root: Folder) -> None:
+        self._path = os.path.join(root.path, LOCK)
+        self._fd = root.open_file(LOCK, os.O_RDWR)
+        self._locks = RangeLocks(self._fd)
+        LockFile._all.add(self)
+        with suppress(OSError):
+            if os.fstat(self._fd).st_size < _RESERVE and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._fd, 0, _RESERVE)
+
+    def is_in(self, root: Folder) -> bool:
+        """Tell whether it is the file that is there now."""
+        status = root.status(LOCK)
+        return status is not None and os.path.samestat(os.fstat(self._fd), status)
+
+    def lost(self) -> bool:
+        """Tell whether the path leads elsewhere."""
+        try:
+            return not os.path.samestat(
+                os.fstat(self._fd), os.stat(self._path, follow_symlinks=False)
+            )
+        except OSError:
+            return True
+
+    @contextmanager
+    def held(self, start: int, timeout: float) -> Generator[None]:
+        """Hold a lock while the block runs; wait for it for so many seconds at most.
+
+        Raises:
+            TimeoutError: another process or thread held it all the time.
+        """
+        deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
+        with ExitStack() as stack:
+            while True:
+                try:
+                    # This frame refers to the object, which keeps the file open.
+                    stack.enter_context(self._locks.held(start, 1, timeout=0.0))
+                    break
+                except TimeoutError:
+                    if time.monotonic() + pause > deadline:
+                        raise
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            yield
+
+    def give_reserve(self) -> None:
+        """Give the reserve to whoever needs a page on a full disk: what evicts, it is hoped."""
+        with suppress(OSError):
+            os.truncate(self._fd, len(MARK))
+
+    def disown(self) -> None:
+        """Let go of what a child shares with its parent; a lock stays with the parent."""
+        nothing = os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        os.dup2(nothing, self._fd, inheritable=False)
+        os.close(nothing)
+
+    @classmethod
+    def disown_all(cls) -> None:
+        """Do so in a child process."""
+        for file in list(cls._all):
+            with suppress(OSError):
+                file.disown()
+
+    def __del__(self) -> None:
+        if (fd := getattr(self, "_fd", -1)) >= 0:
+            os.close(fd)
+
+
+class Locks:
+    """The locks of one directory, and how long it is worth while to wait for each.
+
+    Threads: safe to share. Fork: a child begins with no file. A process that is stopped while it
+    holds one is waited for once, and then hardly for a while, by whatever asks in this process.
+
+    Args:
+        path: the directory.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: LockFile | None = None
+        #: Whether a read has waited in vain for whoever opens the database: the next one need not.
+        self.is_stopped = False
+
+    def close(self) -> None:
+        """Let go of the file, which whoever holds a lock keeps open meanwhile."""
+        self._file = None
+
+    def is_open(self) -> bool:
+        """Tell whether the file is open."""
+        return self._file is not None
+
+    def give_reserve(self) -> None:
+        """Give the reserve of the file, if it is open, to a full disk."""
+        if self._file is not None:
+            self._file.give_reserve()
+
+    @contextmanager
+    def held(self, which: int, patience: float, root: Folder | None = None) -> Generator[None]:
+        """Hold a lock while the block runs.
+
+        Args:
+            which: the lock.
+            patience: seconds to wait for another process, at most.
+            root: the directory, if the caller has it open.
+
+        Raises:
+            TimeoutError: another process held it all the time.
+            FileNotFoundError: somebody has removed the file.
+        """
+        place = (self._path, which)
+        if time.monotonic() < given_up.get(place, 0.0):
+            patience = min(patience, HARDLY)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._in(root).held(which, patience))
+            except TimeoutError:
+                if patience > HARDLY:
+                    given_up[place] = time.monotonic() + GIVEN_UP
+                raise
+            given_up.pop(place, None)
+            self.is_stopped = self.is_stopped and which != OPENING
+            yield
+
+    def _in(self, root: Folder | None) -> LockFile:
+        """Return the file that is in the directory now."""
+        file = self._file
+        if root is not None:
+            if file is None or not file.is_in(root):
+                file = self._file = LockFile(root)
+        elif file is None or file.lost():
+            with Folder(self._path) as folder:
+                file = self._file = LockFile(folder)
+        return file
