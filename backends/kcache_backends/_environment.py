@@ -15,14 +15,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import ClassVar
 
 import lmdb
 
 from kcache_backends._lmdb_connection import PATIENCE, Connection
 from kcache_backends._lmdb_files import check_size
-from kcache_backends._lmdb_folder import DATA, Folder
+from kcache_backends._lmdb_folder import Folder
 from kcache_backends._lmdb_locks import HARDLY, OPENING, WRITING
 from kcache_backends._lmdb_opening import database, discard, exchange, settle
 
@@ -93,30 +93,28 @@ class Environment(Connection):
         failure: Exception = lmdb.Error("the database is exchanged all the time")
         with self._with(self._changing, patience):
             for _ in range(_TRIES):
-                with ExitStack() as held:
-                    txn = None
-                    try:
-                        txn = self._begun(held, patience)
-                    except FileNotFoundError as error:  # somebody removes it meanwhile
-                        failure = error
+                txn = None
+                try:
+                    env = self._open_to_write(patience)
+                    with (
+                        self._locks.held(WRITING, patience),
+                        self._with(self._transaction, patience),
+                    ):
+                        txn = self._begin(env)
+                        if txn is not None:
+                            with self._carried_out(txn):
+                                yield txn
+                            return
+                except FileNotFoundError as error:
                     if txn is not None:
-                        with self._carried_out(txn):
-                            yield txn
-                        return
-                with suppress(FileNotFoundError), self._prepared():
-                    pass  # made anew
+                        raise
+                    failure = error  # somebody removes the directory, which is made anew
+                    with suppress(FileNotFoundError), self._prepared():
+                        pass
             raise failure
 
-    def _begun(self, held: ExitStack, patience: float) -> lmdb.Transaction[bytes] | None:
-        """Return a write transaction, or None if another process exchanged or enlarged the file.
-
-        Args:
-            held: takes up the locks that have to be held for it.
-            patience: seconds to wait for another process, at most.
-        """
-        env = self._open_to_write(patience)
-        held.enter_context(self._locks.held(WRITING, patience))
-        held.enter_context(self._with(self._transaction, patience))
+    def _begin(self, env: lmdb.Environment) -> lmdb.Transaction[bytes] | None:
+        """Return a write transaction, or None if another process exchanged or enlarged the file."""
         if env is not self.open:  # a fork closed it meanwhile, which it can't do any more
             env = self._open_to_write(HARDLY)
         try:
@@ -243,7 +241,7 @@ class Environment(Connection):
     def file_size(self) -> int:
         """Return the length of the data file, bytes; 0 if there is none."""
         try:
-            return os.stat(os.path.join(self._place, DATA)).st_size
+            return os.stat(self._data).st_size
         except OSError:
             return 0
 

@@ -17,7 +17,7 @@ from kcache.util.forks import is_ending
 from kcache.util.safe_path import make_private
 from kcache_backends._lmdb_errors import MissingError
 from kcache_backends._lmdb_files import is_recognised, mark
-from kcache_backends._lmdb_folder import Folder, check_parents
+from kcache_backends._lmdb_folder import DATA, Folder, check_parents
 from kcache_backends._lmdb_forks import keep_for_ever, watch
 from kcache_backends._lmdb_locks import HARDLY, OPENING, Locks
 from kcache_backends._lmdb_opening import Opened, identity_at, open_alone, open_read_only
@@ -56,7 +56,7 @@ class Connection:
 
     def __init__(self, root: str, map_size: int, *, read_only: bool) -> None:
         self.root = root
-        self._place = os.path.join(root, "db")
+        self._data = os.path.join(root, "db", DATA)
         self.map_size = map_size
         self.read_only = read_only
         #: The open database, or None.
@@ -219,17 +219,17 @@ class Connection:
 
     def _taken_back(self) -> Opened | None:
         """Return a database that was retired but is still the one there: it can't be open twice."""
-        at = identity_at(self._place)
+        at = identity_at(self._data)
         for opened in self._retired:
-            if opened.files == at:
+            if opened.file == at:
                 self._retired.remove(opened)
                 return opened._replace(at_place=True)
         return None
 
     def _open_provisionally(self) -> Opened:
         """Open it for reading, since another process is opening or exchanging it."""
-        at = identity_at(os.path.join(self.root, "old"))
-        opened = next((each for each in self._retired if each.files == at), None)
+        at = identity_at(os.path.join(self.root, "old", DATA))
+        opened = next((each for each in self._retired if each.file == at), None)
         if opened is None or at == ():
             opened = open_read_only(self.root, self.map_size, wait=False)
         else:
@@ -281,8 +281,8 @@ class Connection:
         with Folder(self.root) as root:
             # Recognising opens a database, which one thread only may.
             with self._with(self._state, PATIENCE):
-                at = identity_at(self._place)
-                known = any(each.files == at for each in (*self._retired, self._opened) if each)
+                at = identity_at(self._data)
+                known = any(each.file == at for each in (*self._retired, self._opened) if each)
                 if not is_recognised(root, known=known):
                     mark(root)
             yield root
@@ -296,7 +296,7 @@ class Connection:
             return False
         if self._outgrown or (self._provisional and time.monotonic() >= self._provisional):
             return True
-        return identity_at(self._place) != (opened.files if opened.at_place else ())
+        return identity_at(self._data) != (opened.file if opened.at_place else ())
 
     def renew(self) -> bool:
         """Let go of what is open if it is no longer what should be, and tell; wait for nobody."""

@@ -159,16 +159,17 @@ class Locks:
         place = (self._path, which)
         if time.monotonic() < given_up.get(place, 0.0):
             patience = min(patience, HARDLY)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(self._in(root).held(which, patience))
-            except TimeoutError:
-                if patience > HARDLY:
-                    given_up[place] = time.monotonic() + GIVEN_UP
-                raise
-            given_up.pop(place, None)
-            self.is_stopped = self.is_stopped and which != OPENING
-            yield
+        held = False
+        try:
+            with self._in(root).held(which, patience):
+                held = True
+                given_up.pop(place, None)
+                self.is_stopped = self.is_stopped and which != OPENING
+                yield
+        except TimeoutError:
+            if not held and patience > HARDLY:
+                given_up[place] = time.monotonic() + GIVEN_UP
+            raise
 
     def _in(self, root: Folder | None) -> LockFile:
         """Return the file that is in the directory now."""

@@ -43,12 +43,12 @@ class Opened(NamedTuple):
 
     Attributes:
         env: the database.
-        files: its files, as `identity_of` says.
-        at_place: whether they are where they belong, and not where an exchange moved them.
+        file: its file, as `identity_of` says.
+        at_place: whether it is where it belongs, and not where an exchange moved it.
     """
 
     env: lmdb.Environment
-    files: tuple[int, ...]
+    file: tuple[int, ...]
     at_place: bool
 
 
@@ -67,9 +67,9 @@ def _open_files(root: Folder, map_size: int) -> Opened:
     with database(root, "db") as place:
         allocate_readers(place)
         env = open_checked(place, _map_to_open(place, map_size), read_only=False)
-        files = identity_of(place)
+        file = identity_of(place)
     env.reader_check()
-    return Opened(env, files, at_place=True)
+    return Opened(env, file, at_place=True)
 
 
 def _map_to_open(place: Folder, map_size: int) -> int:
@@ -99,12 +99,12 @@ def open_read_only(path: str, map_size: int, *, wait: bool = True) -> Opened:
         with Folder(path) as root:
             is_recognised(root)
             with database(root, "db", "old") as place:
-                files = identity_of(place)
-                if not files:
+                file = identity_of(place)
+                if not file:
                     raise FileNotFoundError
                 at_place = root.status("db") is not None
                 env = _map_to_read(place, map_size, wait=wait)
-                return Opened(env, files, at_place)
+                return Opened(env, file, at_place)
     except FileNotFoundError as error:
         reason = "there is no database, and none is made for reading"
         raise MissingError(f"{path}: {reason}") from error
@@ -139,29 +139,18 @@ def exchange(root: Folder, env: lmdb.Environment) -> None:
 
 
 def identity_of(place: Folder) -> tuple[int, ...]:
-    """Return what the files of a database are known by; nothing where there is no database.
-
-    Both count: who has another table of readers does not know of our readers.
-    """
-    return _identity(place.status(DATA), place.status(TABLE))
+    """Return what the file of a database is known by; nothing where there is no database."""
+    status = place.status(DATA)
+    return () if status is None else (status.st_dev, status.st_ino)
 
 
 def identity_at(path: str) -> tuple[int, ...]:
-    """Return the same of the database at a path; nothing where it can't be looked at."""
+    """Return the same of a file at a path; nothing where it can't be looked at."""
     try:
-        data = os.stat(os.path.join(path, DATA), follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
     except OSError:
         return ()
-    table = None
-    with suppress(OSError):
-        table = os.stat(os.path.join(path, TABLE), follow_symlinks=False)
-    return _identity(data, table)
-
-
-def _identity(data: os.stat_result | None, table: os.stat_result | None) -> tuple[int, ...]:
-    if data is None:
-        return ()
-    return data.st_dev, data.st_ino, 0 if table is None else table.st_ino
+    return status.st_dev, status.st_ino
 
 
 @contextmanager

@@ -53,10 +53,6 @@ class FileSuite(BackendContract):
 class LmdbSuite(BackendContract):
     """An LMDB database, looked at from another process."""
 
-    #: Its own tests of faults say what it does; a value in a database can't be a sparse file.
-    refuses_strangers = False
-    bounds_reads = False
-
     def open(
         self,
         place: Path,

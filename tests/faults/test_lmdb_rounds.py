@@ -209,7 +209,7 @@ class Cycle:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "method", ["_open_to_write", "_open_unless_open", "_prepared", "_begun", "_with", "lost"]
+    "method", ["_open_to_write", "_open_unless_open", "_prepared", "_begin", "_with", "lost"]
 )
 def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
