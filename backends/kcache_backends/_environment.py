@@ -133,10 +133,10 @@ class Environment(Connection):
         try:
             self.txn, self.writer = txn, threading.get_ident()
             yield
-            self.txn, self.writer = None, 0
+            self.txn, self.writer = None, self._nobody
             txn.commit()
         except BaseException:
-            self.txn, self.writer = None, 0
+            self.txn, self.writer = None, self._nobody
             with suppress(lmdb.Error):  # it has ended already
                 txn.abort()
             raise
@@ -163,7 +163,9 @@ class Environment(Connection):
         try:
             with Folder(self.root) as root, database(root, "db") as place:
                 check_size(place, self.map_size)
-            self.get().set_mapsize(0)
+            env = self.get()
+            env.set_mapsize(0)
+            self._measure(env)
         finally:
             self._transaction.release()
 
@@ -228,7 +230,7 @@ class Environment(Connection):
         """
         env = self.open
         self._locks.give_reserve()
-        if env is None or self.writer:
+        if env is None or self.txn is not None:
             return
         env.reader_check()  # a killed reader keeps pages from being used again
         last: int = env.info()["last_txnid"]

@@ -22,7 +22,10 @@ from kcache_backends._lmdb_forks import keep_for_ever, watch
 from kcache_backends._lmdb_locks import HARDLY, OPENING, Locks
 from kcache_backends._lmdb_opening import Opened, identity_at, open_alone, open_read_only
 
-__all__ = ["FORK_PATIENCE", "PATIENCE", "Connection"]
+__all__ = ["FORK_PATIENCE", "NOBODY_WIDE", "PATIENCE", "Connection"]
+
+#: What `Connection.writer` says where no thread writes; no thread has these numbers.
+NOBODY, NOBODY_WIDE = 0, -1
 
 #: How long a thread waits for another, or a writer for another process, in seconds. LMDB's own lock
 #: is waited for without end, so only who holds the one in `lock` asks for it.
@@ -61,9 +64,11 @@ class Connection:
         self.read_only = read_only
         #: The open database, or None.
         self.open: lmdb.Environment | None = None
-        #: The thread that has a write transaction, and that transaction.
-        self.writer = 0
+        #: The thread that has a write transaction, and that transaction. Nobody: `NOBODY`, or
+        #: `NOBODY_WIDE` where the map is larger than ours, so that a value may be, too.
+        self.writer = NOBODY
         self.txn: lmdb.Transaction[bytes] | None = None
+        self._nobody = NOBODY
         self._opened: Opened | None = None
         #: Whether it is open for reading only because there was no right to more.
         self._unwritable = False
@@ -212,10 +217,17 @@ class Connection:
                     self._transaction.release()
             self._require_use()
             if self.open is None:
-                opened = self._taken_back() or open_it()
-                self._opened = opened
-                self.open = opened.env
+                self._opened = self._taken_back() or open_it()
+                self.open = self._opened.env
+                self._measure(self.open)
             return self.open
+
+    def _measure(self, env: lmdb.Environment) -> None:
+        """Note whether another process, with a larger cap, has enlarged the file."""
+        wide = env.info()["map_size"] > self.map_size
+        self._nobody = NOBODY_WIDE if wide else NOBODY
+        if self.txn is None:
+            self.writer = self._nobody
 
     def _taken_back(self) -> Opened | None:
         """Return a database that was retired but is still the one there: it can't be open twice."""
@@ -352,7 +364,7 @@ class Connection:
         self._exchanging = False
         self.open = self._opened = self.txn = None
         self._locks.close()
-        self.writer = 0
+        self.writer = self._nobody = NOBODY
 
     def at_exit(self) -> None:
         """Close the database beside daemon threads, which from now on can't open it again.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain, islice
 from threading import get_ident
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 import lmdb
 
@@ -111,6 +111,7 @@ class LmdbBackend(Backend):
                 "where LMDB can't keep its promises; use the backend file or zstd there"
             )
         self._read_only = read_only
+        self._max_size = max_size
         self._clock = clock
         self._last_use = 0
         self._touched: dict[str, int] = {}
@@ -159,7 +160,7 @@ class LmdbBackend(Backend):
                 value = None
             if value is not None:
                 return value
-        return self._find(lambda txn: txn.get(name))
+        return self._find(lambda txn: self._value(txn, name), buffers=True)
 
     def use(self, key: str) -> bytes | None:
         """Return what `get` returns, and note the use.
@@ -302,17 +303,30 @@ class LmdbBackend(Backend):
 
     # -- reading -------------------------------------------------------------------------------
 
-    def _find(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T | None:
+    def _value(self, txn: lmdb.Transaction[bytes], name: bytes) -> bytes | None:
+        """Return a copy of a value; None if it is larger than the cap, so that no put wrote it."""
+        value = txn.get(name)
+        return None if value is None or len(value) > self._max_size else bytes(value)
+
+    def _find(
+        self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool = False
+    ) -> T | None:
         """Return what `look` finds; where that is nothing, perhaps in what replaced the database.
 
         Whoever exchanges it empties the old one last.
+
+        Args:
+            look: finds it in a transaction.
+            buffers: whether it takes views of the map instead of copies.
         """
-        found = self._read(look)
+        found = self._read(look, buffers=buffers)
         if not found and self._renewed():
-            found = self._read(look)
+            found = self._read(look, buffers=buffers)
         return found
 
-    def _read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T | None:
+    def _read(
+        self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool = False
+    ) -> T | None:
         """Return what `look` finds in a read transaction, or in this thread's own transaction.
 
         None where there is no database, and none may be made.
@@ -325,18 +339,18 @@ class LmdbBackend(Backend):
             raise BackendError(f"{self._root} is closed")
         try:
             with self._translated("read"):
-                return self._look(look)
+                return self._look(look, buffers=buffers)
         except MissingError:
             return None
 
-    def _look(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
+    def _look(self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool) -> T:
         environment = self._environment
         failure: Exception = lmdb.Error("the database is exchanged all the time")
         for _ in range(_TRIES):
             env: lmdb.Environment | None = None
             try:
                 env = environment.get()
-                txn = env.begin()
+                txn = cast("lmdb.Transaction[bytes]", env.begin(buffers=buffers))  # type: ignore[call-overload]
                 try:
                     return look(txn)
                 finally:

@@ -83,8 +83,10 @@ def _answer(command: str, place: str, *arguments: str) -> Any:
                 cursor.set_range(b"v")
                 rows = cursor.iternext(values=True)
                 return {name[1:].hex(): len(value) for name, value in rows if name[:1] == b"v"}
+    value = base64.b64decode(arguments[1])
+    size += 2 * len(value) if len(value) > size else 0  # as a process with a larger cap would
     with lmdb.open(folder, map_size=size, lib_version=0) as env, env.begin(write=True) as txn:
-        return txn.replace(b"v" + bytes.fromhex(arguments[0]), base64.b64decode(arguments[1])) and 1
+        return txn.replace(b"v" + bytes.fromhex(arguments[0]), value) and 1
 
 
 def _serve() -> None:
