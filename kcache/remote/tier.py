@@ -16,6 +16,7 @@ from kcache.remote.seal import DAMAGED, OTHER_KEY, SealError
 from kcache.remote.store import (
     Leases,
     RemoteError,
+    RemoteReadOnly,
     RemoteRefused,
     RemoteStore,
     RemoteTimeout,
@@ -34,6 +35,9 @@ __all__ = ["SEAL_ROOM", "Tier"]
 
 #: Bytes that a seal adds at most.
 SEAL_ROOM = 4096
+#: Seconds without uploads after a remote has refused one. Who may write changes rarely; a copy of a
+#: Redis refuses, too, until it is made the one that writes.
+READ_ONLY_PAUSE = 600.0
 
 
 class Tier:
@@ -57,6 +61,7 @@ class Tier:
         self._make = make
         self._store: RemoteStore | None = None
         self._opening = threading.Lock()
+        self._read_only_until = 0.0
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -113,13 +118,19 @@ class Tier:
     def _write(self, write: Callable[[RemoteStore, bytes], object], key: str, value: bytes) -> bool:
         if not (self.address.writable and self._sealer.can_seal):
             return False
-        if self._is_left_alone():
+        if self._is_left_alone() or time.monotonic() < self._read_only_until:
             self.counts.add("dropped")
             return False
         started = time.monotonic()
         try:
             sealed = self._sealer.seal(key, value)
             write(self._opened(), sealed)
+        except RemoteReadOnly as error:  # it may let us read, so it is not left alone
+            self._read_only_until = time.monotonic() + READ_ONLY_PAUSE
+            self.counts.add("refused")
+            self.counts.add("dropped")
+            log.warning("%s: nothing is stored there for a while: %s", self.address, error)
+            return False
         except Exception as error:
             self._count_failure("put", error)
             self.counts.add("dropped")
