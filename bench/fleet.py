@@ -47,7 +47,8 @@ class Fleet(NamedTuple):
         rate: requests per second that the remote can answer.
         bandwidth: bytes per second of the remote's network.
         latency: seconds that a request takes beside that.
-        pause: seconds between two requests for a lease that somebody else has.
+        pause: seconds between two requests for a lease that somebody else has, at the longest;
+            the first is a 25th of it.
         cores: compiles that run at full speed at a time, over all nodes; None for any number.
     """
 
@@ -63,7 +64,7 @@ class Fleet(NamedTuple):
     rate: float = 100_000.0
     bandwidth: float = 1.25e9
     latency: float = 0.0005
-    pause: float = 0.1
+    pause: float = 0.5
     cores: int | None = None
 
 
@@ -133,18 +134,23 @@ class Simulation:
             asked = self._now
             yield self._ask(fleet.manifest_bytes if self._has(kernel) else 0)
             leased = False
-            while fleet.leases and not self._there[kernel] <= asked:
-                if kernel not in self._leased:
+            pause = fleet.pause / 25
+            while fleet.leases and not leased and self._there[kernel] > asked:
+                leased = kernel not in self._leased
+                if leased:
                     self._leased.add(kernel)
-                    leased = True
                     yield self._ask(0)
-                    break
-                yield self._ask(0)
-                yield self._now + fleet.pause
+                else:
+                    yield self._ask(0)
+                    yield self._now + pause
+                    pause = min(2 * pause, fleet.pause)
                 asked = self._now
                 yield self._ask(fleet.manifest_bytes if self._has(kernel) else 0)
             if self._there[kernel] <= asked:
                 yield self._ask(fleet.kernel_bytes)
+                if leased:
+                    self._leased.discard(kernel)
+                    yield self._ask(0)
                 continue
             self._compiling += 1
             self._compiles += 1

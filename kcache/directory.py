@@ -139,34 +139,49 @@ def is_cache(directory: str) -> bool:
         raise BackendError(f"directory {directory}: {error.strerror}") from error
 
 
-def prepare_layer(directory: str) -> None:
+def prepare_layer(path: str) -> None:
     """Check that a layer is safe to read, and trust its owner with kernels in this process.
 
     The user has named the layer, and so trusts its owner, whoever that is: root, who made the
     image, or a user who looks after kernels for others. Nobody else may be able to write to it, or
     to put something else in its place.
 
+    Args:
+        path: the directory of a cache, or a bundle.
+
     Raises:
-        ConfigError: others can write to it or exchange it, or it is no cache.
+        ConfigError: others can write to it or exchange it, or it is neither.
         BackendError: it is not there, or can't be looked at.
     """
     try:
-        status = os.stat(directory)
-        problem = unsafe_part(directory, status.st_uid)
+        status = os.stat(path)
+        problem = unsafe_part(path, status.st_uid)
     except OSError as error:
-        raise BackendError(f"layer {directory}: {error.strerror}") from error
-    if not stat.S_ISDIR(status.st_mode):
-        problem = "it is no directory"
+        raise BackendError(f"layer {path}: {error.strerror}") from error
+    is_file = stat.S_ISREG(status.st_mode)
+    if not is_file and not stat.S_ISDIR(status.st_mode):
+        problem = "it is neither a directory nor a file"
     elif sys.platform != "win32" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
-    elif not os.path.isfile(CacheDirectory(directory).marker):
+    elif is_file and not _is_bundle(path):
+        problem = "it is no bundle"
+    elif not is_file and not os.path.isfile(CacheDirectory(path).marker):
         problem = f"it is no cache: it has no {NAME}"
     if problem:
         raise ConfigError(
-            f"layer {directory!r} is not allowed: {problem}; allowed: the directory of a cache "
-            "that only its owner can write to or exchange"
+            f"layer {path!r} is not allowed: {problem}; allowed: the directory of a cache, or a "
+            "bundle, that only its owner can write to or exchange"
         )
     trust(status.st_uid)
+
+
+def _is_bundle(path: str) -> bool:
+    from kcache.bundle.reader import is_bundle
+
+    try:
+        return is_bundle(path)
+    except OSError as error:
+        raise BackendError(f"layer {path}: {error.strerror}") from error
 
 
 def _require_safe_path(directory: str) -> None:

@@ -168,10 +168,13 @@ def prepared(config: Config, read_only: bool) -> CacheDirectory | None:
     return None if directory is None else CacheDirectory(directory)
 
 
-def open_layers(addresses: Sequence[Address], *, strict: bool) -> list[Layer]:
+def open_layers(
+    addresses: Sequence[Address], *, strict: bool, key_file: str | None = None
+) -> list[Layer]:
     """Return the layers among the addresses of tiers, in order.
 
-    One that can't be used is left out, with a warning.
+    One that can't be used is left out, with a warning. With a file of keys that sign, so is a
+    bundle that is not signed.
 
     Raises:
         ConfigError: one is not safe, or no cache; only if `strict`.
@@ -181,7 +184,7 @@ def open_layers(addresses: Sequence[Address], *, strict: bool) -> list[Layer]:
         if address.kind != "layer":
             continue
         try:
-            layers.append(_open_layer(address))
+            layers.append(_open_layer(address, key_file))
         except ConfigError as error:
             if strict:
                 raise
@@ -191,7 +194,7 @@ def open_layers(addresses: Sequence[Address], *, strict: bool) -> list[Layer]:
     return layers
 
 
-def _open_layer(address: Address) -> Layer:
+def _open_layer(address: Address, key_file: str | None) -> Layer:
     """Return a layer.
 
     Raises:
@@ -201,6 +204,10 @@ def _open_layer(address: Address) -> Layer:
 
     path = address.path
     prepare_layer(path)
+    if os.path.isfile(path):
+        from kcache.remote.bundle_layer import BundleLayer
+
+        return BundleLayer(path, keep=address.keep, key_file=key_file)
     named = address.option("backend")
 
     def there(names: Iterable[str]) -> list[str]:

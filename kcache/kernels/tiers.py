@@ -23,7 +23,11 @@ def with_layers(finder: Finder, config: Config, *, once: bool, writes: bool) -> 
         ConfigError: a layer that the program named is not safe, or no cache.
     """
     remote = config.remote
-    layers = open_layers(remote.value, strict=remote.source == "argument")
+    layers = open_layers(
+        remote.value,
+        strict=remote.source == "argument",
+        key_file=config.signing_key_file.value,
+    )
     if not layers:
         return finder
     from kcache.kernels.layered import LayeredFinder

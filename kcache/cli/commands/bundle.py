@@ -37,7 +37,8 @@ def bundle() -> None:
     """Carry kernels from one cache to another, in one file.
 
     A bundle has the kernels, and what leads to them: a program finds them on another machine, in
-    another checkout and as another user, and compiles nothing.
+    another checkout and as another user, and compiles nothing. KCACHE_REMOTE=file:///path/kernels.kcb
+    uses a bundle without unpacking it.
 
     A bundle is code. Import only what comes from somebody whom you trust.
     """

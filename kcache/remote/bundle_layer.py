@@ -1,0 +1,63 @@
+"""BundleLayer: a bundle as a layer, read where it is."""
+
+from __future__ import annotations
+
+from kcache.bundle.reader import Bundle
+from kcache.errors import BundleError
+
+__all__ = ["BundleLayer"]
+
+
+class BundleLayer:
+    """The kernels of a bundle, which is not unpacked.
+
+    Threads, fork: as `Bundle`. A bundle that is replaced is noticed by the next process.
+
+    Args:
+        path: of the bundle.
+        keep: see `Layer`.
+        key_file: keys, one of which must have signed each entry; None accepts all.
+
+    Raises:
+        BundleError: it is no bundle, or not signed although there are keys.
+        ConfigError: the file of keys can't be used.
+        OSError: it can't be read.
+    """
+
+    def __init__(self, path: str, *, keep: bool = False, key_file: str | None = None) -> None:
+        self.path = path
+        self.keep = keep
+        self._bundle = bundle = Bundle(path)
+        self._unseal = None
+        if bundle.sealed:
+            from kcache.remote.seal import make_sealer
+
+            self._unseal = make_sealer(key_file).unseal
+        elif key_file is not None:
+            bundle.close()
+            raise BundleError(f"{path}: it is not signed, and a signing key is set")
+
+    def get(self, key: str) -> bytes | None:
+        """Return the envelope stored under `key`, or None.
+
+        Raises:
+            BundleError: the entry is not signed with one of the keys, or the file is damaged.
+            OSError: it can't be read.
+        """
+        value = self._bundle.get(key)
+        if value is None or self._unseal is None:
+            return value
+        from kcache.remote.seal import SealError
+
+        try:
+            return self._unseal(key, value)
+        except SealError as error:
+            raise BundleError(f"{self.path}: entry {key}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        self._bundle.close()
+
+    def __repr__(self) -> str:
+        """Return where it is."""
+        return f"BundleLayer({self.path!r})"
