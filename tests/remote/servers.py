@@ -101,15 +101,30 @@ class Redis(NamedTuple):
 
 
 @contextmanager
-def redis(place: Path, *more: str, port: int | None = None) -> Iterator[Redis]:
-    """Start a redis-server that keeps nothing on disk."""
+def redis(
+    place: Path,
+    *more: str,
+    port: int | None = None,
+    within: Callable[..., list[str]] | None = None,
+) -> Iterator[Redis]:
+    """Start a redis-server that keeps nothing on disk; `within` makes its command another one's."""
     path = program("redis-server", "redis-server")
     place.mkdir(parents=True, exist_ok=True)
     port = port or free_port()
     settings = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     settings += ["--dir", str(place), "--loglevel", "warning", *more]
-    with _running([path, *settings], place / "redis.log") as process:
-        _until(lambda: _answers(port, b"PING\r\n", b"\r\n"), process, place / "redis.log")
+    command = [path, *settings] if within is None else within(path, *settings)
+    log = place / "redis.log"
+    with _running(command, log) as process:
+        if within is None:
+            _until(lambda: _answers(port, b"PING\r\n", b"\r\n"), process, log)
+        else:
+            client = within(program("redis-cli", "redis-tools"), "-p", str(port), "PING")
+            _until(
+                lambda: subprocess.run(client, capture_output=True, check=False).returncode == 0,
+                process,
+                log,
+            )
         yield Redis(port, process)
 
 
