@@ -1,6 +1,8 @@
 """A simulation: what a fleet that starts asks of a remote, and how long its ranks wait.
 
-    python bench/fleet.py [--json FILE] [--measure]
+    python bench/fleet.py [--write]
+
+`--write` writes `bench/simulated/fleet.json`, of which the documentation's table is made.
 
 Each node asks for the same list of kernels, one after the other, as its ranks do; the ranks of a
 node share one cache, so that they ask the remote once. Nodes begin at random within a second. The
@@ -14,8 +16,8 @@ requests of one kernel are those of kcache:
 
 A layer is asked before the remote, and takes no request.
 
-`--measure` compares it with real processes: each is a node with a cache of its own, and all have
-one Redis. Needs NVRTC and redis-server. Everything else needs neither.
+`tests/bench/test_fleet.py` compares it with real processes, each a node with a cache of its own, that
+share one Redis.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FLEETS = (10, 100, 1000, 10_000)
-RESULT = Path(__file__).parent / "results" / "fleet.json"
+RESULT = Path(__file__).parent / "simulated" / "fleet.json"
 
 
 class Fleet(NamedTuple):
@@ -194,15 +196,15 @@ def fleets() -> Iterator[tuple[str, Fleet]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="where the results go")
+    parser.add_argument("--write", action="store_true", help="write the table's file")
     given = parser.parse_args()
     rows = []
     for name, fleet in fleets():
         outcome = Simulation(fleet).run()
         rows.append({"start": name, **fleet._asdict(), **outcome._asdict()})
         print(f"{fleet.nodes:6} {name:24} {outcome}", file=sys.stderr)
-    if given.json:
-        given.json.write_text(json.dumps({"simulated": rows}, indent=1) + "\n", encoding="utf-8")
+    if given.write:
+        RESULT.write_text(json.dumps({"simulated": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -439,6 +440,44 @@ def _linked(text: str) -> str:
     return re.sub(r"`(?:kcache\.)?(\w+)`", made, text)
 
 
+# -- a simulation ----------------------------------------------------------------------------------
+
+
+def fleets() -> Iterator[str]:
+    """The table of `bench/simulated/fleet.json`."""
+    path = Path(__file__).parents[1] / "bench" / "simulated" / "fleet.json"
+    head = ("nodes", "start", "compiles", "requests", "requests/s", "GB", "MB/s", "seconds")
+    rows: list[Sequence[str]] = [head]
+    for found in json.loads(path.read_text(encoding="utf-8"))["simulated"]:
+        rows.append(
+            (
+                f"{found['nodes']:,}",
+                found["start"],
+                f"{found['compiles']:,}",
+                f"{found['requests']:,}",
+                f"{found['peak_requests']:,}",
+                f"{found['sent'] / 1e9:,.2f}",
+                f"{found['peak_bytes'] / 1e6:,.0f}",
+                f"{found['seconds']:,.0f}",
+            )
+        )
+    yield from table(rows)
+
+
+def remotes() -> Iterator[str]:
+    """The schemes of addresses, and the options that each of them takes."""
+    from kcache.remote.address import COMMON, KINDS, OPTIONS
+
+    rows: list[Sequence[str]] = [("tier", "addresses begin with", "own options")]
+    for kind in dict.fromkeys(KINDS.values()):
+        schemes = ", ".join(f"`{scheme}://`" for scheme, each in KINDS.items() if each == kind)
+        options = ", ".join(f"`{name}`" for name in sorted(OPTIONS[kind]))
+        rows.append((f"`{kind}`", schemes, options))
+    yield from table(rows)
+    yield ""
+    yield f"Every address takes {', '.join(f'`{name}`' for name in sorted(COMMON))}."
+
+
 PARTS: dict[str, Callable[..., Iterator[str]]] = {
     "environment": environment,
     "commands": commands,
@@ -449,6 +488,8 @@ PARTS: dict[str, Callable[..., Iterator[str]]] = {
     "class": class_,
     "function": function,
     "module": module,
+    "fleets": fleets,
+    "remotes": remotes,
 }
 
 

@@ -15,7 +15,7 @@ from kcache.errors import ConfigError
 from kcache.util.record import Record
 from kcache.util.units import parse_size
 
-__all__ = ["KINDS", "OPTIONS", "Address", "is_secret", "parse_addresses"]
+__all__ = ["COMMON", "KINDS", "OPTIONS", "Address", "is_secret", "parse_addresses"]
 
 #: Scheme -> the kind of tier that answers it.
 KINDS: Mapping[str, str] = {
@@ -42,7 +42,8 @@ OPTIONS: Mapping[str, frozenset[str]] = {
     ),
     "objects": frozenset(("endpoint", "region", "anonymous", "virtual_hosted", "ca_file")),
 }
-_COMMON = frozenset(("ro", "rw", "keep", "connect_timeout", "timeout", "slow", "max_entry"))
+#: Options of every address.
+COMMON = frozenset(("ro", "rw", "keep", "connect_timeout", "timeout", "slow", "max_entry"))
 #: Seconds to reach a remote, and to have an answer, unless the address says otherwise. A hit that
 #: takes longer than a second saves little against most compiles.
 CONNECT_TIMEOUT = 0.5
@@ -239,12 +240,12 @@ def _options(
     common: dict[str, str] = {}
     own: dict[str, str] = {}
     for option, value in parse_qsl(query, keep_blank_values=True):
-        if option in _COMMON:
+        if option in COMMON:
             common[option] = value
         elif option in OPTIONS[kind]:
             own[option] = value
         else:
-            allowed = ", ".join(sorted(_COMMON | OPTIONS[kind]))
+            allowed = ", ".join(sorted(COMMON | OPTIONS[kind]))
             raise ConfigError(f"{refused}: no option {option[:40]!r}; allowed: {allowed}")
         if option.endswith("_file") and not os.path.isabs(value):
             raise ConfigError(f"{refused}: {option} is a path that begins with /")
