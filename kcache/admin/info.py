@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kcache.errors import KcacheError
+from kcache.remote.counts import COUNTS
 from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.engine.stats import Stats
 
-__all__ = ["format_info", "one_line", "stats_lines"]
+__all__ = ["format_info", "one_line", "remote_lines", "stats_lines"]
 
 
 def one_line(engine: CacheEngine, *, directory: str | None, backend: str) -> str:
@@ -48,8 +50,8 @@ def format_info(
 
 def stats_lines(stats: Stats) -> list[tuple[str, str]]:
     """Return (name, text) of every figure, in the order in which they are printed."""
-    disk = stats.hits - stats.memory_hits
-    return [
+    disk = stats.hits - stats.memory_hits - stats.layer_hits - stats.remote_hits
+    lines = [
         ("hits", f"{stats.hits} ({stats.memory_hits} from memory, {disk} from the backend)"),
         ("misses", str(stats.misses)),
         ("hit rate", f"{stats.hit_rate:.1%}"),
@@ -64,3 +66,20 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
         ("errors", str(stats.errors)),
         ("coalesced", f"{stats.coalesced} ({stats.wait_timeouts} timed out)"),
     ]
+    if stats.layer_hits:
+        lines.append(("layers", f"{stats.layer_hits} hits"))
+    if stats.remote_hits or stats.remote_misses or stats.remote_errors or stats.remote_puts:
+        asked = f"{stats.remote_hits} hits, {stats.remote_misses} misses"
+        lines.append(("remotes", f"{asked}, {stats.remote_errors} without an answer"))
+        lines.append(("remote puts", str(stats.remote_puts)))
+    return lines
+
+
+def remote_lines(tiers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return (address, what was counted of it) of each remote; zeros are left out."""
+    lines: list[tuple[str, str]] = []
+    for tier in tiers:
+        told = [f"{tier[name]} {name}" for name in COUNTS if tier.get(name)]
+        state = f"{tier['breaker']}: {tier['reason']}" if tier.get("reason") else ""
+        lines.append((str(tier["address"]), ", ".join([*told, *filter(None, [state])]) or "-"))
+    return lines

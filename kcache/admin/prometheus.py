@@ -6,8 +6,10 @@ counters end in `_total`, units are seconds and bytes. Pure: figures in, text ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kcache.remote.counts import COUNTS
 
 if TYPE_CHECKING:
     from kcache.backend import Usage
@@ -47,14 +49,21 @@ _COUNTERS = {
 }
 
 
-def exposition(stats: Stats, usage: Usage, max_size: int, about: Mapping[str, str]) -> str:
+def exposition(
+    stats: Stats,
+    usage: Usage,
+    max_size: int,
+    about: Mapping[str, str],
+    tiers: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """Return counters, gauges and one info metric, every line ended.
 
     Args:
         stats: what was counted.
         usage: what is stored.
         max_size: the cap in bytes.
-        about: labels of `kcache_info`, the only metric that has any.
+        about: labels of `kcache_info`.
+        tiers: what the agent tells of each remote; its metrics have the label `tier`.
     """
     lines: list[str] = []
     labels = ",".join(f'{name}="{_label(value)}"' for name, value in about.items())
@@ -64,6 +73,13 @@ def exposition(stats: Stats, usage: Usage, max_size: int, about: Mapping[str, st
     lines += _metric("entries", "gauge", "Entries stored.", usage.entries)
     lines += _metric("size_bytes", "gauge", "Stored bytes.", usage.bytes)
     lines += _metric("max_size_bytes", "gauge", "The cap on the stored bytes.", max_size)
+    for name, meaning in COUNTS.items() if tiers else ():
+        full = f"kcache_tier_{name}_total"
+        lines += (f"# HELP {full} {meaning[0].upper()}{meaning[1:]}.", f"# TYPE {full} counter")
+        for tier in tiers:
+            lines.append(
+                f'{full}{{tier="{_label(str(tier["address"]))}"}} {int(tier.get(name, 0))}'
+            )
     return "\n".join(lines) + "\n"
 
 

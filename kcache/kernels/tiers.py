@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kcache import config as settings
+from kcache.errors import KcacheError
 from kcache.registry import open_layers
 
 if TYPE_CHECKING:
     from kcache.config import Config
     from kcache.kernels.find import Finder
     from kcache.kernels.remotes import RemoteKernels
+    from kcache.remote.address import Address
+    from kcache.remote.agent_setup import Setup
 
-__all__ = ["build_remotes", "with_layers"]
+__all__ = ["build_remotes", "remote_status", "with_layers"]
 
 
 def with_layers(finder: Finder, config: Config, *, once: bool, writes: bool) -> Finder:
@@ -44,15 +47,39 @@ def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
         return None
     from kcache.kernels.remotes import RemoteKernels
     from kcache.remote import client
-    from kcache.remote.agent_setup import Setup
 
-    asked = client.client_for(
-        Setup(addresses, _followed(config), settings.remote_variables()),
-        settings.runtime_folders(),
-        _environment(),
-    )
+    asked = client.client_for(_setup(config, addresses), settings.runtime_folders(), _environment())
     writes = not finder.engine.read_only
     return RemoteKernels(finder, asked, writes=writes, wait=config.wait.value)
+
+
+def remote_status(config: Config) -> list[dict[str, Any]]:
+    """Return what the agent tells of each remote that the settings name; nothing is started.
+
+    Where no agent runs, that is what the last one has counted since the machine was started.
+    """
+    addresses = tuple(each for each in config.remote.value if each.kind != "layer")
+    if not addresses:
+        return []
+    from kcache.remote.counts import saved_counts
+    from kcache.remote.start import asked_if_running, socket_path
+
+    try:
+        path = socket_path(settings.runtime_folders(), _setup(config, addresses))
+    except KcacheError:
+        return []
+    running = asked_if_running(path)
+    told = saved_counts(path)
+    if running is not None:
+        told |= {str(each["address"]): each for each in running.get("tiers", [])}
+    shown = [address.redacted() for address in addresses]
+    return [told.get(address, {"address": address, "breaker": "unknown"}) for address in shown]
+
+
+def _setup(config: Config, addresses: tuple[Address, ...]) -> Setup:
+    from kcache.remote.agent_setup import Setup
+
+    return Setup(addresses, _followed(config), settings.remote_variables())
 
 
 def _environment() -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from kcache.errors import ConfigError
 from kcache.remote import protocol
 from kcache.remote.agent_setup import Setup
-from kcache.remote.counts import Counts
+from kcache.remote.counts import Counts, save_counts, saved_counts
 from kcache.remote.protocol import Found, ProtocolError, Upload, key_in, number_in, seconds_in
 from kcache.remote.seal import make_sealer
 from kcache.remote.tier import Tier
@@ -46,6 +46,8 @@ MAX_CONNECTIONS = 1024
 MESSAGE_TIMEOUT = 60.0
 #: Seconds between two looks whether the agent is still needed, and can still be found.
 LOOK_EVERY = 1.0
+#: Seconds between two times that the counts are written down.
+SAVE_EVERY = 10.0
 #: A lease ends this many seconds after its last renewal; it is renewed thrice as often.
 LEASE_SECONDS = 15.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
@@ -90,13 +92,16 @@ class Agent:
         poll.register(self._listener, select.POLLIN)
         poll.register(self._awake, select.POLLIN)
         threading.Thread(target=self._renew_leases, daemon=True).start()
-        needed = time.monotonic()
+        needed = saved = time.monotonic()
         while not self._stopped.is_set():
             if poll.poll(LOOK_EVERY * 1e3):
                 self._accept()
             now = time.monotonic()
             if self._connections:
                 needed = now
+            if now - saved > SAVE_EVERY:
+                saved = now
+                self._save_counts()
             pending = any(uploads.pending for uploads in self._uploads)
             idle = now - needed
             found = _inode(self._path) == self._inode
@@ -113,6 +118,7 @@ class Agent:
     def _stop(self) -> None:
         """Let go of the socket and of the remotes."""
         self._stopped.set()
+        self._save_counts()
         if _inode(self._path) == self._inode:
             with suppress(OSError):
                 os.unlink(self._path)
@@ -125,6 +131,11 @@ class Agent:
         for tier in self._tiers:
             with suppress(Exception):
                 tier.close()
+
+    def _save_counts(self) -> None:
+        """Write what was counted beside the socket, for the next agent and for commands."""
+        if _inode(self._path) == self._inode:
+            save_counts(self._path, [tier.as_dict() for tier in self._tiers])
 
     def __del__(self) -> None:
         with suppress(OSError):
@@ -325,7 +336,11 @@ def run(listener: socket.socket, path: str, setup: Setup) -> None:
     tiers: list[Tier] = []
     try:
         sealer = make_sealer(setup.settings.get("signing_key_file"))
-        tiers = [Tier(address, sealer, Counts()) for address in setup.addresses]
+        past = saved_counts(path)
+        tiers = [
+            Tier(address, sealer, Counts(past.get(address.redacted())))
+            for address in setup.addresses
+        ]
     except ConfigError as error:  # without keys, nothing from a remote can be trusted
         problem = str(error)
     Agent(listener, path, tiers, problem=problem).serve()

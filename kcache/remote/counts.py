@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
-__all__ = ["COUNTS", "Counts"]
+__all__ = ["COUNTS", "Counts", "save_counts", "saved_counts"]
 
 #: Name -> what is counted.
 COUNTS = {
@@ -26,11 +31,11 @@ COUNTS = {
 class Counts:
     """Counts of one remote. Threads: safe to share."""
 
-    def __init__(self, past: dict[str, int] | None = None) -> None:
+    def __init__(self, past: Mapping[str, object] | None = None) -> None:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(COUNTS, 0)
         for name, value in (past or {}).items():
-            if name in COUNTS and 0 <= value < 1 << 53:
+            if name in COUNTS and isinstance(value, int) and 0 <= value < 1 << 53:
                 self._counts[name] = value
 
     def add(self, name: str, amount: int = 1) -> None:
@@ -42,3 +47,24 @@ class Counts:
         """Return all of them as they are now."""
         with self._lock:
             return dict(self._counts)
+
+
+def save_counts(path: str, tiers: Sequence[Mapping[str, object]]) -> None:
+    """Write what an agent tells of its remotes beside its socket; a failure loses counts alone."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with suppress(OSError):
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(list(tiers), file)
+        os.replace(temporary, f"{path}.counts")
+
+
+def saved_counts(path: str) -> dict[str, dict[str, Any]]:
+    """Return what the last agent at a socket's path told of each remote, by its address."""
+    try:
+        with open(f"{path}.counts", encoding="utf-8") as file:
+            found: object = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    tiers = cast("list[object]", found) if isinstance(found, list) else []
+    told = [cast("dict[str, Any]", each) for each in tiers if isinstance(each, dict)]
+    return {str(each.get("address", "")): each for each in told}

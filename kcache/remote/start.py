@@ -6,20 +6,23 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from kcache.remote.protocol import MAX_MESSAGE, STATS
 from kcache.remote.store import RemoteError
 from kcache.util.private_socket import MOST_PATH, bound, private_folder
+from kcache.util.wire import WireError, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kcache.remote.agent_setup import Setup
 
-__all__ = ["connected", "socket_path"]
+__all__ = ["asked_if_running", "connected", "socket_path"]
 
 #: As for workers: no variable and no file in the working directory changes what is imported.
 _FLAGS = ("-I", "-S", "-B", "-c")
@@ -31,6 +34,8 @@ _CODE = (
 )
 #: Where kcache lies: another installation has an agent of its own.
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+#: Seconds for an agent's answer about itself.
+ASK_TIMEOUT = 5.0
 #: Seconds that the new interpreter may take until it has detached itself.
 START_TIMEOUT = 20.0
 
@@ -73,6 +78,23 @@ def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket
     if connection is None:
         raise RemoteError("no agent can be started")
     return connection
+
+
+def asked_if_running(path: str) -> dict[str, Any] | None:
+    """Return what the agent at a path tells of itself, or None if none answers."""
+    connection = _connect(path)
+    if connection is None:
+        return None
+    with connection:
+        limit = struct.pack("ll", int(ASK_TIMEOUT), 0)
+        connection.setblocking(True)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        try:
+            send(connection.fileno(), [STATS])
+            found: object = json.loads(receive(connection.fileno(), most=MAX_MESSAGE)[0])
+        except (OSError, WireError, ValueError, IndexError):
+            return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
 def _connect(path: str) -> socket.socket | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -256,3 +257,46 @@ def test_wrong_credentials_are_found_out_once(hosts: Machines, tmp_path: Path) -
         with hosts.cache("b", f"redis://:right@127.0.0.1:{server.port}/0?{PATIENT}") as second:
             ask(second, 1)
             assert of_agent(second)["refused"] == 0
+
+
+def test_commands_tell_what_happened(
+    hosts: Machines, redis_server: servers.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    click_testing = pytest.importorskip("click.testing")
+    from kcache.cli.app import app
+
+    remote = f"redis://127.0.0.1:{redis_server.port}/10?{PATIENT}"
+    with hosts.cache("a", remote) as first:
+        ask(first)
+        assert of_client(first).flush(60)
+    with hosts.cache("b", remote) as second:
+        ask(second, *range(COUNT + 1))
+        assert of_client(second).flush(60)
+    monkeypatch.setenv("KCACHE_REMOTE", remote)
+    monkeypatch.setenv("KCACHE_DIR", str(second.directory))
+    run = click_testing.CliRunner().invoke
+
+    def said(*arguments: str) -> str:
+        result = run(app, arguments)
+        assert result.exit_code == 0, result.output
+        return str(result.output)
+
+    for command in ("stats", "info"):
+        text = said(command)
+        assert f"{COUNT} hits, 1 misses, 0 without an answer" in text
+        assert f"{COUNT} hits, 1 misses, 1 uploads" in text
+    (told,) = json.loads(said("stats", "--json"))["remotes"]
+    assert (told["hits"], told["misses"], told["breaker"]) == (COUNT, 1, "closed")
+    text = said("stats", "--prometheus")
+    assert f"kcache_remote_hits_total {COUNT}\n" in text
+    assert 'kcache_tier_hits_total{tier="redis://127.0.0.1:' in text
+    page = tmp_path / "page.html"
+    said("report", "-o", str(page))
+    assert f"{COUNT} from remotes" in page.read_text()
+    # Also when the agent has ended.
+    of_client(second).stop()
+    until(lambda: of_what_is_saved(said) == COUNT)
+
+
+def of_what_is_saved(said: Callable[..., str]) -> object:
+    return json.loads(said("stats", "--json"))["remotes"][0].get("hits")

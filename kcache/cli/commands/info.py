@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kcache.admin.info import format_info
+from kcache.admin.info import format_info, remote_lines
 from kcache.cli.open_cache import (
     directory_option,
     named_directory,
@@ -13,6 +13,7 @@ from kcache.cli.open_cache import (
 from kcache.cli.terminal import show
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import StatsFile
+from kcache.kernels.tiers import remote_status
 
 __all__ = ["info"]
 
@@ -30,4 +31,5 @@ def info(*, directory: str | None) -> None:
         backend = cache.config.backend.value
         totals = StatsFile(CacheDirectory(place).stats).total()
         text = format_info(cache.engine, directory=place, backend=backend, stats=totals)
-    show(text)
+        tiers = remote_lines(remote_status(cache.config))
+    show("\n".join([text, *(f"{address}  {counts}" for address, counts in tiers)]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache._version import __version__
-from kcache.admin.info import stats_lines
+from kcache.admin.info import remote_lines, stats_lines
 from kcache.admin.prometheus import exposition
 from kcache.backend import Usage
 from kcache.cli.open_cache import (
@@ -23,6 +23,7 @@ from kcache.cli.terminal import columns, say, show
 from kcache.config import Config
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import StatsFile
+from kcache.kernels.tiers import remote_status
 
 if TYPE_CHECKING:
     from kcache import KernelCache
@@ -50,9 +51,11 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
         place = named_directory(directory) if cache is None else str(cache.directory)
         totals = _stats_file(place).total()
         usage = _usage(cache)
+        tiers = remote_status(Config.load({"directory": directory}))
         if as_json:
             figures = {"directory": place, "entries": usage.entries, "size_bytes": usage.bytes}
-            show(json.dumps({**figures, **totals.to_dict()}, indent=2))
+            remotes = {"remotes": tiers} if tiers else {}
+            show(json.dumps({**figures, **totals.to_dict(), **remotes}, indent=2))
         elif prometheus:
             settings = Config.load({"directory": directory})
             about = {
@@ -60,9 +63,11 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
                 "directory": place,
                 "backend": settings.backend.value,
             }
-            show(exposition(totals, usage, settings.max_size.value, about).removesuffix("\n"))
+            show(
+                exposition(totals, usage, settings.max_size.value, about, tiers).removesuffix("\n")
+            )
         else:
-            show(columns(stats_lines(totals)))
+            show(columns([*stats_lines(totals), *remote_lines(tiers)]))
     if zero:
         if cache is not None:
             _stats_file(place).zero()

@@ -73,7 +73,8 @@ def _head(portrait: Portrait, zone: tzinfo | None) -> Node:
 def _figures(portrait: Portrait) -> Node:
     stats = portrait.stats
     kernels = portrait.kinds.get(KERNEL, Share(KERNEL)).entries
-    disk = stats.hits - stats.memory_hits
+    elsewhere = stats.layer_hits + stats.remote_hits
+    disk = stats.hits - stats.memory_hits - elsewhere
     tiles = [
         ("Requests", f"{stats.requests:,}", f"{number_of(stats.misses, 'miss', 'misses')}"),
         ("Hits", f"{stats.hits:,}", f"{stats.memory_hits:,} from memory, {disk:,} from disk"),
@@ -88,6 +89,10 @@ def _figures(portrait: Portrait) -> Node:
         ("Shared compiles", f"{stats.coalesced:,}", "requests waited instead of compiling, too"),
         ("Kernels", f"{kernels:,}", f"{number_of(portrait.entries, 'entry', 'entries')} in all"),
     ]
+    if elsewhere or stats.remote_misses or stats.remote_errors:
+        told = f"{stats.remote_hits:,} from remotes, {stats.layer_hits:,} from layers"
+        missed = f"remotes: {number_of(stats.remote_misses, 'miss', 'misses')}"
+        tiles.append(("Hits elsewhere", f"{elsewhere:,}", f"{told}; {missed}"))
     rows = (
         el("div", el("dt", name), el("dd", value, class_="value"), el("dd", more, class_="more"))
         for name, value, more in tiles
