@@ -44,6 +44,8 @@ LINGER = 60.0
 MAX_CONNECTIONS = 1024
 #: Seconds for the rest of a message once it has begun, and for a program to take an answer.
 MESSAGE_TIMEOUT = 60.0
+#: Bytes that the kernel takes at once; net.core.wmem_max may be less.
+SEND_BUFFER = 1 << 20
 #: Seconds between two looks whether the agent is still needed, and can still be found.
 LOOK_EVERY = 1.0
 #: Seconds between two times that the counts are written down.
@@ -166,10 +168,12 @@ class Agent:
             connection.setblocking(True)
             poll = select.poll()
             poll.register(connection, select.POLLIN)
+            # Read and written with a time limit for each piece, which the kernel keeps; and most
+            # kernels go at once, so that the program wakes up once.
+            _limit(connection)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             while True:
                 poll.poll()
-                # Read and written with a time limit for each piece, which the kernel keeps.
-                _limit(connection)
                 question = receive(connection.fileno(), most=protocol.MAX_MESSAGE)
                 send(connection.fileno(), self._answer(question, leases))
         except (WireError, OSError, ProtocolError) as error:

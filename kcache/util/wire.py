@@ -19,6 +19,8 @@ _MAX_FIELDS = 1 << 20
 #: A CUBIN with debug information may have hundreds of megabytes.
 _MAX_BYTES = 4 << 30
 _CHUNK = 1 << 20
+#: Bytes of a message from which on copies cost more than system calls.
+_LARGE = 1 << 15
 
 
 class WireError(Exception):
@@ -49,11 +51,13 @@ def receive(
     sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count, read))
     if sum(sizes) > most:
         raise WireError("the message is too long")
-    data = memoryview(_exactly(fd, sum(sizes), read))
+    if sum(sizes) > _LARGE:  # each by itself, so that it is copied once less
+        return [_exactly(fd, size, read) for size in sizes]
+    data = _exactly(fd, sum(sizes), read)
     fields: list[bytes] = []
     at = 0
     for size in sizes:
-        fields.append(bytes(data[at : at + size]))
+        fields.append(data[at : at + size])
         at += size
     return fields
 
@@ -69,10 +73,16 @@ def split_texts(field: bytes) -> list[str]:
 
 
 def _exactly(fd: int, size: int, read: Callable[[int, int], bytes]) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        part = read(fd, min(size - len(found), _CHUNK))
-        if not part:
-            raise WireError("the other side has closed")
-        found += part
-    return bytes(found)
+    if not size:
+        return b""
+    part = read(fd, min(size, _CHUNK))
+    if len(part) == size:
+        return part
+    parts: list[bytes] = []
+    while part:
+        parts.append(part)
+        size -= len(part)
+        if not size:
+            return b"".join(parts)
+        part = read(fd, min(size, _CHUNK))
+    raise WireError("the other side has closed")
