@@ -96,7 +96,7 @@ def test_close_reopen_remove_and_fork_beside_puts_change_no_other_file(
     name: str, foreign: Foreign, tmp_path: Path, long: bool
 ) -> None:
     """Of 1,200 rounds of this 18 wrote into another file once, when numbers had no owner."""
-    rounds, random = 10_000 if long else 300, Random(name)
+    rounds, random = 20_000 if long else 300, Random(name)
     place, other = tmp_path / "cache", tmp_path / "other"
     with open_engine(other, backend=name) as beside:
         for number in range(10):

@@ -7,13 +7,9 @@ process then, in one of ten cases; py-lmdb can't replace it.
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
-import socket
-import stat
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -21,7 +17,7 @@ import pytest
 from core.helpers import fork, key, wait
 from faults.places import is_whole, sealed
 
-from kcache import BackendError, CacheEngine, open_engine
+from kcache import CacheEngine, open_engine
 
 CAP = 1_200_000
 ENTRIES = 150
@@ -369,90 +365,3 @@ def test_a_harmed_database_is_named_and_repaired_by_check(harm: str, place: Path
             use(engine)
 
     assert wait(fork(work)) == 0
-
-
-# -- other things in the place of files ------------------------------------------------------------
-
-#: What a process may take in the worst case, in MB of memory and seconds of its own processor time.
-MOST_MEMORY, MOST_TIME = 100, 2
-#: What the process of the tests has in memory itself, in MB, inherited by its child.
-RESIDENT = 150
-
-
-def strange(path: Path, random: Random) -> str:
-    """Puts something that is no database, or no longer one, in the place of a file or folder."""
-    kinds = ("pipe", "socket", "device", "folder", "link", "loop", "hard link", "sparse", "text")
-    kind = random.choice(kinds)
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-    other = next(up for up in path.parents if (up / "lmdb").exists()) / "somebodys"
-    other.write_bytes(b"somebody's" * 1000)
-    if kind == "pipe":
-        os.mkfifo(path, 0o600)
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as made:
-            before = os.getcwd()
-            os.chdir(path.parent)
-            made.bind(path.name)
-            os.chdir(before)
-    elif kind == "device" and os.geteuid() == 0:
-        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
-    elif kind == "folder":
-        path.mkdir(0o700)
-        if random.random() < 0.5:
-            (path / "data.mdb").write_bytes(random.randbytes(5000))
-    elif kind in ("link", "loop"):
-        path.symlink_to(other if kind == "link" else path.name)
-    elif kind == "hard link":
-        os.link(other, path)
-    elif kind == "sparse":
-        path.touch(0o600)
-        os.truncate(path, random.choice((1, 100, 1 << 20, 5 << 30, 1 << 40)))
-    else:
-        path.write_bytes(random.randbytes(random.randrange(100_000)))
-    return kind
-
-
-@pytest.mark.timeout(3600)
-def test_nothing_in_a_files_place_hangs_or_takes_memory(
-    base: Path, tmp_path: Path, long: bool
-) -> None:
-    ends = {}
-    for seed in range(2000 if long else 60):
-        random = Random(seed)
-        place = tmp_path / "cache"
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(base, place)
-        names = ("db/data.mdb", "db/lock.mdb", "lock", "db", "new", "old")
-        did = [
-            (name, strange(place / "lmdb" / name, random))
-            for name in random.sample(names, random.choice((1, 1, 2)))
-            if (place / "lmdb" / name).parent.is_dir()
-        ]
-        os.utime(place / "somebodys", (1, 1))
-        before = (place / "somebodys").read_bytes()
-
-        def work(place: Path = place) -> None:
-            resource.setrlimit(resource.RLIMIT_CPU, (MOST_TIME, MOST_TIME))
-            with Path("/proc/self/clear_refs").open("w") as file:  # the peak begins anew
-                file.write("5")
-            with opened(place) as engine:
-                for number in range(0, ENTRIES, 5):
-                    found = engine.get(key(number))
-                    assert found is None or is_whole(number, found), f"entry {number} is wrong"
-                    engine.put(key(number), sealed(number, 2, 1000))
-                with suppress(BackendError):
-                    list(engine.backend.check(repair=True))
-                engine.clear()
-            status = Path("/proc/self/status").read_text()
-            peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-            assert int(peak.split()[1]) >> 10 < MOST_MEMORY + RESIDENT, peak
-
-        end = wait(fork(work))
-        if end:
-            ends[seed] = (did, end)
-        assert (place / "somebodys").read_bytes() == before, did
-        assert (place / "somebodys").stat().st_mtime == 1, did
-    assert ends == {}

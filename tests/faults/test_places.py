@@ -409,7 +409,8 @@ def test_planted_files_are_swept_or_left_alone(name: str, tmp_path: Path) -> Non
 
 
 @ALL
-def test_forks_during_another_threads_puts(name: str, tmp_path: Path) -> None:
+@pytest.mark.timeout(1800)
+def test_forks_during_another_threads_puts(name: str, tmp_path: Path, long: bool) -> None:
     over = threading.Event()
     with open_engine(tmp_path, backend=name, max_size=300_000) as engine:
 
@@ -430,7 +431,7 @@ def test_forks_during_another_threads_puts(name: str, tmp_path: Path) -> None:
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            for child in range(15):
+            for child in range(400 if long else 15):
                 assert wait(fork(lambda child=child: use(child))) == 0
         finally:
             over.set()

@@ -1,0 +1,201 @@
+"""Damage of any kind in any place: no wrong byte, no wait, no memory, nothing of others touched."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+from core.helpers import fork, key, wait
+from faults.places import NAMES, is_whole, sealed
+
+from kcache import BackendError, ConfigError, open_engine
+
+CAP = 1_200_000
+ENTRIES = 60
+#: What a process may take in the worst case, in MB of memory and seconds of its own processor time.
+MOST_MEMORY, MOST_TIME = 100, 2
+#: What the process of the tests has in memory itself, in MB, inherited by its child.
+RESIDENT = 150
+#: Seconds after which an alarm ends a process that waits without end.
+FOR_EVER = 60
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A cache of each backend, with statistics and a history; written by other processes."""
+    places = {}
+    for name in NAMES:
+        place = places[name] = tmp_path_factory.mktemp("strange") / "base"
+
+        def work(name: str = name, place: Path = place) -> None:
+            with open_engine(place, backend=name, max_size=CAP) as engine:
+                for number in range(ENTRIES):
+                    assert engine.put(key(number), sealed(number, 1, number * 977 % 20_000 + 10))
+                    assert engine.get(key(number))
+                engine.total_stats()
+
+        assert wait(fork(work)) == 0
+    return places
+
+
+# -- damages: of a path, and a file of somebody's --------------------------------------------------
+
+
+def pipe(path: Path, _other: Path, _random: Random) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def listening(path: Path, _other: Path, _random: Random) -> None:
+    before = os.getcwd()
+    with socket.socket(socket.AF_UNIX) as made:
+        os.chdir(path.parent)  # a socket's path is short
+        try:
+            made.bind(path.name)
+        finally:
+            os.chdir(before)
+
+
+def device(path: Path, _other: Path, random: Random) -> None:
+    if os.geteuid() == 0:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, random.choice((3, 5))))  # null, zero
+
+
+def folder(path: Path, _other: Path, random: Random) -> None:
+    path.mkdir(0o700)
+    if random.random() < 0.5:
+        (path / "data.mdb").write_bytes(random.randbytes(5000))
+
+
+def link(path: Path, other: Path, random: Random) -> None:
+    path.symlink_to(random.choice((other, other.parent, Path(path.name), Path("/dev/zero"))))
+
+
+def hard_link(path: Path, other: Path, _random: Random) -> None:
+    os.link(other, path)
+
+
+def sparse(path: Path, _other: Path, random: Random) -> None:
+    path.touch(0o600)
+    os.truncate(path, random.choice((1, 100, 1 << 20, 5 << 30, 1 << 40)))
+
+
+def noise(path: Path, _other: Path, random: Random) -> None:
+    path.write_bytes(random.randbytes(random.randrange(100_000)))
+
+
+def zeros(path: Path, _other: Path, random: Random) -> None:
+    path.write_bytes(bytes(random.choice((0, 1, 64, 8192, 100_000))))
+
+
+def nothing(path: Path, _other: Path, _random: Random) -> None:
+    """Leaves it removed."""
+
+
+INSTEAD: tuple[Callable[[Path, Path, Random], None], ...] = (
+    *(pipe, listening, device, folder, link, hard_link, sparse, noise, zeros, nothing),
+)
+
+
+def cut(path: Path, random: Random) -> None:
+    os.truncate(path, random.randrange(path.stat().st_size + 1))
+
+
+def grown(path: Path, random: Random) -> None:
+    with path.open("ab") as file:
+        file.truncate(path.stat().st_size + random.choice((1, 4096, 5 << 30)))
+
+
+def flipped(path: Path, random: Random) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(random.choice((1, 8, 100))):
+        if content:
+            content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+    path.write_bytes(content)
+
+
+WITHIN = (cut, grown, flipped)
+
+
+def damaged(place: Path, other: Path, random: Random) -> tuple[str, str]:
+    """Does one damage to a file or folder of the cache; returns where and what."""
+    paths = sorted(path for path in place.rglob("*") if path.is_dir() or path.is_file())
+    # Single entries are many, and alike.
+    few = [path for path in paths if len(path.name) < 64]
+    path = random.choice(paths if random.random() < 0.3 else few)
+    # Of LMDB's tree some damage to single bytes ends a process: test_lmdb_damage has that.
+    if path.is_file() and path.name != "data.mdb" and random.random() < 0.4:
+        inner = random.choice(WITHIN)
+        inner(path, random)
+        return str(path.relative_to(place)), inner.__name__
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    outer = random.choice(INSTEAD)
+    outer(path, other, random)
+    return str(path.relative_to(place)), outer.__name__
+
+
+def peak() -> int:
+    """Returns the most memory that this process had since it was reset, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
+
+
+def use(name: str, place: Path) -> None:
+    """All that a program does, within bounds of time and memory."""
+    signal.alarm(FOR_EVER)
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_TIME, MOST_TIME + 1))
+    with Path("/proc/self/clear_refs").open("w") as file:  # the peak begins anew
+        file.write("5")
+    with suppress(ConfigError), open_engine(place, backend=name, max_size=CAP) as engine:
+        for number in range(0, ENTRIES, 3):
+            found = engine.get(key(number))
+            assert found is None or is_whole(number, found), f"entry {number} is wrong"
+            engine.put(key(number), sealed(number, 2, 1000))
+            found = engine.get(key(number))
+            assert found is None or is_whole(number, found), f"entry {number} is wrong"
+        engine.total_stats()
+        with suppress(BackendError):
+            list(engine.backend.check(repair=True))
+        engine.clear()
+    assert peak() < MOST_MEMORY + RESIDENT, peak()
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_in_a_files_place_hangs_or_takes_memory(
+    name: str, bases: dict[str, Path], tmp_path: Path, long: bool
+) -> None:
+    ends, slowest, kinds = {}, 0.0, set()
+    other = tmp_path / "somebodys" / "file"
+    other.parent.mkdir()
+    other.write_bytes(b"somebody's" * 1000)
+    os.utime(other, (1, 1))
+    place = tmp_path / "cache"
+    for seed in range(2000 if long else 8):
+        random = Random(f"{name} {seed}")
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(bases[name], place)
+        did = [damaged(place, other, random)]
+        kinds.add(did[0][1])
+        started = time.monotonic()
+        pid = fork(lambda: use(name, place))
+        if end := wait(pid):
+            ends[seed] = (did, end)
+        slowest = max(slowest, time.monotonic() - started)
+        assert other.read_bytes() == b"somebody's" * 1000, did
+        assert other.stat().st_mtime == 1, did
+        assert os.listdir(other.parent) == ["file"], did
+    print(f"{name}: slowest {slowest:.2f} s, {len(kinds)} kinds of damage")
+    assert ends == {}
