@@ -139,10 +139,21 @@ def with_known_backend(config: Config, complain: Callable[[str], object]) -> Con
 
 
 def _backend_there(config: Config, directory: str, *, read_only: bool) -> Backend:
-    """Return the backend, or, where it refuses the place (LMDB on NFS), one that says why."""
-    name, max_size = config.backend.value, config.max_size.value
+    """Return the backend, or, where it refuses the place (LMDB on NFS), one that says why.
+
+    Raises:
+        ConfigError: it refuses a cap that the program gave; one of the environment is a warning.
+    """
+    name, (max_size, source) = config.backend.value, config.max_size
     try:
         return open_backend(name, directory, max_size=max_size, read_only=read_only)
+    except UnknownBackendError:
+        raise
+    except ConfigError as error:
+        if source == "argument":
+            raise
+        log.warning_once(f"{source}: {error}. Until then this process caches in memory alone")
+        return UnavailableBackend(str(error))
     except BackendError as error:
         return UnavailableBackend(str(error))
 

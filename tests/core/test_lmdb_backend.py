@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from core.helpers import entry, fork, key, output_of, stored_size, wait
 
-from kcache import BackendError, KernelCache, open_engine
+from kcache import BackendError, ConfigError, KernelCache, open_engine
 from kcache.directory import prepare
 from kcache.entry import encode
 from kcache.errors import FullError
@@ -340,3 +340,13 @@ def test_an_exchange_between_the_look_and_the_read_hides_nothing(
         "coldest": lambda: len(list(backend.coldest())),
     }[ask]()
     assert found == 5
+
+
+def test_a_cap_of_the_environment_that_lmdb_cannot_map_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KCACHE_MAX_SIZE", "64TiB")
+    with KernelCache(tmp_path / "cache", backend="lmdb"):
+        assert "KCACHE_MAX_SIZE: max_size=70368744177664 is not allowed with LMDB" in caplog.text
+    with pytest.raises(ConfigError, match="max_size=1152921504606846976 or more is not allowed"):
+        KernelCache(tmp_path / "cache", backend="lmdb", max_size=2**63)
