@@ -104,7 +104,8 @@ class LmdbBackend(Backend):
             more = " or more" if max_size >= _NO_LIMIT else ""
             raise ConfigError(
                 f"max_size={max_size}{more} is not allowed with LMDB; allowed: at most "
-                f"{LARGEST_CAP} (16 TiB), because the file is mapped into memory; use the backend file or zstd"
+                f"{LARGEST_CAP} (16 TiB), because the file is mapped into memory; use the backend "
+                "file or zstd"
             )
         self._root = os.path.realpath(directory)
         place = file_system(self._root)
