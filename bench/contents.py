@@ -22,6 +22,7 @@ from chapters import (
     many_processes,
     memory_and_engine,
     precompiled_headers,
+    remote_gets,
     sizes,
     stampede,
     warm_up,
@@ -51,6 +52,7 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "precompiled": precompiled_headers.precompiled,
     "warm": warm_up.warm,
     "loaded": loaded_kernel.loaded,
+    "remotes": remote_gets.remotes,
 }
 TITLES = {
     "kernels": "The main job: compile once, hit ever after",
@@ -76,4 +78,5 @@ TITLES = {
     "precompiled": "Precompiled headers",
     "warm": "Warm-up, and again",
     "loaded": "A loaded kernel asked for again",
+    "remotes": "A kernel from a server on the same machine",
 }

@@ -1,0 +1,168 @@
+"""The chapter about remotes: 100 KiB from a server on this machine, and by the bare clients."""
+
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.findings import Absent, Comparison, Timing
+from harness.measure import interleave, per_call
+from harness.plan import KIB, Found, Plan
+
+from kcache.remote.address import parse_addresses
+from kcache.remote.keys import make_keys, write_keys
+from kcache.remote.seal import Sealer, make_sealer
+from kcache.remote.store import open_store
+
+VALUE = os.urandom(100 * KIB)
+LIMIT = 1 << 20
+LOOPS = 100
+#: What a get may take of the bare client's, its seal checked.
+TARGET = 2.0
+BARE = "the bare client"
+_NGINX = """
+daemon off; {user} worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
+events {{ worker_connections 64; }}
+http {{
+  access_log off; client_max_body_size 8m; client_body_temp_path {folder}/tmp;
+  proxy_temp_path {folder}/tmp; fastcgi_temp_path {folder}/tmp;
+  uwsgi_temp_path {folder}/tmp; scgi_temp_path {folder}/tmp;
+  server {{
+    listen 127.0.0.1:{port}; root {folder}/files;
+    dav_methods PUT; create_full_put_path on;
+  }}
+}}
+"""
+
+
+def remotes(plan: Plan, folder: Path) -> Found:
+    """A get by Redis and by HTTP: the bare client, and kcache's with each kind of seal."""
+    sealers = _sealers(folder)
+    for name, program, package, measured in (
+        ("Redis", "redis-server", "redis", _redis),
+        ("HTTP", "nginx", "http", _http),
+    ):
+        if shutil.which(program) is None or find_spec(package) is None:
+            yield Absent("remotes", name, f"{program} or the package {package} is not installed")
+            continue
+        with measured(folder / name) as (address, bare):
+            yield from _compared(plan, name, address, bare, sealers)
+
+
+def _compared(
+    plan: Plan,
+    name: str,
+    address: str,
+    bare: Callable[[bytes], Callable[[], bytes]],
+    sealers: dict[str, Sealer],
+) -> Found:
+    (parsed,) = parse_addresses(f"{address}?timeout=60&connect_timeout=60", name="remote")
+    store = open_store(parsed)
+    asks = {BARE: bare(VALUE)}
+    for number, (kind, sealer) in enumerate(sealers.items()):
+        key = f"{number:02x}" * 32
+        store.put(key, sealer.seal(key, VALUE))
+        asks[kind] = _asking(lambda key=key: store.get(key, LIMIT), sealer, key)  # type: ignore[misc]
+    for kind, ask in asks.items():
+        if ask() != VALUE:
+            raise RuntimeError(f"{name}, {kind}: another value")
+    tasks = [per_call(kind, ask, LOOPS) for kind, ask in asks.items()]
+    rounds = interleave(plan.calls, tasks)
+    store.close()
+    for kind in sealers:
+        target = TARGET if kind == "unsigned" else None
+        yield Comparison("remotes", rounds).ratio(
+            f"get of 100 KiB by {name}, {kind}", kind, BARE, BARE, target=target
+        )
+    for kind in asks:
+        yield Timing("remotes", kind, f"get of 100 KiB: {name}", rounds.summary(kind))
+
+
+def _asking(get: Callable[[], bytes | None], sealer: Sealer, key: str) -> Callable[[], bytes]:
+    def ask() -> bytes:
+        sealed = get()
+        if sealed is None:
+            raise RuntimeError("it is gone")
+        return sealer.unseal(key, sealed)
+
+    return ask
+
+
+def _sealers(folder: Path) -> dict[str, Sealer]:
+    found = {"unsigned": make_sealer()}
+    for kind, title in (("hmac", "HMAC-SHA256"), ("ed25519", "Ed25519")):
+        if kind == "hmac" or find_spec("cryptography") is not None:
+            write_keys(str(folder / kind), make_keys(kind)[0])
+            found[title] = make_sealer(str(folder / kind))
+    return found
+
+
+@contextmanager
+def _redis(folder: Path) -> Iterator[tuple[str, Callable[[bytes], Callable[[], bytes]]]]:
+    import redis
+
+    port = _free_port()
+    folder.mkdir()
+    settings = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    with _running(["redis-server", *settings], port):
+        client = redis.Redis(port=port)
+
+        def bare(value: bytes) -> Callable[[], bytes]:
+            client.set("bare", value)
+            return lambda: client.get("bare")  # type: ignore[return-value]
+
+        yield f"redis://127.0.0.1:{port}", bare
+        client.close()
+
+
+@contextmanager
+def _http(folder: Path) -> Iterator[tuple[str, Callable[[bytes], Callable[[], bytes]]]]:
+    port = _free_port()
+    for name in ("files", "tmp"):
+        (folder / name).mkdir(parents=True)
+    user = "user root;" if hasattr(os, "geteuid") and os.geteuid() == 0 else ""
+    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=port, user=user))
+    with _running(["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")], port):
+        client = http.client.HTTPConnection("127.0.0.1", port)
+
+        def bare(value: bytes) -> Callable[[], bytes]:
+            (folder / "files" / "bare").write_bytes(value)
+
+            def ask() -> bytes:
+                client.request("GET", "/bare")
+                return client.getresponse().read()
+
+            return ask
+
+        yield f"http://127.0.0.1:{port}/kernels", bare
+        client.close()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def _running(command: list[str], port: int) -> Iterator[None]:
+    """Runs a server until the end of the block."""
+    with open(os.devnull, "wb") as nowhere:
+        server = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
+    try:
+        end = time.monotonic() + 60
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+                break
+            if server.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{command[0]} did not start")
+            time.sleep(0.02)
+        yield
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
