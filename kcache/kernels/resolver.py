@@ -211,7 +211,7 @@ class Resolver:
         if verdict is None:
             return None
         judged = KernelWriter(self.finder).store_verdict(request, variant, good=verdict.good)
-        if not verdict.good:
+        if not judged.good_at(request.location):
             return None
         if self.remotes is not None:
             self.remotes.upload_proven(request, judged)

@@ -377,13 +377,18 @@ class Manifest:
         """Note what a proof came to; return the set as it is now.
 
         One that is good everywhere comes first, and replaces all with the same answers that may be.
+        None is good everywhere where another with the same answers is not.
         """
+        answers = variant.unbound().raw
+        # It depends on the location if one with the same answers does, whatever this proof shows.
+        good = good and not any(
+            old.is_refuted and old.unbound().raw == answers for old in self.variants
+        )
         judged = variant.judged(good=good)
         if not good:
             others = [old for old in self.variants if old.raw != judged.raw]
             self.variants = [judged if old.raw == variant.raw else old for old in others]
             return judged
-        answers = variant.unbound().raw
         kept = [
             old
             for old in self.variants

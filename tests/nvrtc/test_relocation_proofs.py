@@ -53,6 +53,60 @@ def test_what_depends_on_a_path_stays_where_it_is(tmp_path, use, relocation):
             assert agreed(cache, "#include <x.h>\n", options).cached
 
 
+#: Reads of a path by other means than its length.
+_HELPERS = """
+__device__ constexpr int fold(const char* s) { return *s ? (*s + 31 * fold(s + 1)) & 0xffff : 7; }
+__device__ constexpr int slashes(const char* s) { return *s ? (*s == 47) + slashes(s + 1) : 0; }
+#define JOIN(a, b) a##b
+template <int N> struct S { static constexpr int v = 1; };
+template <> struct S<sizeof(__FILE__)> { static constexpr int v = 2; };
+"""
+_VALUES = (
+    "fold(__builtin_FILE())",
+    "sizeof(JOIN(__FI, LE__))",
+    "slashes(__FILE__)",
+    "sizeof(__FILE__) & 1",
+    f"S<{len('/inc/x.h') + 40}>::v + sizeof(__FILE__)",
+)
+
+
+@pytest.mark.parametrize("value", _VALUES)
+def test_what_is_computed_of_a_path(tmp_path, value):
+    text = _HELPERS + KERNEL.replace("= V", f"= [] {{ constexpr int v = {value}; return v; }}()")
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for folder in ("aa", "bb", "c/d/e"):
+            agreed(cache, "#include <x.h>\n", _tree(tmp_path / folder, text))
+            cache._on_miss().finish_proofs()
+
+
+def test_one_location_that_is_special(tmp_path):
+    """Once a proof has failed, none makes another location's kernel good at that one."""
+    special = tmp_path / "aa"
+    text = (
+        "__device__ constexpr bool eq(const char* a, const char* b)"
+        " { return *a == *b && (!*a || eq(a + 1, b + 1)); }\n"
+        'extern "C" __global__ void k(int* out)'
+        f' {{ constexpr bool v = eq(__FILE__, "{special}/inc/x.h"); *out = v; }}\n'
+    )
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for folder in ("aa", "bb", "aa", "cc", "aa"):
+            cache.clear_memory()
+            agreed(cache, "#include <x.h>\n", _tree(tmp_path / folder, text))
+            cache._on_miss().finish_proofs()
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="there is no /proc")
+@pytest.mark.parametrize(
+    "way", ["/proc/self/cwd", "/dev/../proc/self/root{}", "/sys/devices/..//..{}"]
+)
+def test_a_header_by_way_of_the_systems_directories(cache, tmp_path, way):
+    """They were taken for the compiler's own files, and not recorded."""
+    with working_directory(tmp_path):
+        for value in ("1", "2"):
+            write(tmp_path / "x.h", f"#define V {value}\n")
+            agreed(cache, f'#include "{way.format(tmp_path)}/x.h"\n' + KERNEL)
+
+
 def test_a_second_location_costs_one_proof(cache, tmp_path):
     source = "#include <x.h>\n" + KERNEL
     first, second, third = (_tree(tmp_path / name, _MENTIONS) for name in ("a", "b", "c/c"))

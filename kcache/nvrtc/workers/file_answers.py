@@ -17,7 +17,9 @@ __all__ = ["FileAnswers"]
 #: Errors that say that there is nothing.
 _NOTHING = (errno.ENOENT, errno.ENOTDIR)
 #: Files of the system's that random numbers or the processor's name come from: not recorded.
-_SYSTEM = (b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo", b"/proc/self/", b"/sys/devices/")
+_SYSTEM = frozenset((b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo"))
+#: What a path below these leads to differs from process to process, `/proc/self/cwd` for example.
+_OF_PROCESSES = (b"/proc/", b"/sys/")
 _MAX_FLAGS = 65_536
 
 
@@ -92,7 +94,10 @@ class FileAnswers:
         answer = self.answers.get(path)
         if answer is not None and answer.content is not None:
             return answer
-        if path.startswith(_SYSTEM):
+        if path in _SYSTEM:
+            return None
+        if os.path.normpath(path).startswith(_OF_PROCESSES):
+            self.unfollowed.append(f"{os.fsdecode(path)} is no file but the system's own")
             return None
         if answer is not None and answer.kind in "-ae":
             return _sought(answer)
