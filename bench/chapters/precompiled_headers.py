@@ -8,6 +8,7 @@ cores with precompiled headers, beside one at a time without.
 """
 
 import json
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -134,10 +135,11 @@ def _warmed(plan: Plan, case: Case, folder: Path) -> Found:
         path = folder / f"{column}.json"
         listed = kernel_list(cases, (case.arch,), precompiled=precompiles)
         path.write_text(json.dumps(listed), encoding="utf-8")
+        before = _processor_seconds()
         seconds, made = run_warm(path, tempfile.mkdtemp(dir=folder), jobs)
         if made["failed"] or made["compiled"] != len(names):
             raise RuntimeError(f"kcache warm: not everything was compiled: {made}")
-        return {column: seconds}
+        return {column: seconds, f"{column} cpu": (_processor_seconds() - before) / jobs}
 
     tasks: list[Callable[[], Round]] = [partial(warm, column) for column in columns]
     rounds = interleave(plan.tile_rounds, tasks)
@@ -152,6 +154,17 @@ def _warmed(plan: Plan, case: Case, folder: Path) -> Found:
     yield ratio(figure, "auto", target=WARM_TARGET)
     yield ratio(f"{what}, `precompiled_headers=True`", "true")
     yield ratio(f"{what}, without", "two")
+    share = partial(ratio, against="one at a time, without, processor time", other="one cpu")
+    figure = f'{what}, `precompiled_headers="auto"`, processor time divided by {CORES}'
+    yield share(figure, "auto cpu")
+    figure = f"{what}, `precompiled_headers=True`, processor time divided by {CORES}"
+    yield share(figure, "true cpu")
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of all processes that were waited for: a busy machine adds none."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _found(family: Family, shape: str) -> Found:
