@@ -40,8 +40,9 @@ if TYPE_CHECKING:
         StaleKernelError,
         UnknownBackendError,
     )
-    from kcache.kernel_cache import KernelCache, compile_to_ptx
+    from kcache.kernel_cache import KernelCache
     from kcache.kernels.compiled_kernel import CompiledKernel
+    from kcache.kernels.uncached import compile_to_ptx
     from kcache.nvrtc.key import CacheKey, hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
     from kcache.nvrtc.request import CompileRequest
@@ -106,7 +107,8 @@ _MODULES = {
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "kernels.compiled_kernel": ("CompiledKernel",),
-    "kernel_cache": ("KernelCache", "compile_to_ptx"),
+    "kernels.uncached": ("compile_to_ptx",),
+    "kernel_cache": ("KernelCache",),
     "nvrtc.key": ("CacheKey", "hash_options", "hash_source"),
     "nvrtc.options": ("CompileOptions",),
     "nvrtc.request": ("CompileRequest",),

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kcache.backend import Backend
 from kcache.config import Config
 from kcache.engine.engine import CacheEngine
-from kcache.engine.journal import Journal
+from kcache.engine.journal import Journal, limit_for
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import ConfigError
-from kcache.kernels.find import Finder
-from kcache.kernels.request_factory import Requests, with_target
+from kcache.kernels.find import build_finder
+from kcache.kernels.request_factory import Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest, compile_request
@@ -29,22 +29,14 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kcache.admin.explain import Explanation
-    from kcache.engine.single_flight import Flight
     from kcache.errors import CompileError
     from kcache.kernels.aio import AsyncFront
     from kcache.kernels.compiled_kernel import CompiledKernel
-    from kcache.kernels.recording import Recorder
-    from kcache.kernels.remotes import RemoteKernels
-    from kcache.kernels.resolver import Answer, Resolver
-    from kcache.nvrtc.files import FileDigests
-    from kcache.nvrtc.frontend import Frontend
+    from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import Request
 
-__all__ = ["KernelCache", "compile_to_ptx"]
+__all__ = ["KernelCache"]
 
-#: The journal's two files together hold 1/200 of the cap at most, and 16 KiB beside a small one.
-_JOURNAL_SHARE = 400
-_JOURNAL_LEAST = 8 << 10
 #: Share of the memory tier that remembers requests, so that asking again needs no hashing.
 _REQUEST_SHARE = 0.25
 
@@ -143,23 +135,22 @@ class KernelCache:
             log.warning_once(complaint)
         #: The backend's name, or the class of a backend that the caller made.
         self._backend = config.backend.value if given is None else type(given).__name__
-        disabled = config.disable.value
+        self._disabled = config.disable.value
         memory = config.memory_size.value
         share = int(memory * _REQUEST_SHARE)
         #: Requests by how they were asked for, so that asking again is one look-up.
         self._requests = Requests(share)
         if config.record.value is not None:
-            self._requests.recorders = (_recorder(config.record.value),)
-        self._disabled = disabled
+            self._requests.record(config.record.value)
         self._async: AsyncFront | None = None
-        read_only = config.read_only.value or disabled
+        read_only = config.read_only.value or self._disabled
         if given is None:
-            self._directory, place = open_place(config, read_only=read_only)
+            files, opened = open_place(config, read_only=read_only)
         else:
-            self._directory, place = prepared(config, read_only), given
-        files = self._directory
+            files, opened = prepared(config, read_only), given
+        self._directory = files
         self.engine = CacheEngine(
-            place,
+            opened,
             max_size=config.max_size.value,
             memory_size=memory - share,
             producer=PRODUCER,
@@ -171,10 +162,10 @@ class KernelCache:
                 files.path if files is not None and given is None else None,
                 config.backend.value,
                 read_only=read_only,
-                limit=max(_JOURNAL_LEAST, config.max_size.value // _JOURNAL_SHARE),
+                limit=limit_for(config.max_size.value),
             ),
         )
-        self._finder = self._build_finder()
+        self._finder = build_finder(self.engine, config)
         #: Needed for a miss only.
         self._resolver: Resolver | None = None
 
@@ -339,19 +330,7 @@ class KernelCache:
         record into one file. If the file can't be written, kcache logs this once and goes on. A
         file that `KCACHE_RECORD` names is recorded into from the start, without this method.
         """
-        recorder = _recorder(os.fspath(path))
-        requests = self._requests
-        requests.recorders = (*requests.recorders, recorder)
-
-        @contextmanager
-        def recording() -> Generator[None]:
-            try:
-                yield
-            finally:
-                requests.recorders = tuple(r for r in requests.recorders if r is not recorder)
-                recorder.close()
-
-        return recording()
+        return self._requests.recording(os.fspath(path))
 
     # -- the cache as a whole --------------------------------------------------------------------
 
@@ -459,94 +438,13 @@ class KernelCache:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _build_finder(self) -> Finder:
-        config = self.config
-        once = config.header_check.value == "once"
-        reads = not (self._disabled or config.recache.value)
-        finder = Finder(self.engine, check_once=once, reads=reads, writes=not self._disabled)
-        if config.remote.value and reads:
-            from kcache.kernels.tiers import with_layers  # few use remotes
-
-            return with_layers(finder, config, once=once, writes=not self._disabled)
-        return finder
-
-    def _build_remotes(self) -> RemoteKernels | None:
-        from kcache.kernels.tiers import build_remotes  # few use remotes
-
-        return build_remotes(self._finder, self.config)
-
     def _on_miss(self) -> Resolver:
         if self._resolver is None:
-            from kcache.kernels.resolver import Factories, Resolver  # not needed for a hit
+            from kcache.kernels.wiring import build_resolver  # not needed for a hit
 
-            factories = Factories(
-                self._build_frontend, self._build_flight, self._requests.for_compiler
-            )
             with self.engine.counters.lock:
                 if self._resolver is None:
-                    self._resolver = Resolver(
-                        self._finder,
-                        factories,
-                        writes=not self._disabled,
-                        eager=_proves_eagerly(self.config),
-                        remotes=self._build_remotes() if self.config.remote.value else None,
+                    self._resolver = build_resolver(
+                        self._finder, self.config, self._directory, self._requests.for_compiler
                     )
         return self._resolver
-
-    def _build_flight(self) -> Flight[Answer]:
-        from kcache.engine.single_flight import Flight  # not needed for a hit
-
-        engine, files = self.engine, self._directory
-        path = None if engine.read_only or files is None else files.flight
-        return Flight(path, wait=self.config.wait.value, counters=engine.counters)
-
-    def _build_frontend(self, digests: FileDigests) -> Frontend:
-        from kcache.nvrtc.compiler import Limits
-        from kcache.nvrtc.frontend import Frontend
-        from kcache.nvrtc.workers.slots import Slots
-
-        config, files = self.config, self._directory
-        slots = None
-        if files is not None and not self.engine.read_only:
-            slots = Slots(files.slots, config.wait.value)
-        limits = Limits(config.workers.value, config.compile_timeout.value, slots)
-        return Frontend(digests, limits)
-
-
-def _proves_eagerly(config: Config) -> bool:
-    """Tell whether kernels are proven to be good elsewhere right after their first compile.
-
-    By default they are where they are made for others: with a remote that is written to. A user who
-    sets the argument or the variable decides.
-    """
-    value, source = config.relocation
-    for_others = any(each.writable for each in config.remote.value) and not config.read_only.value
-    return value == "eager" or (source == "default" and for_others)
-
-
-def _recorder(path: str) -> Recorder:
-    from kcache.kernels.recording import Recorder  # few runs are recorded
-
-    return Recorder(path)
-
-
-def compile_to_ptx(
-    source: str, options: CompileOptions | None = None
-) -> tuple[bytes | None, bytes | None]:
-    """Compile without a cache; return (PTX, CUBIN or None).
-
-    PTX is None only for LTOIR.
-
-    Raises:
-        ConfigError: an argument is not allowed, or no architecture is given and there is no GPU.
-        CompileError: the compiler refused the source.
-        CompilerNotFoundError: NVRTC is not installed.
-    """
-    from kcache.nvrtc import compiler
-    from kcache.nvrtc.request import DEFAULT_NAME, Request
-
-    request = Request.make(
-        source, (), with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
-    )
-    compiled = compiler.compile_request(request).compiled
-    return compiled.ptx, compiled.cubin

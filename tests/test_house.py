@@ -24,7 +24,6 @@ TOO_LONG = {
     "docs/from_code.py",
     "kcache/config.py",
     "kcache/engine/engine.py",
-    "kcache/kernel_cache.py",
     "kcache/testing/machine.py",
 }
 #: Names of files in a cache's directory.

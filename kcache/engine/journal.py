@@ -36,10 +36,14 @@ __all__ = [
     "UNCACHEABLE",
     "Event",
     "Journal",
+    "limit_for",
 ]
 
 #: Bytes after which a new file is begun: the last 1,800 events at least are remembered.
 LIMIT = 128 << 10
+#: The two files together hold 1/200 of the cap at most, and 16 KiB beside a small one.
+_SHARE = 400
+_LEAST = 8 << 10
 #: Events: to stay under the cap; by a trim that somebody asked for; one by one; all at once; all at
 #: once, into another backend; damaged, or of another version or program; not stored, for want of
 #: room; not stored, since it must not be.
@@ -156,6 +160,11 @@ class Journal:
                     event = _event(fields)
                     if event is not None:
                         yield event
+
+
+def limit_for(max_size: int) -> int:
+    """Return the bytes after which a new file is begun, for a cache with this cap."""
+    return max(_LEAST, max_size // _SHARE)
 
 
 def _is_ours(file: OpenFile) -> bool:

@@ -14,6 +14,7 @@ from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
 
 if TYPE_CHECKING:
+    from kcache.config import Config
     from kcache.engine.engine import CacheEngine
     from kcache.engine.stats import Counters
     from kcache.entry import Entry
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.manifest import Manifest, Variant
     from kcache.nvrtc.request import Request
 
-__all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts"]
+__all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts", "build_finder"]
 
 #: A manifest that was decoded takes this many times its size in memory (measured by
 #: bench/harness/memory_tier_bytes.py), which the memory tier charges for it.
@@ -285,3 +286,19 @@ class Finder:
         if len(counters.noted) >= NOTES:  # as `Counters.hit`, without the call
             counters.values()
         return kernel
+
+
+def build_finder(engine: CacheEngine, config: Config) -> Finder:
+    """Return the finder that the settings ask for.
+
+    Raises:
+        ConfigError: a layer that the program named is not safe, or no cache.
+    """
+    once, disabled = config.header_check.value == "once", config.disable.value
+    reads = not (disabled or config.recache.value)
+    finder = Finder(engine, check_once=once, reads=reads, writes=not disabled)
+    if config.remote.value and reads:
+        from kcache.kernels.tiers import with_layers  # few use remotes
+
+        return with_layers(finder, config, once=once, writes=not disabled)
+    return finder

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from kcache.config import compiler_variables
@@ -83,6 +84,28 @@ class Requests:
             for recorder in self.recorders:
                 recorder.note(request)
         return request
+
+    def record(self, path: str) -> Recorder:
+        """Record every request from now on into a file; return what does so."""
+        from kcache.kernels.recording import Recorder  # few runs are recorded
+
+        recorder = Recorder(path)
+        self.recorders = (*self.recorders, recorder)
+        return recorder
+
+    def recording(self, path: str) -> AbstractContextManager[None]:
+        """Record every request from now on into a file, to the end of the block."""
+        recorder = self.record(path)
+
+        @contextmanager
+        def block() -> Generator[None]:
+            try:
+                yield
+            finally:
+                self.recorders = tuple(each for each in self.recorders if each is not recorder)
+                recorder.close()
+
+        return block()
 
     def of(self, call: CompileRequest) -> Request:
         """Return the request that the arguments in `call` make; errors as for `make`."""

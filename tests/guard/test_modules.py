@@ -43,7 +43,7 @@ HIT = CORE | {
 HEADER_HIT = HIT | {"nvrtc.answers", "nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
 WAIT = {
     *("engine.circles", "engine.key_locks", "engine.single_flight", "kernels.resolver"),
-    "nvrtc.workers.texts",
+    *("kernels.wiring", "nvrtc.workers.texts"),
 }
 _FILE = {"_coldest", "_examine", "_file_check", "_files", "_shards", "file"}
 _LMDB = {
