@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kcache.backend import KEY_LENGTH, Backend, check_key, key_error
+from kcache.backend import KEY_LENGTH, Backend, Usage, check_key, key_error
 from kcache.config import DEFAULT_MAX_SIZE, DEFAULT_WAIT
 from kcache.engine.eviction import DELETE_BATCH, LOW_WATER, Eviction, check_size
 from kcache.engine.journal import CLEARED, DELETED, EVICTED, REFUSED, REJECTED, TRIMMED, Journal
@@ -22,7 +22,6 @@ from kcache.errors import (
     BackendError,
     ConfigError,
     CorruptEntryError,
-    FullError,
     IncompatibleEntryError,
 )
 from kcache.util import log
@@ -32,7 +31,7 @@ from kcache.util.memory_tier import MemoryTier, Touches
 if TYPE_CHECKING:
     from typing import Self
 
-    from kcache.engine.single_flight import Flight
+    from kcache.engine.create import Creator
 
 __all__ = ["CacheEngine"]
 
@@ -111,7 +110,7 @@ class CacheEngine:
         #: By which processes exclude each other for one key; None where they don't.
         self.lock_file = None if read_only else lock_file
         self._wait = wait
-        self._flight: Flight[Entry] | None = None
+        self._creator: Creator | None = None
         self._flusher = Flusher(self.counters, stats_file)
         self._next_flush = _now() + FLUSH_INTERVAL
         self._reported: set[str] = set()
@@ -180,7 +179,7 @@ class CacheEngine:
             self._forget(key)
             return False
         with self._room, self._surviving("put"):
-            stored = self._evict_and_put(key, blob, cost)
+            stored = self._eviction.put(key, blob, cost, self._evict)
             self.journal.flush()
             if stored:
                 self.counters.add("puts")
@@ -192,22 +191,6 @@ class CacheEngine:
         self.memory.delete(key)
         return False
 
-    def _evict_and_put(self, key: str, blob: bytes, cost: int) -> bool:
-        """Make room for `blob` and put it; tell whether there was room."""
-        try:
-            return self._put_once(key, blob, cost)
-        except FullError as error:
-            log.debug("no room for %s below the cap (%s): evicting", key, error)
-            self._eviction.free_some(self._evict)
-            return self._put_once(key, blob, cost)
-
-    def _put_once(self, key: str, blob: bytes, cost: int) -> bool:
-        with self.backend.batch():
-            if not self._eviction.make_room(cost, self._evict):
-                return False
-            self.backend.put(key, blob)
-            return True
-
     def get_or_create(self, key: str, create: Callable[[], Entry]) -> Entry:
         """Return the entry under `key`; on a miss return what `create` makes, and store it.
 
@@ -218,42 +201,16 @@ class CacheEngine:
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
         """
-        entry = self._find(key)
-        return self._create(key, create) if entry is None else entry
-
-    def _find(self, key: str, *, again: bool = False) -> Entry | None:
-        """Return the entry under `key`, counted as a hit, or None, not counted."""
-        started = _now()
-        entry, from_memory = self.fetch(key, again=again)
+        entry = self.find(key)
         if entry is not None:
-            self.counters.hit(entry.cost, _now() - started, from_memory)
-        return entry
-
-    def _create(self, key: str, create: Callable[[], Entry]) -> Entry:
-        from kcache.engine.single_flight import Flight, Made, Work  # not needed for a hit
-
-        computed: list[bool] = []
-
-        def compute() -> Made[Entry]:
-            computed.append(True)
-            self.counters.add("misses")
-            entry = create()
-            return Made(entry, reusable=True, stored=self.put(key, entry))
-
-        def adopt(entry: Entry) -> Entry:
-            self.counters.hit(entry.cost, 0.0, True)
             return entry
+        if self._creator is None:
+            from kcache.engine.create import Creator  # not needed for a hit
 
-        if self._flight is None:
             with self._room:
-                if self._flight is None:
-                    self._flight = Flight(self.lock_file, wait=self._wait, counters=self.counters)
-        try:
-            return self._flight.run(key, Work(lambda: self._find(key, again=True), compute, adopt))
-        except Exception:
-            if not computed:  # somebody else's error
-                self.counters.add("misses")
-            raise
+                if self._creator is None:
+                    self._creator = Creator(self, self.lock_file, wait=self._wait)
+        return self._creator.get(key, create)
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
         """Remove `key` from every tier, `noted` in the journal; tell whether the backend held it.
@@ -325,16 +282,17 @@ class CacheEngine:
     @property
     def size_bytes(self) -> int:
         """Stored bytes, of every process; 0 where the backend can't say."""
-        with self._surviving("usage"):
-            return self.backend.usage().bytes
-        return 0
+        return self._usage().bytes
 
     @property
     def entry_count(self) -> int:
         """Stored entries, of every process; 0 where the backend can't say."""
+        return self._usage().entries
+
+    def _usage(self) -> Usage:
         with self._surviving("usage"):
-            return self.backend.usage().entries
-        return 0
+            return self.backend.usage()
+        return Usage(0, 0)
 
     def flush(self) -> None:
         """Add the counts since the last flush to the statistics file, if there is one."""
@@ -343,8 +301,8 @@ class CacheEngine:
 
     def close(self) -> None:
         """Flush the statistics and close the backend. Idempotent."""
-        if self._flight is not None:
-            self._flight.close()
+        if self._creator is not None:
+            self._creator.close()
         self._at_end()
 
     def __enter__(self) -> Self:
@@ -370,6 +328,14 @@ class CacheEngine:
                 self._touch(key)
             return entry, True
         return self._load(key, again=again), False
+
+    def find(self, key: str, *, again: bool = False) -> Entry | None:
+        """Return the entry under `key`, counted as a hit, or None, not counted."""
+        started = _now()
+        entry, from_memory = self.fetch(key, again=again)
+        if entry is not None:
+            self.counters.hit(entry.cost, _now() - started, from_memory)
+        return entry
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ from itertools import islice
 from typing import TypeAlias
 
 from kcache.backend import Backend
-from kcache.errors import ConfigError
+from kcache.errors import ConfigError, FullError
+from kcache.util import log
 
 __all__ = ["DELETE_BATCH", "EVICT_BATCH", "LOW_WATER", "Eviction", "check_size"]
 
@@ -38,6 +39,22 @@ class Eviction:
     def __init__(self, backend: Backend, max_size: int) -> None:
         self._backend = backend
         self.max_size = max_size
+
+    def put(self, key: str, blob: bytes, cost: int, evict: Evict) -> bool:
+        """Make room for `blob`, which takes `cost` bytes, and put it; tell whether there is room."""
+        try:
+            return self._put_once(key, blob, cost, evict)
+        except FullError as error:
+            log.debug("no room for %s below the cap (%s): evicting", key, error)
+            self.free_some(evict)
+            return self._put_once(key, blob, cost, evict)
+
+    def _put_once(self, key: str, blob: bytes, cost: int, evict: Evict) -> bool:
+        with self._backend.batch():
+            if not self.make_room(cost, evict):
+                return False
+            self._backend.put(key, blob)
+            return True
 
     def make_room(self, incoming: int, evict: Evict) -> bool:
         """Evict what must go for `incoming` more bytes; tell whether there is room now."""
