@@ -324,8 +324,9 @@ class CacheEngine:
             return self._load(key, again=again), False
         entry = self.memory.get(key) if isinstance(key, str) else None
         if entry is not None:
-            if self._touches.due(key, self._clock(), self.memory):
-                self._touch(key)
+            if self._touches.due(key, self._clock(), self.memory) and not self.read_only:
+                with self._surviving("touch"):
+                    self.backend.touch(key)
             return entry, True
         return self._load(key, again=again), False
 
@@ -390,11 +391,6 @@ class CacheEngine:
         with self._surviving("delete"):
             return self.backend.delete(key)
         return 0
-
-    def _touch(self, key: str) -> None:
-        if not self.read_only:
-            with self._surviving("touch"):
-                self.backend.touch(key)
 
     def _evict(self, key: str, event: str = EVICTED) -> int:
         """Delete one entry to make room, counted and noted; return the bytes freed."""

@@ -41,7 +41,7 @@ class Eviction:
         self.max_size = max_size
 
     def put(self, key: str, blob: bytes, cost: int, evict: Evict) -> bool:
-        """Make room for `blob`, which takes `cost` bytes, and put it; tell whether there is room."""
+        """Make room for `blob`, of `cost` stored bytes, and put it; tell whether there was room."""
         try:
             return self._put_once(key, blob, cost, evict)
         except FullError as error:
