@@ -43,6 +43,7 @@ def run(command: Sequence[str], *, stats: bool = False, directory: str | None = 
         stats: print one line about the cache at the end.
         directory: the cache's directory, instead of the environment's.
     """
+    _die_of_interrupts()
     environment = env.current()
     if directory is not None:
         environment["KCACHE_DIR"] = os.path.abspath(directory)
@@ -54,6 +55,12 @@ def run(command: Sequence[str], *, stats: bool = False, directory: str | None = 
     if stats:
         return _watch(command, program, socket)
     return _become(command, program)
+
+
+def _die_of_interrupts() -> None:
+    """Let Ctrl-C end the launcher as it ends a program that has not begun: without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_fast(arguments: Sequence[str]) -> int | None:
@@ -121,12 +128,17 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _watch(command: Sequence[str], environment: Mapping[str, str], socket: str | None) -> int:
     launcher = os.getpid()
+    ignored = [signal.Signals[name] for name in _IGNORED]
+    # The program may be stopped or interrupted before the launcher is ready for that.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _die_with(launcher)
         os._exit(_become(command, environment))
-    for name in _IGNORED:
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for name in _FORWARDED:
         signal.signal(getattr(signal, name), lambda number, _: os.kill(child, number))
     status = _wait(child)
@@ -138,16 +150,16 @@ def _watch(command: Sequence[str], environment: Mapping[str, str], socket: str |
 
 def _wait(child: int) -> int:
     """Wait for the program; stop when it stops, as the shell expects of a job."""
+    options = os.WUNTRACED
     while True:
-        _, status = os.waitpid(child, os.WUNTRACED)
-        while os.WIFSTOPPED(status):
+        found, status = os.waitpid(child, options)
+        options = os.WUNTRACED
+        if found == 0:  # the shell continues the whole job; who continues us alone means both
+            os.kill(child, signal.SIGCONT)
+        elif os.WIFSTOPPED(status):
             os.kill(os.getpid(), signal.SIGSTOP)
-            # The shell continues the whole job. Who continues the launcher alone means both.
-            options = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
-            found, status = os.waitpid(child, options)
-            if found == 0:
-                os.kill(child, signal.SIGCONT)
-        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            options = os.WUNTRACED | os.WCONTINUED | os.WNOHANG
+        elif os.WIFEXITED(status) or os.WIFSIGNALED(status):
             return status
 
 
