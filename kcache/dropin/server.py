@@ -222,7 +222,7 @@ class Server:
 
     def _warm_up(self) -> None:
         with suppress(Exception):  # who asks is told
-            self._answers()
+            self._answers().warm_up()
 
     def _answers(self) -> Answering:
         with self._making:

@@ -246,12 +246,22 @@ def test_a_program_that_handles_ctrl_c(stats: bool, terminal: Terminal) -> None:
     terminal.expect("status 9")
 
 
+#: By a descriptor: a signal between the look for signals and the wait for a line is not lost.
 STOPPABLE = """
-import signal, sys
-signal.signal(signal.SIGCONT, lambda *_: print("resu" "med", flush=True))
+import os, select, signal, sys
+read, write = os.pipe()
+os.set_blocking(write, False)
+signal.set_wakeup_fd(write)
+signal.signal(signal.SIGCONT, lambda *_: None)
 print("be" "gun", flush=True)
-print("go" "t", input(), flush=True)
-sys.exit(4)
+while True:
+    ready = select.select([0, read], [], [])[0]
+    if read in ready:
+        os.read(read, 99)
+        print("resu" "med", flush=True)
+    if 0 in ready:
+        print("go" "t", sys.stdin.readline().strip(), flush=True)
+        sys.exit(4)
 """
 
 
