@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import Request
+    from kcache.nvrtc.surroundings import Surroundings
 
 __all__ = ["KernelCache"]
 
@@ -204,6 +205,20 @@ class KernelCache:
         request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
+        kernel = self._finder.get(request, started)
+        return self._on_miss().get(request) if kernel is None else kernel
+
+    def get_or_compile_for(
+        self, surroundings: Surroundings, call: CompileRequest
+    ) -> CompiledKernel:
+        """Return the kernel that another process asks for; see `Surroundings`.
+
+        The errors are those of `get_or_compile`. CompileError, too, if there can be no worker.
+
+        :meta private:
+        """
+        started = time.perf_counter()
+        request = self._requests.make_for(surroundings, call)
         kernel = self._finder.get(request, started)
         return self._on_miss().get(request) if kernel is None else kernel
 

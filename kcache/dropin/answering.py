@@ -7,9 +7,9 @@ reason; the program then asks the real NVRTC.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from kcache.config import COMPILER_VARIABLES
 from kcache.dropin import known
 from kcache.dropin.protocol import Answer, Program
 from kcache.util import log
@@ -17,6 +17,7 @@ from kcache.util import log
 if TYPE_CHECKING:
     from kcache.kernel_cache import KernelCache
     from kcache.kernels.compiled_kernel import CompiledKernel
+    from kcache.nvrtc.surroundings import Surroundings
 
 __all__ = ["Answering", "Declined"]
 
@@ -27,20 +28,9 @@ _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
 _DEPRECATED = b"nvrtc: warning: Architectures prior to "
 #: What NVRTC calls a program without a name.
 _DEFAULT_NAME = b"default_program"
-#: Variables that change what NVRTC makes. Others that it reads don't: MAKEFLAGS (how many compile
-#: at once), PWD, CUDA_CACHE_DISABLE (a cache of its own).
-_DECISIVE = (
-    b"NVRTC_APPEND_FLAGS",
-    b"NVRTC_PREPEND_FLAGS",
-    b"NVRTCWIZ",
-    b"EDG_BASE",
-    b"EDG_MODULES_PATH",
-    b"FINALIZER_USE_LEGACY_ELF_BUILDER",
-    b"FINALIZER_CUBIE",
-    b"CAN_FINALIZE_DEBUG",
-    b"NVVM_IR_VER_CHK",
-    b"DUMP_KNOBS_TO_FILE",
-)
+#: Variables that change what NVRTC makes, as the program has them. Others that it reads don't:
+#: MAKEFLAGS (how many compile at once), CUDA_CACHE_DISABLE (a cache of its own).
+_DECISIVE = (*COMPILER_VARIABLES, "NVRTC_PREPEND_FLAGS", "PWD")
 #: Parts of options that read or write files which kcache does not follow.
 _UNFOLLOWED = ("optf", "preinclude", "bundled", "pch", "time-trace", "options-file", "keep")
 #: A source without these words, once its lines are joined, reads no file and no clock.
@@ -105,23 +95,13 @@ class Answering:
 
     Args:
         cache: the cache.
-        environment: variables of the process that compiles.
-        directory: working directory of the process that compiles.
         folder: where what is known of NVRTC builds is kept, or None.
     """
 
-    def __init__(
-        self,
-        cache: KernelCache,
-        environment: Mapping[bytes, bytes],
-        directory: bytes,
-        folder: str | None = None,
-    ) -> None:
+    def __init__(self, cache: KernelCache, folder: str | None = None) -> None:
         self._cache = cache
-        self._environment = {name: environment.get(name) for name in _DECISIVE}
-        self._directory = directory
         self._folder = folder
-        self._usable: dict[bytes, tuple[tuple[int, int, int], str | None]] = {}
+        self._stamps: dict[bytes, tuple[int, int, int]] = {}
         self._about: dict[bytes, known.About] = {}
 
     def answer(self, program: Program) -> Answer | Declined:
@@ -154,17 +134,20 @@ class Answering:
         from kcache.nvrtc import library
 
         try:
+            self._check_stamp(path)
             if path not in self._about:
                 identity = library.at(os.fsdecode(path)).identity
                 about = known.recall(self._folder, identity)
                 if about is None:
-                    self._check_library(path, 0)
                     from kcache.nvrtc import compiler
 
-                    about = compiler.version(), compiler.supported_archs()
+                    name = os.fsdecode(path)
+                    about = compiler.version(name), compiler.supported_archs(name)
                     known.remember(self._folder, identity, about)
                 self._about[path] = about
             return self._about[path]
+        except _RefusedError as refusal:
+            return Declined(str(refusal))
         except Exception as error:  # as above
             return Declined(f"{type(error).__name__}: {error}")
 
@@ -174,10 +157,9 @@ class Answering:
 
         Then the first hit took 3 ms, not 20 ms (22 November 2026, two cores shared by others).
         """
-        from kcache.nvrtc import answers, compiler, files, headers, library, manifest
+        from kcache.nvrtc import answers, compiler, files, headers, manifest, surroundings
 
-        del answers, compiler, files, headers, manifest  # imported, which is all
-        library.find()
+        del answers, compiler, files, headers, manifest, surroundings  # imported, which is all
 
     def close(self) -> None:
         """Close the cache."""
@@ -186,52 +168,32 @@ class Answering:
     # -- what can be answered exactly --------------------------------------------------------------
 
     def _check(self, program: Program) -> None:
-        for name in _DECISIVE:
-            if program.environment.get(name) != self._environment[name]:
-                raise _RefusedError(f"{name.decode()} differs")
-        options = [_decoded(option) for option in program.options]
-        for option in options:
+        for option in map(_decoded, program.options):
             if any(part in option for part in _UNFOLLOWED):
                 raise _RefusedError(f"option {option.partition('=')[0]}")
-        if program.directory != self._directory and not _decides_itself(program):
-            raise _RefusedError("another working directory")
         if len(dict(program.headers)) != len(program.headers):
             raise _RefusedError("two headers of one name")
-        self._check_library(program.library, program.major)
+        about = self.about(program.library)
+        if isinstance(about, Declined):
+            raise _RefusedError(about.reason)
+        if about[0][0] != program.major:
+            raise _RefusedError("another NVRTC")
 
-    def _check_library(self, path: bytes, major: int) -> None:
-        """Check that this process compiles with the library at `path`, or can load it for that."""
+    def _check_stamp(self, path: bytes) -> None:
+        """Check that the library at `path` is the one that was there at first.
+
+        Workers, and the program, may have loaded what another package or release has replaced.
+        """
         status = os.stat(path)
         stamp = status.st_ino, status.st_size, status.st_mtime_ns
-        if path not in self._usable:
-            self._usable[path] = stamp, self._make_usable(os.fsdecode(path), major)
-        known, reason = self._usable[path]
-        if reason is None and known != stamp:
-            reason = "NVRTC was replaced"  # by another package or release; this process has the old
-        if reason is not None:
-            raise _RefusedError(reason)
-
-    def _make_usable(self, path: str, major: int) -> str | None:
-        """Return why the library at `path` can't be used, or None."""
-        from kcache.nvrtc import compiler, library
-
-        wanted = library.at(path).identity
-        found = library.find()
-        if found is not None and found.identity == wanted:
-            return None
-        if library.loaded() is None:
-            import ctypes
-
-            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # what the bindings then find first
-        loaded = library.loaded()
-        if loaded is None or loaded.identity != wanted:
-            return "another NVRTC"
-        return None if major in (0, compiler.version()[0]) else "another NVRTC"
+        if self._stamps.setdefault(path, stamp) != stamp:
+            raise _RefusedError("NVRTC was replaced")
 
     # -- asking the cache --------------------------------------------------------------------------
 
     def _compile(self, program: Program) -> Answer:
         from kcache.nvrtc.options import CompileOptions
+        from kcache.nvrtc.request import CompileRequest
 
         options = CompileOptions(extra_options=tuple(map(_decoded, program.options)))
         if options.target is None:
@@ -239,15 +201,26 @@ class Answering:
             if default is None or any("arch" in option for option in options.extra_options):
                 raise _RefusedError("an architecture in an unknown form")
             options = options.replace(arch=default)
-        kernel = self._cache.get_or_compile(
+        call = CompileRequest(
             # kcache refuses a source without text; a comment makes the same of nothing.
             _decoded(program.source) if program.source.strip() else "//\n",
             tuple(_decoded(name) for name in dict.fromkeys(program.expressions)),
             options,
-            headers={_decoded(name): _decoded(text) for name, text in program.headers},
+            {_decoded(name): _decoded(text) for name, text in program.headers},
             source_name=_decoded(program.name or _DEFAULT_NAME),
         )
-        return _answer(program, kernel)
+        return _answer(program, self._cache.get_or_compile_for(_surroundings(program), call))
+
+
+def _surroundings(program: Program) -> Surroundings:
+    from kcache.nvrtc.surroundings import Surroundings
+
+    told = program.environment
+    environment = tuple(
+        (name, None if (value := told.get(name.encode())) is None else os.fsdecode(value))
+        for name in _DECISIVE
+    )
+    return Surroundings(os.fsdecode(program.library), os.fsdecode(program.directory), environment)
 
 
 def _answer(program: Program, kernel: CompiledKernel) -> Answer:

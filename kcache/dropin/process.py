@@ -92,10 +92,9 @@ def _answering() -> Answering:
     from kcache.dropin.answering import Answering
     from kcache.kernel_cache import KernelCache
 
-    variables = {os.fsencode(k): os.fsencode(v) for k, v in env.current().items()}
     home = env.cache_home(env.current())
     folder = None if home is None else os.path.join(home, "kcache-dropin")
-    return Answering(KernelCache(), variables, os.fsencode(os.getcwd()), folder)
+    return Answering(KernelCache(), folder)
 
 
 def _about() -> dict[str, object]:

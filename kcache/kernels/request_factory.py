@@ -15,6 +15,7 @@ from kcache.util.memory_tier import MemoryTier
 if TYPE_CHECKING:
     from kcache.kernels.recording import Recorder
     from kcache.nvrtc.request import CompileRequest, Request
+    from kcache.nvrtc.surroundings import Surroundings
 
 __all__ = ["Requests", "with_target"]
 
@@ -22,6 +23,7 @@ __all__ = ["Requests", "with_target"]
 _REQUEST_OVERHEAD = 2048
 
 _Call = tuple[str, "str | tuple[str, ...]", CompileOptions | None, str]
+_CallFor = tuple[str, tuple[str, ...], CompileOptions | None, str, "Surroundings"]
 
 
 class Requests:
@@ -37,7 +39,7 @@ class Requests:
     """
 
     def __init__(self, memory_size: int) -> None:
-        self._known: MemoryTier[_Call, Request] = MemoryTier(memory_size)
+        self._known: MemoryTier[_Call | _CallFor, Request] = MemoryTier(memory_size)
         self._compiler: str | None = None
         self.recorders: tuple[Recorder, ...] = ()
 
@@ -107,6 +109,37 @@ class Requests:
 
         return block()
 
+    def make_for(self, surroundings: Surroundings, call: CompileRequest) -> Request:
+        """Return the request that another process makes, remembered likewise.
+
+        Raises:
+            ConfigError: an argument is not allowed; OSError: its compiler is not there.
+        """
+        from kcache.nvrtc.library import at
+
+        identity = at(surroundings.library).identity
+        key = (call.source, tuple(call.names), call.options, call.source_name, surroundings)
+        known = None if call.headers else self._known.get(key)
+        if known is not None and known.compiler == identity and known.is_here():
+            return self._recorded(known)
+        request = self._make(
+            call.source,
+            call.names,
+            call.options,
+            call.headers,
+            source_name=call.source_name,
+            compiler=identity,
+            surroundings=surroundings,
+        )
+        if not call.headers:
+            self._known.put(key, request, 2 * len(call.source) + _REQUEST_OVERHEAD)
+        return self._recorded(request)
+
+    def _recorded(self, request: Request) -> Request:
+        for recorder in self.recorders:
+            recorder.note(request)
+        return request
+
     def of(self, call: CompileRequest) -> Request:
         """Return the request that the arguments in `call` make; errors as for `make`."""
         return self.make(
@@ -127,7 +160,8 @@ class Requests:
         if identity in ("", request.compiler):
             return request
         log.debug("the compiler was replaced: it is %s now", identity)
-        self._compiler = identity
+        if request.surroundings is None:
+            self._compiler = identity
         self._known.clear()
         return self._make(
             request.source,
@@ -136,6 +170,8 @@ class Requests:
             request.headers,
             extra_key=request.extra_key,
             source_name=request.source_name,
+            compiler=identity,
+            surroundings=request.surroundings,
         )
 
     def forget(self) -> None:
@@ -149,14 +185,18 @@ class Requests:
         options: CompileOptions | None,
         headers: Mapping[str, str] | None,
         *,
-        extra_key: bytes,
+        extra_key: bytes = b"",
         source_name: str,
+        compiler: str | None = None,
+        surroundings: Surroundings | None = None,
     ) -> Request:
         from kcache.nvrtc.request import Request
 
         options = with_target(options)
-        if self._compiler is None:
-            self._compiler = _identify_compiler()
+        if compiler is None:
+            compiler = self._compiler
+        if compiler is None:
+            compiler = self._compiler = _identify_compiler()
         return Request.make(
             source,
             names,
@@ -164,7 +204,8 @@ class Requests:
             headers,
             extra_key,
             source_name=source_name,
-            compiler=self._compiler,
+            compiler=compiler,
+            surroundings=surroundings,
         )
 
 

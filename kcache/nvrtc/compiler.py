@@ -112,7 +112,8 @@ def compile_request(
         CompileError: the compiler refused the source, crashed, or took longer than it may; `.log`
             has its whole log.
     """
-    path = find().path
+    surroundings = request.surroundings
+    path = find().path if surroundings is None else surroundings.library
     if moved is not None and (limits.workers == 0 or request.search.directory == NO_DIRECTORY):
         raise CompileError(f"{request.source_name}: only a worker can move directories")
     if limits.workers == 0:
@@ -163,22 +164,18 @@ def find() -> library.Library:
     return found
 
 
-def version() -> tuple[int, int]:
-    """Return NVRTC's (major, minor) version.
+def version(path: str | None = None) -> tuple[int, int]:
+    """Return (major, minor) of the NVRTC at `path`, by default of the one that compiles.
 
     Raises:
         CompilerNotFoundError: NVRTC is not installed.
     """
-    return _hello().version
+    return _hello(path).version
 
 
-def supported_archs() -> tuple[int, ...]:
-    """Return the architecture numbers that the library knows, ascending.
-
-    Raises:
-        CompilerNotFoundError: NVRTC is not installed.
-    """
-    return _hello().archs
+def supported_archs(path: str | None = None) -> tuple[int, ...]:
+    """Return the architecture numbers that a library knows, ascending; otherwise as `version`."""
+    return _hello(path).archs
 
 
 def recording_problem() -> str:
@@ -199,12 +196,12 @@ def recording_problem() -> str:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _hello() -> Hello:
+def _hello(path: str | None = None) -> Hello:
     from kcache.nvrtc.workers.messages import Hello
     from kcache.nvrtc.workers.pool import shared
     from kcache.nvrtc.workers.process import NoWorkerError
 
-    path = find().path
+    path = path or find().path
     try:
         return shared().hello(path)
     except NoWorkerError:
@@ -222,7 +219,7 @@ def _ask(request: Request, moved: Mapping[str, str]) -> Ask:
         request.names,
         request.headers,
         request.search.directory,
-        {},
+        {} if request.surroundings is None else dict(request.surroundings.environment),
         request.preamble,
         _AUTO_MISSES if request.options.precompiled_headers == "auto" else 1,
         request.search.marks(),
@@ -324,6 +321,9 @@ def _here(path: str) -> Nvrtc:
 def _compile_here(request: Request, path: str, problem: str) -> Run:
     from kcache.nvrtc.workers.nvrtc import Refused
 
+    if request.surroundings is not None:  # whose directory and environment are not this process's
+        name = request.source_name
+        raise CompileError(f"{name}: only a worker can compile it: {problem}", source_name=name)
     with _inside.lock:
         nvrtc = _here(path)
         try:

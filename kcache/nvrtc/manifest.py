@@ -28,7 +28,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from kcache import config
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.answers import answer_now, error_now
@@ -213,7 +212,7 @@ class Variant:
             if answer_now(question, search.path(place)) != answer:
                 yield Difference("answer", search.path(place))
         for name, value in sections.variables:
-            if config.variable(name) != value:
+            if search.variable(name) != value:
                 yield Difference("variable", name)
 
     def _is_file_of_set(self, path: str, search: HeaderSearch) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from kcache.config import compiler_variables, variable
+from kcache.config import compiler_variables
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
 from kcache.nvrtc.search import SPELLING, HeaderSearch, may_include
 from kcache.nvrtc.workers.harmless import are_harmless
 from kcache.util.record import Record
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.surroundings import Surroundings
 
 __all__ = [
     "DEFAULT_NAME",
@@ -52,6 +55,7 @@ class Request(NamedTuple):
         defines: macros of all options, `NAME` or `NAME=VALUE`.
         bound: what else `key` holds of the directories and the environment.
         variables: of the environment, those that are in the key; see `config`.
+        surroundings: of the process that asks, or None if that is this one.
     """
 
     source: str
@@ -70,13 +74,15 @@ class Request(NamedTuple):
     defines: tuple[str, ...]
     bound: tuple[str, ...]
     variables: tuple[str, ...]
+    surroundings: Surroundings | None = None
 
     def is_here(self) -> bool:
         """Tell whether the working directory is still the one that the request was made in."""
         directory = self.search.directory
-        if directory != working_directory():
+        if self.surroundings is None and directory != working_directory():
             return False
-        return not self.shows_paths or self.bound[0] == f"directory={_spelled(directory)}"
+        spelled = _spelled(directory, self.search.variable) if self.shows_paths else ""
+        return not self.shows_paths or self.bound[0] == f"directory={spelled}"
 
     def uncacheable(self) -> str | None:
         """Return why the outcome must not be cached, as far as the request itself tells."""
@@ -128,6 +134,7 @@ class Request(NamedTuple):
         *,
         source_name: str,
         compiler: str,
+        surroundings: Surroundings | None = None,
     ) -> Request:
         """Check the arguments and derive the rest; `options` names an architecture.
 
@@ -146,16 +153,21 @@ class Request(NamedTuple):
             raise ArgumentTypeError(f"extra_key is {type(extra_key).__name__}; allowed: bytes")
         extra = options.extra
         defines = (*map(str, options.defines), *extra.defines)
-        directory = working_directory()
         paths = (*map(str, options.include_paths), *extra.include_paths)
-        search = HeaderSearch(source_name, paths, directory=directory)
+        if surroundings is None:
+            directory, variables = working_directory(), compiler_variables()
+            search = HeaderSearch(source_name, paths, directory=directory)
+        else:
+            directory, variables = surroundings.directory, surroundings.compiler_variables()
+            known = surroundings.variable
+            search = HeaderSearch(source_name, paths, directory=directory, variable=known)
         outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
         bound: list[str] = []
         shows_paths = options.debug or options.lineinfo or extra.paths_in_output
         if shows_paths:
             # Debug information names the working directory and every file, as opened.
-            bound += [f"directory={_spelled(directory)}", *(f"prefix={p}" for p in search.prefixes)]
-        variables = compiler_variables()
+            spelling = _spelled(directory, search.variable)
+            bound += [f"directory={spelling}", *(f"prefix={p}" for p in search.prefixes)]
         bound += [f"variable={each}" for each in variables]
         # An option that nobody has tried may name files.
         contained = are_harmless(options.extra.without_paths) and not any(
@@ -194,6 +206,7 @@ class Request(NamedTuple):
             defines,
             tuple(bound),
             variables,
+            surroundings,
         )
 
 
@@ -259,7 +272,7 @@ def working_directory() -> str:
         return NO_DIRECTORY
 
 
-def _spelled(directory: str) -> str:
+def _spelled(directory: str, variable: Callable[[str], str | None]) -> str:
     """Return the working directory as debug information has it: LLVM takes PWD's spelling of it."""
     spelled = variable("PWD")
     if spelled and spelled != directory and spelled.startswith("/"):

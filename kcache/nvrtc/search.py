@@ -7,8 +7,10 @@ another checkout or container the same request has other roots, and the same que
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
+
+from kcache import config
 
 __all__ = ["ABSOLUTE", "SOURCE", "SPELLING", "HeaderSearch", "Place", "may_include"]
 
@@ -40,16 +42,27 @@ class HeaderSearch:
         source_name: name of the source; its directory is the root `SOURCE`.
         include_paths: directories in order, as given to the compiler.
         directory: working directory, which relative paths start from.
+        variable: returns an environment variable that a compiler asked for; None for this
+            process's own.
 
     Attributes:
+        variable: as given.
         prefixes: the roots as the compiler writes them before a name; empty for the working
             directory.
         roots: the same as absolute paths that end in a slash, the working directory's included.
     """
 
-    def __init__(self, source_name: str, include_paths: Iterable[str], *, directory: str) -> None:
+    def __init__(
+        self,
+        source_name: str,
+        include_paths: Iterable[str],
+        *,
+        directory: str,
+        variable: Callable[[str], str | None] = config.variable,
+    ) -> None:
         folder = os.path.dirname(source_name)
         self.directory = directory
+        self.variable = variable
         self.prefixes = (
             "" if not folder else "/" if folder == "/" else f"{folder}/",
             *map(_prefix, include_paths),

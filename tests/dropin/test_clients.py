@@ -91,6 +91,7 @@ def test_side_by_side_with_a_cache_of_its_own(
     fresh = dropin.bare(*new)
     under = dropin.run(*own[:3], dropin.folder / "another")
     assert fresh.output == under.output != first.output
+    assert "left to NVRTC 0" in under.line
 
 
 def test_ctypes_by_path(real: Path, dropin: Dropin, include: Path) -> None:

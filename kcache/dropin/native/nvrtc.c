@@ -50,7 +50,8 @@ struct program {
 static const char *const variables[] = {
     "NVRTC_APPEND_FLAGS", "NVRTC_PREPEND_FLAGS", "NVRTCWIZ", "EDG_BASE", "EDG_MODULES_PATH", "PWD",
     "MAKEFLAGS", "FINALIZER_USE_LEGACY_ELF_BUILDER", "FINALIZER_CUBIE", "CAN_FINALIZE_DEBUG",
-    "NVVM_IR_VER_CHK", "CUDA_CACHE_DISABLE", "DUMP_KNOBS_TO_FILE", NULL};
+    "NVVM_IR_VER_CHK", "CUDA_CACHE_DISABLE", "DUMP_KNOBS_TO_FILE",
+    "NVRTC_DISABLE_CONCURRENT_NVVM", NULL};
 
 /* -- texts ------------------------------------------------------------------------------------- */
 

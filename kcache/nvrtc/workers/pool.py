@@ -93,7 +93,7 @@ class WorkerPool:
 
         Args:
             library: path of the compiler.
-            ask: the request; `environment` is filled in here.
+            ask: the request; `environment` is completed here.
             family: equal for requests that share a precompiled header.
             timeout: seconds that the compile may take.
             slots: what bounds the compiles of all processes together.
@@ -123,9 +123,10 @@ class WorkerPool:
         slots: Slots | None,
         patient: bool,
     ) -> tuple[Hello, Reply]:
+        own = ask.environment
         while True:
             with self._worker(library, family, patient) as worker:
-                environment = config.changed_variables(worker.environment)
+                environment = {**config.changed_variables(worker.environment), **own}
                 ask = ask._replace(environment=environment)
                 if slots is None:
                     reply = worker.ask(ask, timeout)

@@ -1,0 +1,41 @@
+"""Surroundings: where a compile is made for, if that is another process than this one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kcache.config import COMPILER_VARIABLES
+
+__all__ = ["Surroundings"]
+
+
+class Surroundings(NamedTuple):
+    """What a process that asks for a kernel has of its own, and a compiler can see.
+
+    The drop-in's server compiles for programs. Each has a working directory, an environment and an
+    NVRTC of its own.
+
+    Attributes:
+        library: path of the NVRTC that compiles.
+        directory: the working directory.
+        environment: variables as that process has them, as (name, value) in any fixed order; None
+            for one that is not set. Those that are not named are as in this process.
+    """
+
+    library: str
+    directory: str
+    environment: tuple[tuple[str, str | None], ...]
+
+    def variable(self, name: str) -> str | None:
+        """Return the value of a variable, or None."""
+        for each, value in self.environment:
+            if each == name:
+                return value
+        from kcache import config
+
+        return config.variable(name)
+
+    def compiler_variables(self) -> tuple[str, ...]:
+        """Return what `kcache.config.compiler_variables` returns in that process."""
+        found = ((name, self.variable(name)) for name in COMPILER_VARIABLES)
+        return tuple(f"{name}={value}" for name, value in found if value is not None)

@@ -1,0 +1,93 @@
+"""Programs of one server that differ in working directory, environment and NVRTC: each gets its own."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from dropin.conftest import CLIENTS, KCACHE, Dropin
+
+CLIENT = CLIENTS / "surroundings.py"
+
+
+@pytest.fixture
+def folders(dropin: Dropin) -> list[Path]:
+    """Three directories: two with equal headers, one with another."""
+    folders = [dropin.folder / name for name in ("one", "same", "other")]
+    for folder, scale in zip(folders, (2, 2, 3), strict=True):
+        folder.mkdir()
+        (folder / "scale.h").write_text(f"#define SCALE {scale}\n")
+    return folders
+
+
+def _in_each(folders: list[Path], real: Path, *options: str) -> str:
+    client = " ".join(map(str, (sys.executable, CLIENT, real, *options)))
+    return "; ".join(f"(cd {folder} && {client})" for folder in folders)
+
+
+def test_programs_in_other_working_directories(
+    folders: list[Path], real: Path, dropin: Dropin
+) -> None:
+    script = ("sh", "-c", _in_each(folders, real, "-arch=sm_90"))
+    wanted = dropin.bare(*script)
+    first, second = dropin.run(*script), dropin.run(*script)
+    assert first.output == second.output == wanted.output, first.errors
+    assert (first.hits, first.misses) == (1, 2), first.line
+    assert (second.hits, second.misses) == (3, 0), second.line
+    assert "left to NVRTC 0" in first.line
+
+
+def test_debug_information_names_the_program_s_directory(
+    folders: list[Path], real: Path, dropin: Dropin, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(folders[0])
+    script = ("sh", "-c", _in_each([*folders, tmp_path / "link"], real, "-arch=sm_90", "-lineinfo"))
+    wanted = dropin.bare(*script)
+    first, second = dropin.run(*script), dropin.run(*script)
+    assert first.output == second.output == wanted.output, first.errors
+    assert len(set(wanted.output.split("\n"))) == 5
+    assert (second.hits, second.misses) == (4, 0), second.line
+
+
+def test_programs_with_other_variables(folders: list[Path], real: Path, dropin: Dropin) -> None:
+    client = f"{sys.executable} {CLIENT} {real} -arch=sm_90"
+    each = [client, f"FINALIZER_USE_LEGACY_ELF_BUILDER=1 {client}", f"env -u PWD {client}", client]
+    script = ("sh", "-c", f"cd {folders[0]}; {'; '.join(each)}")
+    wanted = dropin.bare(*script)
+    first, second = dropin.run(*script), dropin.run(*script)
+    assert first.output == second.output == wanted.output, first.errors
+    assert len(set(wanted.output.split("\n"))) == 3 or "nvrtc.so.12" in real.name
+    assert (second.hits, second.misses) == (4, 0), second.line
+
+
+def test_programs_with_another_nvrtc(
+    folders: list[Path], real: Path, dropin: Dropin, tmp_path: Path
+) -> None:
+    """The same library in another place stands for another one: it is loaded from there."""
+    other = tmp_path / "nvrtc"
+    other.mkdir()
+    for path in real.parent.glob("libnvrtc*"):
+        if path.stat().st_size:
+            shutil.copy(path, other / path.name)
+    script = ("sh", "-c", f"{_in_each(folders, real)}; {_in_each(folders, other / real.name)}")
+    wanted = dropin.bare(*script)
+    first = dropin.run(*script)
+    assert first.output == wanted.output, first.errors
+    assert (first.hits, first.misses) == (4, 2), first.line
+    assert "left to NVRTC 0" in first.line
+
+
+def test_the_server_of_the_user_serves_every_directory(
+    folders: list[Path], real: Path, dropin: Dropin
+) -> None:
+    assert dropin.bare(*KCACHE, "server", "start").code == 0
+    try:
+        script = ("sh", "-c", _in_each(folders, real, "-arch=sm_90"))
+        assert dropin.run(*script).output == dropin.bare(*script).output
+        told = dropin.run(*script)
+        assert (told.hits, told.misses) == (4, 2), told.line  # of the server, not of this run
+        assert "left to NVRTC 0" in told.line
+    finally:
+        assert dropin.bare(*KCACHE, "server", "stop").code == 0
