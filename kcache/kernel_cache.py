@@ -208,14 +208,12 @@ class KernelCache:
         kernel = self._finder.get(request, started)
         return self._on_miss().get(request) if kernel is None else kernel
 
-    def get_or_compile_for(
+    def _get_or_compile_for(
         self, surroundings: Surroundings, call: CompileRequest
     ) -> CompiledKernel:
-        """Return the kernel that another process asks for; see `Surroundings`.
+        """Return the kernel that another process asks for; see `Surroundings`. For the drop-in.
 
         The errors are those of `get_or_compile`. CompileError, too, if there can be no worker.
-
-        :meta private:
         """
         started = time.perf_counter()
         request = self._requests.make_for(surroundings, call)

@@ -209,7 +209,7 @@ class Answering:
             {_decoded(name): _decoded(text) for name, text in program.headers},
             source_name=_decoded(program.name or _DEFAULT_NAME),
         )
-        return _answer(program, self._cache.get_or_compile_for(_surroundings(program), call))
+        return _answer(program, self._cache._get_or_compile_for(_surroundings(program), call))
 
 
 def _surroundings(program: Program) -> Surroundings:

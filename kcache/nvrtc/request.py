@@ -81,8 +81,9 @@ class Request(NamedTuple):
         directory = self.search.directory
         if self.surroundings is None and directory != working_directory():
             return False
-        spelled = _spelled(directory, self.search.variable) if self.shows_paths else ""
-        return not self.shows_paths or self.bound[0] == f"directory={spelled}"
+        if not self.shows_paths:
+            return True
+        return self.bound[0] == f"directory={_spelled(directory, self.search.variable)}"
 
     def uncacheable(self) -> str | None:
         """Return why the outcome must not be cached, as far as the request itself tells."""

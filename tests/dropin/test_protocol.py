@@ -150,7 +150,7 @@ def test_the_directory_of_a_source_that_is_alone_in_it_does_not_matter(tmp_path:
 class Cache:
     """A cache that is not asked."""
 
-    def get_or_compile_for(self, *_args: object, **_kwargs: object) -> None:
+    def _get_or_compile_for(self, *_args: object, **_kwargs: object) -> None:
         raise AssertionError("asked")
 
     def close(self) -> None:
