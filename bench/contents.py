@@ -12,6 +12,7 @@ from chapters import (
     compile_many,
     damage,
     disk_usage,
+    dropin,
     file_counts,
     fresh_process,
     growth,
@@ -53,6 +54,7 @@ CHAPTERS: dict[str, Callable[[Plan, Path], Found]] = {
     "warm": warm_up.warm,
     "loaded": loaded_kernel.loaded,
     "remotes": remote_gets.remotes,
+    "dropin": dropin.dropin,
 }
 TITLES = {
     "kernels": "The main job: compile once, hit ever after",
@@ -79,4 +81,5 @@ TITLES = {
     "warm": "Warm-up, and again",
     "loaded": "A loaded kernel asked for again",
     "remotes": "A kernel from a server on the same machine",
+    "dropin": "Programs under `kcache run`",
 }

@@ -102,7 +102,7 @@ class Answering:
         self._cache = cache
         self._folder = folder
         self._stamps: dict[bytes, tuple[int, int, int]] = {}
-        self._about: dict[bytes, known.About] = {}
+        self._about: dict[bytes, tuple[str, known.About]] = {}
 
     def answer(self, program: Program) -> Answer | Declined:
         """Return NVRTC's answer, from the cache or else by a compile; raises nothing."""
@@ -131,25 +131,36 @@ class Answering:
 
     def about(self, path: bytes) -> known.About | Declined:
         """Return version and architectures of the NVRTC at `path`; raises nothing."""
-        from kcache.nvrtc import library
-
         try:
-            self._check_stamp(path)
-            if path not in self._about:
-                identity = library.at(os.fsdecode(path)).identity
-                about = known.recall(self._folder, identity)
-                if about is None:
-                    from kcache.nvrtc import compiler
-
-                    name = os.fsdecode(path)
-                    about = compiler.version(name), compiler.supported_archs(name)
-                    known.remember(self._folder, identity, about)
-                self._about[path] = about
-            return self._about[path]
+            return self._known(path)[1]
         except _RefusedError as refusal:
             return Declined(str(refusal))
         except Exception as error:  # as above
             return Declined(f"{type(error).__name__}: {error}")
+
+    def _known(self, path: bytes) -> tuple[str, known.About]:
+        """Return the identity of the NVRTC at `path`, and what it says of itself.
+
+        Raises:
+            _RefusedError: it is not the one that was there at first; OSError: there is none.
+        """
+        self._check_stamp(path)
+        if path not in self._about:
+            self._about[path] = self._ask(path)
+        return self._about[path]
+
+    def _ask(self, path: bytes) -> tuple[str, known.About]:
+        from kcache.nvrtc import library
+
+        name = os.fsdecode(path)
+        identity = library.at(name).identity
+        about = known.recall(self._folder, identity)
+        if about is None:
+            from kcache.nvrtc import compiler
+
+            about = compiler.version(name), compiler.supported_archs(name)
+            known.remember(self._folder, identity, about)
+        return identity, about
 
     @staticmethod
     def warm_up() -> None:
@@ -173,10 +184,7 @@ class Answering:
                 raise _RefusedError(f"option {option.partition('=')[0]}")
         if len(dict(program.headers)) != len(program.headers):
             raise _RefusedError("two headers of one name")
-        about = self.about(program.library)
-        if isinstance(about, Declined):
-            raise _RefusedError(about.reason)
-        if about[0][0] != program.major:
+        if self._known(program.library)[1][0][0] != program.major:
             raise _RefusedError("another NVRTC")
 
     def _check_stamp(self, path: bytes) -> None:
@@ -201,6 +209,7 @@ class Answering:
             if default is None or any("arch" in option for option in options.extra_options):
                 raise _RefusedError("an architecture in an unknown form")
             options = options.replace(arch=default)
+        around = _surroundings(program, self._known(program.library)[0])
         call = CompileRequest(
             # kcache refuses a source without text; a comment makes the same of nothing.
             _decoded(program.source) if program.source.strip() else "//\n",
@@ -209,10 +218,10 @@ class Answering:
             {_decoded(name): _decoded(text) for name, text in program.headers},
             source_name=_decoded(program.name or _DEFAULT_NAME),
         )
-        return _answer(program, self._cache._get_or_compile_for(_surroundings(program), call))
+        return _answer(program, self._cache._get_or_compile_for(around, call))
 
 
-def _surroundings(program: Program) -> Surroundings:
+def _surroundings(program: Program, compiler: str) -> Surroundings:
     from kcache.nvrtc.surroundings import Surroundings
 
     told = program.environment
@@ -220,7 +229,8 @@ def _surroundings(program: Program) -> Surroundings:
         (name, None if (value := told.get(name.encode())) is None else os.fsdecode(value))
         for name in _DECISIVE
     )
-    return Surroundings(os.fsdecode(program.library), os.fsdecode(program.directory), environment)
+    path, directory = os.fsdecode(program.library), os.fsdecode(program.directory)
+    return Surroundings(path, compiler, directory, environment)
 
 
 def _answer(program: Program, kernel: CompiledKernel) -> Answer:

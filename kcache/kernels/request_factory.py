@@ -113,14 +113,11 @@ class Requests:
         """Return the request that another process makes, remembered likewise.
 
         Raises:
-            ConfigError: an argument is not allowed; OSError: its compiler is not there.
+            ConfigError: an argument is not allowed.
         """
-        from kcache.nvrtc.library import at
-
-        identity = at(surroundings.library).identity
         key = (call.source, tuple(call.names), call.options, call.source_name, surroundings)
         known = None if call.headers else self._known.get(key)
-        if known is not None and known.compiler == identity and known.is_here():
+        if known is not None and known.is_here():
             return self._recorded(known)
         request = self._make(
             call.source,
@@ -128,7 +125,7 @@ class Requests:
             call.options,
             call.headers,
             source_name=call.source_name,
-            compiler=identity,
+            compiler=surroundings.compiler,
             surroundings=surroundings,
         )
         if not call.headers:

@@ -17,12 +17,14 @@ class Surroundings(NamedTuple):
 
     Attributes:
         library: path of the NVRTC that compiles.
+        compiler: identity of that NVRTC; see `library`.
         directory: the working directory.
         environment: variables as that process has them, as (name, value) in any fixed order; None
             for one that is not set. Those that are not named are as in this process.
     """
 
     library: str
+    compiler: str
     directory: str
     environment: tuple[tuple[str, str | None], ...]
 

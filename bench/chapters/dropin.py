@@ -1,17 +1,14 @@
 """The chapter about the drop-in: what a hit costs through the socket, and what `kcache run` costs.
 
-    python bench/nvrtc_dropin.py [--json]
-
-Every figure is a median of rounds that take turns, beside what it is compared with. Needs NVRTC, a
-C compiler and no GPU.
+Run as a program, under `kcache run`, it measures hits from inside. Needs NVRTC, a C compiler and no
+GPU.
 """
 
-import argparse
 import ctypes as c
+import importlib.util
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,10 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.findings import Absent, Comparison, Fact, Timing
+from harness.measure import Round, Rounds, Summary, interleave
+from harness.plan import Found, Plan
+
 from kcache.dropin import libraries
 from kcache.nvrtc import library
 
-ROUNDS = 15
 PROGRAMS = 64
 KCACHE = (sys.executable, "-m", "kcache", "run")
 OUTPUTS = ("PTX", "CUBIN", "ProgramLog")
@@ -77,7 +77,7 @@ def _timed(task: Callable[[], object], times: int = 1) -> float:
 # -- inside a program under `kcache run` -----------------------------------------------------------
 
 
-def inside(path: str, directory: str) -> dict[str, float]:
+def inside(path: str, directory: str, rounds: int) -> dict[str, list[float]]:
     """Measure hits; this process runs under `kcache run`."""
     import kcache
 
@@ -94,17 +94,16 @@ def inside(path: str, directory: str) -> dict[str, float]:
             return cache.get_or_compile(asked.decode(), (), options, source_name="k.cu")
 
         in_process()
-        rounds = [
+        taken = [
             {
                 "socket": _timed(lambda: interface.compile(asked), 20),
                 "repeated": _timed(lambda: interface.compile(kept), 50),
                 "in process": _timed(in_process, 50),
             }
-            for _ in range(ROUNDS)
+            for _ in range(rounds)
         ]
-        found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-    sizes = {f"bytes of {what}": float(len(data)) for what, data in outputs.items()}
-    return {**found, **sizes}
+    sizes = [float(sum(map(len, outputs.values())))]
+    return {**{name: [each[name] for each in taken] for name in taken[0]}, "bytes": sizes}
 
 
 # -- outside ---------------------------------------------------------------------------------------
@@ -124,37 +123,40 @@ def _run(command: tuple[str, ...], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def hits(path: str) -> dict[str, float]:
+def hits(path: str, rounds: int) -> dict[str, list[float]]:
     """A hit: kept in the program, through the socket, and in process."""
     with _folder() as environment:
-        command = (sys.executable, __file__, "--inside", path, environment["KCACHE_DIR"])
+        folder = str(Path(__file__).parents[1])
+        code = (
+            f"import sys; sys.path.insert(0, {folder!r}); from chapters.dropin import main; main()"
+        )
+        directory = environment["KCACHE_DIR"]
+        command = (sys.executable, "-c", code, path, directory, str(rounds))
         _run((*KCACHE, *command), environment)  # compiles
-        found: dict[str, float] = json.loads(_run((*KCACHE, *command), environment))
+        found: dict[str, list[float]] = json.loads(_run((*KCACHE, *command), environment))
         return found
 
 
-def starting() -> dict[str, float]:
+def starting(rounds: int) -> Rounds:
     """A program that compiles nothing, with and without `kcache run`."""
     script = shutil.which("kcache", path=os.path.dirname(sys.executable))
     launcher = (script, "run") if script else KCACHE
     program = (sys.executable, "-c", "pass")
     with _folder() as environment:
         _run((*launcher, *program), environment)
-        rounds = [
-            (
-                _timed(lambda: _run(program, environment)),
-                _timed(lambda: _run((*launcher, *program), environment)),
-            )
-            for _ in range(ROUNDS)
-        ]
-    bare, under = (statistics.median(column) for column in zip(*rounds, strict=True))
-    return {"bare": bare, "kcache run": under}
+        return interleave(
+            rounds,
+            [
+                lambda: {"bare": _timed(lambda: _run(program, environment))},
+                lambda: {"run": _timed(lambda: _run((*launcher, *program), environment))},
+            ],
+        )
 
 
 MISSES = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from nvrtc_dropin import Interface
+from chapters.dropin import Interface
 interface = Interface(sys.argv[2])
 source = b'extern "C" __global__ void k(float* a) { a[%d] = 1; }'
 interface.compile(source % 99999)
@@ -165,23 +167,52 @@ print((time.perf_counter() - start) / 20)
 """
 
 
-def misses(path: str) -> dict[str, float]:
+def misses(path: str, rounds: int) -> Rounds:
     """A miss of a trivial kernel, with and without `kcache run`."""
-    folder = str(Path(__file__).parent)
+    folder = str(Path(__file__).parents[1])
+    found = Rounds()
     with _folder() as environment:
-        rounds: list[tuple[float, float]] = []
-        for number in range(5):
+        for number in range(rounds):
             program = (sys.executable, "-c", MISSES, folder, path, str(1000 * number))
-            pair = _run(program, environment), _run((*KCACHE, *program), environment)
-            rounds.append((float(pair[0]), float(pair[1])))
-    bare, under = (statistics.median(column) for column in zip(*rounds, strict=True))
-    return {"bare": bare, "kcache run": under}
+            bare, under = _run(program, environment), _run((*KCACHE, *program), environment)
+            found.add({"bare": float(bare), "run": float(under)})
+    return found
+
+
+#: CuPy's way to a kernel; the device's architecture, and loading the module, are made up.
+CUPY = """
+import sys, time
+from types import SimpleNamespace
+from cupy.cuda import compiler
+class Module:
+    def load(self, cubin): pass
+    def _set_mapping(self, mapping): pass
+compiler.function = SimpleNamespace(Module=Module)
+compiler._get_arch_for_options_for_nvrtc = lambda _arch=None: ("-arch=sm_90", "cubin")
+start = time.perf_counter()
+compiler._compile_module_with_cache(sys.argv[1], (), arch="90")
+print(time.perf_counter() - start)
+"""
+
+
+def cupy(rounds: int) -> Rounds:
+    """CuPy's first kernel of a process, from its own disk cache and by `kcache run`."""
+    with _folder() as environment:
+        program = (sys.executable, "-c", CUPY, SOURCE)
+        own = {**environment, "CUPY_CACHE_DIR": environment["KCACHE_DIR"] + "-cupy"}
+        ours = {**environment, "CUPY_CACHE_IN_MEMORY": "1"}
+        tasks: list[Callable[[], Round]] = [
+            lambda: {"own": float(_run(program, own))},
+            lambda: {"run": float(_run((*KCACHE, *program), ours))},
+        ]
+        interleave(1, tasks)  # fills both
+        return interleave(rounds, tasks)
 
 
 CROWD = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from nvrtc_dropin import SOURCE, Interface
+from chapters.dropin import SOURCE, Interface
 interface = Interface(sys.argv[2])
 for number in range(20):
     assert len(interface.compile(SOURCE.encode() + b"// include %d" % number)["CUBIN"]) > 10000
@@ -190,7 +221,7 @@ for number in range(20):
 
 def crowd(path: str) -> dict[str, float]:
     """Many programs at once against one server: 20 hits of 100 KiB each."""
-    folder = str(Path(__file__).parent)
+    folder = str(Path(__file__).parents[1])
     program = (sys.executable, "-c", CROWD, folder, path)
     with _folder() as environment:
         _run((*KCACHE, *program), environment)  # compiles
@@ -202,46 +233,69 @@ def crowd(path: str) -> dict[str, float]:
     return {"seconds": seconds, "failed": float(output.count("failed")), "hits": PROGRAMS * 20.0}
 
 
-def main() -> None:
-    """Measure everything, and print it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.inside:
-        print(json.dumps(inside(*arguments.inside)))
-        return
+# -- the chapter -----------------------------------------------------------------------------------
+
+
+def dropin(plan: Plan, _folder: Path) -> Found:
+    """A program under `kcache run`: its hits, its misses, its start."""
     found = library.find()
     if found is None:
-        sys.exit("NVRTC is not installed")
+        yield Absent("dropin", "kcache run", "NVRTC is not installed")
+        return
     libraries.find(os.environ)
-    figures = {
-        "hits": hits(found.path),
-        "starting": starting(),
-        "misses": misses(found.path),
-        "crowd": crowd(found.path),
-    }
-    if arguments.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        _show(figures)
-
-
-def _show(figures: dict[str, dict[str, float]]) -> None:
-    hit, start, miss, many = (figures[n] for n in ("hits", "starting", "misses", "crowd"))
-    beyond = hit["socket"] - hit["in process"]
-    size = hit["bytes of PTX"] + hit["bytes of CUBIN"]
-    print(f"a hit of {size / 1024:.0f} KiB, through the socket: {hit['socket'] * 1e6:.0f} us,")
-    print(f"  {beyond * 1e6:.0f} us beyond the in-process hit (at most 300)")
-    print(f"a hit again in one program: {hit['repeated'] * 1e6:.1f} us (at most 20)")
-    slower = (start["kcache run"] - start["bare"]) * 1e3
-    print(f"a program that compiles nothing: {slower:.1f} ms slower (at most 30)")
-    over = (miss["kcache run"] - miss["bare"]) * 1e3
-    print(f"a miss: {over:.1f} ms over the real NVRTC (at most 5, without the worker's own cost)")
+    rounds = max(3, plan.calls // 3)
+    yield from _hits(found.path, rounds)
+    start, miss = starting(rounds), misses(found.path, plan.costly)
+    yield from _over("a program that compiles nothing", start, 0.030)
+    yield from _over("a miss of a trivial kernel, the worker's cost included", miss, 0.005)
+    yield from _cupy(plan.costly)
+    many = crowd(found.path)
     rate = many["hits"] / many["seconds"]
-    print(f"{PROGRAMS} programs at once: {many['seconds']:.1f} s, {rate:.0f} hits/s, ", end="")
-    print(f"{many['failed']:.0f} failed")
+    told = f"{rate:.0f} hits/s, {many['failed']:.0f} programs failed"
+    yield Fact(
+        "dropin", f"{PROGRAMS} programs at once, 20 hits each", told, "none", not many["failed"]
+    )
 
 
-if __name__ == "__main__":
-    main()
+def _hits(path: str, rounds: int) -> Found:
+    taken = hits(path, rounds)
+    size = f"{taken['bytes'][0] / 1024:.0f} KiB of PTX and CUBIN"
+    pairs = zip(taken["socket"], taken["in process"], strict=True)
+    beyond = Summary.of(socket - inside for socket, inside in pairs)
+    again = Summary.of(taken["repeated"])
+    for name in ("socket", "in process", "repeated"):
+        yield Timing("dropin", f"a hit, {name}", f"{size}: median", Summary.of(taken[name]))
+    yield _at_most(f"a hit through the socket, {size}: beyond the in-process hit", beyond, 300e-6)
+    yield _at_most("a hit again in one program", again, 20e-6)
+
+
+def _over(what: str, rounds: Rounds, most: float) -> Found:
+    yield Timing("dropin", what, "seconds: without", rounds.summary("bare"))
+    yield Timing("dropin", what, "seconds: with `kcache run`", rounds.summary("run"))
+    yield _at_most(f"{what}: beyond the same without", Summary.of(rounds.less("run", "bare")), most)
+
+
+def _at_most(figure: str, taken: Summary, most: float) -> Fact:
+    unit, factor = ("ms", 1e3) if most >= 1e-3 else ("us", 1e6)
+    told = f"{taken.median * factor:.3g} {unit}"
+    return Fact("dropin", figure, told, f"at most {most * factor:.3g} {unit}", taken.median <= most)
+
+
+def _cupy(rounds: int) -> Found:
+    if importlib.util.find_spec("cupy") is None:
+        yield Absent("dropin", "CuPy, its disk cache", "CuPy is not installed")
+        return
+    yield Comparison("dropin", cupy(rounds)).ratio(
+        "CuPy's first kernel of a process, `kcache run`",
+        "run",
+        "CuPy, its disk cache",
+        "own",
+        target=10,
+        at_least=True,
+    )
+
+
+def main() -> None:
+    """Measure from inside, under `kcache run`."""
+    path, directory, rounds = sys.argv[1:]
+    print(json.dumps(inside(path, directory, int(rounds))))
