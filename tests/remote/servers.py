@@ -166,7 +166,7 @@ class Nginx(NamedTuple):
     """An nginx with WebDAV.
 
     `/cache/` takes everything, `/private/` asks for `user:secret`, `/token/` for the bearer token
-    `t0ken`, `/ro/` is read-only, `/closed/` refuses, `/moved/` redirects to `/cache/`, `/away/` to
+    `t0ken`, `/ro/` is read-only, `/certified/` asks for a certificate, `/closed/` refuses, `/moved/` redirects to `/cache/`, `/away/` to
     another server.
     """
 
@@ -196,6 +196,8 @@ http {{
     listen 127.0.0.1:{tls_port} ssl;
     ssl_certificate {place}/server.pem;
     ssl_certificate_key {place}/server.key;
+    ssl_client_certificate {place}/server.ca;
+    ssl_verify_client optional;
     root {place}/files;
     dav_methods PUT;
     create_full_put_path on;
@@ -204,6 +206,7 @@ http {{
     location /token/ {{ if ($http_authorization != "Bearer t0ken") {{ return 401; }} }}
     location /ro/ {{ limit_except GET {{ deny all; }} }}
     location /closed/ {{ return 403; }}
+    location /certified/ {{ if ($ssl_client_verify != SUCCESS) {{ return 403; }} }}
     location /gone/ {{ return 410; }}
     location /broken/ {{ return 500; }}
     location /moved/ {{ rewrite ^/moved/(.*)$ http://127.0.0.1:{port}/cache/$1 permanent; }}

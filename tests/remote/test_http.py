@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import http.server
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -228,6 +231,21 @@ def test_tls(store: Callable[..., HttpStore], nginx: Nginx) -> None:
         store(f"https://127.0.0.1:{nginx.port}/cache?{PATIENT}").get(key(9), MOST)
     with pytest.raises(ConfigError, match="certificate"):
         store(f"{url}&ca_file={nginx.certificate}-not-there")
+
+
+def test_a_certificate_of_the_client(
+    store: Callable[..., HttpStore], nginx: Nginx, tmp_path: Path
+) -> None:
+    ca, cert, private = (nginx.certificate.with_suffix(s) for s in (".ca", ".pem", ".key"))
+    url = f"https://127.0.0.1:{nginx.tls_port}/certified?{PATIENT}&ca_file={ca}"
+    own = store(f"{url}&cert_file={cert}&key_file={private}")
+    own.put(key(9), VALUE)
+    assert own.get(key(9), MOST) == VALUE
+    with pytest.raises(RemoteRefused, match="403"):
+        store(url).get(key(9), MOST)
+    (tmp_path / "other").write_text("no key")
+    with pytest.raises(ConfigError, match="certificate or its key"):
+        store(f"{url}&cert_file={cert}&key_file={tmp_path / 'other'}")
 
 
 def test_a_redirect_out_of_tls_is_not_followed(
@@ -476,3 +494,63 @@ def test_a_proxy_from_the_environment(
     monkeypatch.setenv("no_proxy", "cache.example")
     with pytest.raises(RemoteError):
         cache.get(key("proxied"), MOST)
+
+
+@pytest.fixture
+def tunnel(nginx: Nginx) -> Iterator[tuple[int, list[bytes]]]:
+    """A proxy that knows CONNECT, and leads to nginx whatever the name; yields what it is asked."""
+    asked: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                target.sendall(piece)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+    def serve(client: socket.socket) -> None:
+        request = b""
+        while b"\r\n\r\n" not in request:
+            request += client.recv(1 << 12)
+        asked.append(request)
+        client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        with client, socket.create_connection(("127.0.0.1", nginx.tls_port)) as server:
+            back = threading.Thread(target=pump, args=(server, client), daemon=True)
+            back.start()
+            pump(client, server)
+            back.join(timeout=30)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    yield listener.getsockname()[1], asked
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(timeout=30)
+
+
+def test_a_tunnel_through_a_proxy(
+    tunnel: tuple[int, list[bytes]],
+    store: Callable[..., HttpStore],
+    nginx: Nginx,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The proxy sees the host, and its own credentials, and nothing of the remote's."""
+    port, asked = tunnel
+    monkeypatch.setenv("https_proxy", f"http://us%20er:pass@127.0.0.1:{port}")
+    monkeypatch.setenv("KCACHE_REMOTE_TOKEN", "t0ken")
+    cache = store(f"https://localhost:{nginx.tls_port}/token?{PATIENT}&ca_file={nginx.certificate}")
+    for _ in range(2):
+        cache.put(key("tunnel"), VALUE)
+        assert cache.get(key("tunnel"), MOST) == VALUE
+    assert len(asked) == 1
+    assert asked[0].startswith(f"CONNECT localhost:{nginx.tls_port} ".encode())
+    assert base64.b64encode(b"us er:pass") in asked[0]
+    assert b"t0ken" not in asked[0]
