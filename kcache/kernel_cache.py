@@ -14,12 +14,11 @@ from kcache.config import Config
 from kcache.engine.engine import CacheEngine
 from kcache.engine.journal import Journal, limit_for
 from kcache.engine.stats import Stats, StatsFile
-from kcache.errors import ConfigError
 from kcache.kernels.find import build_finder
 from kcache.kernels.request_factory import Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
-from kcache.nvrtc.request import CompileRequest, compile_request
+from kcache.nvrtc.request import CompileRequest
 from kcache.registry import open_place, prepared, with_known_backend
 from kcache.util import log
 from kcache.util.units import parse_size
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from kcache.kernels.aio import AsyncFront
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.resolver import Resolver
-    from kcache.nvrtc.request import Request
     from kcache.nvrtc.surroundings import Surroundings
 
 __all__ = ["KernelCache"]
@@ -208,15 +206,12 @@ class KernelCache:
         kernel = self._finder.get(request, started)
         return self._on_miss().get(request) if kernel is None else kernel
 
-    def _get_or_compile_for(
-        self, surroundings: Surroundings, call: CompileRequest
-    ) -> CompiledKernel:
+    def _get_or_compile_for(self, around: Surroundings, call: CompileRequest) -> CompiledKernel:
         """Return the kernel that another process asks for; see `Surroundings`. For the drop-in.
 
         The errors are those of `get_or_compile`. CompileError, too, if there can be no worker.
         """
-        started = time.perf_counter()
-        request = self._requests.make_for(surroundings, call)
+        started, request = time.perf_counter(), self._requests.make_for(around, call)
         kernel = self._finder.get(request, started)
         return self._on_miss().get(request) if kernel is None else kernel
 
@@ -272,12 +267,7 @@ class KernelCache:
         """
         from kcache.kernels.batch import compile_all
 
-        made: list[Request] = []
-        for number, given in enumerate(requests):
-            try:
-                made.append(self._requests.of(compile_request(given)))
-            except ConfigError as error:
-                raise type(error)(f"requests[{number}]: {error}") from error
+        made = self._requests.of_all(requests)
         return compile_all(self._on_miss(), made, jobs=jobs, progress=progress)
 
     def lookup(
@@ -300,9 +290,7 @@ class KernelCache:
         )
         kernel = None if self._disabled else self._finder.find(request, started)
         if kernel is None and self.config.remote.value and not self._disabled:
-            remotes = self._on_miss().remotes
-            found = None if remotes is None else remotes.find(request, started)
-            kernel = None if found is None else found.value.kernel
+            kernel = self._on_miss().find_remotely(request, started)
         if kernel is None:
             self.engine.counters.add("misses")
         return kernel
@@ -438,8 +426,7 @@ class KernelCache:
         from kcache.admin.info import one_line  # not needed for a hit
 
         path = None if self._directory is None else self._directory.path
-        said = one_line(self.engine, directory=path, backend=self._backend)
-        return f"{type(self).__name__}({said})"
+        return f"KernelCache({one_line(self.engine, directory=path, backend=self._backend)})"
 
     def __enter__(self) -> Self:
         """Return the cache itself."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from kcache.config import compiler_variables
-from kcache.errors import ArgumentTypeError
+from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.options import CompileOptions
 from kcache.util import log
 from kcache.util.memory_tier import MemoryTier
@@ -136,6 +136,22 @@ class Requests:
         for recorder in self.recorders:
             recorder.note(request)
         return request
+
+    def of_all(self, given: Iterable[object]) -> list[Request]:
+        """Return the requests that each of the given makes.
+
+        Raises:
+            ConfigError: one has an argument that is not allowed; the message names it.
+        """
+        from kcache.nvrtc.request import compile_request
+
+        made: list[Request] = []
+        for number, each in enumerate(given):
+            try:
+                made.append(self.of(compile_request(each)))
+            except ConfigError as error:
+                raise type(error)(f"requests[{number}]: {error}") from error
+        return made
 
     def of(self, call: CompileRequest) -> Request:
         """Return the request that the arguments in `call` make; errors as for `make`."""

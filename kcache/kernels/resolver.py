@@ -166,6 +166,11 @@ class Resolver:
         if self._proofs is not None:
             self._proofs.finish()
 
+    def find_remotely(self, request: Request, started: float) -> CompiledKernel | None:
+        """Return the kernel if a remote has it, counted as a hit, or None, not counted."""
+        found = None if self.remotes is None else self.remotes.find(request, started)
+        return None if found is None else found.value.kernel
+
     def close(self) -> None:
         """Finish the proofs, close the lock file, and hang up. Idempotent."""
         try:
