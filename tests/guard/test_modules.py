@@ -48,7 +48,15 @@ WAIT = {
 _FILE = {"_coldest", "_examine", "_file_check", "_files", "_shards", "file"}
 _LMDB = {
     *("_environment", "_files", "_lmdb_connection", "_lmdb_errors", "_lmdb_files", "_lmdb_folder"),
-    *("_lmdb_forks", "_lmdb_locks", "_lmdb_opening", "_lmdb_records", "_lmdb_room", "lmdb"),
+    *(
+        "_lmdb_forks",
+        "_lmdb_locks",
+        "_lmdb_opening",
+        "_lmdb_reader",
+        "_lmdb_records",
+        "_lmdb_room",
+        "lmdb",
+    ),
 }
 BACKENDS = {"file": _FILE, "zstd": _FILE | {"zstd"}, "lmdb": _LMDB, "zstd+lmdb": _LMDB | {"zstd"}}
 #: Modules of kcache that a backend needs beside the engine's.
