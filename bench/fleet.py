@@ -16,8 +16,8 @@ requests of one kernel are those of kcache:
 
 A layer is asked before the remote, and takes no request.
 
-`tests/bench/test_fleet.py` compares it with real processes, each a node with a cache of its own, that
-share one Redis.
+`tests/remote/test_fleet.py` compares it with real processes that share one Redis, each a node with
+a cache of its own.
 """
 
 import argparse
@@ -190,7 +190,7 @@ def fleets() -> Iterator[tuple[str, Fleet]]:
         yield "cold", Fleet(nodes)
         yield "cold, leases", Fleet(nodes, leases=True)
         yield "warm", Fleet(nodes, warm=True)
-        yield "warm, a layer with 90 %", Fleet(nodes, warm=True, layer=0.9)
+        yield "warm, a layer with most", Fleet(nodes, warm=True, layer=0.9)
         yield "a layer with all", Fleet(nodes, warm=True, layer=1.0)
 
 

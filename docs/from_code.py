@@ -447,20 +447,21 @@ def fleets() -> Iterator[str]:
     """The table of `bench/simulated/fleet.json`."""
     path = Path(__file__).parents[1] / "bench" / "simulated" / "fleet.json"
     head = ("nodes", "start", "compiles", "requests", "requests/s", "GB", "MB/s", "seconds")
-    rows: list[Sequence[str]] = [head]
-    for found in json.loads(path.read_text(encoding="utf-8"))["simulated"]:
-        rows.append(
-            (
-                f"{found['nodes']:,}",
-                found["start"],
-                f"{found['compiles']:,}",
-                f"{found['requests']:,}",
-                f"{found['peak_requests']:,}",
-                f"{found['sent'] / 1e9:,.2f}",
-                f"{found['peak_bytes'] / 1e6:,.0f}",
-                f"{found['seconds']:,.0f}",
-            )
+    found = json.loads(path.read_text(encoding="utf-8"))["simulated"]
+    rows: list[Sequence[str]] = [
+        (
+            f"{row['nodes']:,}",
+            row["start"],
+            f"{row['compiles']:,}",
+            f"{row['requests']:,}",
+            f"{row['peak_requests']:,}",
+            f"{row['sent'] / 1e9:,.2f}",
+            f"{row['peak_bytes'] / 1e6:,.0f}",
+            f"{row['seconds']:,.0f}",
         )
+        for row in found
+    ]
+    rows.insert(0, head)
     yield from table(rows)
 
 
