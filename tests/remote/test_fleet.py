@@ -77,7 +77,7 @@ def gets(port: int) -> int:
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"INFO commandstats\r\nQUIT\r\n")
         text = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-    found = [line for line in text.splitlines() if line.startswith("cmdstat_get:")]
+    found = [line for line in text.splitlines() if line.startswith("cmdstat_getrange:")]
     return int(found[0].partition("calls=")[2].partition(",")[0]) if found else 0
 
 
