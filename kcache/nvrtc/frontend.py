@@ -10,7 +10,7 @@ from kcache.errors import CompileError
 from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled, Limits, Run
 from kcache.nvrtc.files import FileDigests, file_clock_ns
-from kcache.nvrtc.headers import HeaderSet, only_names
+from kcache.nvrtc.headers import HeaderSet, is_directory, only_names
 from kcache.nvrtc.manifest import ONLY, Variant
 from kcache.nvrtc.relocation import bound_of, moved
 from kcache.nvrtc.request import Request
@@ -118,11 +118,12 @@ class Frontend:
             return Proof(None, conclusive=False)
         if run is not None and run.record is not None and not run.problem:
             # LLVM asks for the real working directory, by `PWD`; see `Recorder.begin`.
-            here = request.search.directory
-            files = {
-                p: each for p, each in run.record.files.items() if (p, each.kind) != (here, "d")
+            asked = {
+                path: each
+                for path, each in run.record.files.items()
+                if each.kind != "d" or not is_directory(path, request.search)
             }
-            record = run.record._replace(files=files)
+            record = run.record._replace(files=asked)
             found = _header_set(elsewhere.request, record, run.compiled)
             same = Variant.of(found).unbound().raw == variant.unbound().raw
             if same and not found.bound.startswith(ONLY):

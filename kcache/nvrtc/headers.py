@@ -30,6 +30,7 @@ __all__ = [
     "Sections",
     "decode",
     "encode",
+    "is_directory",
     "is_header",
     "only_names",
     "same_identities",
@@ -116,7 +117,7 @@ class HeaderSet(NamedTuple):
                 denied.append(Denied(place, answer.error))
             elif answer.kind in "-f" and search.path(place) in named:
                 kinds["n"].add(place)
-            elif answer.kind == "d" and _is_directory(search.path(place), search):
+            elif answer.kind == "d" and is_directory(search.path(place), search):
                 pass
             elif answer.kind in "-afd":
                 kinds["-" if answer.kind == "a" else answer.kind].add(place)
@@ -169,7 +170,7 @@ def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bo
     for path, answer in record.files.items():
         place = search.place(path)
         absolute = search.path(place)
-        if answer.kind == "d" and _is_directory(absolute, search):
+        if answer.kind == "d" and is_directory(absolute, search):
             continue
         # Whether the source's directory is there decides how messages spell it, which the log
         # shows for a name that is part of the key; no other output depends on it.
@@ -193,7 +194,7 @@ def _names(texts: Iterable[str], search: HeaderSearch) -> frozenset[str]:
     )
 
 
-def _is_directory(path: str, search: HeaderSearch) -> bool:
+def is_directory(path: str, search: HeaderSearch) -> bool:
     """Tell whether a path is the working directory, which is one wherever a compile is made."""
     while path.endswith(("/", "/.")) and len(path) > 1:
         path = path.removesuffix(".").removesuffix("/") or "/"

@@ -8,15 +8,20 @@ of JSON with what was counted, or ends with the steps that led to a failure. Mod
 seconds. *failed*: a compile failed inside a header before each step. *mixed*: compiles with debug
 information, for other architectures and for link time happen in between.
 *precompiled*: with precompiled headers, and another source that begins alike after each step.
+*together*: with eager relocation, and after each step three threads and a process ask at the same
+time for kernels, some of them with debug information, for link time, with precompiled headers, or
+such as do not compile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -28,7 +33,7 @@ from nvrtc.trees import World
 
 import kcache
 
-MODES = ("plain", "trust", "failed", "mixed", "precompiled")
+MODES = ("plain", "trust", "failed", "mixed", "precompiled", "together")
 #: A manifest keeps 16 header sets; a run must not store more, or older ones are rightly forgotten.
 MOST_STORED = 14
 
@@ -46,12 +51,16 @@ class Run:
         top.mkdir(parents=True)
         os.chdir(top)
         self.world = World(top, self.chance)
-        self.cache = kcache.KernelCache(folder / "cache")
+        self.cache = self.open()
         #: States that were compiled, and what the compiler read then.
-        self.states: set[str] = set()
+        self.states: dict[str, set[str]] = {}
         self.reads: set[str] = set()
         self.stored = 0
         self.refusal = ""
+
+    def open(self) -> kcache.KernelCache:
+        eager = "eager" if self.mode == "together" else "lazy"
+        return kcache.KernelCache(self.folder / "cache", relocation=eager)
 
     def prepare(self) -> None:
         if self.mode == "trust":
@@ -100,13 +109,15 @@ class Run:
             self.check()
             if self.mode == "precompiled" and not self.refusal:
                 self.check_another()
+            if self.mode == "together" and not self.refusal:
+                self.check_together()
         return self.counts
 
     def reopen(self) -> None:
         roll = self.chance.random()
         if roll < 0.2:
             self.cache.close()
-            self.cache = kcache.KernelCache(self.folder / "cache")
+            self.cache = self.open()
         elif roll < 0.3:
             self.cache.clear_memory()
 
@@ -140,8 +151,12 @@ class Run:
         state = world.state()
         if state in self.states:
             self.counts["seen before"] += 1
-            assert kernel.cached, "a miss where the whole tree was compiled before"
-        self.states.add(state)
+            # A kernel that reaches a header in two ways may be good for its location alone.
+            moved = str(world.top) not in self.states[state]
+            self.counts["moved"] += moved
+            self.counts["moved and hit"] += moved and kernel.cached
+            assert kernel.cached or moved, "a miss where the whole tree was compiled before"
+        self.states.setdefault(state, set()).add(str(world.top))
         self.count_possible(kernel)
 
     def options(self) -> kcache.CompileOptions:
@@ -157,6 +172,61 @@ class Run:
         assert kernel.ptx == expected.ptx, "STALE PTX of another source"
         assert kernel.cubin == expected.cubin, "STALE CUBIN of another source"
         assert kernel.log == expected.log
+
+    def check_together(self) -> None:
+        """Assert the same of kernels that threads and a process ask for at the same time."""
+        world = self.world
+        kinds: list[dict[str, Any]] = [
+            {},
+            {"precompiled_headers": True},
+            {"debug": True},
+            {"lto": True},
+            {"arch": "sm_90"},
+        ]
+        arguments: dict[str, Any] = {"headers": world.headers, "source_name": world.source_name}
+        asked = [
+            (f"{world.source}// {self.counts['steps']} {n}\n", world.options().replace(**kind))
+            for n, kind in enumerate(self.chance.sample(kinds, 3))
+        ]
+        expected = [compile_fresh(source, o.flags(), **arguments) for source, o in asked]
+        found: list[str] = []
+
+        def ask(cache: kcache.KernelCache, number: int) -> None:
+            source, options = asked[number]
+            try:
+                if self.chance.random() < 0.3:
+                    with contextlib.suppress(kcache.CompileError):
+                        cache.get_or_compile(f"#error {number}\n", (), options)
+                kernel = cache.get_or_compile(source, (), options, **arguments)
+            except Exception as error:
+                found.append(repr(error))
+            else:
+                fresh = expected[number]
+                if (kernel.ptx, kernel.cubin, kernel.ltoir) != (
+                    fresh.ptx,
+                    fresh.cubin,
+                    fresh.ltoir,
+                ):
+                    found.append(f"STALE: {options}, cached={kernel.cached}")
+
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                with self.open() as cache:
+                    for number in range(3):
+                        ask(cache, number)
+                status = 1 if found else 0
+            finally:
+                os._exit(status)
+        threads = [threading.Thread(target=ask, args=(self.cache, n)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not found, found
+        assert os.waitpid(pid, 0)[1] == 0, "the process disagrees"
+        self.counts["together"] += 6
 
     def count_possible(self, kernel: kcache.CompiledKernel) -> None:
         """Count whether a hit was possible: the compiler read the same, and made the same of it."""
