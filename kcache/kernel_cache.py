@@ -38,6 +38,7 @@ __all__ = ["KernelCache"]
 
 #: Share of the memory tier that remembers requests, so that asking again needs no hashing.
 _REQUEST_SHARE = 0.25
+_NEVER = float("inf")
 
 
 class KernelCache:
@@ -167,6 +168,8 @@ class KernelCache:
         self._finder = build_finder(self.engine, config)
         #: Needed for a miss only.
         self._resolver: Resolver | None = None
+        #: Time of `time.perf_counter` before which remotes have nothing to say.
+        self._ask_remotes_at = 0.0 if config.remote.value and not disabled else _NEVER
 
     # -- compiling -----------------------------------------------------------------------------
 
@@ -289,8 +292,8 @@ class KernelCache:
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
         kernel = None if self._disabled else self._finder.find(request, started)
-        if kernel is None and self.config.remote.value and not self._disabled:
-            kernel = self._on_miss().find_remotely(request, started)
+        if kernel is None and started >= self._ask_remotes_at:
+            kernel, self._ask_remotes_at = self._on_miss().find_remotely(request, started)
         if kernel is None:
             self.engine.counters.add("misses")
         return kernel

@@ -49,6 +49,11 @@ class RemoteKernels:
         self._writes = writes and client.writable
         self._wait = wait
 
+    @property
+    def nothing_until(self) -> float:
+        """Time of `time.perf_counter` until which asking is useless."""
+        return self._client.nothing_until
+
     # -- finding ---------------------------------------------------------------------------------
 
     def find(self, request: Request, started: float) -> Made[Answer] | None:

@@ -108,7 +108,10 @@ class Client:
     Args:
         setup: what the agent is made with.
         connect: returns a new connection; raises RemoteError.
-        clock: monotonic seconds, for tests.
+        clock: seconds, for tests.
+
+    Attributes:
+        nothing_until: time of the clock until which no remote has anything to say.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class Client:
         setup: Setup,
         connect: Callable[[], socket.socket],
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.addresses = setup.addresses
         self.writable = any(address.writable for address in setup.addresses)
@@ -127,7 +130,7 @@ class Client:
         self._kept: list[_Connection] = []
         self._lock = threading.Lock()
         #: Until then it is useless to look for anything; until then the agent is not asked at all.
-        self._nothing_until = 0.0
+        self.nothing_until = 0.0
         self._silent_until = 0.0
         self._pause = FIRST_PAUSE
         self.failures = 0
@@ -138,7 +141,7 @@ class Client:
     @property
     def worth_asking(self) -> bool:
         """Whether a remote may have something."""
-        return self._clock() >= self._nothing_until
+        return self._clock() >= self.nothing_until
 
     def get(self, key: str, first: int = 0) -> Found | None:
         """Return what the remotes from index `first` on have under `key`, or None."""
@@ -153,7 +156,7 @@ class Client:
             self._failed(error)
             return None
         if found.wait > 0:
-            self._nothing_until = self._clock() + found.wait
+            self.nothing_until = self._clock() + found.wait
         return found
 
     def put(self, upload: Upload, lease: Lease | None = None) -> bool:
@@ -278,7 +281,7 @@ class Client:
         """Leave the agent alone for a while."""
         self.failures += 1
         now = self._clock()
-        self._silent_until = self._nothing_until = now + self._pause
+        self._silent_until = self.nothing_until = now + self._pause
         log.info("remote caches are not asked for %.0f s: %s", self._pause, error)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 

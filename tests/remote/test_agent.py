@@ -147,10 +147,10 @@ def test_after_some_failures_nobody_asks_until_a_probe_succeeds(tmp_path: Path) 
         # Another program has the same agent.
         down.breaker._until = 0.0
         store.trouble = lambda _: None
-        client._nothing_until = 0.0
+        client.nothing_until = 0.0
         client.get(KEY)
         until(lambda: not down.breaker.is_open)
-        client._nothing_until = 0.0
+        client.nothing_until = 0.0
         assert client.get(KEY) is not None
         assert client.worth_asking
 

@@ -97,7 +97,7 @@ def test_killed_and_restarted(hosts: Machines, tmp_path: Path) -> None:
         client = of_client(cache)
 
         def asked_again() -> bool:
-            client._nothing_until = 0.0
+            client.nothing_until = 0.0
             client.get("ab" * 32)
             return of_agent(cache)["breaker"] == "closed"
 
