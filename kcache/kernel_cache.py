@@ -169,7 +169,7 @@ class KernelCache:
         #: Needed for a miss only.
         self._resolver: Resolver | None = None
         #: Time of `time.perf_counter` before which remotes have nothing to say.
-        self._ask_remotes_at = 0.0 if config.remote.value and not disabled else _NEVER
+        self._ask_remotes_at = 0.0 if config.remote.value and not self._disabled else _NEVER
 
     # -- compiling -----------------------------------------------------------------------------
 
