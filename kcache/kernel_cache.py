@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -38,7 +39,6 @@ __all__ = ["KernelCache"]
 
 #: Share of the memory tier that remembers requests, so that asking again needs no hashing.
 _REQUEST_SHARE = 0.25
-_NEVER = float("inf")
 
 
 class KernelCache:
@@ -168,8 +168,7 @@ class KernelCache:
         self._finder = build_finder(self.engine, config)
         #: Needed for a miss only.
         self._resolver: Resolver | None = None
-        #: Time of `time.perf_counter` before which remotes have nothing to say.
-        self._ask_remotes_at = 0.0 if config.remote.value and not self._disabled else _NEVER
+        self._ask_remotes_at = 0.0 if config.remote.value and not self._disabled else math.inf
 
     # -- compiling -----------------------------------------------------------------------------
 

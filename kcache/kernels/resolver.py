@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -166,10 +167,17 @@ class Resolver:
         if self._proofs is not None:
             self._proofs.finish()
 
-    def find_remotely(self, request: Request, started: float) -> CompiledKernel | None:
-        """Return the kernel if a remote has it, counted as a hit, or None, not counted."""
-        found = None if self.remotes is None else self.remotes.find(request, started)
-        return None if found is None else found.value.kernel
+    def find_remotely(
+        self, request: Request, started: float
+    ) -> tuple[CompiledKernel | None, float]:
+        """Return (the kernel if a remote has it, counted as a hit, when to ask again).
+
+        Before that time of `time.perf_counter` no remote has anything to say.
+        """
+        if self.remotes is None:
+            return None, math.inf
+        found = self.remotes.find(request, started)
+        return None if found is None else found.value.kernel, self.remotes.nothing_until
 
     def close(self) -> None:
         """Finish the proofs, close the lock file, and hang up. Idempotent."""
