@@ -24,8 +24,8 @@ from report.palette import THEMES
 
 from kcache.engine.engine import DEFAULT_WAIT
 from kcache.engine.eviction import LOW_WATER
+from kcache.engine.journal import _SHARE as _JOURNAL_SHARE
 from kcache.engine.single_flight import _LONGEST_PAUSE
-from kcache.kernel_cache import _JOURNAL_SHARE
 from kcache.nvrtc.files import FRESH_NS
 from kcache.nvrtc.workers.pool import IDLE_SECONDS
 from kcache_backends._environment import PATIENCE as LMDB_PATIENCE
