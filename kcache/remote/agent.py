@@ -219,9 +219,20 @@ class Agent:
         for index in range(first, len(self._tiers)):
             value = self._tiers[index].get(key)
             if value is not None:
+                self._keep_above(index, key, value)
                 return Found(value, index, 0.0)
         waits = [tier.breaker.wait() for tier in self._tiers]
         return Found(None, len(self._tiers), min(waits, default=60.0))
+
+    def _keep_above(self, index: int, key: str, value: bytes) -> None:
+        """Have what a remote had put to those before it, which are asked first.
+
+        It is merged: a manifest into what they have, and a kernel where they have none.
+        """
+        if self._tiers[index].address.keep:
+            for above in range(index):
+                if self._tiers[above].address.writable:
+                    self._uploads[above].add(Upload(None, (key, value)))
 
     def _put(self, upload: Upload, leases: set[tuple[str, str]]) -> None:
         """Have an upload put to every writable remote."""

@@ -97,6 +97,9 @@ class Tier:
             known = None if old is None else self._unsealed(key, old)
             return self._merged(key, known, value)
 
+        if len(value) > self.address.max_entry:
+            self.counts.add("dropped")
+            return False
         limit = self.address.max_entry + SEAL_ROOM
         return self._write(lambda store, _: store.merge(key, change, limit), key, value)
 

@@ -76,6 +76,24 @@ def test_tiers_are_asked_in_order_and_written_if_writable(tmp_path: Path) -> Non
     assert third.operations.count("get") == 1
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_hit_further_down_is_kept_further_up(tmp_path: Path, keep: bool) -> None:
+    near, far = MemoryStore(), MemoryStore()
+    sealer = tier(far)._sealer
+    manifest = envelope(OTHER, set0=b"headers")
+    far.values = {KEY: sealer.seal(KEY, envelope(KEY)), OTHER: sealer.seal(OTHER, manifest)}
+    address = f"http://far?slow=60&keep={int(keep)}"
+    with agent(tmp_path, tier(near, "http://near?slow=60"), tier(far, address)) as client:
+        for _ in range(2):
+            for key in (KEY, OTHER):
+                found = client.get(key)
+                assert found is not None
+                assert found.value is not None
+            assert client.flush(30)
+    assert near.values == (far.values if keep else {})
+    assert far.operations.count("get") == (2 if keep else 4)
+
+
 def test_manifests_are_merged_and_say_nothing_of_one_machine(tmp_path: Path) -> None:
     store = MemoryStore()
     with agent(tmp_path, tier(store)) as client:
