@@ -8,15 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from kcache.backend import Backend
 from kcache.config import Config
 from kcache.engine.engine import CacheEngine
 from kcache.engine.journal import Journal, limit_for
 from kcache.engine.stats import Stats, StatsFile
+from kcache.errors import CompileError
 from kcache.kernels.find import build_finder
-from kcache.kernels.request_factory import Requests
+from kcache.kernels.request_factory import ClosedRequests, Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kcache.admin.explain import Explanation
-    from kcache.errors import CompileError
     from kcache.kernels.aio import AsyncFront
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.resolver import Resolver
@@ -89,6 +89,19 @@ class KernelCache:
         ConfigError: an argument has a value that is not allowed, or `directory` is unsafe.
         UnknownBackendError: the argument `backend` names a backend that is not installed.
     """
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args, **kwargs):
+            """Say which argument may be meant instead of one that there is not."""
+            names = cls.__init__.__kwdefaults__ or {}
+            for name in kwargs:
+                if name not in names and name != "directory" and cls is KernelCache:
+                    from kcache.util.nearest import did_you_mean
+
+                    more = did_you_mean(name, (*names, "directory"))
+                    raise TypeError(f"KernelCache: unexpected argument {name!r}{more}")
+            return super().__new__(cls)
 
     def __init__(
         self,
@@ -174,7 +187,7 @@ class KernelCache:
 
     def get_or_compile(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         names: str | Sequence[str] = (),
         options: CompileOptions | None = None,
         *,
@@ -185,7 +198,8 @@ class KernelCache:
         """Return the compiled kernel. If it is not in the cache, compile it and cache it.
 
         Args:
-            source: CUDA C++ source text.
+            source: CUDA C++ source text, or the path of a file (`pathlib.Path`) that holds it. The
+                path is then the source's name, unless you give another.
             names: one or several name expressions, such as `"axpy<float>"`. They instantiate
                 templates, and the kernel has the lowered name of each.
             options: see `CompileOptions`.
@@ -200,13 +214,19 @@ class KernelCache:
                 GPU.
             CompileError: the compiler refused the source; `.log` has its whole log.
             CompilerNotFoundError: NVRTC is not installed.
+            OSError: the source is a path, and its file can't be read.
         """
         started = time.perf_counter()
         request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
         kernel = self._finder.get(request, started)
-        return self._on_miss().get(request) if kernel is None else kernel
+        if kernel is not None:
+            return kernel
+        try:
+            return self._on_miss().get(request)
+        except CompileError as error:
+            raise error.with_traceback(None)  # noqa: B904  ours tells nothing about the source
 
     def _get_or_compile_for(self, around: Surroundings, call: CompileRequest) -> CompiledKernel:
         """Return the kernel that another process asks for; see `Surroundings`. For the drop-in.
@@ -219,7 +239,7 @@ class KernelCache:
 
     async def aget_or_compile(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         names: str | Sequence[str] = (),
         options: CompileOptions | None = None,
         *,
@@ -230,7 +250,8 @@ class KernelCache:
         """Do the same as `get_or_compile`, without blocking the event loop.
 
         Tasks that ask for the same kernel at the same time share one compile. A task that is
-        cancelled stops waiting. The compile goes on for the other tasks and for the cache.
+        cancelled stops waiting. The compile goes on for the other tasks and for the cache, unless
+        the cache is closed first: then its kernel is dropped.
 
         The arguments and errors are those of `get_or_compile`.
         """
@@ -238,13 +259,17 @@ class KernelCache:
             from kcache.kernels.aio import AsyncFront
 
             self._async = AsyncFront(self._on_miss(), self._requests)
-        return await self._async.get(
-            CompileRequest(source, names, options, headers, extra_key, source_name)
-        )
+        asked = CompileRequest(source, names, options, headers, extra_key, source_name)
+        try:
+            return await self._async.get(asked)
+        except CompileError as error:
+            raise error.with_traceback(None)  # noqa: B904  as above
 
     def compile_many(
         self,
-        requests: Iterable[CompileRequest | str | Sequence[Any] | Mapping[str, Any]],
+        requests: Iterable[
+            CompileRequest | str | os.PathLike[str] | Sequence[Any] | Mapping[str, Any]
+        ],
         *,
         jobs: int | None = None,
         progress: Callable[[int, int], object] | None = None,
@@ -274,7 +299,7 @@ class KernelCache:
 
     def lookup(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         names: str | Sequence[str] = (),
         options: CompileOptions | None = None,
         *,
@@ -299,7 +324,7 @@ class KernelCache:
 
     def why(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         names: str | Sequence[str] = (),
         options: CompileOptions | None = None,
         *,
@@ -405,6 +430,7 @@ class KernelCache:
         """
         from kcache.util.units import parse_age  # not needed for a hit
 
+        _ = self._requests.forget  # raises if this is closed
         return self.engine.trim(
             None if max_size is None else parse_size(max_size, name="max_size"),
             older_than=None if older_than is None else parse_age(older_than, name="older_than"),
@@ -413,8 +439,11 @@ class KernelCache:
     def close(self) -> None:
         """Finish the proofs, write the statistics and release the backend. Idempotent.
 
-        There are proofs with `relocation="eager"` only. An interrupt abandons them.
+        There are proofs with `relocation="eager"` only. An interrupt abandons them. After that, a
+        request, `clear` and `trim` raise a ConfigError. A compile that `aget_or_compile` has begun
+        goes on, and its kernel is dropped.
         """
+        self._requests = cast("Requests", ClosedRequests())
         if self._async is not None:
             self._async.close()
             self._async = None

@@ -75,6 +75,10 @@ class _Gathering:
     def complete(self, facts: Facts, *, compare: bool) -> Facts:
         """Return the facts with all that is needed to tell the causes."""
         opened = self._in_memory(facts.own.key)
+        if facts.self_contained and facts.own.key == self._request.key and opened is None:
+            named = self._request.named_key
+            if named and self._stored(facts.own.key) is None and self._open(named) is not None:
+                facts = facts._replace(own=Slot(named))
         sets = () if facts.self_contained else tuple(self._sets(opened))
         if opened is None or not (facts.self_contained or any_good(sets)):
             # Another process may have stored what the headers say now.

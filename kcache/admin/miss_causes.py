@@ -38,6 +38,7 @@ _DIFFERENCES = {
     "identity": ("header_identity", "two headers of equal content became one file, or two"),
     "answer": ("header_changed", "the compiler would find something else about {}"),
     "variable": ("variable", "the environment variable {} has another value"),
+    "called": ("source_name", "the source was called {}, and its output may show that"),
     "root": ("include_path", "the include directories are others"),
 }
 
@@ -186,6 +187,9 @@ def _nothing_there(facts: Facts) -> list[Cause]:
     differences = contrast(facts.near.about, facts.about)
     if differences:
         return differences
+    old, new = facts.near.about, facts.about
+    if old.source_name != new.source_name:
+        return [_named(old, new)]
     if facts.near.about.source_hash is None:
         what = "what is cached under its name is of an older kcache, and does not tell its source"
         return [Cause("unknown", what)]
@@ -214,6 +218,13 @@ def _written_differently(old: About, new: About) -> Cause:
     """Return that options of equal meaning are other words, which the key does not see through."""
     what = "the same options are written in another way"
     return Cause("option", what, " ".join(old.flags), " ".join(new.flags))
+
+
+def _named(old: About, new: About) -> Cause:
+    """Return that all is equal but the name, which the outcome shows or may depend on."""
+    now, was = new.source_name, old.source_name
+    what = f"the source is called {now}, was compiled as {was}, and its output may show that"
+    return Cause("source_name", what, was, now)
 
 
 def _lost(near: Near) -> Cause:

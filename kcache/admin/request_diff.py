@@ -53,13 +53,19 @@ def contrast(old: About, new: About) -> list[Cause]:
 def _source(old: About, new: About) -> Iterator[Cause]:
     if old.source_hash is not None and old.source_hash != new.source_hash:
         yield Cause("source", "the source's text changed")
-    if old.source_name != new.source_name:
+    named = _is_named(old) or _is_named(new)
+    if old.source_name != new.source_name and named:
         yield Cause(
             "source_name",
             f"the source is called {new.source_name}, and was {old.source_name}",
             old.source_name,
             new.source_name,
         )
+
+
+def _is_named(about: About) -> bool:
+    """Tell whether the source's name is part of the key, or was in the key of older versions."""
+    return about.bound is None or any(each.startswith("name=") for each in about.bound)
 
 
 def _target(old: About, new: About) -> Iterator[Cause]:
@@ -182,8 +188,8 @@ def include_paths(old: About, new: About) -> Iterator[Cause]:
 
 
 def _kinds(bound: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"paths": [], "nested": [], "variable": []}
+    found: dict[str, list[str]] = {"paths": [], "nested": [], "variable": [], "name": []}
     for each in bound:
         kind, _, value = each.partition("=")
-        found[kind if kind in ("nested", "variable") else "paths"].append(value)
+        found[kind if kind in ("nested", "variable", "name") else "paths"].append(value)
     return found

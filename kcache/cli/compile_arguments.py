@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import click
 
 from kcache import CompileOptions
 from kcache.cli.output import OUTPUTS, OutputPath, named_by_suffix
-from kcache.cli.terminal import read_stdin
+from kcache.cli.terminal import plain, read_stdin, say
 from kcache.errors import ConfigError
 from kcache.nvrtc.options import parse_arch
 
-__all__ = ["Asked", "Source", "compile_options"]
+__all__ = ["Asked", "NvccCommand", "Source", "compile_options"]
 
 #: What the compiler calls a source that comes through a pipe, as other compilers do.
 _STDIN_NAME = "<stdin>"
@@ -58,12 +58,51 @@ class Asked(NamedTuple):
     recache: bool
 
 
+class NvccCommand(click.Command):
+    """A command that takes nvcc's spellings of its options, too, such as `-arch=sm_90`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments, after nvcc's spellings have become ours."""
+        return super().parse_args(ctx, [ours for each in args for ours in _spelled(each)])
+
+
+#: nvcc's option -> ours. Those that take a value take it behind an equals sign or as the next word.
+_NVCC = {
+    "-arch": "--arch",
+    "--gpu-architecture": "--arch",
+    "-std": "--std",
+    "-use_fast_math": "--fast-math",
+    "--use_fast_math": "--fast-math",
+    "-lineinfo": "--lineinfo",
+    "--generate-line-info": "--lineinfo",
+    "-maxrregcount": "--max-registers",
+    "--maxrregcount": "--max-registers",
+    "--device-debug": "--debug",
+    "-cubin": "--emit=cubin",
+    "--cubin": "--emit=cubin",
+    "-ptx": "--emit=ptx",
+    "--ptx": "--emit=ptx",
+}
+
+
+def _spelled(argument: str) -> Iterator[str]:
+    name, equals, value = argument.partition("=")
+    if name in _NVCC:
+        yield _NVCC[name]
+        if equals:
+            yield value
+    else:
+        yield argument
+
+
 def compile_options(
-    *, output_help: str
+    *, output_help: str, several: bool = False
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """Give a command the argument FILE and the options of a compile, as one parameter `asked`.
 
-    `output_help` is the help of `-o`.
+    Args:
+        output_help: the help of `-o`.
+        several: whether the command takes several files and architectures; then `asked` is a list.
     """
 
     def decorate(function: Callable[..., object]) -> Callable[..., object]:
@@ -71,8 +110,8 @@ def compile_options(
         @functools.wraps(function)
         def command(
             *,
-            file: str,
-            arch: str | None,
+            file: tuple[str, ...],
+            arch: tuple[str, ...],
             std: str | None,
             include_paths: tuple[str, ...],
             defines: tuple[str, ...],
@@ -91,33 +130,39 @@ def compile_options(
         ) -> object:
             if no_cache and recache:
                 raise click.UsageError("--no-cache and --recache exclude each other.")
-            source = _read(file)
-            options = CompileOptions(
-                std=std,
-                fast_math=fast_math,
-                optimization=optimization,
-                debug=debug,
-                lineinfo=lineinfo,
-                max_registers=max_registers,
-                defines=defines,
-                include_paths=_from_folder(source.folder, include_paths),
-                extra_options=extra_options,
-            )
-            options = _with_target(options, arch)
-            emit = emit or _emitted(options, output)
-            options = options.replace(lto=emit == "ltoir")
-            asked = Asked(source, names, options, emit, output, no_cache, recache)
-            return function(asked=asked, **others)
+            _warn_of_missing(include_paths)
+            found: list[Asked] = []
+            for path in file:
+                source = _read(path)
+                general = CompileOptions(
+                    std=std,
+                    fast_math=fast_math,
+                    optimization=optimization,
+                    debug=debug,
+                    lineinfo=lineinfo,
+                    max_registers=max_registers,
+                    defines=defines,
+                    include_paths=_from_folder(source.folder, include_paths),
+                    extra_options=extra_options,
+                )
+                for target in dict.fromkeys(arch) or (None,):
+                    options = _with_target(general, target)
+                    kind = emit or _emitted(options, output)
+                    options = options.replace(lto=kind == "ltoir")
+                    found.append(Asked(source, names, options, kind, output, no_cache, recache))
+            return function(asked=found if several else found[0], **others)
 
         made: Callable[..., object] = command
-        for option in _options(output_help):
+        for option in _options(output_help, several=several):
             made = option(made)
         return made
 
     return decorate
 
 
-def _options(output_help: str) -> list[Callable[[Callable[..., object]], Callable[..., object]]]:
+def _options(
+    output_help: str, *, several: bool
+) -> list[Callable[[Callable[..., object]], Callable[..., object]]]:
     """Return the argument and the options, last one first, as decorators come."""
     option = click.option
     return [
@@ -182,11 +227,34 @@ def _options(output_help: str) -> list[Callable[[Callable[..., object]], Callabl
         option(
             "--arch",
             metavar="ARCH",
+            multiple=True,
+            callback=None if several else _only_one,
             help="Target: sm_90 for machine code and PTX, compute_90 for PTX alone, sm_90a for "
-            "code that only this architecture runs.  [default: this GPU's]",
+            "code that only this architecture runs, native for this GPU.  [default: native"
+            + ("; repeatable]" if several else "]"),
         ),
-        click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True)),
+        click.argument(
+            "file",
+            nargs=-1 if several else 1,
+            required=True,
+            metavar="FILE..." if several else "FILE",
+            callback=None if several else lambda _, __, value: (value,),
+            type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+        ),
     ]
+
+
+def _only_one(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(value) > 1:
+        raise click.BadParameter("this command takes one architecture.")
+    return value
+
+
+def _warn_of_missing(include_paths: Sequence[str]) -> None:
+    """Warn of include directories that are not there: NVRTC says nothing about these."""
+    for path in include_paths:
+        if not os.path.isdir(path):
+            say(f"warning: the include directory {plain(path)} does not exist")
 
 
 def _read(file: str) -> Source:
@@ -216,9 +284,9 @@ def _from_folder(folder: str, paths: Sequence[str]) -> list[str]:
 
 
 def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:
-    if arch is not None:
+    if arch is not None and arch != "native":
         return options.replace(arch=arch)
-    if options.target is not None:
+    if options.target is not None and arch is None:
         return options
     from kcache.nvrtc.device import current_arch
 

@@ -114,6 +114,7 @@ class CacheEngine:
         self._flusher = Flusher(self.counters, stats_file)
         self._next_flush = _now() + FLUSH_INTERVAL
         self._reported: set[str] = set()
+        self._closed = False
         self._at_end = weakref.finalize(self, _end, backend, self._flusher)
         at_end()
         self._end_with_child()
@@ -301,6 +302,7 @@ class CacheEngine:
 
     def close(self) -> None:
         """Flush the statistics and close the backend. Idempotent."""
+        self._closed = True  # what a thread fails at from now on is not worth a warning
         if self._creator is not None:
             self._creator.close()
         self._at_end()
@@ -414,7 +416,7 @@ class CacheEngine:
     def report(self, operation: str, error: BaseException) -> None:
         """Count a survived failure, and log it as a warning the first time."""
         self.counters.add("errors")
-        say = log.debug if operation in self._reported else log.warning
+        say = log.debug if self._closed or operation in self._reported else log.warning
         self._reported.add(operation)
         kind = type(error).__name__
         say("cache %s failed, going on without (%s: %s)", operation, kind, error)

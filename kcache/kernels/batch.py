@@ -87,9 +87,9 @@ def _compiled(
 
 def _same(requests: Sequence[Request]) -> list[list[int]]:
     """Group the indices of requests that are the same."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups: dict[tuple[str, str, str], list[int]] = {}
     for index, request in enumerate(requests):
-        groups.setdefault((request.key, request.location), []).append(index)
+        groups.setdefault((request.key, request.location, request.source_name), []).append(index)
     return list(groups.values())
 
 

@@ -22,6 +22,26 @@ _OUTPUTS = ("ptx", "cubin", "ltoir")
 _SHOWN_NAMES = 3
 
 
+class _NoSuchNameError(KeyError):
+    """No name expression is called so; the message says which there are."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError shows it in quotes
+
+
+class _LoweredNames(dict[str, str]):
+    """Name expression -> mangled name; says which there are where one is asked for that is not."""
+
+    def __missing__(self, name: object) -> str:
+        from kcache.util.nearest import did_you_mean
+
+        more = did_you_mean(name, self) if isinstance(name, str) else ""
+        there = ", ".join(map(repr, self)) or "none: it was compiled without names"
+        raise _NoSuchNameError(
+            f"{name!r} is no name expression of this kernel{more}; there are: {there}"
+        )
+
+
 class CompiledKernel(Record):
     """A compiled kernel. Immutable.
 
@@ -98,7 +118,7 @@ class CompiledKernel(Record):
             compiled.ptx,
             compiled.cubin,
             compiled.ltoir,
-            MappingProxyType(dict(compiled.lowered_names)),
+            MappingProxyType(_LoweredNames(compiled.lowered_names)),
             compiled.log,
             key,
             cached=False,
@@ -135,7 +155,7 @@ class CompiledKernel(Record):
             payload.get("ptx"),
             payload.get("cubin"),
             payload.get("ltoir"),
-            MappingProxyType(names),
+            MappingProxyType(_LoweredNames(names)),
             log,
             key,
             cached=True,

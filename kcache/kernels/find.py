@@ -91,6 +91,11 @@ class Checked(NamedTuple):
     dependencies: tuple[str, ...]
 
 
+def _asked(request: Request) -> tuple[str, str, str]:
+    """Return what a check is good for: a header set may tell what the source has to be called."""
+    return request.key, request.location, request.source_name
+
+
 class HeaderChecks:
     """Reads the manifests of requests, and decides which header set holds now.
 
@@ -128,7 +133,7 @@ class HeaderChecks:
         if self.once:
             if len(self._checked) >= _MAX_CHECKED:
                 self._checked.clear()
-            self._checked[request.key, request.location] = checked
+            self._checked[_asked(request)] = checked
 
     def forget(self) -> None:
         """Forget which headers were checked."""
@@ -212,7 +217,9 @@ class Finder:
         if not self.reads:
             return None
         if request.self_contained:  # as `find`, without its call
-            return self._load(request.key, (), started, again=False)
+            return self._load(request.key, (), started, again=False) or self._load_named(
+                request, started, again=False
+            )
         return self.find(request, started)
 
     def find(
@@ -224,7 +231,9 @@ class Finder:
         stale or damaged is not counted: it was, a moment ago.
         """
         if request.self_contained:
-            return self._load(request.key, (), started, again=again)
+            return self._load(request.key, (), started, again=again) or self._load_named(
+                request, started, again=again
+            )
         headers = self.headers
         if headers.once:
             checked = headers.known(request)
@@ -261,6 +270,13 @@ class Finder:
             ):
                 headers.put(request, manifest)
         return kernel
+
+    def _load_named(
+        self, request: Request, started: float, *, again: bool
+    ) -> CompiledKernel | None:
+        """Return the kernel whose output shows what the source is called, or None."""
+        key = request.named_key
+        return self._load(key, (), started, again=again) if key else None
 
     def _load(
         self, key: str, dependencies: tuple[str, ...], started: float, *, again: bool

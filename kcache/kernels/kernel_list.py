@@ -363,7 +363,7 @@ def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
 def _wanted(request: CompileRequest, directory: str | None, source: str) -> Wanted:
     """Return a request that is allowed, with what there is to know of it."""
     made = Request.make(
-        request.source,
+        cast("str", request.source),
         request.names,
         request.options or CompileOptions(),
         request.headers,
@@ -372,4 +372,5 @@ def _wanted(request: CompileRequest, directory: str | None, source: str) -> Want
         compiler="",
     )
     where = None if made.anywhere else directory
-    return Wanted(request, where, source, (made.key, where))
+    # What an output shows of the name makes it another kernel.
+    return Wanted(request, where, source, (f"{made.key} {made.source_name}", where))

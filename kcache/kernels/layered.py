@@ -66,7 +66,8 @@ class LayeredFinder(Finder):
         for number, layer in enumerate(self._layers):
             try:
                 if request.self_contained:
-                    kernel = self._from_layer(layer, request.key, (), started)
+                    for key in filter(None, (request.key, request.named_key)):
+                        kernel = kernel or self._from_layer(layer, key, (), started)
                 else:
                     kernel = self._find_in(number, layer, request, started)
             except CorruptEntryError as error:

@@ -56,7 +56,7 @@ class Recorder:
 
     def note(self, request: Request) -> None:
         """Write the request down unless this object has done so before."""
-        key = request.key if request.anywhere else request.key + request.location
+        key = request.key + (request.source_name if request.anywhere else request.location)
         if key in self._seen or self._closed:
             return
         mine = object()

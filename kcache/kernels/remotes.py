@@ -82,7 +82,9 @@ class RemoteKernels:
 
     def _find(self, request: Request) -> Made[Answer] | None:
         if request.self_contained:
-            return self._kernel(request.key, (), None)
+            found = self._kernel(request.key, (), None)
+            named = request.named_key
+            return self._kernel(named, (), None) if found is None and named else found
         for manifest, keep in self._manifests(request.key):
             digests = self._finder.headers.digests
             variant = manifest.matching(request.search, digests, request.location)

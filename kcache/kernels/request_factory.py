@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from kcache.config import compiler_variables
 from kcache.errors import ArgumentTypeError, ConfigError
@@ -17,13 +18,23 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest, Request
     from kcache.nvrtc.surroundings import Surroundings
 
-__all__ = ["Requests", "with_target"]
+__all__ = ["ClosedRequests", "Requests", "with_target"]
 
 #: Bytes charged for a remembered request beside its source text.
 _REQUEST_OVERHEAD = 2048
 
-_Call = tuple[str, "str | tuple[str, ...]", CompileOptions | None, str]
+_Call = tuple["str | os.PathLike[str]", "str | tuple[str, ...]", CompileOptions | None, str]
 _CallFor = tuple[str, tuple[str, ...], CompileOptions | None, str, "Surroundings"]
+
+
+class ClosedRequests:
+    """Stands for the requests of a cache that was closed: whatever is asked of it is an error.
+
+    A flag would be looked at on every hit.
+    """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ConfigError("this KernelCache was closed; allowed: open a new one for more requests")
 
 
 class Requests:
@@ -45,7 +56,7 @@ class Requests:
 
     def make(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         names: str | Sequence[str] = (),
         options: CompileOptions | None = None,
         headers: Mapping[str, str] | None = None,
@@ -59,6 +70,7 @@ class Requests:
         The recorders are told of it, unless `record` is false.
 
         Raises:
+            OSError: the source is a path, and its file can't be read.
             ConfigError: an argument is not allowed, or no architecture is given and there is no
                 GPU; CompilerNotFoundError: there is no compiler.
         """
@@ -71,6 +83,19 @@ class Requests:
                 request = self._known.get(call)
             except TypeError:  # wrong types, which `_make` names
                 call = None
+        if request is None and isinstance(source, os.PathLike):
+            from kcache.nvrtc.request import read_source
+
+            source, source_name = read_source(source, source_name)
+            return self.make(
+                source,
+                names,
+                options,
+                headers,
+                extra_key=extra_key,
+                source_name=source_name,
+                record=record,
+            )
         # A request with includes depends on the working directory, which may have changed.
         if (
             request is None
@@ -78,10 +103,15 @@ class Requests:
             or request.variables != compiler_variables()
         ):
             request = self._make(
-                source, names, options, headers, extra_key=extra_key, source_name=source_name
+                cast("str", source),
+                names,
+                options,
+                headers,
+                extra_key=extra_key,
+                source_name=source_name,
             )
             if call is not None:
-                self._known.put(call, request, 2 * len(source) + _REQUEST_OVERHEAD)
+                self._known.put(call, request, 2 * len(request.source) + _REQUEST_OVERHEAD)
         if record:
             for recorder in self.recorders:
                 recorder.note(request)

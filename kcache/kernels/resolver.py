@@ -92,6 +92,7 @@ class Resolver:
         self._proofs: ProofQueue | None = None
         self._compiler: RequestCompiler | None = None
         self._flight: Flight[Answer] | None = None
+        self._closed = False
 
     def get(self, request: Request) -> CompiledKernel:
         """Return the kernel of a request that missed; wait if somebody else compiles it.
@@ -135,6 +136,9 @@ class Resolver:
         if outcome.uncacheable is not None:
             kernel = CompiledKernel.of(outcome.compiled, request.key, ())
             return Made(Answer(kernel), reusable=False, stored=False)
+        if self._closed:  # whoever asked has left, and nothing is written any more
+            kernel = CompiledKernel.of(outcome.compiled, request.key, ())
+            return Made(Answer(kernel), reusable=False, stored=False)
         variant = outcome.variant
         upload = self._upload(request, variant, lease)
         kernel, stored = KernelWriter(self.finder).store(request, outcome.compiled, variant, upload)
@@ -157,7 +161,7 @@ class Resolver:
                 return None
             paths = variant.dependencies(request.search, request.location)
             kernel = kernel.replace(dependencies=paths)
-        elif not request.self_contained:
+        elif not request.self_contained or kernel.key not in (request.key, request.named_key):
             return None
         self.finder.counts.adopted(kernel)
         return Answer(kernel.replace(cached=True))
@@ -180,7 +184,11 @@ class Resolver:
         return None if found is None else found.value.kernel, self.remotes.nothing_until
 
     def close(self) -> None:
-        """Finish the proofs, close the lock file, and hang up. Idempotent."""
+        """Finish the proofs, close the lock file, and hang up. Idempotent.
+
+        A compile that goes on in another thread is not stored.
+        """
+        self._closed = True
         try:
             self.finish_proofs()
         finally:

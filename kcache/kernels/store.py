@@ -10,6 +10,7 @@ from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.find import Checked
 from kcache.nvrtc.manifest import Manifest
 from kcache.nvrtc.metadata import metadata_of
+from kcache.nvrtc.relocation import shows_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,8 @@ class KernelWriter:
         if variant is not None:
             key = variant.result_key(request.key)
             dependencies = variant.dependencies(request.search, request.location)
+        elif request.named_key and shows_name(request, compiled):
+            key = request.named_key
         kernel = CompiledKernel.of(compiled, key, dependencies)
         self._finder.counts.saved(key, 0.0)
         engine = self._finder.engine

@@ -264,13 +264,30 @@ def _text(log: bytes) -> str:
     return log.decode(errors="replace").replace("\0", "").strip(" \n")
 
 
+def _first_error(name: str, log: str) -> str:
+    """Return the first error in a log, in words that the caller has used.
+
+    A name expression becomes a line of a text of NVRTC's own, `__nv_name_map`.
+    """
+    import re  # only where something is wrong
+
+    wrong = re.search(
+        r"^__nv_name_map\(\d+\): error: (.*)\n *#pragma nv_mangled_name (.*)", log, re.M
+    )
+    first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
+    if wrong is not None and first.startswith("__nv_name_map"):
+        return f"{name}: the name expression {wrong[2]!r} is wrong: {wrong[1]}"
+    return first if not first or first.startswith(name) else f"{name}: {first}"
+
+
 def _failure(request: Request, refusal: _Refusal, archs: tuple[int, ...]) -> CompileError:
     code, doing, text, log, raw_log = refusal
     name, arch = request.source_name, request.options.target
     if doing:
         return CompileError(f"{name}: could not {doing}: {text}", source_name=name)
-    first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
-    message = f"{name}: {first or text}"
+    message = _first_error(name, log) or f"{name}: {text}"
+    if log.count("\n") > 1:
+        message += " (the attribute log has all that the compiler says)"
     unknown_arch = "gpu-architecture" in log or "--nv_arch" in log
     if not unknown_arch and code not in (_INVALID_INPUT, _INVALID_OPTION):
         return CompileError(message, log=log, source_name=name, result=code, raw_log=raw_log)

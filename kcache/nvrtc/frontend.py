@@ -12,7 +12,7 @@ from kcache.nvrtc.compiler import Compiled, Limits, Run
 from kcache.nvrtc.files import FileDigests, file_clock_ns
 from kcache.nvrtc.headers import HeaderSet, is_directory, only_names
 from kcache.nvrtc.manifest import ONLY, Variant
-from kcache.nvrtc.relocation import bound_of, moved
+from kcache.nvrtc.relocation import bound_of, called_of, moved
 from kcache.nvrtc.request import Request
 from kcache.nvrtc.workers.messages import Record
 from kcache.nvrtc.workers.texts import asks_clock
@@ -157,7 +157,8 @@ class Frontend:
 def _header_set(request: Request, record: Record, compiled: Compiled) -> HeaderSet:
     texts = (request.source_name, *request.headers)
     found = HeaderSet.of(record, request.search, texts, _more_variables(record))
-    return found._replace(bound=bound_of(request, record, compiled))
+    called = called_of(request, record, compiled)
+    return found._replace(called=called, bound=bound_of(request, record, compiled))
 
 
 def _more_variables(record: Record) -> Iterator[tuple[str, str | None]]:

@@ -72,6 +72,7 @@ class HeaderSet(NamedTuple):
         denied: what could not be looked at or opened.
         others: answers to rarer questions.
         variables: environment variables that are not part of the key, None for one that is not set.
+        called: what the source has to be called; empty if any name will do.
         bound: where the outcome is good: `FREE`, or a digest of the location that it was made in,
             with `!` before it where it is known to be good for no other.
     """
@@ -85,6 +86,7 @@ class HeaderSet(NamedTuple):
     denied: tuple[Denied, ...] = ()
     others: tuple[Other, ...] = ()
     variables: tuple[tuple[str, str | None], ...] = ()
+    called: str = ""
     bound: str = FREE
 
     @classmethod
@@ -154,6 +156,7 @@ class Sections(NamedTuple):
     denied: list[tuple[int, Place]]
     others: list[tuple[Question, Place, bytes]]
     variables: list[tuple[str, str | None]]
+    called: str
     bound: str
     proof: str
     digests_at: int
@@ -264,6 +267,7 @@ def encode(headers: HeaderSet) -> bytes:
         *(f"e{place.root}\0{error}\0{place.path}" for place, error in headers.denied),
         *(f"o{p.root}\0{question}\0{p.path}\0{a.hex()}" for question, p, a in headers.others),
         *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in headers.variables),
+        *((f"c0\0{headers.called}",) if headers.called else ()),
         *((f"x0\0{headers.bound}",) if headers.bound else ()),
     ]
     text = "\0\0".join(groups).encode("utf-8", "surrogateescape")
@@ -285,7 +289,7 @@ def decode(raw: bytes) -> Sections:
     try:
         (length,) = struct.unpack_from("<I", raw)
         text = raw[4 : 4 + length].decode("utf-8", "surrogateescape")
-        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "fapdnieovx"}
+        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "fapdnieovcx"}
         roots = 0
         for group in text.split("\0\0") if text else ():
             head, *fields = group.split("\0")
@@ -308,6 +312,7 @@ def decode(raw: bytes) -> Sections:
             [(int(error), Place(root, path)) for root, (error, path) in found["e"]],
             [(q, Place(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
             [_variable(text) for _, (text,) in found["v"]],
+            found["c"][0][1][0] if found["c"] else "",
             bound,
             proof,
             4 + length,

@@ -14,7 +14,7 @@ from kcache.util.record import Record
 __all__ = ["CacheKey", "SupportsFlags", "digest_fields", "hash_options", "hash_source"]
 
 #: Part of every digest. Raise it when the meaning of a field changes.
-KEY_SCHEMA = "kcache-key/1"
+KEY_SCHEMA = "kcache-key/2"
 
 
 class _Digest(Protocol):
@@ -83,8 +83,10 @@ def hash_options(options: Sequence[str] | SupportsFlags) -> str:
 class CacheKey(Record):
     """Everything that decides what the compiler returns, headers on disk excepted.
 
-    Those are added by the header manifest: the result of a source that includes files lives
-    under a key made of this digest and the digests of the files that were read.
+    What the source is called is among the options where it matters, as are directories: most
+    outcomes do not depend on it. Headers are added by the header manifest: the result of a source
+    that includes files lives under a key made of this digest and the digests of the files that were
+    read.
 
     Attributes:
         source_hash: `hash_source` of the source text.
@@ -95,8 +97,6 @@ class CacheKey(Record):
         headers: in-memory headers: include name -> `hash_source` of the text.
         outputs: which outputs are kept (`ptx`, `cubin`, `ltoir`).
         extra_key: the caller's own bytes.
-        source_name: name of the source as the compiler sees it (it enters diagnostics and
-            `__FILE__`).
     """
 
     source_hash: str
@@ -107,7 +107,6 @@ class CacheKey(Record):
     headers: Mapping[str, str] = MappingProxyType({})
     outputs: tuple[str, ...] = ()
     extra_key: bytes = b""
-    source_name: str = ""
 
     def digest(self) -> str:
         """Return the key: 64 hexadecimal digits, equal in every process and on every machine."""
@@ -117,7 +116,6 @@ class CacheKey(Record):
             ("options", self.options_hash.encode()),
             ("compiler", self.compiler.encode()),
             ("extra", self.extra_key),
-            ("source_name", self.source_name.encode()),
         ]
         fields += (("name", name.encode()) for name in self.names)
         fields += (("output", output.encode()) for output in self.outputs)

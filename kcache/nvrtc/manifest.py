@@ -10,7 +10,8 @@ by NULs. Kinds whose fields are paths below the root: ``f`` files that were read
 ``p`` present and not opened, ``d`` directories, ``n`` names of in-memory texts. Others: ``i`` a
 number and one path: paths with equal numbers are one file, others are not; ``e`` an error's number
 and a path; ``o`` a question, a path, and the answer in hexadecimal; ``v`` (root 0) a variable,
-``NAME=VALUE`` or ``NAME`` for one that is not set; ``x`` (root 0) what the outcome is bound to, see
+``NAME=VALUE`` or ``NAME`` for one that is not set; ``c`` (root 0) what the source has to be called,
+if that matters; ``x`` (root 0) what the outcome is bound to, see
 `HeaderSet.bound`, and what a proof came to: ``+`` it is good everywhere, ``-`` it is not, or
 nothing. ``x`` comes last. The key of a kernel is made of its set without what a proof came to.
 
@@ -59,9 +60,10 @@ class Difference(NamedTuple):
         kind: `changed` or `gone`, of a header that was read; `appeared`, of something that was not
             there; `vanished`, of something that was; `identity`, of files that became one, or two;
             `root`, of a set that is for another include path; `variable`, of an environment
-            variable; `answer`, of a rarer question to the file system.
-        path: absolute path of the file, or name of the variable; empty where no single one is
-            meant.
+            variable; `answer`, of a rarer question to the file system; `called`, of a source that
+            has another name.
+        path: absolute path of the file, or name of the variable or the source; empty where no
+            single one is meant.
     """
 
     kind: str
@@ -186,6 +188,8 @@ class Variant:
         if sections.roots > len(search.roots):
             yield Difference("root", "")
             return
+        if sections.called and sections.called != search.source_name:
+            yield Difference("called", sections.called)
         stamps = iter(self._stored(location))
         for at, paths in self._files(search):
             for path in digests.differing(paths, self.raw, at, stamps):
@@ -202,9 +206,17 @@ class Variant:
         yield from self._other_answers(sections, search)
 
     def _other_answers(self, sections: Sections, search: HeaderSearch) -> Iterator[Difference]:
-        for path in map(search.path, sections.names):
+        names = list(map(search.path, sections.names))
+        for path in names:
             if self._is_file_of_set(path, search):
                 yield Difference("identity", path)
+        # It may have been compiled under another name, when this one was a header's.
+        if (
+            search.source_mark in self.raw
+            and (source := search.source()) not in names
+            and self._is_file_of_set(source, search, own=True)
+        ):
+            yield Difference("identity", source)
         for error, place in sections.denied:
             if error_now(search.path(place)) != error:
                 yield Difference("answer", search.path(place))
@@ -215,8 +227,8 @@ class Variant:
             if search.variable(name) != value:
                 yield Difference("variable", name)
 
-    def _is_file_of_set(self, path: str, search: HeaderSearch) -> bool:
-        """Tell whether a path is another name of a file that was read."""
+    def _is_file_of_set(self, path: str, search: HeaderSearch, *, own: bool = False) -> bool:
+        """Tell whether a path is another name of a file that was read, or with `own` its name."""
         try:
             status = os.stat(path)
         except OSError:
@@ -224,7 +236,7 @@ class Variant:
         for _, paths in self._files(search):
             for each in paths:
                 with suppress(OSError):
-                    if each != path and os.path.samestat(os.stat(each), status):
+                    if (own or each != path) and os.path.samestat(os.stat(each), status):
                         return True
         return False
 

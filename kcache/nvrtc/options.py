@@ -41,17 +41,20 @@ class Arch(NamedTuple):
         return f"{self.kind}_{self.number}{self.suffix}"
 
 
-def parse_arch(value: str | int) -> Arch:
-    """Return the architecture that `value` names: `"sm_90a"`, `"compute_90"`, `"90"` or 90.
+def parse_arch(value: str | int | tuple[int, int]) -> Arch:
+    """Return the architecture that `value` names: `"sm_90a"`, `"compute_90"`, `"90"`, 90 or (9, 0).
 
     Raises:
         ConfigError: it names none.
     """
+    if isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value):
+        major, minor = value  # as torch.cuda.get_device_capability() tells it
+        value = 10 * major + minor if 0 <= minor < 10 else str(value)
     match = re.fullmatch(_ARCH, str(value), re.ASCII) if not isinstance(value, bool) else None
     if match is None:
         raise ConfigError(
             f"arch={value!r} is not allowed; allowed: sm_NN, compute_NN with an optional a or f "
-            "(such as sm_90a), or the number alone"
+            "(such as sm_90a), the number alone, or major and minor such as (9, 0)"
         )
     kind, number, suffix = match.groups()
     return Arch(kind or "sm", int(number), suffix)
@@ -62,8 +65,8 @@ class CompileOptions(Record):
 
     Attributes:
         arch: target: `"sm_90"` gives machine code (CUBIN) and PTX, `"compute_90"` PTX alone;
-            suffixes `a` and `f` select architecture- and family-specific targets; 90 is `sm_90`.
-            None takes the current GPU's.
+            suffixes `a` and `f` select architecture- and family-specific targets; 90 and (9, 0), as
+            PyTorch reports it, are `sm_90`. None takes the current GPU's.
         std: C++ standard: `"c++17"`, `"17"`, ...; None leaves the compiler's default.
         fast_math: `--use_fast_math`.
         optimization: 0 to 3, of the assembler (`--ptxas-options=-O`); NVRTC has no `-O`.
@@ -85,7 +88,7 @@ class CompileOptions(Record):
         ArgumentTypeError: a value has a type that is not allowed.
     """
 
-    arch: str | int | None = None
+    arch: str | int | tuple[int, int] | None = None
     std: str | int | None = None
     fast_math: bool = False
     optimization: int | None = None
@@ -134,7 +137,10 @@ class CompileOptions(Record):
         """
         for name in changes:
             if name not in self._names:
-                raise ConfigError(f"no option {name!r}; allowed: {', '.join(self._names)}")
+                from kcache.util.nearest import did_you_mean
+
+                more = did_you_mean(name, self._names)
+                raise ConfigError(f"no option {name!r}{more}; allowed: {', '.join(self._names)}")
         return super().replace(**changes)
 
     @property

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.workers.messages import Record
 
-__all__ = ["Moved", "bound_of", "moved"]
+__all__ = ["Moved", "bound_of", "called_of", "moved", "shows_name"]
+
+#: In mangled names of what has internal linkage, with the source's name behind it.
+_INTERNAL = (b"_INTERNAL_", b"_GLOBAL__N_")
 
 #: The name of a directory that makes a told path longer than any that is in use: NVRTC takes paths
 #: of 4,096 bytes (PATH_MAX), and hardly one of a checkout or an installation has 300.
@@ -96,19 +99,47 @@ def bound_of(request: Request, record: Record, compiled: Compiled) -> str:
     spelled, absolute = _paths(request, record)
     if _holds(compiled, absolute):
         return ONLY + request.location
-    flags = 0
-    for answer in record.files.values():
-        flags |= answer.flags
+    flags = _flags(request, record)
     marks = request.search.marks()
     texts = (request.source, *request.headers.values(), *request.options.extra.without_paths)
-    for text in (*texts, *request.defines):
-        flags |= flags_of(text.encode()) | (PATHS if any(m in text for m in marks) else 0)
+    if any(mark in text for text in (*texts, *request.defines) for mark in marks):
+        flags |= PATHS
     bound = request.location if flags & PATHS else request.location[:SPELLING]
     if _holds(compiled, spelled):
         return ONLY + bound
     if flags & NAMES:
         return bound + NAMED
     return bound if flags & PATHS else FREE
+
+
+def called_of(request: Request, record: Record, compiled: Compiled) -> str:
+    """Return what the source has to be called for an outcome; empty if any name will do.
+
+    That is its name if it is in the key anyway, if the outcome shows it, or if a text that was read
+    could have computed with it.
+    """
+    if request.has_name or not (_flags(request, record) & NAMES or shows_name(request, compiled)):
+        return ""
+    return request.source_name
+
+
+def shows_name(request: Request, compiled: Compiled) -> bool:
+    """Tell whether an output or the log may show what the source is called."""
+    outputs = (compiled.cubin, compiled.ptx)
+    if any(mark in output for output in outputs if output for mark in _INTERNAL):
+        return True
+    return _holds(compiled, [request.source_name])
+
+
+def _flags(request: Request, record: Record) -> int:
+    """Return what the texts that the compiler got may ask for; see `texts`."""
+    flags = 0
+    for answer in record.files.values():
+        flags |= answer.flags
+    texts = (request.source, *request.headers.values(), *request.options.extra.without_paths)
+    for text in (*texts, *request.defines):
+        flags |= flags_of(text.encode())
+    return flags
 
 
 def _other_letters(path: str) -> str:

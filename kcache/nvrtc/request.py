@@ -11,7 +11,7 @@ from kcache.config import compiler_variables
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions, ExtraOptions
-from kcache.nvrtc.search import SPELLING, HeaderSearch, may_include
+from kcache.nvrtc.search import SPELLING, HeaderSearch, may_include, may_name_file
 from kcache.nvrtc.workers.harmless import are_harmless
 from kcache.util.record import Record
 
@@ -24,6 +24,7 @@ __all__ = [
     "CompileRequest",
     "Request",
     "compile_request",
+    "read_source",
     "working_directory",
 ]
 
@@ -100,6 +101,21 @@ class Request(NamedTuple):
         return bool(self.bound) and self.bound[0].startswith("directory=")
 
     @property
+    def has_name(self) -> bool:
+        """Whether the source's name is part of the key."""
+        return any(each.startswith("name=") for each in self.bound)
+
+    @property
+    def named_key(self) -> str:
+        """The key of an outcome that shows the source's name, where `key` does not have it.
+
+        Empty for a source with headers, whose header sets say what they are bound to.
+        """
+        if not self.self_contained or self.has_name:
+            return ""
+        return digest_fields("named", [("request", self.key.encode()), (self.source_name, b"")])
+
+    @property
     def family(self) -> object:
         """What requests have in common that can share a precompiled header; None if nothing."""
         end = self.preamble
@@ -171,9 +187,12 @@ class Request(NamedTuple):
             bound += [f"directory={spelling}", *(f"prefix={p}" for p in search.prefixes)]
         bound += [f"variable={each}" for each in variables]
         # An option that nobody has tried may name files.
-        contained = are_harmless(options.extra.without_paths) and not any(
-            map(may_include, (source, *defines))
-        )
+        tried = are_harmless(options.extra.without_paths)
+        contained = tried and not any(map(may_include, (source, *defines)))
+        # LTOIR is no text that could be searched for the name.
+        hidden = shows_paths or options.lto or any(map(_makes_lto, options.extra_options))
+        if hidden or not tried or (contained and any(map(may_name_file, (source, *defines)))):
+            bound.append(f"name={source_name}")
         if not contained:
             # A header is known by the innermost directory that it is in.
             bound += [f"nested={each}" for each in search.nesting()]
@@ -186,7 +205,6 @@ class Request(NamedTuple):
             headers={name: hash_source(text) for name, text in in_memory.items()},
             outputs=tuple(outputs),
             extra_key=extra_key,
-            source_name=source_name,
         )
         spelled = digest_fields("spelling", ((part, b"") for part in search.prefixes))[:SPELLING]
         place = digest_fields("location", ((part, b"") for part in (directory, *search.prefixes)))
@@ -215,7 +233,7 @@ class CompileRequest(Record):
     """The arguments of one `KernelCache.get_or_compile`, for `KernelCache.compile_many`. Immutable.
 
     Attributes:
-        source: CUDA C++ source text.
+        source: CUDA C++ source text, or the path of a file that holds it.
         names: name expressions whose lowered names are wanted, one or several.
         options: see `CompileOptions`; None for the current GPU's architecture and no options.
         headers: in-memory headers, include name -> text.
@@ -223,7 +241,7 @@ class CompileRequest(Record):
         source_name: name of the source in the compiler's messages.
     """
 
-    source: str
+    source: str | os.PathLike[str]
     names: str | Sequence[str] = ()
     options: CompileOptions | None = None
     headers: Mapping[str, str] | None = None
@@ -232,7 +250,7 @@ class CompileRequest(Record):
 
 
 def compile_request(given: object) -> CompileRequest:
-    """Return the request that `given` is: a `CompileRequest`, source text, a tuple or a mapping.
+    """Return the request that `given` is: `CompileRequest`, source text, a path, tuple or mapping.
 
     A tuple holds the fields of `CompileRequest` in their order, a mapping under their names.
 
@@ -241,15 +259,18 @@ def compile_request(given: object) -> CompileRequest:
     """
     if isinstance(given, CompileRequest):
         return given
-    if isinstance(given, str):
-        return CompileRequest(given)
+    if isinstance(given, (str, os.PathLike)):
+        return CompileRequest(cast("str | os.PathLike[str]", given))
     fields = CompileRequest._names
     values: dict[str, Any]
     if isinstance(given, Mapping):
         values = dict(cast("Mapping[str, Any]", given))
         for name in values:
             if name not in fields:
-                raise ConfigError(f"no field {name!r}; allowed: {', '.join(fields)}")
+                from kcache.util.nearest import did_you_mean
+
+                more = did_you_mean(name, fields)
+                raise ConfigError(f"no field {name!r}{more}; allowed: {', '.join(fields)}")
         if "source" not in values:
             raise ConfigError("the field 'source' is missing; allowed: CUDA C++ source text")
         return CompileRequest(**values)
@@ -261,8 +282,30 @@ def compile_request(given: object) -> CompileRequest:
         return CompileRequest(**values)
     raise ArgumentTypeError(
         f"{type(given).__name__} is not allowed; allowed: kcache.CompileRequest, source text, "
-        f"or a tuple or mapping of {', '.join(fields)}"
+        f"a path, or a tuple or mapping of {', '.join(fields)}"
     )
+
+
+def _makes_lto(option: str) -> bool:
+    return "lto" in option or "link" in option
+
+
+def read_source(path: os.PathLike[str], source_name: str) -> tuple[str, str]:
+    """Return the text in a file, and the name of the source: the path, unless another is given.
+
+    Raises:
+        OSError: the file can't be read; ConfigError: it holds no text.
+    """
+    name = os.fspath(path)
+    with open(path, "rb") as file:
+        raw = file.read()
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{name} is not text: byte {error.start} is 0x{raw[error.start]:02x}; allowed: UTF-8"
+        ) from error
+    return text, name if source_name == DEFAULT_NAME else source_name
 
 
 def working_directory() -> str:

@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 from kcache import config
 
-__all__ = ["ABSOLUTE", "SOURCE", "SPELLING", "HeaderSearch", "Place", "may_include"]
+__all__ = [
+    "ABSOLUTE",
+    "SOURCE",
+    "SPELLING",
+    "HeaderSearch",
+    "Place",
+    "may_include",
+    "may_name_file",
+]
 
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
@@ -50,6 +58,8 @@ class HeaderSearch:
         prefixes: the roots as the compiler writes them before a name; empty for the working
             directory.
         roots: the same as absolute paths that end in a slash, the working directory's included.
+        source_name: as given.
+        source_mark: its last part, as it would stand in a header set.
     """
 
     def __init__(
@@ -60,7 +70,9 @@ class HeaderSearch:
         directory: str,
         variable: Callable[[str], str | None] = config.variable,
     ) -> None:
-        folder = os.path.dirname(source_name)
+        folder, base = os.path.split(source_name)
+        self.source_name = source_name
+        self.source_mark = base.encode()
         self.directory = directory
         self.variable = variable
         self.prefixes = (
@@ -90,6 +102,11 @@ class HeaderSearch:
     def path(self, place: Place) -> str:
         """Return the absolute path of the place."""
         return place.path if place.root == ABSOLUTE else self.roots[place.root] + place.path
+
+    def source(self) -> str:
+        """Return the absolute path that the source's name stands for; nothing need be there."""
+        name = self.source_name
+        return name if name[:1] == "/" else self.base + name
 
     def has(self, place: Place) -> bool:
         """Tell whether the place's root exists in this search at all."""
@@ -150,3 +167,20 @@ def may_include(text: str) -> bool:
     if "__has_" in text and "##" in text:  # the rest of a `__has_include` may be joined to it
         return True
     return "include" in text or "embed" in text or "import" in text or "??/" in text
+
+
+def may_name_file(text: str) -> bool:
+    """Tell whether a text may depend on what the source is called: a quick test that errs on yes.
+
+    `__FILE__` and its kin can be computed with, so that an output need not show them. Whatever else
+    puts the name into an output (`assert`, names with internal linkage) shows there.
+    """
+    return (
+        "FILE" in text
+        or "source_location" in text
+        or "##" in text  # `__FI ## LE__`
+        or "%:%:" in text
+        or "??/" in text
+        or "\\\n" in text  # a word that goes on in the next line
+        or "\\\r" in text
+    )

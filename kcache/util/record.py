@@ -103,7 +103,10 @@ class Record:
         values = {**self._defaults, **dict(zip(names, args, strict=False))}
         for name, value in kwargs.items():
             if name not in names or names.index(name) < len(args):
-                raise TypeError(f"{type(self).__name__}: unexpected argument {name!r}")
+                from kcache.util.nearest import did_you_mean
+
+                more = did_you_mean(name, names) if name not in names else ""
+                raise TypeError(f"{type(self).__name__}: unexpected argument {name!r}{more}")
             values[name] = value
         if len(values) < len(names):
             missing = ", ".join(name for name in names if name not in values)

@@ -311,13 +311,13 @@ def test_a_source_that_does_not_compile_shows_the_compilers_log(work: Path, run:
         done = run("compile", "sub/bad.cu", "--arch", "sm_90")
         assert (done.returncode, done.stdout) == (1, b"")
         lines = done.stderr.decode().splitlines()
-        assert lines[0] == 'bad.cu(2): error: identifier "nonsense" is undefined'
+        assert lines[0] == 'sub/bad.cu(2): error: identifier "nonsense" is undefined'
         assert lines[-1] == "kcache: error: sub/bad.cu does not compile"
     with pytest.raises(kcache.CompileError) as caught:
         kcache.compile_to_ptx(
             "__global__ void k() {\n    nonsense;\n}\n", kcache.CompileOptions(90)
         )
-    log = caught.value.log.replace("kernel.cu", "bad.cu")
+    log = caught.value.log.replace("kernel.cu(", "sub/bad.cu(").replace("kernel.cu", "bad.cu")
     assert done.stderr.decode() == f"{log}\n{lines[-1]}\n"
     assert (work / "sub" / "bad.cubin").read_bytes() == b"of yesterday"
 

@@ -52,7 +52,8 @@ def compile_(here: Callable, work: Path) -> Callable[..., None]:
     """Compile k.cu for sm_90."""
 
     def compile_(*arguments: str | Path) -> None:
-        said = here("compile", "k.cu", "--arch", "sm_90", "-o", "k.cubin", *arguments)
+        arch = () if "--arch" in arguments else ("--arch", "sm_90")
+        said = here("compile", "k.cu", *arch, "-o", "k.cubin", *arguments)
         assert said.code == 0, said.err
 
     (work / "k.cu").write_text(PLAIN)
@@ -64,7 +65,8 @@ def why(here: Callable, work: Path) -> Why:
     """Ask about the same."""
 
     def why(*arguments: str | Path) -> Told:
-        said = here("why", "k.cu", "--arch", "sm_90", "-o", "k.cubin", "--json", *arguments)
+        arch = () if "--arch" in arguments else ("--arch", "sm_90")
+        said = here("why", "k.cu", *arch, "-o", "k.cubin", "--json", *arguments)
         assert (said.code, said.err) == (0, "")
         return Told(said.out)
 
@@ -139,7 +141,11 @@ def test_the_source_changed(compile_: Callable, why: Why, work: Path) -> None:
 def test_the_source_was_renamed(compile_: Callable, here: Callable, work: Path) -> None:
     compile_()
     (work / "k.cu").rename(work / "new.cu")
-    told = Told(here("why", "new.cu", "--arch", "sm_90", "--json").out)
+    assert here("why", "new.cu", "--arch", "sm_90").out.startswith("new.cu for sm_90 is in the")
+    (work / "new.cu").rename(work / "k.cu")
+    compile_("--lineinfo")
+    (work / "k.cu").rename(work / "new.cu")
+    told = Told(here("why", "new.cu", "--arch", "sm_90", "--lineinfo", "--json").out)
     cause = told.the("source_name")
     assert (cause["before"], cause["after"]) == ("k.cu", "new.cu")
 

@@ -25,7 +25,6 @@ KEY = CacheKey(
     headers={"a.h": hash_source("1"), "b.h": hash_source("2")},
     outputs=("cubin", "ptx"),
     extra_key=b"extra",
-    source_name="kernel.cu",
 )
 
 #: Another value for every field; a field that is added without one fails the test below.
@@ -43,7 +42,6 @@ OTHERS: dict[str, list[Any]] = {
     ],
     "outputs": [(), ("cubin",), ("ptx", "cubin"), ("cubin", "ptx", "ltoir")],
     "extra_key": [b"", b"extra\0", b"extr"],
-    "source_name": ["", "kernel.cpp", "src/kernel.cu"],
 }
 
 IN_A_PROCESS = """
@@ -73,7 +71,7 @@ def test_every_field_separates_keys(field: str) -> None:
 
 
 def test_a_value_in_another_field_is_another_key() -> None:
-    texts = ("source_hash", "arch", "options_hash", "compiler", "source_name")
+    texts = ("source_hash", "arch", "options_hash", "compiler")
     plain = {"source_hash": "", "arch": "", "options_hash": "", "compiler": ""}
     keys = [CacheKey(**{**plain, field: "x"}) for field in texts]
     keys += [CacheKey(**plain, names=("x",)), CacheKey(**plain, outputs=("x",))]

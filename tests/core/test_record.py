@@ -110,7 +110,7 @@ def test_its_signature_names_its_fields_with_their_defaults(kind: type[Record]) 
 
 def test_a_signature_has_types_and_not_their_source() -> None:
     found = inspect.signature(kcache.CompileOptions).parameters
-    assert found["arch"].annotation == str | int | None
+    assert found["arch"].annotation == str | int | tuple[int, int] | None
     assert found["precompiled_headers"].annotation == bool | Literal["auto"]
     assert [name for name, p in found.items() if isinstance(p.annotation, str)] == []
 

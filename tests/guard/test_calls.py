@@ -74,7 +74,8 @@ KERNELS = {
     "hit in file, headers": f"getcwd ., {_FILE_ENTRY}, {_HEADERS}, stat ., {_NAMES}, {_FILE_ENTRY}",
     "hit in lmdb": "getcwd .",
     "hit in lmdb, headers": f"getcwd ., {_HEADERS}, stat ., {_NAMES}",
-    "lookup that misses": "getcwd ., open cache/file/ENTRY",
+    # The second is under the key that has the name of the source in it.
+    "lookup that misses": "getcwd ., open cache/file/ENTRY, open cache/file/ENTRY",
     "open and close": """
         stat cache, stat cache,
         open cache/kcache.json, fstat cache/kcache.json, read cache/kcache.json,

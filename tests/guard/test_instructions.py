@@ -62,7 +62,7 @@ _KERNELS = {
     "hit in file, headers": (6, 2),  # the kernel, and the list of its headers
     "hit in lmdb": (5, 1),
     "hit in lmdb, headers": (6, 2),
-    "lookup that misses": (5, 0),
+    "lookup that misses": (6, 0),
     "open and close": (0, 0),
 }
 #: The scenarios of a put and of a miss make the key that they ask for, which is one SHA-256.

@@ -64,7 +64,7 @@ def test_it_is_what_get_or_compile_returns(cache: kcache.KernelCache) -> None:
 
 
 def test_every_argument_counts(cache: kcache.KernelCache) -> None:
-    source = '#include "v.h"\ntemplate <class T> __global__ void k(T* out) { *out = V; }\n'
+    source = '#include "v.h"\ntemplate <class T> __global__ void k(T* out) { assert(*out == V); *out = V; }\n'
     asked: dict[str, Any] = {
         "names": "k<int>",
         "options": ARCH,
@@ -280,7 +280,8 @@ def test_closing_while_tasks_wait(tmp_path: Path, held: Held) -> None:
         cache.close()
         held.go.release(10)
         assert len({kernel.cubin for kernel in await asyncio.gather(*tasks)}) == 1
-        assert await cache.aget_or_compile(SEVEN, (), ARCH)  # as get_or_compile, without a cache
+        with pytest.raises(kcache.ConfigError, match="was closed"):
+            await cache.aget_or_compile(SEVEN, (), ARCH)
 
     asyncio.run(main())
     cache.close()

@@ -4,71 +4,147 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.compile_arguments import Asked, Source, compile_options
+from kcache.cli.compile_arguments import Asked, NvccCommand, Source, compile_options
 from kcache.cli.open_cache import directory_option, open_cache
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
-from kcache.cli.terminal import STDOUT, counted, say, working
+from kcache.cli.terminal import STDOUT, counted, plain, say, working
 from kcache.errors import CompileError, ConfigError
 from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from kcache import CompiledKernel, CompileOptions, KernelCache, Stats
+    from kcache import CompiledKernel, CompileOptions, KernelCache
 
 __all__ = ["compile_file"]
 
 
-@click.command("compile", short_help="Compile a CUDA source file, or get it from the cache.")
+@click.command(
+    "compile",
+    cls=NvccCommand,
+    short_help="Compile CUDA source files, or get them from the cache.",
+)
 @compile_options(
-    output_help="The file to write, - for standard output.  [default: FILE with the suffix "
-    "of what is written; standard output if FILE is -]"
+    output_help="The file to write, - for standard output; for several results, a directory.  "
+    "[default: the name of FILE with the suffix of what is written, in the working directory; "
+    "standard output if FILE is -]",
+    several=True,
 )
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but warnings and errors.")
 @directory_option
-def compile_file(*, asked: Asked, quiet: bool, directory: str | None) -> None:
-    """Compile FILE (- for standard input) with NVRTC, or get it from the cache.
+def compile_file(*, asked: list[Asked], quiet: bool, directory: str | None) -> None:
+    """Compile each FILE (- for standard input) with NVRTC, or get it from the cache.
 
-    No GPU is needed. Headers in quotes are searched beside FILE first. FILE and its headers may
-    later move to another folder: kcache compares their content, not their paths.
+    Several files and several architectures may be named: each file is compiled for each. No GPU is
+    needed. Headers in quotes are searched beside FILE first. FILE and its headers may later move to
+    another folder: kcache compares their content, not their paths. The options of nvcc that mean
+    the same are taken, too, such as -arch=sm_90 and -std=c++17.
     """
-    source = asked.source
-    output = _output(source, asked.emit, asked.output)
-
-    cache = open_cache(directory, disable=asked.no_cache or None, recache=asked.recache or None)
+    outputs = _outputs(asked)
+    first = asked[0]
+    cache = open_cache(directory, disable=first.no_cache or None, recache=first.recache or None)
+    failed: CompileError | None = None
     with cache:
-        started = time.perf_counter()
-        # In the file's folder, so that headers are found and debug information leads where they
-        # should, and the folder's path is no part of the request.
+        for each, output in zip(asked, outputs, strict=True):
+            try:
+                _compile(cache, each, output, quiet=quiet)
+            except CompileError as error:
+                if len(asked) == 1:
+                    raise
+                failed = failed or error
+                click.echo(error.log or str(error), err=True)
+                say(f"error: {plain(each.source.path)} does not compile for {each.options.target}")
+    if failed is not None:
+        raise click.exceptions.Exit(1)
+
+
+def _compile(cache: KernelCache, asked: Asked, output: str, *, quiet: bool) -> None:
+    source = asked.source
+    uncacheable = cache.stats().uncacheable
+    started = time.perf_counter()
+    # In the file's folder, so that headers are found and debug information leads where they
+    # should, and the folder's path is no part of the request.
+    try:
         with contextlib.chdir(source.folder or os.curdir):
             kernel = working(
                 f"compiling {source.path} for {asked.options.target}",
                 lambda: _get(cache, source, asked.names, asked.options),
             )
-        seconds = time.perf_counter() - started
-        if kernel.log:
-            click.echo(kernel.log, err=True)
-        size = _write(kernel, asked.emit, output)
-        if not quiet:
-            place = STDOUT if output == "-" else output
-            say(f"{_outcome(kernel, seconds, cache.stats())} -> {place} ({format_size(size)})")
-            for name, lowered in kernel.lowered_names.items():
-                say(f"{name} is {lowered}")
+    except CompileError as error:
+        error.log = _as_typed(error.log, source)
+        raise
+    seconds = time.perf_counter() - started
+    if kernel.log:
+        click.echo(_as_typed(kernel.log, source), err=True)
+    size = _write(kernel, asked.emit, output)
+    if not quiet:
+        place = STDOUT if output == "-" else output
+        cached = cache.stats().uncacheable == uncacheable
+        say(f"{_outcome(kernel, seconds, cached)} -> {place} ({format_size(size)})")
+        for name, lowered in kernel.lowered_names.items():
+            say(f"{name} is {lowered}")
 
 
-def _output(source: Source, emit: str, output: str | None) -> str:
-    """Return the path to write to, or `-`."""
+def _outputs(asked: Sequence[Asked]) -> list[str]:
+    """Return the path to write each result to, or `-`.
+
+    Raises:
+        UsageError: two results would be written to one place.
+    """
+    given = asked[0].output
+    folder = ""
+    if len(asked) > 1 and given is not None:
+        if not os.path.isdir(given):
+            raise click.UsageError(f"-o {given} is no directory, and there are several results.")
+        folder, given = given, None
+    targets = {each.options.target for each in asked}
+    found: dict[str, str] = {}
+    for each in asked:
+        output = _output(each, folder, given, named=len(targets) > 1)
+        if output in found:
+            raise click.UsageError(f"{found[output]} and {each.source.path} both make {output}.")
+        found[output] = each.source.path
+    return list(found)
+
+
+def _output(asked: Asked, folder: str, output: str | None, *, named: bool) -> str:
+    """Return the path to write one result to, where nvcc would put it, or `-`."""
+    source, emit = asked.source, asked.emit
     if output is None:
-        output = "-" if source.path == "-" else f"{os.path.splitext(source.path)[0]}.{emit}"
+        base = os.path.splitext(os.path.basename(source.path))[0]
+        middle = f".{asked.options.target}" if named else ""
+        output = "-" if source.path == "-" else os.path.join(folder, f"{base}{middle}.{emit}")
     if output == "-":
         refuse_terminal(emit)
     elif source.path != "-" and os.path.exists(output) and os.path.samefile(source.path, output):
         raise click.UsageError(f"-o {output} would overwrite the source.")
     return output
+
+
+#: A line of the compiler's log that begins with a place: a file and a line.
+_PLACE = re.compile(r"^([^\s(][^(\n]*)(?=\(\d+\): )", re.MULTILINE)
+
+
+def _as_typed(log: str, source: Source) -> str:
+    """Return a log with paths from the working directory, so that editors jump there.
+
+    The compiler ran in the source's folder.
+    """
+    if not source.folder:
+        return log
+
+    def path(found: re.Match[str]) -> str:
+        if found[1] == source.name:
+            return source.path
+        there = os.path.join(source.folder, found[1])
+        return os.path.relpath(there) if os.path.exists(there) else found[1]
+
+    return _PLACE.sub(path, log)
 
 
 def _get(
@@ -96,7 +172,7 @@ def _write(kernel: CompiledKernel, emit: str, output: str) -> int:
     return len(data)
 
 
-def _outcome(kernel: CompiledKernel, seconds: float, stats: Stats) -> str:
+def _outcome(kernel: CompiledKernel, seconds: float, cached: bool) -> str:
     count = len(kernel.dependencies)
     headers = counted(count, "header", "headers")
     if kernel.cached:
@@ -106,6 +182,6 @@ def _outcome(kernel: CompiledKernel, seconds: float, stats: Stats) -> str:
     text = f"compiled in {format_time(seconds)}"
     if count:
         text += f", {headers}"
-    if stats.uncacheable:
+    if not cached:
         text += ", not cached (KCACHE_LOG=debug says why)"
     return text

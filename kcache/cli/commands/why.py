@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.admin.explain import Explanation, explain
-from kcache.cli.compile_arguments import Asked, compile_options
+from kcache.cli.compile_arguments import Asked, NvccCommand, compile_options
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import directory_option, json_option, named_directory, open_existing
 from kcache.cli.terminal import columns, plain, show
@@ -32,7 +32,9 @@ __all__ = ["why"]
 _SHOWN = 20
 
 
-@click.command(short_help="Say why a compile would miss the cache, or that it would hit.")
+@click.command(
+    cls=NvccCommand, short_help="Say why a compile would miss the cache, or that it would hit."
+)
 @compile_options(output_help="As for kcache compile. Nothing is written.")
 @click.option("-q", "--quiet", is_flag=True, help="Accepted as by `compile`.")
 @json_option("object")

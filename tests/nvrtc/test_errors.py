@@ -1,0 +1,128 @@
+"""What a wrong program is told: by errors of the compiler, of names, and of a cache that is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kcache
+
+ARCH = kcache.CompileOptions(arch="sm_90")
+AXPY = "template <class T> __global__ void axpy(T a) {}"
+WRONG = "__global__ void f() { foo(); bar(); }"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, nvrtc: object) -> kcache.KernelCache:
+    return kcache.KernelCache(tmp_path / "cache")
+
+
+def ask(cache: kcache.KernelCache) -> object:
+    return cache.get_or_compile(WRONG, options=ARCH)
+
+
+def aask(cache: kcache.KernelCache) -> object:
+    return asyncio.run(cache.aget_or_compile(WRONG, options=ARCH))
+
+
+@pytest.mark.parametrize("ask", [ask, aask])
+def test_a_compile_error_has_few_frames_of_ours_and_the_first_error(
+    cache: kcache.KernelCache, ask: Callable[[kcache.KernelCache], object]
+) -> None:
+    with cache, pytest.raises(kcache.CompileError) as caught:
+        ask(cache)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    ours = Path(kcache.__file__).parent
+    assert sum(Path(frame.filename).is_relative_to(ours) for frame in frames) <= 4
+    said = str(caught.value)
+    assert said.startswith('kernel.cu(1): error: identifier "foo" is undefined')
+    assert "attribute log" in said
+    assert '"bar"' in caught.value.log
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("axpy<flot>", 'identifier "flot" is undefined'),
+        ("axpi<float>", 'identifier "axpi" is undefined'),
+        ("axpy", "cannot determine which instance"),
+    ],
+)
+def test_a_wrong_name_expression_is_told_as_it_was_written(
+    cache: kcache.KernelCache, name: str, what: str
+) -> None:
+    with cache, pytest.raises(kcache.CompileError) as caught:
+        cache.get_or_compile(AXPY, ["axpy<int>", name], ARCH)
+    assert f"kernel.cu: the name expression {name!r} is wrong: {what}" in str(caught.value)
+
+
+def test_a_lowered_name_that_is_not_there_says_which_are(cache: kcache.KernelCache) -> None:
+    with cache:
+        for _ in range(2):  # compiled, and cached
+            names = cache.get_or_compile(AXPY, ["axpy<float>", "axpy<int>"], ARCH).lowered_names
+            with pytest.raises(KeyError) as caught:
+                names["axpy<flot>"]
+            assert str(caught.value) == (
+                "'axpy<flot>' is no name expression of this kernel; did you mean 'axpy<float>'?; "
+                "there are: 'axpy<float>', 'axpy<int>'"
+            )
+            assert names.get("axpy<flot>") is None
+            assert "axpy<flot>" not in names
+
+
+def test_an_unknown_argument_suggests_the_one_that_is_like_it(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"'maxsize'; did you mean 'max_size'\?"):
+        kcache.KernelCache(tmp_path, maxsize=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'includepaths'; did you mean 'include_paths'\?"):
+        kcache.CompileOptions(includepaths=["x"])  # type: ignore[call-arg]
+    with pytest.raises(kcache.ConfigError, match=r"'fastmath'; did you mean 'fast_math'\?"):
+        ARCH.replace(fastmath=True)
+    with pytest.raises(TypeError, match="'colour'$"):
+        kcache.CompileOptions(colour="red")  # type: ignore[call-arg]
+
+
+def test_a_closed_cache_says_so(cache: kcache.KernelCache) -> None:
+    cache.get_or_compile(AXPY, "axpy<int>", ARCH)
+    cache.close()
+    cache.close()
+    calls: list[Callable[[], object]] = [
+        lambda: cache.get_or_compile(AXPY, "axpy<int>", ARCH),
+        lambda: cache.lookup(AXPY, "axpy<int>", ARCH),
+        lambda: cache.why(AXPY, "axpy<int>", ARCH),
+        lambda: cache.compile_many([(AXPY, "axpy<int>", ARCH)]),
+        lambda: asyncio.run(cache.aget_or_compile(AXPY, "axpy<int>", ARCH)),
+        cache.clear,
+        cache.trim,
+    ]
+    for call in calls:
+        with pytest.raises(kcache.ConfigError, match="this KernelCache was closed"):
+            call()
+    assert cache.stats().misses == 1
+    assert "KernelCache(" in repr(cache)
+
+
+@pytest.mark.parametrize("backend", ["file", "lmdb"])
+def test_a_compile_that_outlives_its_cache_is_dropped_in_silence(
+    backend: str, tmp_path: Path, nvrtc: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    source = "\n".join(
+        f"__global__ void f{n}(float* x) {{ x[{n}] = sinf(x[0]); }}" for n in range(200)
+    )
+
+    async def main() -> None:
+        with kcache.KernelCache(tmp_path / "cache", backend=backend) as cache:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(cache.aget_or_compile(source, options=ARCH), 0.05)
+            front = cache._async
+            assert front is not None
+        front._looking.shutdown(wait=True)
+        front._compiling._pool.shutdown(wait=True)
+
+    asyncio.run(main())
+    assert caplog.records == []

@@ -1,0 +1,189 @@
+"""What a source is called separates kernels only where an output shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kcache
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+ARCH = kcache.CompileOptions(arch="sm_90")
+#: The outcome shows nothing of the name; with the headers that it includes.
+ALIKE: dict[str, str] = {
+    "plain": "__global__ void f(int* p) { *p = 1; }",
+    "template": "template <class T> __global__ void f(T* p) { *p = 1; }",
+    "static variable": "static __device__ int s; __global__ void f(int* p) { *p = s++; }",
+    "header": '#include "n.h"\n__global__ void f(int* p) { *p = N; }',
+    "inlined": "static __device__ int g(int a) { return a; } "
+    "__global__ void f(int* p) { *p = g(*p); }",
+}
+#: It shows the name, or may depend on it.
+NAMED: dict[str, str] = {
+    "__FILE__": "__device__ const char* n = __FILE__; "
+    "__global__ void f(const char** p) { *p = n; }",
+    "size of __FILE__": "__global__ void f(int* p) { *p = sizeof(__FILE__); }",
+    "assert": "__global__ void f(int* p) { assert(*p); }",
+    "internal linkage": "static __device__ __noinline__ int g(int a) { return a * a; } "
+    "__global__ void f(int* p) { *p = g(*p); }",
+    "anonymous namespace": "namespace { __device__ __noinline__ int g(int a) { return a * a; } } "
+    "__global__ void f(int* p) { *p = g(*p); }",
+    "warning": "__global__ void f(int* p) { int unused; *p = 1; }",
+    "warning and header": '#include "n.h"\n__global__ void f(int* p) { int unused; *p = N; }',
+    "assert and header": '#include "n.h"\n__global__ void f(int* p) { assert(*p == N); }',
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "n.h").write_text("#define N 3\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def outputs(kernel: kcache.CompiledKernel) -> tuple[Any, ...]:
+    return kernel.ptx, kernel.cubin, dict(kernel.lowered_names), kernel.log
+
+
+@pytest.mark.parametrize("source", ALIKE.values(), ids=ALIKE)
+def test_a_kernel_hits_under_any_name_where_none_is_shown(source: str, project: Path) -> None:
+    options = ARCH.replace(include_paths=["include"])
+    with kcache.KernelCache(project / "cache") as cache:
+        first = cache.get_or_compile(source, options=options, source_name="k.cu")
+        for name in ("kernel.cu", "src/k.cu"):
+            assert cache.why(source, options=options, source_name=name).hit
+            found = cache.get_or_compile(source, options=options, source_name=name)
+            assert (found.cached, outputs(found)) == (True, outputs(first)), name
+    with kcache.KernelCache(disable=True) as none:
+        clean = none.get_or_compile(source, options=options, source_name="kernel.cu")
+    assert outputs(clean) == outputs(first)
+
+
+@pytest.mark.parametrize("source", NAMED.values(), ids=NAMED)
+def test_a_kernel_that_shows_its_name_is_another_under_another_name(
+    source: str, project: Path
+) -> None:
+    options = ARCH.replace(include_paths=["include"])
+    with kcache.KernelCache(project / "cache") as cache:
+        cache.get_or_compile(source, options=options, source_name="k.cu")
+        told = cache.why(source, options=options, source_name="kernel.cu")
+        assert [cause.kind for cause in told.causes] == ["source_name"], told
+        assert "k.cu" in told.clauses
+        other = cache.get_or_compile(source, options=options, source_name="kernel.cu")
+        assert not other.cached
+        for name in ("k.cu", "kernel.cu"):
+            assert cache.why(source, options=options, source_name=name).hit
+            assert cache.get_or_compile(source, options=options, source_name=name).cached
+    with kcache.KernelCache(disable=True) as none:
+        clean = none.get_or_compile(source, options=options, source_name="kernel.cu")
+    assert outputs(clean) == outputs(other)
+
+
+@pytest.mark.parametrize("option", [{"lineinfo": True}, {"debug": True}, {"lto": True}])
+def test_options_whose_outputs_name_the_source_keep_it_in_the_key(
+    option: dict[str, Any], project: Path
+) -> None:
+    with kcache.KernelCache(project / "cache") as cache:
+        options = ARCH.replace(**option)
+        cache.get_or_compile(ALIKE["plain"], options=options, source_name="k.cu")
+        assert not cache.get_or_compile(ALIKE["plain"], options=options).cached
+
+
+def test_a_header_is_found_however_its_directory_is_spelled_and_wherever_one_stands(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hit(*paths: str) -> bool:
+        options = ARCH.replace(include_paths=paths)
+        return cache.get_or_compile(ALIKE["header"], options=options).cached
+
+    with kcache.KernelCache(project / "cache") as cache:
+        assert not hit("include")
+        for spelling in ("./include", "include/", f"{project}/include", "elsewhere/../include"):
+            assert hit(spelling), spelling
+        monkeypatch.chdir(project / "elsewhere")
+        assert hit("../include")
+
+
+def test_a_name_under_which_the_source_is_one_of_its_headers_is_looked_at(project: Path) -> None:
+    source = '#pragma once\n#include "k.cu"\n__global__ void f(int* p) { *p = 1; }'
+    (project / "k.cu").write_text("#define X 1\n")
+    with kcache.KernelCache(project / "cache") as cache:
+        first = cache.get_or_compile(source, options=ARCH, source_name="kernel.cu")
+        assert first.dependencies == (str(project / "k.cu"),)
+        # Under that name, the compiler takes what is included for the source itself.
+        assert not cache.why(source, options=ARCH, source_name="k.cu").hit
+        with pytest.raises(kcache.CompileError, match="already been defined"):
+            cache.get_or_compile(source, options=ARCH, source_name="k.cu")
+
+
+def test_threads_that_ask_under_two_names_get_their_own_log(project: Path) -> None:
+    source = NAMED["warning"]
+    names = ["a.cu", "b.cu"] * 3
+    with kcache.KernelCache(project / "cache") as cache:
+        requests = [kcache.CompileRequest(source, (), ARCH, source_name=name) for name in names]
+        kernels = cache.compile_many(requests, jobs=4)
+    for name, kernel in zip(names, kernels, strict=True):
+        assert isinstance(kernel, kcache.CompiledKernel)
+        assert kernel.log.startswith(name)
+
+
+# -- a file as the source ------------------------------------------------------------------------
+
+
+def test_a_path_is_its_text_and_headers_in_quotes_are_beside_it(project: Path) -> None:
+    (project / "src").mkdir()
+    (project / "src" / "k.cu").write_text(ALIKE["header"])
+    (project / "src" / "n.h").write_text("#define N 4\n")
+    path = Path("src/k.cu")
+    with kcache.KernelCache(project / "cache") as cache:
+        first = cache.get_or_compile(path, options=ARCH)
+        assert first.dependencies == (str(project / "src" / "n.h"),)
+        assert cache.get_or_compile(path, options=ARCH).cached
+        assert cache.lookup(path, options=ARCH) is not None
+        assert cache.why(path, options=ARCH).hit
+        (again,) = cache.compile_many([kcache.CompileRequest(path, (), ARCH)])
+        assert isinstance(again, kcache.CompiledKernel)
+        assert (again.cached, again.key) == (True, first.key)
+        path.write_text(ALIKE["header"].replace("N;", "N + 1;"))
+        assert not cache.get_or_compile(path, options=ARCH).cached
+        (project / "src" / "n.h").write_text("#define N 5\n")
+        assert not cache.get_or_compile(path, options=ARCH).cached
+
+
+def test_a_path_that_can_not_be_read_is_said(project: Path) -> None:
+    (project / "no.cu").write_bytes(b"\xff\xfe")
+    with kcache.KernelCache(project / "cache") as cache:
+        with pytest.raises(FileNotFoundError):
+            cache.get_or_compile(Path("none.cu"), options=ARCH)
+        with pytest.raises(kcache.ConfigError, match=r"no.cu is not text: byte 0 is 0xff"):
+            cache.get_or_compile(Path("no.cu"), options=ARCH)
+
+
+# -- the command line, and then the program ------------------------------------------------------
+
+
+def test_what_the_commands_compiled_is_a_hit_in_the_program(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("click", reason="the extra cli is not installed")
+    from kcache.cli.app import app
+
+    monkeypatch.setenv("KCACHE_DIR", str(project / "cache"))
+    (project / "src").mkdir()
+    (project / "src" / "k.cu").write_text(ALIKE["header"])
+    (project / "src" / "t.cu").write_text(ALIKE["template"])
+    (project / "list.toml").write_text(
+        '[[kernels]]\nsource = "src/t.cu"\narch = "sm_90"\nnames = ["f<int>"]\n'
+    )
+    assert app.run(["compile", "-q", "src/k.cu", "--arch", "sm_90", "-I", "include"]) == 0
+    assert app.run(["warm", "-q", "list.toml"]) == 0
+    options = ARCH.replace(include_paths=["include"])
+    with kcache.KernelCache() as cache:
+        assert cache.get_or_compile(ALIKE["header"], options=options).cached
+        assert cache.get_or_compile(Path("src/k.cu"), options=options).cached
+        assert cache.get_or_compile(ALIKE["template"], "f<int>", ARCH).cached
