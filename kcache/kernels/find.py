@@ -112,7 +112,7 @@ class HeaderChecks:
     def __init__(self, engine: CacheEngine, *, once: bool) -> None:
         self._engine = engine
         self.once = once
-        self._checked: dict[tuple[str, str], Checked] = {}
+        self._checked: dict[tuple[str, str, str], Checked] = {}
         self._digests: FileDigests | None = None
 
     @property
@@ -126,7 +126,7 @@ class HeaderChecks:
 
     def known(self, request: Request) -> Checked | None:
         """Return the result of an earlier check that is good enough, or None."""
-        return self._checked.get((request.key, request.location)) if self.once else None
+        return self._checked.get(_asked(request)) if self.once else None
 
     def note(self, request: Request, checked: Checked) -> None:
         """Remember the result of a check, if one check per process is enough."""
