@@ -145,12 +145,13 @@ class Requests:
         Raises:
             ConfigError: an argument is not allowed.
         """
-        key = (call.source, tuple(call.names), call.options, call.source_name, surroundings)
+        source = cast("str", call.source)  # another process sends texts, no paths
+        key = (source, tuple(call.names), call.options, call.source_name, surroundings)
         known = None if call.headers else self._known.get(key)
         if known is not None and known.is_here():
             return self._recorded(known)
         request = self._make(
-            call.source,
+            source,
             call.names,
             call.options,
             call.headers,
@@ -159,7 +160,7 @@ class Requests:
             surroundings=surroundings,
         )
         if not call.headers:
-            self._known.put(key, request, 2 * len(call.source) + _REQUEST_OVERHEAD)
+            self._known.put(key, request, 2 * len(source) + _REQUEST_OVERHEAD)
         return self._recorded(request)
 
     def _recorded(self, request: Request) -> Request:
