@@ -1,6 +1,6 @@
 """Config: every setting, from an argument, the environment or its default.
 
-The only module that reads the environment.
+This module and `kcache.environment` are the only ones that read the environment.
 """
 
 from __future__ import annotations
@@ -25,20 +25,10 @@ __all__ = [
     "Setting",
     "COMPILER_VARIABLES",
     "aside",
-    "changed_variables",
-    "client_variables",
     "compiler_variables",
     "default_cache_directory",
     "library_hints",
-    "proxy_for",
-    "remote_token",
-    "remote_variables",
-    "runtime_folders",
-    "unknown_variables",
     "variable",
-    "variables",
-    "without_dropin",
-    "worker_variables",
 ]
 
 T = TypeVar("T")
@@ -55,9 +45,6 @@ _MOST_BYTES = 1 << 60
 _MOST_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off", ""))
-_PREFIX = "KCACHE_"
-#: Those that `kcache run` sets for the program that it starts.
-_OF_DROPIN = "KCACHE_DROPIN_"
 HEADER_CHECKS = ("always", "once")
 RELOCATIONS = ("lazy", "eager")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -412,17 +399,6 @@ def _from_variable(
     return Setting(variable.default, variable.name if nowhere else "default")
 
 
-def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return the names of variables that begin as kcache's do, and that kcache does not read."""
-    names = os.environ if environ is None else environ
-    known = {variable.name for variable in VARIABLES} | {_REMOTE_TOKEN}
-    return sorted(
-        name
-        for name in names
-        if name.startswith(_PREFIX) and not name.startswith(_OF_DROPIN) and name not in known
-    )
-
-
 def aside(setting: str, given: str) -> tuple[str, str]:
     """Return the cause of a miss that `disable` or `recache` is, and a clause about it."""
     if setting == "disable":
@@ -493,116 +469,6 @@ def compiler_variables() -> tuple[str, ...]:
         return ()
     environ = os.environ
     return tuple(f"{name}={environ[name]}" for name in COMPILER_VARIABLES if name in environ)
-
-
-def worker_variables() -> dict[bytes, bytes]:
-    """Return the variables that a worker was started with, and switch NVRTC's own cache off in it.
-
-    That cache would answer instead of the compiler; libcuda, which keeps it, asks for the variable.
-    """
-    found = dict(os.environb) if sys.platform != "win32" else {}
-    os.environ["CUDA_CACHE_DISABLE"] = "1"
-    return found
-
-
-#: Variables that decide whom clients of remotes talk to, and as whom, beside the credentials of the
-#: three object stores; programs in which they differ don't share an agent.
-_OF_REMOTES = frozenset(
-    ("HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-)
-_OF_OBJECT_STORES = ("AWS_", "GOOGLE_", "AZURE_")
-
-
-def remote_variables() -> dict[str, str]:
-    """Return the environment variables that clients of remotes read."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name.upper() in _OF_REMOTES or name.startswith(_OF_OBJECT_STORES)
-    }
-
-
-def runtime_folders() -> list[str]:
-    """Return where sockets of this user may go, best first."""
-    named = (os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
-    return [*(folder for folder in named if folder and os.path.isabs(folder)), "/tmp"]
-
-
-def variables() -> dict[str, str]:
-    """Return the environment variables of this process as they are now."""
-    return dict(os.environ)
-
-
-def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a process that compiles: it must have the real compiler.
-
-    In a program under `kcache run` NVRTC's interface is answered by kcache, workers included.
-    """
-    found = {n: value for n, value in environment.items() if not n.startswith("KCACHE_DROPIN_")}
-    preloaded = found.pop("LD_PRELOAD", "").replace(" ", ":").split(":")
-    others = [p for p in preloaded if p and not os.path.basename(p).startswith("libkcache_")]
-    return {**found, "LD_PRELOAD": ":".join(others)} if others else found
-
-
-def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the variables that are not as they were in `since`; None for one that is gone."""
-    if os.environ == since:
-        return {}
-    changed: dict[str, str | None] = {
-        name: value for name, value in os.environ.items() if since.get(name) != value
-    }
-    changed.update((name, None) for name in since if name not in os.environ)
-    return changed
-
-
-_REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
-#: What clients of remotes read: credentials, certificates, proxies. An agent is started with these,
-#: and with no others.
-_CLIENT_VARIABLES = frozenset(
-    (
-        _REMOTE_TOKEN,
-        "ALL_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "all_proxy",
-        "http_proxy",  # not in upper case: a web server sets that one from a request's header
-        "https_proxy",
-        "no_proxy",
-        "HOME",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "GOOGLE_APPLICATION_CREDENTIALS",
-        "GOOGLE_SERVICE_ACCOUNT",
-        "GOOGLE_SERVICE_ACCOUNT_KEY",
-        "GOOGLE_SERVICE_ACCOUNT_PATH",
-    )
-)
-_CLIENT_PREFIXES = ("AWS_", "AZURE_")
-
-
-def client_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that clients of remotes read, those that are set."""
-    return {
-        name: value
-        for name, value in (os.environ if environ is None else environ).items()
-        if name in _CLIENT_VARIABLES or name.startswith(_CLIENT_PREFIXES)
-    }
-
-
-def remote_token() -> str | None:
-    """Return the token for remotes by HTTP; `Config` does not have it, so that nothing shows it."""
-    return os.environ.get(_REMOTE_TOKEN) or None
-
-
-def proxy_for(scheme: str, host: str) -> str | None:
-    """Return the URL of the proxy for a host, as the variables say, or None."""
-    from urllib import request
-
-    proxies = request.getproxies_environment()
-    bypassed: Callable[[str, dict[str, str]], bool] = vars(request)["proxy_bypass_environment"]
-    if bypassed(host, proxies):  # which the type information lacks
-        return None
-    return proxies.get(scheme) or proxies.get("all")
 
 
 def variable(name: str) -> str | None:

@@ -22,9 +22,9 @@ from kcache.config import (
     Config,
     default_cache_directory,
     temporary_cache_directory,
-    unknown_variables,
 )
 from kcache.directory import CacheDirectory
+from kcache.environment import unknown_variables
 from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError, KcacheError
 from kcache.util.cuda_driver import Version, driver_version
 from kcache.util.mounts import FileSystem, file_system

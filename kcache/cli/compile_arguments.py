@@ -238,7 +238,7 @@ def _options(
             nargs=-1 if several else 1,
             required=True,
             metavar="FILE..." if several else "FILE",
-            callback=None if several else lambda _, __, value: (value,),
+            callback=None if several else _in_a_tuple,
             type=click.Path(exists=True, dir_okay=False, allow_dash=True),
         ),
     ]
@@ -248,6 +248,10 @@ def _only_one(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> 
     if len(value) > 1:
         raise click.BadParameter("this command takes one architecture.")
     return value
+
+
+def _in_a_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
+    return (value,)
 
 
 def _warn_of_missing(include_paths: Sequence[str]) -> None:

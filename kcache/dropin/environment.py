@@ -1,7 +1,7 @@
 """Environment: what the launcher reads of it, and what it hands to the program.
 
-Beside `kcache.config`, the only module that reads the environment: that one takes as long to import
-as everything else that `kcache run` does before the program starts (16 ms).
+Beside `kcache.config` and `kcache.environment`, the only module that reads the environment. Those
+take as long to import as everything else that `kcache run` does before the program starts (16 ms).
 """
 
 from __future__ import annotations

@@ -254,8 +254,11 @@ class Resolver:
             judged = KernelWriter(self.finder).store_verdict(request, variant, good=verdict.good)
             return Made(Answer(verdict.kernel, judged), reusable=True, stored=True)
 
+        def adopt(_: Answer) -> Answer | None:
+            return None
+
         # Under the key's lock, so that no header set is lost that another process adds.
-        work: Work[Answer] = Work(lambda: None, store, lambda _: None, location=request.location)
+        work: Work[Answer] = Work(lambda: None, store, adopt, location=request.location)
         judged = self._flights().run(request.key, work).variant
         if verdict.good and judged is not None and self.remotes is not None:
             self.remotes.upload_proven(request, judged)

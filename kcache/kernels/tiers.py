@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from kcache import config as settings
+from kcache import environment
 from kcache.errors import KcacheError
 from kcache.registry import open_layers
 
@@ -48,7 +48,9 @@ def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
     from kcache.kernels.remotes import RemoteKernels
     from kcache.remote import client
 
-    asked = client.client_for(_setup(config, addresses), settings.runtime_folders(), _environment())
+    asked = client.client_for(
+        _setup(config, addresses), environment.runtime_folders(), _agent_environment()
+    )
     writes = not finder.engine.read_only
     return RemoteKernels(finder, asked, writes=writes, wait=config.wait.value)
 
@@ -65,7 +67,7 @@ def remote_status(config: Config) -> list[dict[str, Any]]:
     from kcache.remote.start import asked_if_running, socket_path
 
     try:
-        path = socket_path(settings.runtime_folders(), _setup(config, addresses))
+        path = socket_path(environment.runtime_folders(), _setup(config, addresses))
     except KcacheError:
         return []
     running = asked_if_running(path)
@@ -79,12 +81,12 @@ def remote_status(config: Config) -> list[dict[str, Any]]:
 def _setup(config: Config, addresses: tuple[Address, ...]) -> Setup:
     from kcache.remote.agent_setup import Setup
 
-    return Setup(addresses, _followed(config), settings.remote_variables())
+    return Setup(addresses, _followed(config), environment.remote_variables())
 
 
-def _environment() -> dict[str, str]:
+def _agent_environment() -> dict[str, str]:
     """Return the variables for the agent, which gets the addresses through a pipe."""
-    variables = settings.without_dropin(settings.variables())
+    variables = environment.without_dropin(environment.variables())
     variables.pop("KCACHE_REMOTE", None)
     return variables
 

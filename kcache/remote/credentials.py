@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.config import remote_token
+from kcache.environment import remote_token
 from kcache.errors import ConfigError
 from kcache.util.open_file import SAFE
 

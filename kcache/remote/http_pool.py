@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from kcache.config import proxy_for
+from kcache.environment import proxy_for
 from kcache.errors import ConfigError
 from kcache.remote.credentials import Credentials, basic
 from kcache.remote.deadline import DeadlineSocket

@@ -38,7 +38,8 @@ def _origin() -> str:
 
     try:
         text = metadata.distribution(NAME).read_text("direct_url.json")  # PEP 610
-        url = urlsplit(json.loads(text or "{}").get("url", ""))
+        found: dict[str, object] = json.loads(text or "{}")
+        url = urlsplit(str(found.get("url", "")))
     except (metadata.PackageNotFoundError, ValueError, OSError):
         return ""
     path = url2pathname(url.path) if url.scheme == "file" else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nvrtc.reference import Fresh
 
-from kcache import config
+from kcache import environment
 from kcache.nvrtc import compiler
 from kcache.nvrtc.workers.messages import Ask, Reply, Status
 from kcache.nvrtc.workers.process import WorkerProcess
@@ -41,7 +41,7 @@ def ask(
 @contextmanager
 def worker(library: str | None = None) -> Generator[WorkerProcess]:
     """Have a new worker."""
-    process = WorkerProcess(library or compiler.find().path, config.variables())
+    process = WorkerProcess(library or compiler.find().path, environment.variables())
     try:
         yield process
     finally:

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kcache import config
+from kcache import environment as process_environment
 from kcache.nvrtc.workers.cores import usable_cores
 from kcache.nvrtc.workers.harmless import are_harmless
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
@@ -126,7 +126,7 @@ class WorkerPool:
         own = ask.environment
         while True:
             with self._worker(library, family, patient) as worker:
-                environment = {**config.changed_variables(worker.environment), **own}
+                environment = {**process_environment.changed_variables(worker.environment), **own}
                 ask = ask._replace(environment=environment)
                 if slots is None:
                     reply = worker.ask(ask, timeout)
@@ -152,7 +152,7 @@ class WorkerPool:
         worker = self._take(library, family, patient)
         if worker is None:
             try:
-                worker = WorkerProcess(library, config.variables())
+                worker = WorkerProcess(library, process_environment.variables())
             except BaseException:
                 self._gone()
                 raise

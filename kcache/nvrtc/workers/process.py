@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kcache import config
+from kcache.environment import without_dropin
 from kcache.errors import KcacheError
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply
 from kcache.util.wire import WireError, receive, send
@@ -133,7 +133,7 @@ class WorkerProcess:
                 stdout=PIPE,
                 stderr=self._said,
                 bufsize=0,
-                env=config.without_dropin(self.environment),
+                env=without_dropin(self.environment),
                 # A group of its own: an interrupt at the terminal is for the program to act on.
                 process_group=None if sys.platform == "win32" else 0,
             )

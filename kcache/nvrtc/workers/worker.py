@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from kcache import config
+from kcache.environment import worker_variables
 from kcache.nvrtc import library
 from kcache.nvrtc.workers import import_table
 from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
@@ -74,7 +74,7 @@ class _Worker:
         self._nvrtc: Nvrtc | None = None
         self._recorder: Recorder | None = None
         self._precompiled: Precompiled | None = None
-        self._environment = config.worker_variables()
+        self._environment = worker_variables()
         self.hello = self._load(path)
 
     def _load(self, path: str) -> Hello:

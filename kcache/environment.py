@@ -1,0 +1,133 @@
+"""Environment: what a miss and the remotes read of the environment.
+
+What a hit reads is in `kcache.config`: a program that only hits need not import this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from kcache.config import VARIABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "changed_variables",
+    "proxy_for",
+    "remote_token",
+    "remote_variables",
+    "runtime_folders",
+    "unknown_variables",
+    "variables",
+    "without_dropin",
+    "worker_variables",
+]
+
+_PREFIX = "KCACHE_"
+#: Those that `kcache run` sets for the program that it starts.
+_OF_DROPIN = "KCACHE_DROPIN_"
+_REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
+#: What clients of remotes read: credentials, certificates, proxies. They decide whom the clients
+#: talk to, and as whom: programs in which they differ don't share an agent.
+_OF_REMOTES = frozenset(
+    (
+        _REMOTE_TOKEN,
+        "ALL_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "all_proxy",
+        "http_proxy",  # not in upper case: a web server sets that one from a request's header
+        "https_proxy",
+        "no_proxy",
+        "HOME",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+    )
+)
+_OF_OBJECT_STORES = ("AWS_", "AZURE_")
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the names of variables that begin as kcache's do, and that kcache does not read."""
+    names = os.environ if environ is None else environ
+    known = {variable.name for variable in VARIABLES} | {_REMOTE_TOKEN}
+    return sorted(
+        name
+        for name in names
+        if name.startswith(_PREFIX) and not name.startswith(_OF_DROPIN) and name not in known
+    )
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables of this process as they are now."""
+    return dict(os.environ)
+
+
+def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for a process that compiles: it must have the real compiler.
+
+    In a program under `kcache run` NVRTC's interface is answered by kcache, workers included.
+    """
+    found = {n: value for n, value in environment.items() if not n.startswith("KCACHE_DROPIN_")}
+    preloaded = found.pop("LD_PRELOAD", "").replace(" ", ":").split(":")
+    others = [p for p in preloaded if p and not os.path.basename(p).startswith("libkcache_")]
+    return {**found, "LD_PRELOAD": ":".join(others)} if others else found
+
+
+def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables that are not as they were in `since`; None for one that is gone."""
+    if os.environ == since:
+        return {}
+    changed: dict[str, str | None] = {
+        name: value for name, value in os.environ.items() if since.get(name) != value
+    }
+    changed.update((name, None) for name in since if name not in os.environ)
+    return changed
+
+
+def worker_variables() -> dict[bytes, bytes]:
+    """Return the variables that a worker was started with, and switch NVRTC's own cache off in it.
+
+    That cache would answer instead of the compiler; libcuda, which keeps it, asks for the variable.
+    """
+    found = dict(os.environb) if sys.platform != "win32" else {}
+    os.environ["CUDA_CACHE_DISABLE"] = "1"
+    return found
+
+
+def remote_variables() -> dict[str, str]:
+    """Return the environment variables that clients of remotes read, those that are set."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _OF_REMOTES or name.startswith(_OF_OBJECT_STORES)
+    }
+
+
+def remote_token() -> str | None:
+    """Return the token for remotes by HTTP; `Config` does not have it, so that nothing shows it."""
+    return os.environ.get(_REMOTE_TOKEN) or None
+
+
+def proxy_for(scheme: str, host: str) -> str | None:
+    """Return the URL of the proxy for a host, as the variables say, or None."""
+    from urllib import request
+
+    proxies = request.getproxies_environment()
+    bypassed: Callable[[str, dict[str, str]], bool] = vars(request)["proxy_bypass_environment"]
+    if bypassed(host, proxies):  # which the type information lacks
+        return None
+    return proxies.get(scheme) or proxies.get("all")
+
+
+def runtime_folders() -> list[str]:
+    """Return where sockets of this user may go, best first."""
+    named = (os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
+    return [*(folder for folder in named if folder and os.path.isabs(folder)), "/tmp"]
