@@ -20,9 +20,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'X'?`, or nothing if no known name is like `name`."""
+    """Return ` (did you mean 'X'?)`, or nothing if no known name is like `name`."""
     found = nearest(name, known)
-    return "" if found is None else f"; did you mean {found!r}?"
+    return "" if found is None else f" (did you mean {found!r}?)"
 
 
 def _letters(name: str) -> str:

@@ -70,7 +70,8 @@ def test_compiles_in_one_process_and_hits_in_the_next(
 def test_without_the_headers_it_names_the_extra(
     here: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [])
+    installed = [path for path in sys.path if "site-packages" in path]
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in installed])
     assert demo.find_cccl() is None
     said = here("demo")
     assert (said.code, said.out) == (2, "")

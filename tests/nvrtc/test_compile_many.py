@@ -112,7 +112,10 @@ def test_errors_are_values(cache: kcache.KernelCache) -> None:
         ((), r"requests\[1\]: 0 fields"),
         (("a",) * 7, r"requests\[1\]: 7 fields"),
         ({"names": "k"}, r"requests\[1\]: the field 'source' is missing"),
-        ({"source": "x", "name": "k"}, r"requests\[1\]: no field 'name'; allowed: source, names"),
+        (
+            {"source": "x", "name": "k"},
+            r"requests\[1\]: no field 'name' \(did you mean 'names'\?\); allowed: source, names",
+        ),
         (("", (), ARCH), r"requests\[1\]: source is empty"),
         ((b"bytes", (), ARCH), r"requests\[1\]: source is bytes"),
         ((source(1), (), "sm_90"), r"requests\[1\]: options is str"),
