@@ -20,7 +20,6 @@ LONGEST = 450
 TOO_LONG = {
     "backends/kcache_backends/file.py",
     "kcache/kernel_cache.py",
-    "kcache/nvrtc/manifest.py",
     "docs/from_code.py",
     "kcache/config.py",
 }

@@ -14,7 +14,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import xxhash
 
@@ -24,8 +24,10 @@ __all__ = [
     "SIZE",
     "FileDigests",
     "Stamp",
+    "Watched",
     "file_clock_ns",
     "stamp_of",
+    "watched_from",
 ]
 
 #: size, mtime_ns, ctime_ns, inode, device.
@@ -152,3 +154,24 @@ class FileDigests:
 
 def _open(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe must hold nobody up
+
+
+class Watched(NamedTuple):
+    """A directory whose status tells that no absent file has appeared below it.
+
+    Attributes:
+        stamp: its status when that was seen; zeros if it tells nothing.
+        names: the absent files below it, or None if another process looked at them.
+    """
+
+    stamp: Stamp
+    names: list[str] | None
+
+
+def watched_from(directory: str, names: list[str], now: Stamp, read_at: int) -> Watched:
+    """Return a directory just looked at, with its stamp if that will tell of a change."""
+    # What is there already (a link, a directory) may change without a trace in this one.
+    fresh = max(now[1], now[2]) >= read_at - FRESH_NS
+    firsts = {name.partition("/")[0] for name in names}
+    there = any(os.path.lexists(os.path.join(directory, first)) for first in firsts)
+    return Watched(NO_STAMP if fresh or there else now, names)

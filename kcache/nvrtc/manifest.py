@@ -32,7 +32,16 @@ from typing import NamedTuple
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.answers import answer_now, error_now
-from kcache.nvrtc.files import FRESH_NS, NO_STAMP, SIZE, FileDigests, Stamp, file_clock_ns, stamp_of
+from kcache.nvrtc.files import (
+    NO_STAMP,
+    SIZE,
+    FileDigests,
+    Stamp,
+    Watched,
+    file_clock_ns,
+    stamp_of,
+    watched_from,
+)
 from kcache.nvrtc.headers import HeaderSet, Sections, decode, encode, is_header, same_identities
 from kcache.nvrtc.key import digest_fields
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
@@ -70,18 +79,6 @@ class Difference(NamedTuple):
     path: str
 
 
-class _Watched(NamedTuple):
-    """A directory whose status tells that no absent file has appeared below it.
-
-    Attributes:
-        stamp: its status when that was seen; zeros if it tells nothing.
-        names: the absent files below it, or None if another process looked at them.
-    """
-
-    stamp: Stamp
-    names: list[str] | None
-
-
 class Variant:
     """One header set of a request, with what is remembered of its files.
 
@@ -102,7 +99,7 @@ class Variant:
         #: location -> absolute paths of the headers.
         self._paths: dict[str, tuple[str, ...]] = {}
         #: location -> what the check for absent files found last time in this process.
-        self._directories: dict[str, dict[str, _Watched]] = {}
+        self._directories: dict[str, dict[str, Watched]] = {}
 
     @classmethod
     def of(cls, headers: HeaderSet) -> Variant:
@@ -274,11 +271,11 @@ class Variant:
             for there in filter(os.path.exists, paths):
                 yield Difference("appeared", there)
             if there is None and now is not None:
-                known[directory] = _watched(directory, watched.names, now, read_at)
+                known[directory] = watched_from(directory, watched.names, now, read_at)
 
-    def _survey(self, search: HeaderSearch) -> dict[str, _Watched]:
+    def _survey(self, search: HeaderSearch) -> dict[str, Watched]:
         """Group the absent files by the deepest directory that exists, stamps unknown."""
-        found: dict[str, _Watched] = {}
+        found: dict[str, Watched] = {}
         deepest: dict[str, str] = {}
         for root, paths in self.sections().absent:
             if root >= len(search.roots):
@@ -291,7 +288,7 @@ class Variant:
                     while existing not in ("", "/") and not os.path.isdir(existing):
                         existing = os.path.dirname(existing)
                     deepest[folder] = existing
-                names = found.setdefault(existing, _Watched(NO_STAMP, [])).names
+                names = found.setdefault(existing, Watched(NO_STAMP, [])).names
                 assert names is not None
                 names.append(path[len(existing) :].lstrip("/"))
         return found
@@ -337,7 +334,7 @@ class Variant:
         return itertools.chain(stamps, itertools.repeat(NO_STAMP))
 
     @staticmethod
-    def _stored_directories(raw: bytes) -> dict[str, _Watched]:
+    def _stored_directories(raw: bytes) -> dict[str, Watched]:
         """Return the directories at the end of stored stamps: u32 count, stamps, paths.
 
         Raises:
@@ -349,7 +346,7 @@ class Variant:
             raise ValueError("no directories")
         paths = raw[end:].decode("utf-8", "surrogateescape").split("\0")
         stamps = _STAMP.iter_unpack(raw[4:end])
-        return {path: _Watched(s, None) for path, s in zip(paths, stamps, strict=True)}
+        return {path: Watched(s, None) for path, s in zip(paths, stamps, strict=True)}
 
 
 class Manifest:
@@ -445,12 +442,3 @@ class Manifest:
             if dot and which.isdecimal() and int(which) < len(variants):
                 variants[int(which)].stamps[location] = raw
         return cls(variants)
-
-
-def _watched(directory: str, names: list[str], now: Stamp, read_at: int) -> _Watched:
-    """Return a directory just looked at, with its stamp if that will tell of a change."""
-    # What is there already (a link, a directory) may change without a trace in this one.
-    fresh = max(now[1], now[2]) >= read_at - FRESH_NS
-    firsts = {name.partition("/")[0] for name in names}
-    there = any(os.path.lexists(os.path.join(directory, first)) for first in firsts)
-    return _Watched(NO_STAMP if fresh or there else now, names)

@@ -485,10 +485,9 @@ def test_has_include_of_a_directory_and_of_an_unreadable_name(cache, tree):
 @pytest.fixture
 def later(monkeypatch):
     """As if everything had last been changed long ago: what is seen is trusted by its status."""
-    from kcache.nvrtc import files, manifest
+    from kcache.nvrtc import files
 
     monkeypatch.setattr(files, "FRESH_NS", -(10**12))
-    monkeypatch.setattr(manifest, "FRESH_NS", -(10**12))
 
 
 @pytest.mark.usefixtures("later")
