@@ -59,13 +59,24 @@ def moved(request: Request) -> Moved:
 
     Each told path has another length than the real one, and other letters. Include directories that
     lie inside each other still do, because that is part of the key. Those in the working directory
-    do not: a text that reaches them both ways then leads to other answers.
+    do not: a text that reaches them both ways then leads to other answers. One that is the working
+    directory still is.
     """
     search = request.search
     count = len(search.prefixes)
+    directory = f"/{_FILLER}/0{_other_letters(search.directory)}"
     told: dict[int, str] = {}
+    # The working directory's own names tell that it is an include directory, and a header set holds
+    # where it is one. An outer include directory takes it along instead.
+    if search.base != "/" and not any(
+        search.base != real and search.base.startswith(real) for real in search.roots[1:count]
+    ):
+        same = (root for root in range(1, count) if search.roots[root] == search.base)
+        told.update(dict.fromkeys(same, f"{directory}/"))
     for root in sorted(range(1, count), key=lambda root: (len(search.roots[root]), root)):
         real = search.roots[root]
+        if root in told:
+            continue
         outer = next((each for each in told if real.startswith(search.roots[each])), None)
         if outer is None:
             told[root] = f"/{_FILLER}/{root}{_other_letters(real)}"
@@ -81,7 +92,6 @@ def moved(request: Request) -> Moved:
             for option in request.extra.without_paths
         ],
     )
-    directory = f"/{_FILLER}/0{_other_letters(search.directory)}"
     elsewhere = request._replace(
         options=options,
         extra=options.extra,

@@ -265,3 +265,17 @@ def test_told_paths_have_another_length_and_keep_their_nesting():
     ):
         assert told.directories[after] == before
         assert len(after) > len(before) + 200
+
+
+@pytest.mark.parametrize("quoted", ['"x.h"', "<x.h>"])
+def test_the_working_directory_is_an_include_directory(cache, tmp_path, quoted):
+    for name, hit in (("a", False), ("bb", True), ("c/c", True)):
+        folder = tmp_path / name
+        write(folder / "x.h", _MENTIONS)
+        with working_directory(folder):
+            options = ARCH.replace(include_paths=[folder])
+            assert agreed(cache, f"#include {quoted}\n" + KERNEL, options).cached is hit
+    # Elsewhere, a quoted name leads to the working directory, and not to the include directory.
+    write(tmp_path / "d/x.h", "#define V 2\n")
+    with working_directory(tmp_path / "d"):
+        agreed(cache, f"#include {quoted}\n" + KERNEL, ARCH.replace(include_paths=[tmp_path / "a"]))
