@@ -22,10 +22,14 @@ CALLS = Path(__file__).parent / "calls.py"
         ([], 2000, 11),
         (["threads"], 500, 12),
         (["forks"], 800, 13),
-        pytest.param([], 6000, 14, marks=pytest.mark.slow),
+        pytest.param([], 6000, 14, id="long"),
     ],
 )
-def test_random_calls(mode: list[str], count: int, seed: int, real: Path, dropin: Dropin) -> None:
+def test_random_calls(
+    mode: list[str], count: int, seed: int, real: Path, dropin: Dropin, long: bool
+) -> None:
+    if count > 2000 and not long:
+        pytest.skip("with --long")
     command = (sys.executable, CALLS, real, seed, count, *mode)
     wanted, told = dropin.bare(*command), dropin.run(*command)
     assert wanted.code == told.code == 0, told.errors
