@@ -200,11 +200,11 @@ class Environment(Connection):
         """
         env = self.get()
         try:
-            self._exchanging = True
+            self._exchanging = txn
             with Folder(self.root) as root, self._locks.held(OPENING, 0.0, root):
                 exchange(root, env)
         finally:
-            self._exchanging = False
+            self._exchanging = None
         # Who has the old file open finds nothing there, looks, and opens the new one.
         with suppress(lmdb.MapFullError):
             txn.drop(env.open_db(None, txn), delete=False)

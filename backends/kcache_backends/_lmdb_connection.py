@@ -77,8 +77,9 @@ class Connection:
         self._provisional = 0.0
         #: Whether it is to be opened anew, with a larger map or for writing.
         self._outgrown = False
-        #: Whether this process is exchanging it: what is open can be read until that is done.
-        self._exchanging = False
+        #: The transaction in which this process exchanges it: what is open can be read until that
+        #: is done. It counts for no later one, should an interrupt leave it here.
+        self._exchanging: lmdb.Transaction[bytes] | None = None
         #: Databases that were exchanged, to be closed when nobody writes.
         self._retired: list[Opened] = []
         self._users: set[object] = set()
@@ -304,7 +305,7 @@ class Connection:
     def lost(self) -> bool:
         """Tell whether what is open is no longer what should be."""
         opened = self._opened
-        if opened is None or self._exchanging:
+        if opened is None or (self._exchanging is not None and self._exchanging is self.txn):
             return False
         if self._outgrown or (self._provisional and time.monotonic() >= self._provisional):
             return True
@@ -361,7 +362,7 @@ class Connection:
         self._held = []
         self._make_locks()
         self._retired = []
-        self._exchanging = False
+        self._exchanging = None
         self.open = self._opened = self.txn = None
         self._locks.close()
         self.writer = self._nobody = NOBODY

@@ -32,6 +32,8 @@ class _NoSuchNameError(KeyError):
 class _LoweredNames(dict[str, str]):
     """Name expression -> mangled name; says which there are where one is asked for that is not."""
 
+    __slots__ = ()
+
     def __missing__(self, name: object) -> str:
         from kcache.util.nearest import did_you_mean
 

@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 #: Bytes charged per item beside its payload, for the objects around it: key, entry, mappings,
 #: metadata of the usual size and the map's slot (measured by bench/bench_memory_tier.py).
-ITEM_OVERHEAD = 4096
+ITEM_OVERHEAD = 4352
 
 
 class Touches(Generic[K]):

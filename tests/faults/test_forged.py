@@ -215,8 +215,8 @@ def test_forged_entries_stop_no_migration(tmp_path: Path) -> None:
 
 NUMBERS = st.lists(
     ODD_NUMBERS.filter(lambda n: isinstance(n, float) or abs(n) < 10**300),
-    min_size=18,
-    max_size=18,
+    min_size=len(FIELDS),
+    max_size=len(FIELDS),
 )
 
 
