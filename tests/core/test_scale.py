@@ -154,6 +154,8 @@ def _held(population: Population) -> int:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_open_engine_takes_no_memory_per_entry(backend: str, tmp_path: Path) -> None:
-    held = [_held(Population(backend, tmp_path / str(count), count)) for count in (10, FEW)]
+    few, many = (Population(backend, tmp_path / str(count), count) for count in (10, FEW))
+    # The least of some: threads that earlier tests have left allocate, too.
+    held = [min(_held(population) for _ in range(4)) for population in (few, many)]
     # A key alone takes more than a hundred bytes.
     assert held[1] - held[0] < 10 * FEW
