@@ -243,7 +243,7 @@ class LockFile(FileBackend):
 
     def put(self, key: str, value: bytes) -> int:
         name = f"{self._root}/lock"
-        for _ in range(400):
+        for _ in range(1000):
             with suppress(FileExistsError):
                 os.close(os.open(name, os.O_CREAT | os.O_EXCL))
                 break
@@ -251,6 +251,7 @@ class LockFile(FileBackend):
         else:
             raise BackendError("locked")
         try:
+            time.sleep(0.002)  # long enough that a kill hits somebody who holds it
             return super().put(key, value)
         finally:
             os.unlink(name)
