@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from kcache.backend import is_key
 from kcache.errors import CorruptEntryError
 from kcache_backends._coldest import Used
 from kcache_backends._files import is_temporary, listing
-from kcache_backends._shards import ShardCount, ShardCounters
+from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 
-__all__ = ["ORPHAN_AGE", "examine", "glance", "require_credible"]
+__all__ = ["ORPHAN_AGE", "examine", "glance", "require_credible", "sum_of_shards"]
 
 #: Without file locks, a temporary file is taken for an orphan when it is this old, in seconds.
 ORPHAN_AGE = 3600.0
@@ -61,6 +62,21 @@ def glance(folder: str, count: int) -> list[Used]:
             status = os.stat(f"{folder}/{name}", follow_symlinks=False)
             found.append((status.st_mtime_ns, name))
     return found
+
+
+def sum_of_shards(
+    counters: ShardCounters, recount: Callable[[ShardCounters, int], ShardCount]
+) -> tuple[int, int]:
+    """Return the bytes and entries of all shards, one by one: their sums did not agree."""
+    size = entries = 0
+    for shard in range(SHARDS):
+        count = counters.read(shard)
+        if count is None:
+            with counters.changing(shard):
+                count = counters.read(shard) or recount(counters, shard)
+        size += count.bytes
+        entries += count.entries
+    return size, entries
 
 
 def require_credible(key: str, size: int, counters: ShardCounters | None, *, most: int) -> None:

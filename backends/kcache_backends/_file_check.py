@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from kcache.backend import is_key
 from kcache_backends._files import is_temporary, listing
-from kcache_backends._shards import ShardCount
+from kcache_backends._shards import ShardCount, ShardCounters, read_counts
 
-__all__ = ["check_shard"]
+__all__ = ["ANY_SIZE", "alone_with", "check_shard", "recorded_in"]
+
+#: More than any file or directory has.
+ANY_SIZE = 1 << 62
 
 Changing = Callable[[], AbstractContextManager[tuple[ShardCount | None, Callable[[], object]]]]
 
@@ -51,3 +54,25 @@ def check_shard(directory: str, changing: Changing, *, repair: bool) -> Iterator
         yield f"shard {shard}: {orphans} temporary files that nobody is writing"
     if strays:
         yield f"shard {shard}: {strays} files that are no entries of it"
+
+
+def recorded_in(path: str) -> list[ShardCount | None]:
+    """Return the records of the counters' file; none if there is no such file."""
+    return read_counts(path) if os.path.exists(path) else []
+
+
+@contextmanager
+def alone_with(
+    counters: ShardCounters | None,
+    shard: int,
+    recorded: list[ShardCount | None],
+    examine: Callable[[ShardCounters, int], object],
+) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
+    """Lock a shard, if there are counters; yield its record, and what counts it afresh."""
+    if counters is not None:
+        with counters.changing(shard):
+            yield counters.read(shard), lambda: examine(counters, shard)
+    elif recorded:
+        yield recorded[shard], list
+    else:  # a copy without counters: whoever writes to it will make them
+        yield ShardCount(ANY_SIZE, ANY_SIZE, 1), list

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from stat import S_ISDIR, S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
@@ -13,10 +14,16 @@ from kcache.util.open_file import NotOursError
 from kcache.util.safe_path import trusted
 
 __all__ = [
+    "CREATE",
+    "READ",
     "failure",
+    "is_no_room",
     "is_ours",
     "is_temporary",
     "listing",
+    "make_shard",
+    "read_on",
+    "rename",
     "require_ours",
     "require_private",
     "size_of",
@@ -26,6 +33,12 @@ __all__ = [
 
 _user = getattr(os, "geteuid", lambda: 0)  # Windows says 0 of every file
 _OTHERS_WRITE = 0o022
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+#: To open an entry for reading. Without waiting: a pipe that somebody put there would never open.
+READ = os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0)
+#: To create a file that must not be there.
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
+_NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 #: Tells the names of the temporary files that the file backend makes, and so may remove.
 is_temporary = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp").fullmatch
 
@@ -34,6 +47,11 @@ def failure(operation: str, error: OSError) -> BackendError:
     """Return what a backend raises for an error of the operating system."""
     where = f" {error.filename}" if error.filename else ""
     return BackendError(f"{operation}{where}: {error.strerror or error}")
+
+
+def is_no_room(error: OSError) -> bool:
+    """Tell whether an error says that the disk is full: evicting entries of this cache helps."""
+    return error.errno in _NO_ROOM
 
 
 def is_ours(status: os.stat_result) -> bool:
@@ -86,6 +104,41 @@ def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
                     yield item.name, status
     except (FileNotFoundError, NotADirectoryError):
         return
+
+
+def read_on(key: str, fd: int, value: bytes, size: int) -> bytes:
+    """Return `size` bytes of a file, of which the system returned fewer at first.
+
+    Raises:
+        BackendError: the file has fewer by now.
+    """
+    while len(value) < size:
+        more = os.read(fd, size - len(value))
+        if not more:
+            raise BackendError(f"read {key}: file shrank from {size} to {len(value)} bytes")
+        value += more
+    return value
+
+
+def rename(temporary: str, path: str) -> None:
+    """Put a file in its place, and in that of an empty directory that somebody put there."""
+    try:
+        os.replace(temporary, path)
+    except IsADirectoryError:  # one that has something in it stays
+        os.rmdir(path)
+        os.replace(temporary, path)
+
+
+def make_shard(directory: str, make_root: Callable[[], object]) -> None:
+    """Make the directory of a shard, and what is above it if somebody removed it."""
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        make_root()
+        with suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
 
 
 def require_private(directory: str) -> None:

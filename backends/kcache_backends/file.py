@@ -9,7 +9,6 @@ Layout of the directory::
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import threading
@@ -25,17 +24,23 @@ from kcache.util.forks import after_fork
 from kcache.util.marker import claim
 from kcache.util.safe_path import make_private
 from kcache_backends._coldest import SAMPLE, ColdSample, Used
-from kcache_backends._examine import examine, glance, require_credible
-from kcache_backends._file_check import check_shard
+from kcache_backends._examine import examine, glance, require_credible, sum_of_shards
+from kcache_backends._file_check import ANY_SIZE, alone_with, check_shard, recorded_in
 from kcache_backends._files import (
+    CREATE,
+    READ,
     failure,
+    is_no_room,
     listing,
+    make_shard,
+    read_on,
+    rename,
     require_ours,
     require_private,
     size_of,
 )
 from kcache_backends._files import sync_directory as sync
-from kcache_backends._shards import SHARDS, ShardCount, ShardCounters, read_counts
+from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 
 __all__ = ["FileBackend"]
 
@@ -48,19 +53,9 @@ MAX_NOTED = 4096
 UNCHECKED = 1 << 20
 #: ... and none above this and above the cap, whatever says that it is.
 MOST_ABOVE_CAP = 32 << 20
-_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_BINARY = getattr(os, "O_BINARY", 0)
-#: Without waiting: a pipe that somebody put in an entry's place would never open.
-_READ = os.O_RDONLY | _CLOEXEC | _NOFOLLOW | _BINARY | getattr(os, "O_NONBLOCK", 0)
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC | _NOFOLLOW | _BINARY
 _CAN_TOUCH_OPEN = os.utime in os.supports_fd
 _COUNTERS = "counters"
-_TEMPORARY = ".tmp"
 
-_ANY = 1 << 62
-#: Errors that say that the disk is full; evicting entries of this cache helps.
-_NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 #: The engine evicts a tenth of what is stored where there is no room below the cap.
 _TENTH = 10
 
@@ -106,7 +101,7 @@ class FileBackend(Backend):
         if durability not in ("none", "full"):
             raise ConfigError(f"durability={durability!r} is not allowed; allowed: 'none', 'full'")
         #: No value is larger; one larger than `_unchecked` is looked at before it is read.
-        self._most = _ANY if max_size is None else max(max_size, MOST_ABOVE_CAP)
+        self._most = ANY_SIZE if max_size is None else max(max_size, MOST_ABOVE_CAP)
         self._unchecked = min(UNCHECKED, self._most if max_size is None else max_size)
         self._root = os.path.abspath(directory)
         self._read_only = read_only
@@ -131,14 +126,14 @@ class FileBackend(Backend):
         """Return the value under `key`, or None; never partial bytes."""
         fd = -1
         try:
-            fd = os.open(f"{self._root}/{key[:2]}/{key}", _READ)
+            fd = os.open(f"{self._root}/{key[:2]}/{key}", READ)
             status = os.fstat(fd)
             require_ours(status, key)
             size = status.st_size
             if size > self._unchecked:
-                self._require_credible(key, size)
+                require_credible(key, size, self._counters, most=self._most)
             value = os.read(fd, size)
-            return value if len(value) == size else self._rest(key, fd, value, size)
+            return value if len(value) == size else read_on(key, fd, value, size)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -154,15 +149,15 @@ class FileBackend(Backend):
         """
         fd = -1
         try:
-            fd = os.open(f"{self._root}/{key[:2]}/{key}", _READ)
+            fd = os.open(f"{self._root}/{key[:2]}/{key}", READ)
             status = os.fstat(fd)
             require_ours(status, key)
             size = status.st_size
             if size > self._unchecked:
-                self._require_credible(key, size)
+                require_credible(key, size, self._counters, most=self._most)
             value = os.read(fd, size)
             if len(value) != size:
-                value = self._rest(key, fd, value, size)
+                value = read_on(key, fd, value, size)
             now = self._clock()
             if now <= self._last_use:
                 now = self._last_use + 1
@@ -179,19 +174,6 @@ class FileBackend(Backend):
         finally:
             if fd >= 0:
                 os.close(fd)
-
-    def _require_credible(self, key: str, size: int) -> None:
-        """Refuse to read what nobody can have put here: a sparse file would fill the memory."""
-        require_credible(key, size, self._counters, most=self._most)
-
-    def _rest(self, key: str, fd: int, value: bytes, size: int) -> bytes:
-        """Read on where the system returned less than was asked for."""
-        while len(value) < size:
-            more = os.read(fd, size - len(value))
-            if not more:
-                raise BackendError(f"read {key}: file shrank from {size} to {len(value)} bytes")
-            value += more
-        return value
 
     def _record_use(self, key: str, fd: int, now: int) -> None:
         """Set the mtime of an open file, and put off further uses of it for a while."""
@@ -221,10 +203,10 @@ class FileBackend(Backend):
                 try:
                     self._put(key, value)
                 except FileNotFoundError:  # the shard is new, or somebody removed the directory
-                    self._restore(key)
+                    make_shard(f"{self._root}/{key[:2]}", self._open_counters)
                     self._put(key, value)
             except OSError as error:
-                if error.errno in _NO_ROOM and self._could_make_room(len(value)):
+                if is_no_room(error) and self._could_make_room(len(value)):
                     raise FullError(f"write {key}: {error.strerror}") from error
                 raise
         return len(value)
@@ -269,21 +251,14 @@ class FileBackend(Backend):
             counters = self._counters
             if counters is None or counters.lost():
                 if self._read_only:
-                    return self._usage_read_only()
+                    sizes = [info.size for info in self.scan()]
+                    return Usage(sum(sizes), len(sizes))
                 counters = self._open_counters()
             for _ in range(3):
                 totals = counters.totals()
                 if totals is not None:
                     return Usage(*totals)
-            size = entries = 0
-            for shard in range(SHARDS):
-                count = counters.read(shard)
-                if count is None:
-                    with counters.changing(shard):
-                        count = counters.read(shard) or self._recount(counters, shard)
-                size += count.bytes
-                entries += count.entries
-            return Usage(size, entries)
+            return Usage(*sum_of_shards(counters, self._recount))
 
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries, coldest first, from a sample of the fullest shards; see `ColdSample`.
@@ -311,37 +286,20 @@ class FileBackend(Backend):
 
         Open for reading only, it takes no locks: a shard that is being written may look wrong.
         """
-        recorded: list[ShardCount | None] = []
         with self._translated("check"):
             if not os.path.isdir(self._root):
                 return
-            if not self._read_only:
+            recorded: list[ShardCount | None] = []
+            if self._read_only:
+                recorded = recorded_in(f"{self._root}/{_COUNTERS}")
+            else:
                 self._open_counters()
-            elif os.path.exists(f"{self._root}/{_COUNTERS}"):
-                recorded = read_counts(f"{self._root}/{_COUNTERS}")
+        mend = repair and not self._read_only
         for shard, name in enumerate(_names):
+            alone = partial(alone_with, self._counters, shard, recorded, self._examine)
             with self._translated("check"):
-                found = list(
-                    check_shard(
-                        f"{self._root}/{name}",
-                        partial(self._alone_with, shard, recorded),
-                        repair=repair and not self._read_only,
-                    )
-                )
+                found = list(check_shard(f"{self._root}/{name}", alone, repair=mend))
             yield from found
-
-    @contextmanager
-    def _alone_with(
-        self, shard: int, recorded: list[ShardCount | None]
-    ) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
-        counters = self._counters
-        if counters is not None:
-            with counters.changing(shard):
-                yield counters.read(shard), lambda: self._examine(counters, shard)
-        elif recorded:
-            yield recorded[shard], list
-        else:  # a copy without counters: whoever writes to it will make them
-            yield ShardCount(_ANY, _ANY, 1), list
 
     def close(self) -> None:
         """Close the counters. Idempotent."""
@@ -355,17 +313,17 @@ class FileBackend(Backend):
         path = self._path(key)
         shard = int(key[:2], 16)
         unique = f"{os.getpid()}-{_process}-{next(_serial)}"
-        temporary = f"{self._root}/{key[:2]}/.{key[:16]}-{unique}{_TEMPORARY}"
+        temporary = f"{self._root}/{key[:2]}/.{key[:16]}-{unique}.tmp"
         with self._changing(shard) as (counters, count):
             try:
                 replaced = size_of(path)
                 counters.begin(shard, count, size=len(value), entries=1)
-                fd = os.open(temporary, _CREATE, 0o600)
+                fd = os.open(temporary, CREATE, 0o600)
                 try:
                     self._fill(fd, value)
                 finally:
                     os.close(fd)
-                self._rename(temporary, path)
+                rename(temporary, path)
             except BaseException as error:
                 with suppress(OSError):
                     os.unlink(temporary)
@@ -391,13 +349,6 @@ class FileBackend(Backend):
             self._recount(counters, shard)
         else:
             counters.finish(shard, count, size=size, entries=entries)
-
-    def _rename(self, temporary: str, path: str) -> None:
-        try:
-            os.replace(temporary, path)
-        except IsADirectoryError:  # somebody put it there; one that has something in it stays
-            os.rmdir(path)
-            os.replace(temporary, path)
 
     def _count_anew(self, shard: int) -> None:
         """Count a shard whose directory somebody removed and another writer made anew meanwhile."""
@@ -474,21 +425,6 @@ class FileBackend(Backend):
             )
             self._counters = None if self._closed else opened
             return opened
-
-    def _restore(self, key: str) -> None:
-        """Make the shard's directory, and what is above it if somebody removed it."""
-        try:
-            os.mkdir(f"{self._root}/{key[:2]}", 0o700)
-        except FileExistsError:
-            pass
-        except FileNotFoundError:
-            self._open_counters()
-            with suppress(FileExistsError):
-                os.mkdir(f"{self._root}/{key[:2]}", 0o700)
-
-    def _usage_read_only(self) -> Usage:
-        infos = list(self.scan())
-        return Usage(sum(info.size for info in infos), len(infos))
 
     def after_fork(self) -> None:
         """Have the child open the counters anew: locks belong to the open file of the parent."""
