@@ -43,7 +43,9 @@ def from_code() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)  # as where it is run as a program
+        spec.loader.exec_module(module)
     return module
 
 
