@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(
     path for top in ("kcache", "backends", "bench", "docs") for path in (ROOT / top).rglob("*.py")
 )
+#: The drop-in's libraries.
+SOURCES = sorted((ROOT / "kcache" / "dropin" / "native").glob("*.[ch]"))
 #: Lines of a module, at most.
 LONGEST = 450
 #: Modules that are still longer, and are being split.
@@ -31,7 +33,7 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=named)
+@pytest.mark.parametrize("path", [*MODULES, *SOURCES], ids=named)
 def test_no_module_is_too_long(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= LONGEST or named(path) in TOO_LONG

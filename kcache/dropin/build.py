@@ -22,7 +22,10 @@ MAJORS = (12, 13)
 HOOK = "libkcache_preload.so"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared")
 _LINK = ("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
-_PARTS = ("nvrtc.c", "bytes.c", "answers.c", "server.c", "real.c")
+_PARTS = (
+    *("nvrtc.c", "program.c", "compile.c", "outputs.c", "about.c"),
+    *("bytes.c", "answers.c", "server.c", "real.c"),
+)
 _OURS = re.compile(r"(__)?nvrtc\w+$")
 _DYNAMIC_SYMBOLS, _FUNCTION = 11, 2
 #: Seconds; it takes 3.

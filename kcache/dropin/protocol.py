@@ -7,7 +7,7 @@ then its items.
 Head: magic `KDI1`, version and kind (16 bits each), size of the payload, zero.
 
 Pure functions, no input or output. Whatever a frame claims, no more is allocated than its own bytes
-take. `native/server.c` and `native/nvrtc.c` are the other end.
+take. `native/server.c` and `native/compile.c` are the other end.
 """
 
 from __future__ import annotations

@@ -1,0 +1,106 @@
+/* The interface: what the library is, its version and architectures. */
+#define _GNU_SOURCE
+#include "program.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_ARCHS 64
+
+/* Version and architectures of the real library, which the server knows without our loading it. */
+struct about {
+    bool known;
+    int major, minor, count, archs[MOST_ARCHS];
+};
+
+static struct about kept_about;
+static pthread_mutex_t about_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void kd_about_lock(void) { pthread_mutex_lock(&about_lock); }
+void kd_about_unlock(void) { pthread_mutex_unlock(&about_lock); }
+void kd_about_after_fork(void) { pthread_mutex_init(&about_lock, NULL); }
+
+static bool parse_about(struct about *about, const struct kd_reply *reply) {
+    struct kd_reader reader = {reply->data, reply->data + reply->size, false};
+    about->major = (int)kd_number(&reader);
+    about->minor = (int)kd_number(&reader);
+    uint32_t count = kd_number(&reader);
+    for (uint32_t i = 0; i < count && i < MOST_ARCHS; i++)
+        about->archs[i] = (int)kd_number(&reader);
+    about->count = (int)count;
+    about->known = !reader.bad && reader.at == reader.end && about->major == KCACHE_MAJOR &&
+                   count > 0 && count <= MOST_ARCHS;
+    return about->known;
+}
+
+static bool ask_about(struct about *answer) {
+    struct kd_buffer request = {0};
+    struct kd_reply reply;
+    char path[PATH_MAX];
+    bool known = false;
+    if (!kd_server_wanted() || !kd_real_path(path, sizeof path))
+        return false;
+    kd_put_text(&request, path);
+    if (kd_server_ask(KD_QUERY, &request, &reply)) {
+        known = reply.kind == KD_INFO && parse_about(answer, &reply);
+        free(reply.data);
+    }
+    free(request.data);
+    return known;
+}
+
+/* Not under the lock while the server is asked: a fork would have to wait for it. */
+static bool know(struct about *answer) {
+    pthread_mutex_lock(&about_lock);
+    *answer = kept_about;
+    pthread_mutex_unlock(&about_lock);
+    if (answer->known || !ask_about(answer))
+        return answer->known;
+    pthread_mutex_lock(&about_lock);
+    kept_about = *answer;
+    pthread_mutex_unlock(&about_lock);
+    return true;
+}
+
+KD_EXPORT int nvrtcVersion(int *major, int *minor) {
+    if (major == NULL || minor == NULL)
+        return KD_INVALID_INPUT;
+    struct about about;
+    if (know(&about)) {
+        *major = about.major;
+        *minor = about.minor;
+        return KD_SUCCESS;
+    }
+    int (*get)(int *, int *) = REAL("nvrtcVersion", int *, int *);
+    return get == NULL ? KD_INTERNAL_ERROR : get(major, minor);
+}
+
+KD_EXPORT int nvrtcGetNumSupportedArchs(int *count) {
+    if (count == NULL)
+        return KD_INVALID_INPUT;
+    struct about about;
+    if (know(&about)) {
+        *count = about.count;
+        return KD_SUCCESS;
+    }
+    int (*get)(int *) = REAL("nvrtcGetNumSupportedArchs", int *);
+    return get == NULL ? KD_INTERNAL_ERROR : get(count);
+}
+
+KD_EXPORT int nvrtcGetSupportedArchs(int *archs) {
+    if (archs == NULL)
+        return KD_INVALID_INPUT;
+    struct about about;
+    if (know(&about)) {
+        memcpy(archs, about.archs, (size_t)about.count * sizeof *archs);
+        return KD_SUCCESS;
+    }
+    int (*get)(int *) = REAL("nvrtcGetSupportedArchs", int *);
+    return get == NULL ? KD_INTERNAL_ERROR : get(archs);
+}
+
+KD_EXPORT const char *nvrtcGetErrorString(int result) {
+    const char *(*get)(int) = (const char *(*)(int))kd_real("nvrtcGetErrorString");
+    return get == NULL ? "NVRTC_ERROR unknown" : get(result);
+}

@@ -1,0 +1,154 @@
+/* One compile: what the server says, or the real library where it must do it itself. */
+#define _GNU_SOURCE
+#include "program.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Variables that NVRTC reads (found by recording its questions to libc); the server decides which
+   of them matter. */
+static const char *const variables[] = {
+    "NVRTC_APPEND_FLAGS", "NVRTC_PREPEND_FLAGS", "NVRTCWIZ", "EDG_BASE", "EDG_MODULES_PATH", "PWD",
+    "MAKEFLAGS", "FINALIZER_USE_LEGACY_ELF_BUILDER", "FINALIZER_CUBIE", "CAN_FINALIZE_DEBUG",
+    "NVVM_IR_VER_CHK", "CUDA_CACHE_DISABLE", "DUMP_KNOBS_TO_FILE",
+    "NVRTC_DISABLE_CONCURRENT_NVVM", NULL};
+
+/* Options whose effects go beyond outputs that a cache keeps; by how they begin, dashes left out.
+   Precompiled headers have a status, traces and timings have files, OptiX and tile IR have
+   getters; bundled headers are installed. */
+static const char *const handed_over[] = {
+    "pch", "create-pch", "use-pch", "instantiate-templates-in-pch", "fdevice-time-trace", "time",
+    "optix-ir", "tile", "use-bundled", "bundled", NULL};
+
+static const char *own_business(int count, const char *const *options) {
+    for (int i = 0; i < count; i++) {
+        const char *option = options[i];
+        while (*option == ' ' || *option == '-')
+            option++;
+        for (int n = 0; handed_over[n] != NULL; n++)
+            if (strncmp(option, handed_over[n], strlen(handed_over[n])) == 0)
+                return handed_over[n];
+    }
+    return NULL;
+}
+
+static void put_texts(struct kd_buffer *request, const struct texts *texts) {
+    kd_put_number(request, (uint32_t)texts->count);
+    for (int i = 0; i < texts->count; i++)
+        kd_put_text(request, texts->items[i]);
+}
+
+static void put_environment(struct kd_buffer *request) {
+    uint32_t count = 0;
+    for (int i = 0; variables[i] != NULL; i++)
+        count += getenv(variables[i]) != NULL;
+    kd_put_number(request, count);
+    for (int i = 0; variables[i] != NULL && count > 0; i++) {
+        const char *value = getenv(variables[i]);
+        if (value == NULL)
+            continue;
+        kd_put_text(request, variables[i]);
+        kd_put_text(request, value);
+        count--;
+    }
+}
+
+/* The layout is described once, in kcache/dropin/protocol.py. */
+static bool put_request(struct kd_buffer *request, const struct program *mine) {
+    char path[PATH_MAX], directory[PATH_MAX];
+    if (!kd_real_path(path, sizeof path) || getcwd(directory, sizeof directory) == NULL)
+        return false;
+    size_t most = strlen(mine->source) + 4096;
+    request->data = malloc(most);
+    request->room = request->data == NULL ? 0 : most;
+    kd_put_number(request, KCACHE_MAJOR);
+    kd_put_text(request, path);
+    kd_put_text(request, directory);
+    put_environment(request);
+    kd_put_text(request, mine->source);
+    kd_put_text(request, mine->name == NULL ? "" : mine->name); /* the same to NVRTC */
+    put_texts(request, &mine->header_names);
+    put_texts(request, &mine->header_texts);
+    put_texts(request, &mine->options);
+    put_texts(request, &mine->names);
+    return !request->failed;
+}
+
+static struct kd_answer *answer_from_server(const struct kd_buffer *request) {
+    struct kd_reply reply;
+    if (!kd_server_ask(KD_COMPILE, request, &reply))
+        return NULL;
+    if (reply.kind != KD_ANSWER) {
+        free(reply.data);
+        return NULL;
+    }
+    struct kd_answer *answer = kd_answer_parse(reply.data, reply.size);
+    if (answer != NULL && answer->flags & KD_KEEP)
+        kd_remember(request, answer);
+    return answer;
+}
+
+static bool has_all_names(const struct program *mine, const struct kd_answer *answer) {
+    if (answer->result != KD_SUCCESS)
+        return true;
+    for (int i = 0; i < mine->names.count; i++) {
+        bool there = false;
+        for (uint32_t n = 0; n < answer->lowered_count && !there; n++)
+            there = strcmp(answer->lowered[n].name.data, mine->names.items[i]) == 0;
+        if (!there)
+            return false;
+    }
+    return true;
+}
+
+static struct kd_answer *find_answer(const struct program *mine) {
+    struct kd_buffer request = {0};
+    struct kd_answer *answer = NULL;
+    if (kd_server_wanted() && put_request(&request, mine)) {
+        answer = kd_recall(&request);
+        if (answer == NULL)
+            answer = answer_from_server(&request);
+    }
+    free(request.data);
+    if (answer != NULL && !has_all_names(mine, answer)) {
+        kd_answer_drop(answer);
+        answer = NULL;
+    }
+    return answer;
+}
+
+int kd_compile_by_real(
+    struct program *mine, const char *reason, int count, const char *const *options) {
+    int result = kd_hand_over(mine, reason);
+    return result == KD_SUCCESS ? kd_real_compile(mine->real, count, options) : result;
+}
+
+int kd_compile_here(struct program *mine, int count, const char *const *options) {
+    if (mine->compiled && mine->result != KD_INVALID_OPTION)
+        return kd_compile_by_real(mine, "compiled twice", count, options);
+    for (int i = 0; i < count; i++)
+        if (options[i] == NULL)
+            return kd_compile_by_real(mine, "an option is NULL", count, options);
+    const char *reason = own_business(count, options);
+    if (mine->callback != NULL)
+        reason = "flow callback";
+    if (reason != NULL) /* an earlier compile was refused for its options; its replay is harmless */
+        return kd_compile_by_real(mine, reason, count, options);
+    struct texts before = mine->options;
+    mine->options = (struct texts){0};
+    struct kd_answer *answer = NULL;
+    if (kd_texts_add_all(&mine->options, count, options))
+        answer = find_answer(mine);
+    if (answer == NULL) {
+        kd_texts_empty(&mine->options);
+        mine->options = before;
+        return kd_compile_by_real(mine, NULL, count, options);
+    }
+    kd_texts_empty(&before);
+    kd_answer_drop(mine->answer);
+    mine->answer = answer;
+    mine->compiled = true;
+    return mine->result = answer->result;
+}

@@ -1,0 +1,119 @@
+/* Programs of the drop-in: the caller's texts, and the hand-over to the real library. */
+#define _GNU_SOURCE
+#include "program.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* -- texts ------------------------------------------------------------------------------------- */
+
+bool kd_texts_add(struct texts *texts, const char *text) {
+    if (texts->count == texts->room) {
+        int room = texts->room * 2 + 8;
+        char **grown = realloc(texts->items, (size_t)room * sizeof *grown);
+        if (grown == NULL)
+            return false;
+        texts->items = grown;
+        texts->room = room;
+    }
+    char *copy = strdup(text);
+    if (copy == NULL)
+        return false;
+    texts->items[texts->count++] = copy;
+    return true;
+}
+
+bool kd_texts_add_all(struct texts *texts, int count, const char *const *items) {
+    for (int i = 0; i < count; i++)
+        if (items[i] == NULL || !kd_texts_add(texts, items[i]))
+            return false;
+    return true;
+}
+
+void kd_texts_empty(struct texts *texts) {
+    for (int i = 0; i < texts->count; i++)
+        free(texts->items[i]);
+    free(texts->items);
+    *texts = (struct texts){0};
+}
+
+static const char *const *items(const struct texts *texts) {
+    return (const char *const *)texts->items;
+}
+
+/* -- programs ---------------------------------------------------------------------------------- */
+
+/* Ours, or NULL: the real library makes programs, too, by `__nvrtcCPEx`. */
+struct program *kd_ours(kd_program program) {
+    struct program *mine = program;
+    return mine->mark == KD_MARK && mine->self == mine ? mine : NULL;
+}
+
+void kd_release(struct program *mine) {
+    free(mine->source);
+    free(mine->name);
+    kd_texts_empty(&mine->header_texts);
+    kd_texts_empty(&mine->header_names);
+    kd_texts_empty(&mine->names);
+    kd_texts_empty(&mine->options);
+    kd_answer_drop(mine->answer);
+    mine->mark = 0;
+    mine->self = NULL;
+    free(mine);
+}
+
+int kd_real_create(
+    kd_program *program, const char *source, const char *name, int count,
+    const char *const *texts, const char *const *names) {
+    int (*create)(kd_program *, const char *, const char *, int, const char *const *,
+                  const char *const *) =
+        REAL("nvrtcCreateProgram", kd_program *, const char *, const char *, int,
+             const char *const *, const char *const *);
+    return create == NULL ? KD_INTERNAL_ERROR
+                          : create(program, source, name, count, texts, names);
+}
+
+int kd_real_compile(kd_program program, int count, const char *const *options) {
+    int (*compile)(kd_program, int, const char *const *) =
+        REAL("nvrtcCompileProgram", kd_program, int, const char *const *);
+    return compile == NULL ? KD_INTERNAL_ERROR : compile(program, count, options);
+}
+
+int kd_real_add(kd_program program, const char *name) {
+    int (*add_name)(kd_program, const char *) =
+        REAL("nvrtcAddNameExpression", kd_program, const char *);
+    return add_name == NULL ? KD_INTERNAL_ERROR : add_name(program, name);
+}
+
+int kd_real_callback(kd_program program, kd_callback *callback, void *payload) {
+    int (*set)(kd_program, kd_callback *, void *) =
+        REAL("nvrtcSetFlowCallback", kd_program, kd_callback *, void *);
+    return set == NULL ? KD_INTERNAL_ERROR : set(program, callback, payload);
+}
+
+void kd_real_destroy(kd_program *program) {
+    int (*destroy)(kd_program *) = REAL("nvrtcDestroyProgram", kd_program *);
+    if (destroy != NULL)
+        destroy(program);
+}
+
+int kd_hand_over(struct program *mine, const char *reason) {
+    if (reason != NULL)
+        kd_server_note(reason);
+    kd_program real = NULL;
+    int result = kd_real_create(&real, mine->source, mine->name, mine->header_texts.count,
+                                items(&mine->header_texts), items(&mine->header_names));
+    for (int i = 0; result == KD_SUCCESS && i < mine->names.count; i++)
+        result = kd_real_add(real, mine->names.items[i]);
+    if (result == KD_SUCCESS && mine->callback != NULL)
+        result = kd_real_callback(real, mine->callback, mine->payload);
+    if (result != KD_SUCCESS) {
+        if (real != NULL)
+            kd_real_destroy(&real);
+        return result;
+    }
+    if (mine->compiled)
+        kd_real_compile(real, mine->options.count, items(&mine->options));
+    mine->real = real;
+    return KD_SUCCESS;
+}

@@ -1,0 +1,66 @@
+/* Programs: what the caller knows as an nvrtcProgram, and what may be done to one. */
+#ifndef KCACHE_PROGRAM_H
+#define KCACHE_PROGRAM_H
+
+#include "dropin.h"
+
+#define KD_MARK 0x6b64726f70696e31u /* "kdropin1" */
+
+/* A function of the real library that returns a result code, by its name and parameters. */
+#define REAL(name, ...) ((int (*)(__VA_ARGS__))kd_real(name))
+
+typedef int kd_callback(void *, void *);
+
+/* Texts that the caller handed over, copied. */
+struct texts {
+    char **items;
+    int count, room;
+};
+
+/* What the caller knows as an nvrtcProgram. */
+struct program {
+    uint64_t mark;
+    struct program *self;
+    char *source, *name; /* `name` may be NULL */
+    struct texts header_texts, header_names, names, options;
+    bool compiled; /* `result` and `answer` are those of the last compile */
+    int result;
+    struct kd_answer *answer;
+    kd_callback *callback;
+    void *payload;
+    kd_program real; /* not NULL: everything is forwarded */
+};
+
+/* -- programs (program.c) ---------------------------------------------------------------------- */
+
+bool kd_texts_add(struct texts *texts, const char *text);
+bool kd_texts_add_all(struct texts *texts, int count, const char *const *items);
+void kd_texts_empty(struct texts *texts);
+
+struct program *kd_ours(kd_program program); /* NULL: the real library made it */
+void kd_release(struct program *mine);
+
+int kd_real_create(
+    kd_program *program, const char *source, const char *name, int count,
+    const char *const *texts, const char *const *names);
+int kd_real_compile(kd_program program, int count, const char *const *options);
+int kd_real_add(kd_program program, const char *name);
+int kd_real_callback(kd_program program, kd_callback *callback, void *payload);
+void kd_real_destroy(kd_program *program);
+/* Does in the real library what was done to the program here; NVRTC's result code. The server
+   counts the reason, unless it is the server's own. */
+int kd_hand_over(struct program *mine, const char *reason);
+
+/* -- compiling (compile.c) --------------------------------------------------------------------- */
+
+int kd_compile_by_real(
+    struct program *mine, const char *reason, int count, const char *const *options);
+int kd_compile_here(struct program *mine, int count, const char *const *options);
+
+/* -- what the library is (about.c) ------------------------------------------------------------- */
+
+void kd_about_lock(void);
+void kd_about_unlock(void);
+void kd_about_after_fork(void);
+
+#endif
