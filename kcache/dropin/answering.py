@@ -62,19 +62,6 @@ _HARMLESS = (
     "-w",
     "--disable-warnings",
 )
-#: Stands for the directory of a source that is alone in it: CuPy makes a temporary one for each.
-_ANY_DIRECTORY = b"/kcache-any-directory"
-#: Options that put the source's path into the output, or make an output that can't be searched.
-_SHOW_PATHS = (
-    "-dlto",
-    "--dlink-time-opt",
-    "-G",
-    "--device-debug",
-    "-lineinfo",
-    "--generate-line-info",
-    "-dopt",
-    "--dopt",
-)
 _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
 
 
@@ -106,16 +93,6 @@ class Answering:
 
     def answer(self, program: Program) -> Answer | Declined:
         """Return NVRTC's answer, from the cache or else by a compile; raises nothing."""
-        alone = _with_any_directory(program)
-        if alone is not None:
-            answer = self._answer(alone)
-            if isinstance(answer, Declined):
-                return answer
-            if not _shows_directory(answer):
-                return _with_directory_of(program, answer)
-        return self._answer(program)
-
-    def _answer(self, program: Program) -> Answer | Declined:
         from kcache.errors import CompileError
 
         try:
@@ -230,7 +207,7 @@ def _surroundings(program: Program, compiler: str) -> Surroundings:
         for name in _DECISIVE
     )
     path, directory = os.fsdecode(program.library), os.fsdecode(program.directory)
-    return Surroundings(path, compiler, directory, environment)
+    return Surroundings(path, compiler, directory, environment, _is_alone(program))
 
 
 def _answer(program: Program, kernel: CompiledKernel) -> Answer:
@@ -267,43 +244,15 @@ def _failed(program: Program, error: object) -> Answer | Declined:
     return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False, keep=False)
 
 
-# -- a source that is alone in its directory -------------------------------------------------------
-
-
-def _with_any_directory(program: Program) -> Program | None:
-    """Return the same program in a directory that stands for any, or None if that is not the same.
-
-    The directory of the source is where quoted headers are looked for first, and stands in
-    messages, in `__FILE__` and in debug information. Mangled names have the file's own name alone.
-    """
+def _is_alone(program: Program) -> bool:
+    """Tell whether a source lies alone in its directory: CuPy makes a temporary one for each."""
     directory, name = os.path.split(program.name)
-    if not os.path.isabs(program.name) or name in program.source or b"../" in program.source:
-        return None
-    if any(
-        option.decode("latin-1").strip(" ").startswith(_SHOW_PATHS) for option in program.options
-    ):
-        return None
     try:
-        if set(os.listdir(directory)) - {name}:
-            return None
+        return os.path.isabs(program.name) and set(os.listdir(directory)) <= {name}
     except FileNotFoundError:
-        pass
+        return True
     except OSError:
-        return None
-    return program._replace(name=os.path.join(_ANY_DIRECTORY, name))
-
-
-def _shows_directory(answer: Answer) -> bool:
-    written = ", ".join(map(str, _ANY_DIRECTORY)).encode()  # as PTX writes strings
-    outputs = (answer.ptx, answer.cubin, answer.ltoir)
-    return any(_ANY_DIRECTORY in output or written in output for output in outputs)
-
-
-def _with_directory_of(program: Program, answer: Answer) -> Answer:
-    directory = os.path.dirname(program.name)
-    name = os.path.basename(program.name)
-    made = os.path.join(_ANY_DIRECTORY, name)
-    return answer._replace(log=answer.log.replace(made, os.path.join(directory, name)))
+        return False
 
 
 def _decides_itself(program: Program) -> bool:

@@ -142,7 +142,9 @@ class Resolver:
         variant = outcome.variant
         upload = self._upload(request, variant, lease)
         kernel, stored = KernelWriter(self.finder).store(request, outcome.compiled, variant, upload)
-        if self._eager and stored and variant is not None and variant.may_be_good_elsewhere:
+        around = request.surroundings
+        eager = self._eager or (around is not None and around.alone)
+        if eager and stored and variant is not None and variant.may_be_good_elsewhere:
             self._queue().add(request, variant)
         return Made(Answer(kernel, variant), reusable=True, stored=stored)
 

@@ -10,7 +10,7 @@ from kcache.errors import CompileError
 from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled, Limits, Run
 from kcache.nvrtc.files import FileDigests, file_clock_ns
-from kcache.nvrtc.headers import HeaderSet, is_directory, only_names
+from kcache.nvrtc.headers import SHOWN, HeaderSet, is_directory, only_names
 from kcache.nvrtc.manifest import ONLY, Variant
 from kcache.nvrtc.relocation import bound_of, called_of, moved
 from kcache.nvrtc.request import Request
@@ -105,7 +105,7 @@ class Frontend:
             request: a request with headers.
             variant: the answers that an earlier compile of it got, which hold now.
         """
-        elsewhere = moved(request)
+        elsewhere = moved(request, source=not variant.sections().called.startswith(SHOWN))
         try:
             run = compiler.compile_request(
                 elsewhere.request, self._limits, moved=elsewhere.directories

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FREE",
+    "IN_ANY_DIRECTORY",
+    "SHOWN",
+    "UNPROVEN",
     "Denied",
     "HeaderSet",
     "Other",
@@ -38,6 +41,10 @@ __all__ = [
 
 #: `HeaderSet.bound` of an outcome that is good wherever the include directories lie.
 FREE = ""
+#: Before a source's name in `HeaderSet.called`: the outcome shows it; it shows the last part, and
+#: the source may be in any directory; the outcome may depend on the directory, until a proof shows
+#: that it does not.
+SHOWN, IN_ANY_DIRECTORY, UNPROVEN = CALLED = "=/~"
 #: The compiler's own texts, which it looks for in the working directory and never opens.
 _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
 
@@ -72,7 +79,8 @@ class HeaderSet(NamedTuple):
         denied: what could not be looked at or opened.
         others: answers to rarer questions.
         variables: environment variables that are not part of the key, None for one that is not set.
-        called: what the source has to be called; empty if any name will do.
+        called: what the source has to be called, with one of `CALLED` before it; empty if any name
+            will do.
         bound: where the outcome is good: `FREE`, or a digest of the location that it was made in,
             with `!` before it where it is known to be good for no other.
     """
@@ -161,6 +169,18 @@ class Sections(NamedTuple):
     proof: str
     digests_at: int
     roots: int
+
+    def is_called(self, name: str, *, proven: bool) -> bool:
+        """Tell whether a source of this name may have the outcome, as far as its name matters.
+
+        Where the directory may matter, `proven` tells that it does not.
+        """
+        how, called = self.called[:1], self.called[1:]
+        if how == IN_ANY_DIRECTORY:
+            return os.path.basename(name) == called
+        if how == UNPROVEN and proven and os.path.isabs(name) and os.path.isabs(called):
+            return os.path.basename(name) == os.path.basename(called)
+        return not how or name == called
 
 
 def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bool:
@@ -301,6 +321,9 @@ def decode(raw: bytes) -> Sections:
         count = sum(len(paths) for _, paths in found["f"])
         if len(raw) != 4 + length + SIZE * count:
             raise ValueError("not one digest per file")
+        called = found["c"][0][1][0] if found["c"] else ""
+        if called and called[0] not in CALLED:
+            raise ValueError(f"called {called}")
         bound, proof = ([*found["x"][0][1], ""][:2]) if found["x"] else (FREE, "")
         return Sections(
             found["f"],
@@ -312,7 +335,7 @@ def decode(raw: bytes) -> Sections:
             [(int(error), Place(root, path)) for root, (error, path) in found["e"]],
             [(q, Place(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
             [_variable(text) for _, (text,) in found["v"]],
-            found["c"][0][1][0] if found["c"] else "",
+            called,
             bound,
             proof,
             4 + length,

@@ -11,9 +11,9 @@ by NULs. Kinds whose fields are paths below the root: ``f`` files that were read
 number and one path: paths with equal numbers are one file, others are not; ``e`` an error's number
 and a path; ``o`` a question, a path, and the answer in hexadecimal; ``v`` (root 0) a variable,
 ``NAME=VALUE`` or ``NAME`` for one that is not set; ``c`` (root 0) what the source has to be called,
-if that matters; ``x`` (root 0) what the outcome is bound to, see
-`HeaderSet.bound`, and what a proof came to: ``+`` it is good everywhere, ``-`` it is not, or
-nothing. ``x`` comes last. The key of a kernel is made of its set without what a proof came to.
+if that matters, with one of `headers.CALLED` before it; ``x`` (root 0) what the outcome is bound
+to, see `HeaderSet.bound`, and what a proof came to: ``+`` it is good everywhere, ``-`` it is not,
+or nothing. ``x`` comes last. The key of a kernel is made of its set without what a proof came to.
 
 Stamps are five signed 64-bit integers (`Stamp`), zeros for what is not trusted: first one per
 file; then a u32 count of directories, their stamps, and their absolute paths separated by NULs.
@@ -148,7 +148,7 @@ class Variant:
 
     def unbound(self) -> Variant:
         """Return the same answers, without what the outcome is bound to."""
-        return Variant(self._with_last(""))
+        return Variant(self._with_last("", unless="c"))
 
     def judged(self, *, good: bool) -> Variant:
         """Return the same set with what a proof came to."""
@@ -163,30 +163,33 @@ class Variant:
         fields = [("request", request_key.encode()), ("headers", raw)]
         return digest_fields("kcache-result/2", fields)
 
-    def _with_last(self, group: str) -> bytes:
-        """Return the encoding with another last group, ``x``; an empty one for none."""
+    def _with_last(self, group: str, *, unless: str = "") -> bytes:
+        """Return the encoding with another group ``x``, or none; and without the kinds `unless`."""
         sections = self.sections()
-        groups = self.raw[4 : sections.digests_at]
-        if sections.bound:
-            last = f"x0\0{sections.bound}" + (f"\0{sections.proof}" if sections.proof else "")
-            groups = groups.removesuffix(last.encode()).removesuffix(b"\0\0")
-        text = b"\0\0".join(filter(None, (groups, group.encode())))
+        groups = self.raw[4 : sections.digests_at].split(b"\0\0")
+        kept = [each for each in groups if each[:1] not in (b"x", *map(str.encode, unless))]
+        text = b"\0\0".join(filter(None, (*kept, group.encode())))
         return struct.pack("<I", len(text)) + text + self.raw[sections.digests_at :]
 
-    def holds(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
-        """Tell whether every file is now as the set says."""
-        return next(self.differences(search, digests, location), None) is None
+    def holds(
+        self, search: HeaderSearch, digests: FileDigests, location: str, *, proven: bool = False
+    ) -> bool:
+        """Tell whether every file is now as the set says; see `differences`."""
+        return next(self.differences(search, digests, location, proven=proven), None) is None
 
     def differences(
-        self, search: HeaderSearch, digests: FileDigests, location: str
+        self, search: HeaderSearch, digests: FileDigests, location: str, *, proven: bool = False
     ) -> Iterator[Difference]:
-        """Yield what is not as the set says, in the order in which it is cheapest to find out."""
+        """Yield what is not as the set says, in the order in which it is cheapest to find out.
+
+        With `proven`, what a proof could show is taken for shown.
+        """
         sections = self.sections()
         if sections.roots > len(search.roots):
             yield Difference("root", "")
             return
-        if sections.called and sections.called != search.source_name:
-            yield Difference("called", sections.called)
+        if not sections.is_called(search.source_name, proven=proven or sections.proof == GOOD):
+            yield Difference("called", sections.called[1:])
         stamps = iter(self._stored(location))
         for at, paths in self._files(search):
             for path in digests.differing(paths, self.raw, at, stamps):
@@ -374,7 +377,7 @@ class Manifest:
         for variant in self.variants:
             with suppress(CorruptEntryError):
                 if variant.may_be_good_elsewhere or variant.is_refuted:
-                    if not variant.holds(search, digests, location):
+                    if not variant.holds(search, digests, location, proven=True):
                         continue
                     if variant.is_refuted:
                         return None

@@ -20,9 +20,9 @@ import codecs
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.nvrtc.headers import FREE
+from kcache.nvrtc.headers import FREE, IN_ANY_DIRECTORY, SHOWN, UNPROVEN
 from kcache.nvrtc.manifest import NAMED, ONLY
-from kcache.nvrtc.search import SPELLING, HeaderSearch
+from kcache.nvrtc.search import SOURCE, SPELLING, HeaderSearch
 from kcache.nvrtc.workers.texts import NAMES, PATHS, flags_of
 
 if TYPE_CHECKING:
@@ -54,8 +54,10 @@ class Moved(NamedTuple):
     directories: dict[str, str]
 
 
-def moved(request: Request) -> Moved:
+def moved(request: Request, *, source: bool = True) -> Moved:
     """Return the request with the working directory and every include directory elsewhere.
+
+    And with `source`, the directory of a source whose name is an absolute path.
 
     Each told path has another length than the real one, and other letters. Include directories that
     lie inside each other still do, because that is part of the key. Those in the working directory
@@ -83,6 +85,9 @@ def moved(request: Request) -> Moved:
         else:
             told[root] = told[outer] + real[len(search.roots[outer]) :]
     own = len(request.options.include_paths)
+    name = request.source_name
+    if source and os.path.isabs(name):
+        name = _source_elsewhere(search, told, directory)
     paths = [told[root].removesuffix("/") for root in range(1, count)]
     numbers = {f"-I#+{number}": path for number, path in enumerate(paths[own:])}
     options = request.options.replace(
@@ -95,11 +100,24 @@ def moved(request: Request) -> Moved:
     elsewhere = request._replace(
         options=options,
         extra=options.extra,
-        search=HeaderSearch(request.source_name, paths, directory=directory),
+        search=HeaderSearch(name, paths, directory=directory),
+        source_name=name,
         location="",
     )
     directories = {told[root]: search.roots[root] for root in told}
     return Moved(elsewhere, {**directories, f"{directory}/": search.base})
+
+
+def _source_elsewhere(search: HeaderSearch, told: dict[int, str], directory: str) -> str:
+    """Return the source's name in another directory, which is added to `told`.
+
+    A directory that is also the working directory or an include directory still is.
+    """
+    real = search.roots[SOURCE]
+    same = (told[root] for root in told if search.roots[root] == real)
+    alone = f"{directory}/" if real == search.base else f"/{_FILLER}/s{_other_letters(real)}"
+    told[SOURCE] = next(same, alone)
+    return told[SOURCE] + os.path.basename(search.source_name)
 
 
 def bound_of(request: Request, record: Record, compiled: Compiled) -> str:
@@ -123,22 +141,33 @@ def bound_of(request: Request, record: Record, compiled: Compiled) -> str:
 
 
 def called_of(request: Request, record: Record, compiled: Compiled) -> str:
-    """Return what the source has to be called for an outcome; empty if any name will do.
+    """Return what the source has to be called for an outcome; see `HeaderSet.called`.
 
-    That is its name if it is in the key anyway, if the outcome shows it, or if a text that was read
-    could have computed with it.
+    That is its name if the outcome shows it, or if a text that was read could have computed with
+    it. It does not matter where it is part of the key.
     """
-    if request.has_name or not (_flags(request, record) & NAMES or shows_name(request, compiled)):
+    name = request.source_name
+    if request.has_name:
         return ""
-    return request.source_name
+    if _holds(compiled, [name]):
+        return SHOWN + name
+    if _flags(request, record) & NAMES:
+        return UNPROVEN + name
+    return IN_ANY_DIRECTORY + os.path.basename(name) if _has_internal(compiled) else ""
 
 
 def shows_name(request: Request, compiled: Compiled) -> bool:
     """Tell whether an output or the log may show what the source is called."""
+    return _has_internal(compiled) or _holds(compiled, [request.source_name])
+
+
+def _has_internal(compiled: Compiled) -> bool:
+    """Tell whether there are symbols with internal linkage: they hold the name's last part.
+
+    They do not depend on the source's directory (seen with NVRTC 12.4 and 13.5).
+    """
     outputs = (compiled.cubin, compiled.ptx)
-    if any(mark in output for output in outputs if output for mark in _INTERNAL):
-        return True
-    return _holds(compiled, [request.source_name])
+    return any(mark in output for output in outputs if output for mark in _INTERNAL)
 
 
 def _flags(request: Request, record: Record) -> int:

@@ -21,12 +21,15 @@ class Surroundings(NamedTuple):
         directory: the working directory.
         environment: variables as that process has them, as (name, value) in any fixed order; None
             for one that is not set. Those that are not named are as in this process.
+        alone: whether the source lies alone in its directory, which may have been made for it: the
+            next process will have it in another.
     """
 
     library: str
     compiler: str
     directory: str
     environment: tuple[tuple[str, str | None], ...]
+    alone: bool = False
 
     def variable(self, name: str) -> str | None:
         """Return the value of a variable, or None."""

@@ -103,6 +103,16 @@ def test_ctypes_by_name(real: Path, dropin: Dropin, include: Path) -> None:
     _twice_and_edited(dropin, include, (sys.executable, CLIENTS / "loaded.py", include, real.name))
 
 
+def test_a_source_that_uses_its_own_path(real: Path, dropin: Dropin) -> None:
+    """It is alone in its directory, as CuPy's sources are."""
+    folders = [dropin.folder / "a", dropin.folder / "longer", dropin.folder / "a"]
+    command = (sys.executable, CLIENTS / "own_name.py", *folders, real)
+    wanted = dropin.bare(*command)
+    first, second = dropin.run(*command), dropin.run(*command)
+    assert first.output == second.output == wanted.output, first.errors
+    assert second.misses == 0, second.line
+
+
 @pytest.mark.parametrize("tag", ["--enable-new-dtags", "--disable-new-dtags"])
 def test_a_c_program_that_is_linked(tag: str, real: Path, dropin: Dropin, include: Path) -> None:
     compiler = build.compiler()

@@ -124,24 +124,17 @@ def test_what_is_known_of_a_build_is_remembered(tmp_path: Path) -> None:
         assert known.recall(folder, "one") is None
 
 
-def test_the_directory_of_a_source_that_is_alone_in_it_does_not_matter(tmp_path: Path) -> None:
-    from kcache.dropin.answering import _with_any_directory
+def test_a_source_that_is_alone_in_its_directory(tmp_path: Path) -> None:
+    from kcache.dropin.answering import _is_alone
 
-    alone = PROGRAM._replace(name=os.fsencode(tmp_path / "k.cu"))
-    made = _with_any_directory(alone)
-    assert made is not None
-    assert made.name == b"/kcache-any-directory/k.cu"
-    for change in (
-        {"name": b"k.cu"},
-        {"options": [b" -lineinfo"]},
-        {"source": b'#include "../x.h"'},
-        {"source": b'#include "k.cu"'},
-    ):
-        assert _with_any_directory(alone._replace(**change)) is None  # type: ignore[arg-type]
+    program = PROGRAM._replace(name=os.fsencode(tmp_path / "k.cu"))
+    assert _is_alone(program)
+    assert not _is_alone(program._replace(name=b"k.cu"))
+    assert _is_alone(program._replace(name=os.fsencode(tmp_path / "gone/k.cu")))
     (tmp_path / "k.cu").touch()
-    assert _with_any_directory(alone) is not None
+    assert _is_alone(program)
     (tmp_path / "x.h").touch()
-    assert _with_any_directory(alone) is None
+    assert not _is_alone(program)
 
 
 # -- what is declined ------------------------------------------------------------------------------

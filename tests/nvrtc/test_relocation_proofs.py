@@ -279,3 +279,71 @@ def test_the_working_directory_is_an_include_directory(cache, tmp_path, quoted):
     write(tmp_path / "d/x.h", "#define V 2\n")
     with working_directory(tmp_path / "d"):
         agreed(cache, f"#include {quoted}\n" + KERNEL, ARCH.replace(include_paths=[tmp_path / "a"]))
+
+
+# -- the source's own directory --------------------------------------------------------------------
+
+
+def _named(cache, folder, source, options):
+    """Return the kernel of a source that lies in `folder`, checked against a bare compile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return agreed(cache, source, options, source_name=str(folder / "k.cu"))
+
+
+@pytest.mark.parametrize("internal", [False, True])
+def test_a_source_in_another_directory_hits_once_that_is_proven(tmp_path, internal):
+    """CuPy writes each source into a new temporary directory."""
+    options = _tree(tmp_path, _MENTIONS)
+    hidden = "namespace { __device__ int hidden; }\n__device__ int* p = &hidden;\n" * internal
+    source = "#include <x.h>\n" + hidden + KERNEL
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        assert not _named(cache, tmp_path / "a", source, options).cached
+        cache._on_miss().finish_proofs()
+        assert _named(cache, tmp_path / "b/b", source, options).cached
+        write(tmp_path / "c/x.h", "#define V 9\n")  # found beside a source with quotes only
+        assert _named(cache, tmp_path / "c", source, options).cached
+    assert (cache.stats().compiles, cache.stats().proofs) == (1, 1)
+
+
+def test_a_source_in_another_directory_needs_no_proof_where_nothing_names_it(cache, tmp_path):
+    source = "#include <x.h>\nnamespace { __device__ int hidden; }\n" + KERNEL
+    source += "__device__ int* p = &hidden;\n"
+    options = _tree(tmp_path, "#define V 1\n")
+    assert not _named(cache, tmp_path / "a", source, options).cached
+    assert _named(cache, tmp_path / "b/b", source, options).cached
+    assert not agreed(cache, source, options, source_name=f"{tmp_path}/b/other.cu").cached
+
+
+@pytest.mark.parametrize("use", _USES)
+def test_a_source_that_depends_on_its_directory_stays_there(tmp_path, use):
+    options = _tree(tmp_path, "#define WHERE __FILE__\n")
+    value = _USES[use].replace("- 6", "- 7")  # k.cu is longer than x.h
+    source = "#include <x.h>\n" + KERNEL.replace("V", value)
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for folder in ("a", "b/b", "a/longer/one"):
+            assert not _named(cache, tmp_path / folder, source, options).cached
+            cache._on_miss().finish_proofs()
+            assert _named(cache, tmp_path / folder, source, options).cached
+
+
+def test_a_header_appears_beside_a_source_in_another_directory(tmp_path):
+    options = _tree(tmp_path / "tree", _MENTIONS)
+    source = '#include "x.h"\n' + KERNEL
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        assert not _named(cache, tmp_path / "a", source, options).cached
+        cache._on_miss().finish_proofs()
+        assert _named(cache, tmp_path / "b", source, options).cached
+        write(tmp_path / "c/x.h", "#define WHERE __FILE__\n#define V 9\n")
+        assert not _named(cache, tmp_path / "c", source, options).cached
+        assert not _named(cache, tmp_path / "tree/inc", source, options).cached
+
+
+def test_a_source_whose_directory_shows_stays_there(tmp_path):
+    """An assert shows the source's name, and nothing has to be proven."""
+    source = "#include <x.h>\n" + KERNEL.replace("V;", "V; assert(out[1]);")
+    options = _tree(tmp_path, _MENTIONS)
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for folder in ("a", "b"):
+            assert not _named(cache, tmp_path / folder, source, options).cached
+            assert _named(cache, tmp_path / folder, source, options).cached
+    assert cache.stats().proofs == 0
