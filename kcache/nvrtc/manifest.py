@@ -188,7 +188,9 @@ class Variant:
         if sections.roots > len(search.roots):
             yield Difference("root", "")
             return
-        if not sections.is_called(search.source_name, proven=proven or sections.proof == GOOD):
+        if sections.called and not sections.is_called(
+            search.source_name, proven=proven or sections.proof == GOOD
+        ):
             yield Difference("called", sections.called[1:])
         stamps = iter(self._stored(location))
         for at, paths in self._files(search):

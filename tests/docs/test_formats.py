@@ -141,7 +141,7 @@ def test_the_letters_of_a_manifest_are_all_there() -> None:
         "an error's number, a path": ("13", "a"),
         "a question, a path, the answer in hexadecimal": ("lstat", "a", "66"),
         "a variable": ("NAME=VALUE",),
-        "a name": ("k.cu",),
+        "a mark and a name": ("=k.cu",),
         "a location, what a proof came to": ("0123", "+"),
     }
     for letter, kind in letters.items():
