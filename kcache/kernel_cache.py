@@ -179,6 +179,10 @@ class KernelCache:
             ),
         )
         self._finder = build_finder(self.engine, config)
+        if config.remote.value and self._finder.reads:
+            from kcache.kernels.tiers import with_layers  # few use remotes
+
+            self._finder = with_layers(self._finder, config)
         #: Needed for a miss only.
         self._resolver: Resolver | None = None
         self._ask_remotes_at = 0.0 if config.remote.value and not self._disabled else math.inf

@@ -72,6 +72,44 @@ def test_only_the_directory_joins_the_names_of_its_files(path: Path) -> None:
         assert not names & {*FILES, "kcache.json"}
 
 
+def imported(path: Path) -> set[str]:
+    """Returns what a module imports at any time, in functions too; not what only types need."""
+    for_types: set[ast.AST] = set()
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for_types |= {below for each in node.body for below in ast.walk(each)}
+        elif node not in for_types and isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif node not in for_types and isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{each.name}" for each in node.names}
+    return found
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """Returns modules that are in a circle of imports, and those above them; or none."""
+    left = dict(arrows)
+    while True:
+        done = {name for name, below in left.items() if not below & left.keys() - {name}}
+        if not done:
+            return sorted(left)
+        left = {name: below for name, below in left.items() if name not in done}
+
+
+def test_a_circle_is_seen() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    arrows = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): imported(path)
+        for path in MODULES
+        if named(path).startswith("kcache/") and path.name != "__init__.py"
+    }
+    assert len(arrows) > 100
+    assert circle(arrows) == []
+
+
 def test_forks_are_handled_in_one_place() -> None:
     found = {
         named(path)

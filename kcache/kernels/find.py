@@ -305,16 +305,7 @@ class Finder:
 
 
 def build_finder(engine: CacheEngine, config: Config) -> Finder:
-    """Return the finder that the settings ask for.
-
-    Raises:
-        ConfigError: a layer that the program named is not safe, or no cache.
-    """
+    """Return the finder that the settings ask for, without layers; see `tiers.with_layers`."""
     once, disabled = config.header_check.value == "once", config.disable.value
     reads = not (disabled or config.recache.value)
-    finder = Finder(engine, check_once=once, reads=reads, writes=not disabled)
-    if config.remote.value and reads:
-        from kcache.kernels.tiers import with_layers  # few use remotes
-
-        return with_layers(finder, config, once=once, writes=not disabled)
-    return finder
+    return Finder(engine, check_once=once, reads=reads, writes=not disabled)

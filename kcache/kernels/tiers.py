@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["build_remotes", "remote_status", "with_layers"]
 
 
-def with_layers(finder: Finder, config: Config, *, once: bool, writes: bool) -> Finder:
+def with_layers(finder: Finder, config: Config) -> Finder:
     """Return a finder that also looks into the layers that the settings name, if they name any.
 
     Raises:
@@ -36,7 +36,11 @@ def with_layers(finder: Finder, config: Config, *, once: bool, writes: bool) -> 
     from kcache.kernels.layered import LayeredFinder
 
     return LayeredFinder(
-        finder.engine, check_once=once, reads=finder.reads, writes=writes, layers=layers
+        finder.engine,
+        check_once=finder.headers.once,
+        reads=finder.reads,
+        writes=not config.disable.value,
+        layers=layers,
     )
 
 

@@ -170,32 +170,32 @@ def _client(address: Address, timeout: float) -> dict[str, Any]:
 
 def _s3(address: Address, timeout: float) -> object:
     known = {
-        "endpoint": address.option("endpoint"),
         "region": address.option("region"),
-        "skip_signature": address.flag("anonymous"),
         "virtual_hosted_style_request": address.flag("virtual_hosted"),
         **({} if address.flag("anonymous") else _profile()),
     }
     options: dict[str, Any] = {name: value for name, value in known.items() if value}
+    options |= _known(address, endpoint="endpoint")
     return S3Store(address.hosts, **options, **_client(address, timeout))
 
 
 def _gcs(address: Address, timeout: float) -> object:
-    known = {
-        "base_url": address.option("endpoint"),
-        "skip_signature": address.flag("anonymous"),
-    }
-    options: dict[str, Any] = {name: value for name, value in known.items() if value}
+    options = _known(address, endpoint="base_url")
     return GCSStore(address.hosts, **options, **_client(address, timeout))
 
 
 def _azure(address: Address, timeout: float) -> object:
+    options = _known(address, endpoint="endpoint")
+    return AzureStore(address.hosts, **options, **_client(address, timeout))
+
+
+def _known(address: Address, *, endpoint: str) -> dict[str, Any]:
+    """Return what obstore has to know of any store; `endpoint` is its name for where that is."""
     known = {
-        "endpoint": address.option("endpoint"),
+        endpoint: address.option("endpoint"),
         "skip_signature": address.flag("anonymous"),
     }
-    options: dict[str, Any] = {name: value for name, value in known.items() if value}
-    return AzureStore(address.hosts, **options, **_client(address, timeout))
+    return {name: value for name, value in known.items() if value}
 
 
 def _profile() -> dict[str, str]:
