@@ -11,18 +11,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from kcache.backend import Backend
-from kcache.config import Config
-from kcache.engine.engine import CacheEngine
-from kcache.engine.journal import Journal, limit_for
-from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import CompileError
 from kcache.kernels.find import build_finder
 from kcache.kernels.request_factory import ClosedRequests, Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest
-from kcache.registry import open_place, prepared, with_known_backend
-from kcache.util import log
+from kcache.registry import load_settings, open_as_set
 from kcache.util.units import parse_size
 
 if TYPE_CHECKING:
@@ -30,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kcache.admin.explain import Explanation
+    from kcache.engine.stats import Stats
     from kcache.kernels.aio import AsyncFront
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.resolver import Resolver
@@ -94,13 +90,11 @@ class KernelCache:
 
         def __new__(cls, *args, **kwargs):
             """Say which argument may be meant instead of one that there is not."""
-            names = cls.__init__.__kwdefaults__ or {}
-            for name in kwargs:
-                if name not in names and name != "directory" and cls is KernelCache:
-                    from kcache.util.nearest import did_you_mean
+            names = {"directory", *(cls.__init__.__kwdefaults__ or ())}
+            if cls is KernelCache and not names.issuperset(kwargs):
+                from kcache.util.nearest import unexpected_argument
 
-                    more = did_you_mean(name, (*names, "directory"))
-                    raise TypeError(f"KernelCache: unexpected argument {name!r}{more}")
+                raise unexpected_argument("KernelCache", kwargs, names)
             return super().__new__(cls)
 
     def __init__(
@@ -121,8 +115,7 @@ class KernelCache:
         remote: str | Sequence[str] | None = None,
     ) -> None:
         given = backend if isinstance(backend, Backend) else None
-        complaints: list[str] = []
-        self.config = config = Config.load(
+        self.config = config = load_settings(
             {
                 "directory": directory,
                 "backend": None if given is not None else backend,
@@ -138,45 +131,17 @@ class KernelCache:
                 "compile_timeout": compile_timeout,
                 "remote": remote,
             },
-            complain=complaints.append,
+            find_backend=given is None,
         )
-        if config.log.value is not None:
-            log.log_to_stderr(config.log.value)
-        if given is None:
-            self.config = config = with_known_backend(config, complaints.append)
-        for complaint in complaints:
-            log.warning_once(complaint)
         #: The backend's name, or the class of a backend that the caller made.
         self._backend = config.backend.value if given is None else type(given).__name__
         self._disabled = config.disable.value
-        memory = config.memory_size.value
-        share = int(memory * _REQUEST_SHARE)
+        share = int(config.memory_size.value * _REQUEST_SHARE)
         #: Requests by how they were asked for, so that asking again is one look-up.
-        self._requests = Requests(share)
-        if config.record.value is not None:
-            self._requests.record(config.record.value)
+        self._requests = Requests(share, record_to=config.record.value)
         self._async: AsyncFront | None = None
-        read_only = config.read_only.value or self._disabled
-        if given is None:
-            files, opened = open_place(config, read_only=read_only)
-        else:
-            files, opened = prepared(config, read_only), given
-        self._directory = files
-        self.engine = CacheEngine(
-            opened,
-            max_size=config.max_size.value,
-            memory_size=memory - share,
-            producer=PRODUCER,
-            read_only=read_only,
-            stats_file=None if read_only or files is None else StatsFile(files.stats),
-            lock_file=None if files is None else files.flight,
-            wait=config.wait.value,
-            journal=Journal(
-                files.path if files is not None and given is None else None,
-                config.backend.value,
-                read_only=read_only,
-                limit=limit_for(config.max_size.value),
-            ),
+        self._directory, self.engine = open_as_set(
+            config, given, memory_size=config.memory_size.value - share, producer=PRODUCER
         )
         self._finder = build_finder(self.engine, config)
         if config.remote.value and self._finder.reads:
@@ -460,8 +425,8 @@ class KernelCache:
         """Return the directory and the size of the cache; never raise an exception."""
         from kcache.admin.info import one_line  # not needed for a hit
 
-        path = None if self._directory is None else self._directory.path
-        return f"KernelCache({one_line(self.engine, directory=path, backend=self._backend)})"
+        where = None if self._directory is None else self._directory.path
+        return f"KernelCache({one_line(self.engine, directory=where, backend=self._backend)})"
 
     def __enter__(self) -> Self:
         """Return the cache itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from kcache.backend import GROUP, Backend, NoBackend, UnavailableBackend
@@ -21,18 +21,18 @@ from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
+    from kcache.engine.journal import Journal
     from kcache.remote.address import Address
     from kcache.remote.layer import Layer
 
 __all__ = [
     "GROUP",
     "backend_names",
+    "load_settings",
+    "open_as_set",
     "open_backend",
     "open_engine",
     "open_layers",
-    "open_place",
-    "prepared",
-    "with_known_backend",
 ]
 
 #: The cap that a layer is read with: its files may be as large as whoever made it allowed.
@@ -82,7 +82,7 @@ def _load(name: str) -> object:
     )
 
 
-def open_place(config: Config, *, read_only: bool) -> tuple[CacheDirectory | None, Backend]:
+def _open_place(config: Config, *, read_only: bool) -> tuple[CacheDirectory | None, Backend]:
     """Return a directory that is safe to use, and the backend in it.
 
     A directory that the program named must be safe, or ConfigError says why not. What the
@@ -123,7 +123,26 @@ def _candidates(named: str | None) -> Iterator[str]:
         yield temporary_cache_directory()
 
 
-def with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
+def load_settings(arguments: Mapping[str, object], *, find_backend: bool) -> Config:
+    """Return the settings of a cache, and log what is wrong with those of the environment.
+
+    With `find_backend`, the backend is one that is registered, if the program did not name it.
+
+    Raises:
+        ConfigError: an argument is not allowed.
+    """
+    complaints: list[str] = []
+    config = Config.load(arguments, complain=complaints.append)
+    if config.log.value is not None:
+        log.log_to_stderr(config.log.value)
+    if find_backend:
+        config = _with_known_backend(config, complaints.append)
+    for complaint in complaints:
+        log.warning_once(complaint)
+    return config
+
+
+def _with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
     """Return the settings, with the default in place of a backend that nobody has registered.
 
     That is for a name from the environment. One that the program gave stays, and `open_backend`
@@ -158,7 +177,7 @@ def _backend_there(config: Config, directory: str, *, read_only: bool) -> Backen
         return UnavailableBackend(str(error))
 
 
-def prepared(config: Config, read_only: bool) -> CacheDirectory | None:
+def _prepared(config: Config, read_only: bool) -> CacheDirectory | None:
     """Return a directory for the statistics, or None where there is none or it can't be used.
 
     Raises:
@@ -251,9 +270,6 @@ def open_engine(
         UnknownBackendError: no such backend is installed.
         BackendError: the backend can't be opened there.
     """
-    from kcache.engine.engine import CacheEngine
-    from kcache.engine.stats import StatsFile
-
     config = Config.load(
         {
             "directory": directory,
@@ -267,11 +283,69 @@ def open_engine(
     assert place is not None
     prepare(place, read_only=read_only)
     max_size = config.max_size.value
-    return CacheEngine(
-        open_backend(config.backend.value, place, max_size=max_size, read_only=read_only),
-        max_size=max_size,
-        memory_size=config.memory_size.value,
+    opened = open_backend(config.backend.value, place, max_size=max_size, read_only=read_only)
+    memory = config.memory_size.value
+    files = CacheDirectory(place)
+    return _engine(config, opened, files, memory_size=memory, read_only=read_only)
+
+
+def open_as_set(
+    config: Config, given: Backend | None, *, memory_size: int, producer: str
+) -> tuple[CacheDirectory | None, CacheEngine]:
+    """Return the directory that the settings lead to, if there is one, and the engine of a cache.
+
+    `given` is a backend that the program made; then the directory is for the statistics alone.
+
+    Raises:
+        ConfigError: as for `KernelCache`.
+        UnknownBackendError: as for `KernelCache`.
+    """
+    from kcache.engine.journal import Journal, limit_for
+
+    read_only = config.read_only.value or config.disable.value
+    if given is None:
+        files, opened = _open_place(config, read_only=read_only)
+    else:
+        files, opened = _prepared(config, read_only), given
+    journal = Journal(
+        files.path if files is not None and given is None else None,
+        config.backend.value,
         read_only=read_only,
-        stats_file=None if read_only else StatsFile(CacheDirectory(place).stats),
-        lock_file=CacheDirectory(place).flight,
+        limit=limit_for(config.max_size.value),
+    )
+    return files, _engine(
+        config,
+        opened,
+        files,
+        memory_size=memory_size,
+        read_only=read_only,
+        producer=producer,
+        journal=journal,
+    )
+
+
+def _engine(
+    config: Config,
+    backend: Backend,
+    files: CacheDirectory | None,
+    *,
+    memory_size: int,
+    read_only: bool,
+    producer: str = "",
+    journal: Journal | None = None,
+) -> CacheEngine:
+    """Return an engine over a backend, whose processes share the files of a directory."""
+    from kcache.engine.engine import CacheEngine
+    from kcache.engine.stats import StatsFile
+
+    return CacheEngine(
+        backend,
+        max_size=config.max_size.value,
+        memory_size=memory_size,
+        producer=producer,
+        read_only=read_only,
+        stats_file=None if read_only or files is None else StatsFile(files.stats),
+        lock_file=None if files is None else files.flight,
+        wait=config.wait.value,
+        journal=journal,
     )

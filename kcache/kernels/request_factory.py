@@ -44,15 +44,18 @@ class Requests:
 
     Args:
         memory_size: bound of the remembered requests, in bytes.
+        record_to: a file that every request is recorded in; None for none.
 
     Attributes:
         recorders: those who are told of every request, new and remembered.
     """
 
-    def __init__(self, memory_size: int) -> None:
+    def __init__(self, memory_size: int, *, record_to: str | None = None) -> None:
         self._known: MemoryTier[_Call | _CallFor, Request] = MemoryTier(memory_size)
         self._compiler: str | None = None
         self.recorders: tuple[Recorder, ...] = ()
+        if record_to is not None:
+            self.record(record_to)
 
     def make(
         self,

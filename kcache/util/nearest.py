@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-__all__ = ["did_you_mean", "nearest"]
+__all__ = ["did_you_mean", "nearest", "unexpected_argument"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -23,6 +23,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'X'?)`, or nothing if no known name is like `name`."""
     found = nearest(name, known)
     return "" if found is None else f" (did you mean {found!r}?)"
+
+
+def unexpected_argument(call: str, given: Iterable[str], known: Collection[str]) -> TypeError:
+    """Return the error for the first given argument that `call` does not have."""
+    name = next(each for each in given if each not in known)
+    return TypeError(f"{call}: unexpected argument {name!r}{did_you_mean(name, sorted(known))}")
 
 
 def _letters(name: str) -> str:
