@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import lmdb
 
+from kcache.util.forks import at_fork
 from kcache_backends._lmdb_connection import PATIENCE, Connection
 from kcache_backends._lmdb_files import check_size
 from kcache_backends._lmdb_folder import Folder
@@ -264,5 +265,4 @@ class Environment(Connection):
         self.left_uses.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=Environment.forget_guard)
+at_fork(in_child=Environment.forget_guard)

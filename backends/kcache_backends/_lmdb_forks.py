@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from contextlib import suppress
 from typing import Protocol
 
-from kcache.util.forks import at_end
+from kcache.util.forks import at_end, at_fork
 from kcache_backends._lmdb_locks import LockFile
 
 __all__ = ["keep_for_ever", "watch"]
@@ -82,9 +81,4 @@ def _at_exit() -> None:
         each.at_exit()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )
+at_fork(before=_before_fork, in_parent=_after_fork_in_parent, in_child=_after_fork_in_child)

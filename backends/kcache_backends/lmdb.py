@@ -14,6 +14,7 @@ import lmdb
 
 from kcache.backend import EntryInfo, Usage
 from kcache.errors import BackendError, ConfigError
+from kcache.util.forks import after_fork
 from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
 from kcache_backends._environment import HARDLY, PATIENCE, Environment
@@ -130,7 +131,7 @@ class LmdbBackend(Reader):
         if not read_only:
             with suppress(BackendError), self._translated("open"):  # full now, but not for ever
                 self._environment.get()
-        _backends.add(self)
+        after_fork(self)
 
     # -- the contract --------------------------------------------------------------------------
 
@@ -405,15 +406,3 @@ class LmdbBackend(Reader):
         """Forget, in a child, the uses that the parent will write."""
         self._touched = {}
         self._written = {}
-
-
-_backends: weakref.WeakSet[LmdbBackend] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for backend in list(_backends):
-        backend.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
