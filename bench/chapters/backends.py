@@ -77,7 +77,7 @@ def _gets(
     entries = {key(number): make(number) for number in range(COUNT)}
     order = random.Random(0).sample(list(entries), COUNT)
     tasks = [_raw_task(folder / "raw", entries, order), *_raw_lmdb(folder, entries, order)]
-    engines = {name: kcache.open_engine(folder, backend=name) for name in backends}
+    engines = {name: kcache.open_engine(folder / "cache", backend=name) for name in backends}
     for name, engine in engines.items():
         for each, made in entries.items():
             engine.put(each, made)

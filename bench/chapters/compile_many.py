@@ -87,7 +87,7 @@ def _warmed(case: Case, names: Sequence[str], jobs: int, folder: Path) -> Round:
     path = folder / "many.json"
     cases = [replace(case, names=(name,)) for name in names]
     path.write_text(json.dumps(kernel_list(cases, (case.arch,))), encoding="utf-8")
-    seconds, made = run_warm(path, tempfile.mkdtemp(dir=folder), jobs)
+    seconds, _, made = run_warm(path, tempfile.mkdtemp(dir=folder), jobs)
     if made["failed"] or made["compiled"] != len(names):
         raise RuntimeError(f"kcache warm: not everything was compiled: {made}")
     return {f"warm {jobs}": seconds}

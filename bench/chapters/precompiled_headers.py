@@ -8,7 +8,6 @@ cores with precompiled headers, beside one at a time without.
 """
 
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -135,11 +134,10 @@ def _warmed(plan: Plan, case: Case, folder: Path) -> Found:
         path = folder / f"{column}.json"
         listed = kernel_list(cases, (case.arch,), precompiled=precompiles)
         path.write_text(json.dumps(listed), encoding="utf-8")
-        before = _processor_seconds()
-        seconds, made = run_warm(path, tempfile.mkdtemp(dir=folder), jobs)
+        seconds, processor, made = run_warm(path, tempfile.mkdtemp(dir=folder), jobs)
         if made["failed"] or made["compiled"] != len(names):
             raise RuntimeError(f"kcache warm: not everything was compiled: {made}")
-        return {column: seconds, f"{column} cpu": (_processor_seconds() - before) / jobs}
+        return {column: seconds, f"{column} cpu": processor / jobs}
 
     tasks: list[Callable[[], Round]] = [partial(warm, column) for column in columns]
     rounds = interleave(plan.tile_rounds, tasks)
@@ -159,12 +157,6 @@ def _warmed(plan: Plan, case: Case, folder: Path) -> Found:
     yield share(figure, "auto cpu")
     figure = f"{what}, `precompiled_headers=True`, processor time divided by {CORES}"
     yield share(figure, "true cpu")
-
-
-def _processor_seconds() -> float:
-    """Return the processor time of all processes that were waited for: a busy machine adds none."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _found(family: Family, shape: str) -> Found:

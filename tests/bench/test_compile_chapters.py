@@ -147,7 +147,7 @@ def test_lists_for_warm_say_what_is_precompiled(tmp_path: Path, nvrtc: tuple[int
     listed = warm_up.kernel_list([load("trivial")], (case.arch,), precompiled="auto")
     path.write_text(json.dumps(listed), encoding="utf-8")
     for jobs, compiled in ((2, 1), (None, 0)):
-        _, made = warm_up.run_warm(path, str(tmp_path / "cache"), jobs)
+        _, _, made = warm_up.run_warm(path, str(tmp_path / "cache"), jobs)
         assert (made["compiled"], made["failed"]) == (compiled, 0)
 
 
