@@ -1,12 +1,16 @@
-"""Real kernels: sources that include what CUDA, CCCL and CUTLASS install, ready to compile."""
+"""Real kernels: sources that include what CUDA, CCCL, CUTLASS and others install."""
 
 from __future__ import annotations
 
+import os
+import re
 import site
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypedDict
+
+from nvrtc.project_kernels import FOLDERS, Kernel, project_kernels
 
 #: Include directories below a site-packages directory, and a header that has to be in each.
 _FOLDERS = {
@@ -17,33 +21,46 @@ _FOLDERS = {
     "cutlass": ("cutlass_library/source/include", "cutlass/cutlass.h"),
     "groups": ("nvidia/cu13/include", "cooperative_groups.h"),
     "curand": ("nvidia/cu13/include", "curand_kernel.h"),
+    **FOLDERS,
 }
+#: Names of what has internal linkage: a number of the compile, the process id, and what follows.
+INTERNAL = re.compile(rb"_kernel_cu_([0-9a-f]{8})_(\d+)")
 _BENCH = Path(__file__).parents[2] / "bench/kernels"
 
 
-class Kernel(NamedTuple):
-    """A kernel to compile; `folders` are keys of the folders that it needs."""
-
-    source: str
-    folders: tuple[str, ...]
-    names: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()
-
-    def flags(self, arch: str = "sm_90") -> tuple[str, ...] | None:
-        """Return the flags to compile it with, or None where its headers are not installed."""
-        found = [folder_of(name) for name in self.folders]
-        if None in found:
-            return None
-        paths = dict.fromkeys(f"--include-path={folder}" for folder in found)
-        return (f"--gpu-architecture={arch}", "--std=c++17", *paths, *self.extra)
+def flags_of(kernel: Kernel) -> tuple[str, ...] | None:
+    """Return the flags to compile it with, or None where its headers are not installed."""
+    found = [folder_of(name) for name in kernel.folders]
+    if None in found:
+        return None
+    paths = dict.fromkeys(f"--include-path={folder}" for folder in found)
+    return (f"--gpu-architecture={kernel.arch}", f"--std=c++{kernel.std}", *paths, *kernel.extra)
 
 
 def folder_of(name: str) -> Path | None:
     path, probe = _FOLDERS[name]
-    for entry in dict.fromkeys((*sys.path, *site.getsitepackages())):
+    more = filter(None, os.environ.get("TEST_HEADERS", "").split(os.pathsep))
+    for entry in dict.fromkeys((*sys.path, *site.getsitepackages(), *more)):
         if Path(entry, path, probe).is_file():
             return Path(entry, path)
     return None
+
+
+class Asked(TypedDict):
+    """Keywords that all who compile take."""
+
+    names: tuple[str, ...]
+    headers: Mapping[str, str]
+
+
+def same_names(ptx: bytes) -> bytes:
+    """Return PTX in which the names that differ from compile to compile are alike."""
+    found = set(INTERNAL.findall(ptx))
+    for each in {number for number, _ in found}:
+        digits = os.path.commonprefix([after for n, after in found if n == each])  # noqa: RUF071
+        ptx = ptx.replace(each + b"_" + digits, b"ID")
+    # The lengths of such names are written before them.
+    return re.sub(rb"\d+(?=_INTERNAL_|_GLOBAL__N_)", b"", ptx)
 
 
 def _bench(name: str) -> str:
@@ -161,9 +178,9 @@ def _made() -> Iterator[tuple[str, Kernel]]:
             "#include <curand_kernel.h>\n"
             'extern "C" __global__ void k(float* o) { curandStatePhilox4_32_10_t s; '
             "curand_init(1, 2, 3, &s); o[0] = curand_uniform(&s); }\n",
-            ("curand", "cuda", "crt"),
+            ("curand", "cuda", "crt", "cccl"),
         ),
     )
 
 
-KERNELS = dict(_made())
+KERNELS = {**dict(_made()), **dict(project_kernels())}

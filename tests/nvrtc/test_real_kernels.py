@@ -1,0 +1,168 @@
+"""Real kernels while their headers are edited: what a bare compile makes, and hits without a change."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from nvrtc.project_kernels import Kernel
+from nvrtc.real_kernels import INTERNAL, KERNELS, Asked, flags_of, same_names
+from nvrtc.reference import Fresh, compile_clean, write
+from nvrtc.talk import ask, worker
+
+from kcache import CompileError, CompileOptions, KernelCache
+from kcache.nvrtc.manifest import MAX_SETS
+from kcache.nvrtc.workers.messages import Record
+
+pytestmark = [
+    pytest.mark.usefixtures("nvrtc"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no record"),
+    pytest.mark.slow,
+]
+
+INCLUDE = "--include-path="
+LONG_STEPS = 40
+
+
+class Project:
+    """A kernel with a copy of all files that its compile looks at, which a test may edit.
+
+    Before its include directories stands one that is empty.
+    """
+
+    def __init__(self, kernel: Kernel, flags: tuple[str, ...], top: Path, seed: str) -> None:
+        self.kernel = kernel
+        self.source = kernel.source
+        self.asked: Asked = {"names": kernel.names, "headers": kernel.headers}
+        self.top = top
+        self.chance = random.Random(seed)
+        self.first = top / "first"
+        self.first.mkdir(parents=True)
+        record = self._record(flags)
+        self.read = [self._copy(path) for path, a in record.files.items() if a.kind == "f"]
+        real = [flag.removeprefix(INCLUDE) for flag in flags if flag.startswith(INCLUDE)]
+        self.folders = [self.place(path) for path in real]
+        self.options = CompileOptions(
+            arch=kernel.arch,
+            std=kernel.std,
+            include_paths=[self.first, *self.folders],
+            extra_options=kernel.extra,
+        )
+        places = map(self.place, (path for path, a in record.files.items() if a.kind in "-a"))
+        self.absent = [p for p in places if self.below(p) is not None and not p.exists()]
+        self.chance.shuffle(self.read)
+        self.chance.shuffle(self.absent)
+
+    def _record(self, flags: tuple[str, ...]) -> Record:
+        with worker() as process:
+            record = process.ask(ask(self.source, flags, **self.asked), None).record
+        assert record is not None
+        return record
+
+    def place(self, path: str) -> Path:
+        """Return where the copy of a file is: all have their places relative to each other."""
+        return self.top / path.lstrip("/")
+
+    def _copy(self, path: str) -> Path:
+        return write(self.place(path), Path(path).read_text())
+
+    def below(self, path: Path) -> Path | None:
+        """Return a path relative to the include directory that it is in."""
+        folder = next((folder for folder in self.folders if path.is_relative_to(folder)), None)
+        return folder and path.relative_to(folder)
+
+    def edits(self) -> Iterator[tuple[str, Callable[[int], tuple[Path, str]]]]:
+        """Yield kinds of edits for ever: functions that return which file gets which text."""
+        while True:
+            yield "shadow", lambda n: self.shadow(n, "")
+            yield "edited shadow", lambda n: self.shadow(n, _addition(n))
+            yield "edit", self.edit
+            yield "appear", self.appear
+
+    def shadow(self, number: int, addition: str) -> tuple[Path, str]:
+        below = [each for each in self.read if self.below(each) is not None]
+        path = below[number % len(below)]
+        relative = self.below(path)
+        assert relative is not None
+        return self.first / relative, path.read_text() + addition
+
+    def edit(self, number: int) -> tuple[Path, str]:
+        path = self.read[number % len(self.read)]
+        return path, path.read_text() + _addition(number)
+
+    def appear(self, number: int) -> tuple[Path, str]:
+        """Return a place where the compiler found nothing, and what it finds later under that name."""
+        if not self.absent:
+            return self.shadow(number, _addition(number))
+        place = self.absent[number % len(self.absent)]
+        relative = self.below(place)
+        assert relative is not None
+        found = next((f / relative for f in self.folders if (f / relative).is_file()), None)
+        return place, (found.read_text() if found else "") + _addition(number)
+
+    def fresh(self) -> Fresh:
+        return compile_clean(self.source, self.options.flags(), **self.asked)
+
+    def check(self, cache: KernelCache, expected: Fresh) -> bool:
+        """Assert that cache and compiler agree; return whether it was a hit."""
+        arguments = (self.source, self.kernel.names, self.options)
+        if expected.failed:  # a header that has no guard was edited
+            with pytest.raises(CompileError):
+                cache.get_or_compile(*arguments, headers=self.kernel.headers)
+            return False
+        made = cache.get_or_compile(*arguments, headers=self.kernel.headers)
+        assert made.ptx is not None
+        assert expected.ptx is not None
+        assert same_names(made.ptx) == same_names(expected.ptx)
+        if not INTERNAL.search(expected.ptx):  # no two compiles of it are equal
+            assert made.cubin == expected.cubin
+        return made.cached
+
+
+def _addition(number: int) -> str:
+    """Return what changes the code where it is read twice, and in other ways if it is read at all."""
+    return f"\n__device__ int edited_{number} = {number};\n"
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_real_kernel_hits_and_follows(
+    cache: KernelCache, tmp_path: Path, name: str, long: bool
+) -> None:
+    """Headers are shadowed and edited, and others appear where the compiler looked in vain."""
+    if not long and name not in ("cub reduce", "cute", "cooperative groups"):
+        pytest.skip("with --long")
+    kernel = KERNELS[name]
+    flags = flags_of(kernel)
+    if flags is None:
+        pytest.skip(f"the headers of {name} are not installed")
+    if compile_clean(kernel.source, flags, names=kernel.names, headers=kernel.headers).failed:
+        pytest.skip(f"{name} does not compile here")
+    project = Project(kernel, flags, tmp_path / "project", name)
+    plain = project.fresh()
+    assert not project.check(cache, plain)
+    assert project.check(cache, plain)
+    counts = {"steps": 0, "other code": 0, "refused": 0}
+    for (what, edit), number in zip(
+        project.edits(), range(LONG_STEPS if long else 4), strict=False
+    ):
+        if number % MAX_SETS == MAX_SETS - 1:  # a request keeps no more header sets
+            project.source += "// another request\n"
+            assert not project.check(cache, plain)
+        path, text = edit(number)
+        before = path.read_text() if path.exists() else None
+        write(path, text)
+        expected = project.fresh()
+        project.check(cache, expected)
+        if before is None:
+            path.unlink()
+        else:
+            path.write_text(before)
+        assert project.check(cache, plain), f"a miss after {what} of {path} was undone"
+        counts["steps"] += 1
+        counts["refused"] += expected.failed
+        counts["other code"] += not expected.failed and expected.ptx != plain.ptx
+    print(name, counts)
