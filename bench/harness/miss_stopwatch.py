@@ -20,7 +20,7 @@ PARTS = {
     "waiting for a slot": ("kcache.nvrtc.workers.slots:Slots._take",),
     "taking over the digests": ("kcache.nvrtc.frontend:Frontend._remember",),
     "making the header set": ("kcache.nvrtc.frontend:_header_set",),
-    "comparing it with the files": ("kcache.nvrtc.manifest:Variant.holds",),
+    "comparing it with the files": ("kcache.nvrtc.manifest:StoredHeaderSet.holds",),
     "making the manifest": ("kcache.kernels.store:KernelWriter._store_manifest",),
     "storing": ("kcache.engine.engine:CacheEngine.put",),
 }

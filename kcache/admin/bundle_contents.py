@@ -11,7 +11,7 @@ from kcache.backend import Backend, EntryInfo
 from kcache.bundle.format import MAX_VALUE
 from kcache.entry import Entry, encode
 from kcache.nvrtc.inventory import MANIFEST, Item, look_into
-from kcache.nvrtc.manifest import Manifest, Variant
+from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 
 __all__ = ["Filters", "chosen", "is_wanted", "pairs", "portable"]
 
@@ -130,9 +130,9 @@ def portable(key: str, entry: Entry, kernels: Iterable[str]) -> Entry | None:
     were stored, and nothing of what this machine remembers of its files.
     """
     known = kernels if isinstance(kernels, (set, frozenset)) else set(kernels)
-    variants = Manifest.from_entry(entry).variants
-    kept = sorted(each.raw for each in variants if each.result_key(key) in known)
-    return Manifest([Variant(raw) for raw in kept]).to_entry() if kept else None
+    header_sets = Manifest.from_entry(entry).header_sets
+    kept = sorted(each.raw for each in header_sets if each.result_key(key) in known)
+    return Manifest([StoredHeaderSet(raw) for raw in kept]).to_entry() if kept else None
 
 
 def _timeless(entry: Entry) -> Entry:

@@ -128,10 +128,10 @@ class _Import:
                     self._count("added")
                 return
             ours, theirs = Manifest.from_entry(there), Manifest.from_entry(entry)
-            known = {each.raw for each in ours.variants}
-            missing = [each for each in theirs.variants if each.raw not in known]
-            merged = Manifest([*ours.variants, *missing][:MAX_SETS])
-            if len(merged.variants) == len(ours.variants):
+            known = {each.raw for each in ours.header_sets}
+            missing = [each for each in theirs.header_sets if each.raw not in known]
+            merged = Manifest([*ours.header_sets, *missing][:MAX_SETS])
+            if len(merged.header_sets) == len(ours.header_sets):
                 self._count("present")
             elif self._store(key, merged.to_entry()):
                 self._count("merged")

@@ -14,12 +14,12 @@ from kcache.admin.request_diff import Cause, contrast
 from kcache.backend import EntryInfo
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.nvrtc.inventory import KERNEL, OTHER, Item, Opened, describe, look_into
-from kcache.nvrtc.metadata import About
+from kcache.nvrtc.metadata import RequestSummary
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.nvrtc.files import FileDigests
-    from kcache.nvrtc.manifest import Difference, Variant
+    from kcache.nvrtc.manifest import Difference, StoredHeaderSet
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
@@ -48,7 +48,7 @@ def explain(
         checked: key of the kernel, where the headers are not looked at again.
     """
     aside = tuple(set_aside)
-    about = About.of(request)
+    about = RequestSummary.of(request)
     facts = Facts(about, Slot(request.key), request.self_contained, aside)
     facts = facts._replace(uncacheable=request.uncacheable() or "", absent=engine is None)
     if engine is None:
@@ -117,24 +117,24 @@ class _Gathering:
             return
         request = self._request
         try:
-            variants = Manifest.from_entry(opened.entry).variants
-            for variant in variants:
-                found = variant.differences(request.search, self._digests, request.location)
-                differences = tuple(self._told(variant, each) for each in found)
-                kernel_key = variant.result_key(request.key)
+            header_sets = Manifest.from_entry(opened.entry).header_sets
+            for header_set in header_sets:
+                found = header_set.differences(request.search, self._digests, request.location)
+                differences = tuple(self._told(header_set, each) for each in found)
+                kernel_key = header_set.result_key(request.key)
                 kernel = _slot(kernel_key, self._open(kernel_key))
-                elsewhere = not variant.good_at(request.location)
+                elsewhere = not header_set.good_at(request.location)
                 yield SetFacts(differences, kernel, elsewhere)
         except CorruptEntryError:  # intact, and no manifest: as good as empty
             return
 
-    def _told(self, variant: Variant, found: Difference) -> tuple[str, str, str]:
+    def _told(self, header_set: StoredHeaderSet, found: Difference) -> tuple[str, str, str]:
         instead = None
         if found.kind == "appeared":
-            instead = _shadowed(variant, found.path, self._request.search)
+            instead = _shadowed(header_set, found.path, self._request.search)
         return found.kind, found.path, instead or ""
 
-    def _nearest(self, about: About) -> Near | None:
+    def _nearest(self, about: RequestSummary) -> Near | None:
         """Return the kernel whose request differs least, the latest of those; None if all do much.
 
         Reads every entry.
@@ -146,7 +146,7 @@ class _Gathering:
             opened = look_into(backend, info, producer)
             if opened is None or opened.entry is None or opened.item.kind != KERNEL:
                 continue
-            other = About.read(opened.entry.metadata, info.key)
+            other = RequestSummary.read(opened.entry.metadata, info.key)
             if _alike(other, about):
                 rank = (len(contrast(other, about)), -(other.created or 0.0))
                 if best is None or rank < best:
@@ -161,10 +161,10 @@ def _slot(key: str, opened: Opened | None) -> Slot:
     problem = item.problem or ("" if entry is not None else "unknown")
     if entry is None or item.kind != KERNEL:
         return Slot(key, item.kind, problem)
-    return Slot(key, item.kind, problem, About.read(entry.metadata, key))
+    return Slot(key, item.kind, problem, RequestSummary.read(entry.metadata, key))
 
 
-def _alike(other: About, about: About) -> bool:
+def _alike(other: RequestSummary, about: RequestSummary) -> bool:
     """Tell whether two requests are about one source, which may have been edited or renamed."""
     from kcache.nvrtc.request import DEFAULT_NAME
 
@@ -176,15 +176,15 @@ def _alike(other: About, about: About) -> bool:
     return about.source_name != DEFAULT_NAME or other.names == about.names
 
 
-def _shadowed(variant: Variant, path: str, search: HeaderSearch) -> str | None:
+def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch) -> str | None:
     """Return which header of the set the absent file at `path` would be found instead of."""
-    from kcache.nvrtc.search import Place
+    from kcache.nvrtc.search import RootedPath
 
-    sections = variant.sections()
-    absent = (Place(root, name) for root, names in sections.absent for name in names)
-    sought = [place.path for place in absent if search.has(place) and search.path(place) == path]
-    read = [Place(root, name) for root, names in sections.files for name in names]
-    hidden = [place for place in read if place.path in sought]
+    sections = header_set.sections()
+    absent = (RootedPath(root, name) for root, names in sections.absent for name in names)
+    sought = [each.path for each in absent if search.has(each) and search.path(each) == path]
+    read = [RootedPath(root, name) for root, names in sections.files for name in names]
+    hidden = [each for each in read if each.path in sought]
     if not hidden:  # looked for beside the file that includes it, its name is the longer one
         hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]
     return search.path(hidden[0]) if hidden else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.engine import journal
 from kcache.nvrtc.inventory import DAMAGED, OTHER
-from kcache.nvrtc.metadata import About
+from kcache.nvrtc.metadata import RequestSummary
 from kcache.util.units import local_time
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Slot(NamedTuple):
     key: str
     kind: str = ""
     problem: str = ""
-    about: About | None = None
+    about: RequestSummary | None = None
 
 
 class SetFacts(NamedTuple):
@@ -78,7 +78,7 @@ class Near(NamedTuple):
     """An entry that answers a request much like this one."""
 
     key: str
-    about: About
+    about: RequestSummary
 
 
 class Facts(NamedTuple):
@@ -98,7 +98,7 @@ class Facts(NamedTuple):
         compared: whether such an entry was looked for.
     """
 
-    about: About
+    about: RequestSummary
     own: Slot
     self_contained: bool = True
     set_aside: tuple[tuple[str, str], ...] = ()
@@ -209,18 +209,18 @@ def _decisive(events: Sequence[Event], own: Event, everything: Event | None) -> 
     return max(own, everything, key=lambda event: [each is event for each in events].index(True))
 
 
-def _never(about: About) -> Cause:
+def _never(about: RequestSummary) -> Cause:
     what = f"as far as is remembered, nothing was ever cached here for {about.source_name}"
     return Cause("never", what)
 
 
-def _written_differently(old: About, new: About) -> Cause:
+def _written_differently(old: RequestSummary, new: RequestSummary) -> Cause:
     """Return that options of equal meaning are other words, which the key does not see through."""
     what = "the same options are written in another way"
     return Cause("option", what, " ".join(old.flags), " ".join(new.flags))
 
 
-def _named(old: About, new: About) -> Cause:
+def _named(old: RequestSummary, new: RequestSummary) -> Cause:
     """Return that all is equal but the name, which the outcome shows or may depend on."""
     now, was = new.source_name, old.source_name
     what = f"the source is called {now}, was compiled as {was}, and its output may show that"

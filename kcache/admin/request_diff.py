@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kcache.nvrtc.metadata import About
+from kcache.nvrtc.metadata import RequestSummary
 from kcache.nvrtc.options import ExtraOptions
 
 __all__ = ["Cause", "contrast", "include_paths"]
@@ -33,7 +33,7 @@ class Cause(NamedTuple):
     at: float | None = None
 
 
-def contrast(old: About, new: About) -> list[Cause]:
+def contrast(old: RequestSummary, new: RequestSummary) -> list[Cause]:
     """Return in what a request differs from the one that an entry answers.
 
     What an entry of an older version does not tell is taken to be equal.
@@ -50,7 +50,7 @@ def contrast(old: About, new: About) -> list[Cause]:
     ]
 
 
-def _source(old: About, new: About) -> Iterator[Cause]:
+def _source(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if old.source_hash is not None and old.source_hash != new.source_hash:
         yield Cause("source", "the source's text changed")
     named = _is_named(old) or _is_named(new)
@@ -63,12 +63,12 @@ def _source(old: About, new: About) -> Iterator[Cause]:
         )
 
 
-def _is_named(about: About) -> bool:
+def _is_named(about: RequestSummary) -> bool:
     """Tell whether the source's name is part of the key, or was in the key of older versions."""
     return about.bound is None or any(each.startswith("name=") for each in about.bound)
 
 
-def _target(old: About, new: About) -> Iterator[Cause]:
+def _target(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if old.arch != new.arch:
         what = f"the target changed from {old.arch or 'none'} to {new.arch}"
         yield Cause("arch", what, old.arch, new.arch)
@@ -87,7 +87,7 @@ def _sets(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Itera
         yield Cause(kind, what, ", ".join(before), ", ".join(after))
 
 
-def _options(old: About, new: About) -> Iterator[Cause]:
+def _options(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     before, after = ExtraOptions.parse(old.flags), ExtraOptions.parse(new.flags)
     yield from _valued("define", "macro", before.defines, after.defines)
     yield from _valued("option", "option", _plain(before), _plain(after))
@@ -128,7 +128,7 @@ def _valued(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Ite
         yield from _sets(kind, noun, before, after)
 
 
-def _headers(old: About, new: About) -> Iterator[Cause]:
+def _headers(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     """Yield the differences of the in-memory headers."""
     if old.headers is None or new.headers is None:
         return
@@ -141,13 +141,13 @@ def _headers(old: About, new: About) -> Iterator[Cause]:
             yield Cause("memory_header", f"the in-memory header {name} changed", name, name)
 
 
-def _extra_key(old: About, new: About) -> Iterator[Cause]:
+def _extra_key(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if old.extra_key is not None and old.extra_key != new.extra_key:
         how = "changed" if old.extra_key and new.extra_key else "added" if new.extra_key else ""
         yield Cause("extra_key", f"extra_key {how or 'removed'}".replace("key ", "key was ", 1))
 
 
-def _compiler(old: About, new: About) -> Iterator[Cause]:
+def _compiler(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if old.compiler != new.compiler:
         version = f"NVRTC {old.nvrtc}, " if old.nvrtc else ""
         what = f"the compiler is another one: it was {version}build {_short(old.compiler)}, "
@@ -160,7 +160,7 @@ def _short(compiler: str) -> str:
     return compiler.removeprefix("nvrtc ")[:12] or "unknown"
 
 
-def _bound(old: About, new: About) -> Iterator[Cause]:
+def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     """Yield the differences of the directories that a key holds; see `Request.bound`."""
     if old.bound is None or new.bound is None:
         return
@@ -177,7 +177,7 @@ def _bound(old: About, new: About) -> Iterator[Cause]:
         yield from found or [Cause("include_path", "the include directories lie elsewhere")]
 
 
-def include_paths(old: About, new: About) -> Iterator[Cause]:
+def include_paths(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     """Yield that the include directories are others, where they are as many."""
     before = ExtraOptions.parse(old.flags).include_paths
     after = ExtraOptions.parse(new.flags).include_paths

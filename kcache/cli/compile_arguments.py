@@ -15,7 +15,7 @@ from kcache.cli.terminal import plain, read_stdin, say
 from kcache.errors import ConfigError
 from kcache.nvrtc.options import parse_arch
 
-__all__ = ["Asked", "NvccCommand", "Source", "compile_options"]
+__all__ = ["CompileArguments", "NvccCommand", "Source", "compile_options"]
 
 #: What the compiler calls a source that comes through a pipe, as other compilers do.
 _STDIN_NAME = "<stdin>"
@@ -37,7 +37,7 @@ class Source(NamedTuple):
     path: str
 
 
-class Asked(NamedTuple):
+class CompileArguments(NamedTuple):
     """What a command line asks to compile.
 
     Attributes:
@@ -131,7 +131,7 @@ def compile_options(
             if no_cache and recache:
                 raise click.UsageError("--no-cache and --recache exclude each other.")
             _warn_of_missing(include_paths)
-            found: list[Asked] = []
+            found: list[CompileArguments] = []
             for path in file:
                 source = _read(path)
                 general = CompileOptions(
@@ -149,7 +149,9 @@ def compile_options(
                     options = _with_target(general, target)
                     kind = emit or _emitted(options, output)
                     options = options.replace(lto=kind == "ltoir")
-                    found.append(Asked(source, names, options, kind, output, no_cache, recache))
+                    found.append(
+                        CompileArguments(source, names, options, kind, output, no_cache, recache)
+                    )
             return function(asked=found if several else found[0], **others)
 
         made: Callable[..., object] = command

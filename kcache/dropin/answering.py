@@ -89,7 +89,7 @@ class Answering:
         self._cache = cache
         self._folder = folder
         self._stamps: dict[bytes, tuple[int, int, int]] = {}
-        self._about: dict[bytes, tuple[str, known.About]] = {}
+        self._about: dict[bytes, tuple[str, known.Release]] = {}
 
     def answer(self, program: Program) -> Answer | Declined:
         """Return NVRTC's answer, from the cache or else by a compile; raises nothing."""
@@ -106,7 +106,7 @@ class Answering:
             log.debug("a program of the drop-in is declined: %r", error)
             return Declined(f"{type(error).__name__}: {error}")
 
-    def about(self, path: bytes) -> known.About | Declined:
+    def about(self, path: bytes) -> known.Release | Declined:
         """Return version and architectures of the NVRTC at `path`; raises nothing."""
         try:
             return self._known(path)[1]
@@ -115,7 +115,7 @@ class Answering:
         except Exception as error:  # as above
             return Declined(f"{type(error).__name__}: {error}")
 
-    def _known(self, path: bytes) -> tuple[str, known.About]:
+    def _known(self, path: bytes) -> tuple[str, known.Release]:
         """Return the identity of the NVRTC at `path`, and what it says of itself.
 
         Raises:
@@ -126,7 +126,7 @@ class Answering:
             self._about[path] = self._ask(path)
         return self._about[path]
 
-    def _ask(self, path: bytes) -> tuple[str, known.About]:
+    def _ask(self, path: bytes) -> tuple[str, known.Release]:
         from kcache.nvrtc import library
 
         name = os.fsdecode(path)

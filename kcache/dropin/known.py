@@ -12,14 +12,14 @@ import os
 from contextlib import suppress
 from typing import cast
 
-__all__ = ["About", "recall", "remember"]
+__all__ = ["Release", "recall", "remember"]
 
 #: (version, architectures).
-About = tuple[tuple[int, int], tuple[int, ...]]
+Release = tuple[tuple[int, int], tuple[int, ...]]
 _MOST = 64
 
 
-def recall(folder: str | None, identity: str) -> About | None:
+def recall(folder: str | None, identity: str) -> Release | None:
     """Return what was remembered of a build, or None; what makes no sense counts as nothing."""
     if folder is None:
         return None
@@ -37,7 +37,7 @@ def recall(folder: str | None, identity: str) -> About | None:
     return (major, minor), tuple(archs)
 
 
-def remember(folder: str | None, identity: str, about: About) -> None:
+def remember(folder: str | None, identity: str, about: Release) -> None:
     """Remember it, if that is possible."""
     if folder is None:
         return

@@ -54,7 +54,7 @@ class CacheEngine:
     The stored bytes never exceed the cap; with the backends file and zstd, each concurrent writer
     may exceed it by one entry.
 
-    Threads: safe to share. Processes: any number may share one backend's place. Crash: as the
+    Threads: safe to share. Processes: any number may share one directory. Crash: as the
     backend promises. Fork: the child may go on using the engine.
 
     Args:
@@ -273,7 +273,7 @@ class CacheEngine:
         return self.counters.snapshot()
 
     def total_stats(self) -> Stats:
-        """Return what every process has counted in this place; this engine's where it can't say."""
+        """Return the counts of every process here; those of this engine if they can't be read."""
         self.flush()
         with self._surviving("statistics"):
             if self._flusher.file is not None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kcache.kernels.find import Finder
     from kcache.kernels.resolver import Factories
     from kcache.nvrtc.frontend import Frontend, Outcome, Proof
-    from kcache.nvrtc.manifest import Variant
+    from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
 
 __all__ = ["RequestCompiler"]
@@ -50,13 +50,13 @@ class RequestCompiler:
             self._finder.engine.journal.note(UNCACHEABLE, request.key, outcome.uncacheable)
         return request, outcome
 
-    def compile_elsewhere(self, request: Request, variant: Variant) -> Proof:
+    def compile_elsewhere(self, request: Request, header_set: StoredHeaderSet) -> Proof:
         """Compile a stored kernel as if its include directories lay elsewhere; see `Frontend`.
 
         Raises:
             CompilerNotFoundError: there is no compiler.
         """
-        proof = self._front().compile_elsewhere(request, variant)
+        proof = self._front().compile_elsewhere(request, header_set)
         self._finder.engine.counters.add("proofs")
         return proof
 

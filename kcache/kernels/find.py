@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kcache.engine.stats import Counters
     from kcache.entry import Entry
     from kcache.nvrtc.files import FileDigests
-    from kcache.nvrtc.manifest import Manifest, Variant
+    from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
 
 __all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts", "build_finder"]
@@ -141,23 +141,23 @@ class HeaderChecks:
 
     def matching(
         self, request: Request, digests: FileDigests, *, again: bool
-    ) -> tuple[Manifest, Variant] | None:
+    ) -> tuple[Manifest, StoredHeaderSet] | None:
         """Return the manifest of a request and the header set in it that holds now, or None."""
         manifest, from_memory = self.manifest(request, again=again)
         if manifest is None:
             return None
-        variant = manifest.matching(request.search, digests, request.location)
-        if variant is None and from_memory:
+        header_set = manifest.matching(request.search, digests, request.location)
+        if header_set is None and from_memory:
             # Another process may have compiled what the headers say now.
             self._engine.memory.delete(request.key)
             manifest, _ = self.manifest(request, again=again)
             if manifest is not None:
-                variant = manifest.matching(request.search, digests, request.location)
-        if variant is None or manifest is None:
+                header_set = manifest.matching(request.search, digests, request.location)
+        if header_set is None or manifest is None:
             if not again:
                 self._engine.counters.add("stale")
             return None
-        return manifest, variant
+        return manifest, header_set
 
     def manifest(self, request: Request, *, again: bool) -> tuple[Manifest | None, bool]:
         """Return (the request's manifest or None, whether it came from memory)."""
@@ -258,14 +258,14 @@ class Finder:
         found = headers.matching(request, digests, again=again)
         if found is None:
             return None
-        manifest, variant = found
-        dependencies = variant.dependencies(request.search, request.location)
-        key = variant.result_key(request.key)
+        manifest, header_set = found
+        dependencies = header_set.dependencies(request.search, request.location)
+        key = header_set.result_key(request.key)
         kernel = self._load(key, dependencies, started, again=again)
         if kernel is not None:
             if headers.once:
                 headers.note(request, Checked(key, dependencies))
-            if digests.reads != reads and variant.remember(
+            if digests.reads != reads and header_set.remember(
                 request.search, digests, request.location
             ):
                 headers.put(request, manifest)

@@ -21,7 +21,7 @@ from kcache.nvrtc.request import DEFAULT_NAME, Request
 if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest
 
-__all__ = ["Wanted", "read_list"]
+__all__ = ["ListedKernel", "read_list"]
 
 _OPTIONS = tuple(name for name in CompileOptions._names if name != "arch")
 #: What `defaults` may hold, and what stands beside it in a kernel.
@@ -32,7 +32,7 @@ _TOP = ("defaults", "kernels")
 _Table = Mapping[str, object]
 
 
-class Wanted(NamedTuple):
+class ListedKernel(NamedTuple):
     """One kernel of a list, for one architecture.
 
     Attributes:
@@ -60,7 +60,7 @@ class Wanted(NamedTuple):
         return f"{self.source}: {names}" if names else self.source
 
 
-def read_list(path: str, archs: Sequence[str | int] = ()) -> list[Wanted]:
+def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:
     """Return the kernels that the file at `path` lists, each once, in its order.
 
     Each is wanted for every one of `archs`; without any, for those that the file names, else for
@@ -89,7 +89,7 @@ def _is_recording(path: str, data: bytes) -> bool:
     return path.endswith(".jsonl") or data.startswith(begin) or b"\n" + begin in data
 
 
-def _recorded(path: str, data: bytes, archs: Sequence[str]) -> Iterator[Wanted]:
+def _recorded(path: str, data: bytes, archs: Sequence[str]) -> Iterator[ListedKernel]:
     for request, directory in read_recording(path, data):
         options = request.options or CompileOptions()
         with _Located(f"{path}: {request.source_name}"):
@@ -135,7 +135,7 @@ class _Written:
         self._folder = os.path.dirname(os.path.abspath(path))
         self._archs = archs
 
-    def kernels(self, document: object) -> Iterator[Wanted]:
+    def kernels(self, document: object) -> Iterator[ListedKernel]:
         """Yield every kernel for every architecture."""
         with _Located(self._path):
             top = _table(document, "it")
@@ -156,7 +156,7 @@ class _Written:
                 _check_keys(table, _KERNEL)
                 yield from self._kernel(_merged(defaults, table))
 
-    def _kernel(self, table: _Table) -> Iterator[Wanted]:
+    def _kernel(self, table: _Table) -> Iterator[ListedKernel]:
         options = self._options(table)
         archs = self._archs or tuple(self._targets(table)) or _own_arch(options)
         for path, text in self._sources(table):
@@ -360,7 +360,7 @@ def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
     return options.replace(extra_options=changed)
 
 
-def _wanted(request: CompileRequest, directory: str | None, source: str) -> Wanted:
+def _wanted(request: CompileRequest, directory: str | None, source: str) -> ListedKernel:
     """Return a request that is allowed, with what there is to know of it."""
     made = Request.make(
         cast("str", request.source),
@@ -373,4 +373,4 @@ def _wanted(request: CompileRequest, directory: str | None, source: str) -> Want
     )
     where = None if made.anywhere else directory
     # What an output shows of the name makes it another kernel.
-    return Wanted(request, where, source, (f"{made.key} {made.source_name}", where))
+    return ListedKernel(request, where, source, (f"{made.key} {made.source_name}", where))

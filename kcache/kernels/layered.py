@@ -87,15 +87,15 @@ class LayeredFinder(Finder):
         if manifest is None:
             return None
         digests = self.headers.digests
-        variant = manifest.matching(request.search, digests, request.location)
-        if variant is None and self._manifests.pop((number, request.key), None) is not None:
+        header_set = manifest.matching(request.search, digests, request.location)
+        if header_set is None and self._manifests.pop((number, request.key), None) is not None:
             manifest = self._manifest(number, layer, request.key)  # it may have another by now
             if manifest is not None:
-                variant = manifest.matching(request.search, digests, request.location)
-        if variant is None:
+                header_set = manifest.matching(request.search, digests, request.location)
+        if header_set is None:
             return None
-        paths = variant.dependencies(request.search, request.location)
-        key = variant.result_key(request.key)
+        paths = header_set.dependencies(request.search, request.location)
+        key = header_set.result_key(request.key)
         kernel = self._from_layer(layer, key, paths, started)
         if kernel is not None:
             self.headers.note(request, Checked(key, paths))

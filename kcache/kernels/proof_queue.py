@@ -12,7 +12,7 @@ from kcache.util import log
 from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
-    from kcache.nvrtc.manifest import Variant
+    from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
 
 __all__ = ["ProofQueue"]
@@ -22,7 +22,7 @@ class _Waiting(NamedTuple):
     """A kernel to prove."""
 
     request: Request
-    variant: Variant
+    header_set: StoredHeaderSet
 
 
 class ProofQueue:
@@ -36,7 +36,7 @@ class ProofQueue:
         prove: proves one kernel and stores what that shows.
     """
 
-    def __init__(self, prove: Callable[[Request, Variant], object]) -> None:
+    def __init__(self, prove: Callable[[Request, StoredHeaderSet], object]) -> None:
         self._prove = prove
         self._reset()
         after_fork(self)
@@ -53,10 +53,10 @@ class ProofQueue:
         """Leave everything to the parent."""
         self._reset()
 
-    def add(self, request: Request, variant: Variant) -> None:
+    def add(self, request: Request, header_set: StoredHeaderSet) -> None:
         """Have a kernel proven that was stored just now."""
         with self._changed:
-            self._waiting.append(_Waiting(request, variant))
+            self._waiting.append(_Waiting(request, header_set))
             self._start_threads()
 
     def finish(self) -> None:
@@ -93,8 +93,8 @@ class ProofQueue:
                     self._threads -= 1
                     self._changed.notify_all()
                     return
-                request, variant = self._waiting.popleft()
+                request, header_set = self._waiting.popleft()
             try:
-                self._prove(request, variant)
+                self._prove(request, header_set)
             except Exception as error:  # nobody waits for it
                 log.debug("%s is not proven: %r", request.source_name, error)

@@ -27,7 +27,7 @@ from kcache.util import log
 if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest, Request
 
-__all__ = ["MARK", "Recorded", "Recorder", "read_recording"]
+__all__ = ["MARK", "RecordedRequest", "Recorder", "read_recording"]
 
 #: What a line of a recording begins with, and the version of its form.
 MARK = "kcache_request"
@@ -77,7 +77,7 @@ class Recorder:
                 log.warning("kernels are not recorded in %s: %s", self.path, reason)
 
 
-class Recorded(NamedTuple):
+class RecordedRequest(NamedTuple):
     """A request as it was recorded.
 
     Attributes:
@@ -89,7 +89,7 @@ class Recorded(NamedTuple):
     directory: str | None
 
 
-def read_recording(path: str, data: bytes) -> Iterator[Recorded]:
+def read_recording(path: str, data: bytes) -> Iterator[RecordedRequest]:
     """Yield the requests in `data`, the contents of the recording at `path`.
 
     A torn line is skipped with a warning. Another warning names each directory that is missing.
@@ -138,7 +138,7 @@ def _encode(request: Request, roots: tuple[str, ...]) -> bytes:
     return json.dumps(line).encode()
 
 
-def _decode(found: object, now: tuple[str, ...], missing: dict[str, None]) -> Recorded:
+def _decode(found: object, now: tuple[str, ...], missing: dict[str, None]) -> RecordedRequest:
     from kcache.nvrtc.request import CompileRequest
 
     if not isinstance(found, dict) or MARK not in found:
@@ -166,7 +166,7 @@ def _decode(found: object, now: tuple[str, ...], missing: dict[str, None]) -> Re
         (directory,) = _found((directory,), roots, missing)
         if not os.path.isdir(directory):
             directory = now[0]
-    return Recorded(request, directory)
+    return RecordedRequest(request, directory)
 
 
 def _found(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kcache.kernels.compile import RequestCompiler
     from kcache.kernels.find import Finder
     from kcache.nvrtc.compiler import Compiled
-    from kcache.nvrtc.manifest import Variant
+    from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
 
 __all__ = ["Verdict", "prove", "provable"]
@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
     kernel: CompiledKernel
 
 
-def provable(finder: Finder, request: Request) -> Variant | None:
+def provable(finder: Finder, request: Request) -> StoredHeaderSet | None:
     """Return a header set that holds here, and whose kernel may be good here; None if none is."""
     manifest, _ = finder.headers.manifest(request, again=True)
     if manifest is None:
@@ -48,7 +48,7 @@ def provable(finder: Finder, request: Request) -> Variant | None:
 
 
 def prove(
-    finder: Finder, compiler: RequestCompiler, request: Request, variant: Variant
+    finder: Finder, compiler: RequestCompiler, request: Request, header_set: StoredHeaderSet
 ) -> Verdict | None:
     """Compile a stored kernel once more under other paths; return what that shows, or None.
 
@@ -57,16 +57,16 @@ def prove(
     Args:
         finder: of the cache that the kernel is in.
         compiler: compiles.
-        request: a request whose headers are as `variant` says.
-        variant: the header set that leads to the kernel.
+        request: a request whose headers are as `header_set` says.
+        header_set: the header set that leads to the kernel.
     """
-    key = variant.result_key(request.key)
+    key = header_set.result_key(request.key)
     entry, _ = finder.engine.fetch(key, again=True)
     if entry is None:
         return None
     try:
         kernel = CompiledKernel.from_entry(entry, key, ())
-        proof = compiler.compile_elsewhere(request, variant)
+        proof = compiler.compile_elsewhere(request, header_set)
     except KcacheError as error:
         log.debug("%s can't be compiled elsewhere: %s", request.source_name, error)
         return None

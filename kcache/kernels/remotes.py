@@ -11,7 +11,7 @@ from kcache.errors import ConfigError, CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.find import Checked
 from kcache.kernels.resolver import Answer
-from kcache.nvrtc.manifest import Manifest, Variant
+from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.remote.client import Lease
 from kcache.remote.protocol import Upload
 
@@ -87,14 +87,14 @@ class RemoteKernels:
             return self._kernel(named, (), None) if found is None and named else found
         for manifest, keep in self._manifests(request.key):
             digests = self._finder.headers.digests
-            variant = manifest.matching(request.search, digests, request.location)
-            if variant is None:
+            header_set = manifest.matching(request.search, digests, request.location)
+            if header_set is None:
                 continue
-            key = variant.result_key(request.key)
-            paths = variant.dependencies(request.search, request.location)
-            found = self._kernel(key, paths, variant)
+            key = header_set.result_key(request.key)
+            paths = header_set.dependencies(request.search, request.location)
+            found = self._kernel(key, paths, header_set)
             if found is not None:
-                kept = keep and self._keep_manifest(request, manifest, variant)
+                kept = keep and self._keep_manifest(request, manifest, header_set)
                 self._finder.headers.note(request, Checked(key, paths))
                 return found._replace(stored=found.stored and kept)
         return None
@@ -124,10 +124,15 @@ class RemoteKernels:
             except CorruptEntryError as error:
                 self._finder.engine.refuse(key, error)
             else:  # what another machine remembers of its own files says nothing here
-                yield Manifest([Variant(variant.raw) for variant in manifest.variants]), keep
+                yield (
+                    Manifest(
+                        [StoredHeaderSet(header_set.raw) for header_set in manifest.header_sets]
+                    ),
+                    keep,
+                )
 
     def _kernel(
-        self, key: str, dependencies: tuple[str, ...], variant: Variant | None
+        self, key: str, dependencies: tuple[str, ...], header_set: StoredHeaderSet | None
     ) -> Made[Answer] | None:
         engine = self._finder.engine
         for entry, keep in self._entries(key):
@@ -140,16 +145,18 @@ class RemoteKernels:
             kept = keep and engine.put(key, entry)
             if not kept and engine.memory.max_size:
                 engine.memory.put(key, entry, entry.size)
-            return Made(Answer(kernel, variant), reusable=True, stored=kept)
+            return Made(Answer(kernel, header_set), reusable=True, stored=kept)
         return None
 
-    def _keep_manifest(self, request: Request, manifest: Manifest, holding: Variant) -> bool:
+    def _keep_manifest(
+        self, request: Request, manifest: Manifest, holding: StoredHeaderSet
+    ) -> bool:
         """Merge the header sets into those of the local cache, the one that holds first."""
         headers = self._finder.headers
         here, _ = headers.manifest(request, again=True)
-        known = [] if here is None else list(here.variants)
-        present = {variant.raw for variant in known}
-        others = [v for v in manifest.variants if v.raw not in present and v is not holding]
+        known = [] if here is None else list(here.header_sets)
+        present = {header_set.raw for header_set in known}
+        others = [v for v in manifest.header_sets if v.raw not in present and v is not holding]
         both = Manifest([*known, *others])
         holding.remember(request.search, headers.digests, request.location)
         both.add(holding)
@@ -204,7 +211,12 @@ class RemoteKernels:
                 return found, None
 
     def upload(
-        self, request: Request, key: str, entry: Entry, variant: Variant | None, lease: Lease | None
+        self,
+        request: Request,
+        key: str,
+        entry: Entry,
+        header_set: StoredHeaderSet | None,
+        lease: Lease | None,
     ) -> None:
         """Have what was compiled put to every writable remote; returns before that is done."""
         if not self._writes:
@@ -212,7 +224,7 @@ class RemoteKernels:
         producer = self._finder.engine.producer.encode()
         try:
             kernel = key, encode(key, entry, producer=producer)
-            manifest = None if variant is None else self._portable(request, variant)
+            manifest = None if header_set is None else self._portable(request, header_set)
         except ConfigError as error:
             self._finder.engine.report("upload", error)
             return
@@ -220,14 +232,14 @@ class RemoteKernels:
         if self._client.put(Upload(kernel, manifest, held), lease):
             self._finder.engine.counters.add("remote_puts")
 
-    def upload_proven(self, request: Request, variant: Variant) -> None:
+    def upload_proven(self, request: Request, header_set: StoredHeaderSet) -> None:
         """Tell the remotes that a kernel they have is good in every location."""
         if self._writes:
-            self._client.put(Upload(None, self._portable(request, variant)))
+            self._client.put(Upload(None, self._portable(request, header_set)))
 
-    def _portable(self, request: Request, variant: Variant) -> tuple[str, bytes]:
+    def _portable(self, request: Request, header_set: StoredHeaderSet) -> tuple[str, bytes]:
         """Return the key and the envelope of a header set, without what this machine remembers."""
-        only = Manifest([Variant(variant.raw)]).to_entry()
+        only = Manifest([StoredHeaderSet(header_set.raw)]).to_entry()
         producer = self._finder.engine.producer.encode()
         return request.key, encode(request.key, only, producer=producer)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kcache.kernels.remotes import RemoteKernels
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
-    from kcache.nvrtc.manifest import Variant
+    from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
     from kcache.remote.client import Lease
 
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     """A kernel, and the header set that it was compiled with if it was compiled just now."""
 
     kernel: CompiledKernel
-    variant: Variant | None = None
+    header_set: StoredHeaderSet | None = None
 
 
 class Factories(NamedTuple):
@@ -139,29 +139,31 @@ class Resolver:
         if self._closed:  # whoever asked has left, and nothing is written any more
             kernel = CompiledKernel.of(outcome.compiled, request.key, ())
             return Made(Answer(kernel), reusable=False, stored=False)
-        variant = outcome.variant
-        upload = self._upload(request, variant, lease)
-        kernel, stored = KernelWriter(self.finder).store(request, outcome.compiled, variant, upload)
+        header_set = outcome.header_set
+        upload = self._upload(request, header_set, lease)
+        kernel, stored = KernelWriter(self.finder).store(
+            request, outcome.compiled, header_set, upload
+        )
         around = request.surroundings
         eager = self._eager or (around is not None and around.alone)
-        if eager and stored and variant is not None and variant.may_be_good_elsewhere:
-            self._queue().add(request, variant)
-        return Made(Answer(kernel, variant), reusable=True, stored=stored)
+        if eager and stored and header_set is not None and header_set.may_be_good_elsewhere:
+            self._queue().add(request, header_set)
+        return Made(Answer(kernel, header_set), reusable=True, stored=stored)
 
     def adopt(self, request: Request, answer: Answer) -> Answer | None:
         """Return what another thread has compiled meanwhile, if it is good for this request, too.
 
         It is no good if a header was edited after that compile had read it.
         """
-        kernel, variant = answer
-        if variant is not None:
-            if not variant.holds(request.search, self.finder.headers.digests, request.location):
+        kernel, header_set = answer
+        if header_set is not None:
+            if not header_set.holds(request.search, self.finder.headers.digests, request.location):
                 return None
-            if not variant.good_at(request.location) or (
-                variant.result_key(request.key) != kernel.key
+            if not header_set.good_at(request.location) or (
+                header_set.result_key(request.key) != kernel.key
             ):
                 return None
-            paths = variant.dependencies(request.search, request.location)
+            paths = header_set.dependencies(request.search, request.location)
             kernel = kernel.replace(dependencies=paths)
         elif not request.self_contained or kernel.key not in (request.key, request.named_key):
             return None
@@ -200,13 +202,13 @@ class Resolver:
                 self._flight.close()
 
     def _upload(
-        self, request: Request, variant: Variant | None, lease: Lease | None
+        self, request: Request, header_set: StoredHeaderSet | None, lease: Lease | None
     ) -> Callable[[str, Entry], None] | None:
         """Return what hands a kernel's entry to the remotes, if there are any."""
         remotes = self.remotes
         if remotes is None:
             return None
-        return lambda key, entry: remotes.upload(request, key, entry, variant, lease)
+        return lambda key, entry: remotes.upload(request, key, entry, header_set, lease)
 
     def _compilers(self) -> RequestCompiler:
         if self._compiler is None:
@@ -227,13 +229,13 @@ class Resolver:
         from kcache.kernels.relocation import provable, prove
         from kcache.kernels.store import KernelWriter
 
-        variant = provable(self.finder, request)
-        if variant is None:
+        header_set = provable(self.finder, request)
+        if header_set is None:
             return None
-        verdict = prove(self.finder, self._compilers(), request, variant)
+        verdict = prove(self.finder, self._compilers(), request, header_set)
         if verdict is None:
             return None
-        judged = KernelWriter(self.finder).store_verdict(request, variant, good=verdict.good)
+        judged = KernelWriter(self.finder).store_verdict(request, header_set, good=verdict.good)
         if not judged.good_at(request.location):
             return None
         if self.remotes is not None:
@@ -243,17 +245,17 @@ class Resolver:
         paths = judged.dependencies(request.search, request.location)
         return Answer(verdict.kernel.replace(cached=True, dependencies=paths), judged)
 
-    def _prove_later(self, request: Request, variant: Variant) -> None:
+    def _prove_later(self, request: Request, header_set: StoredHeaderSet) -> None:
         """Prove a kernel that was stored, and store what that shows; for the queue."""
         from kcache.kernels.relocation import prove
         from kcache.kernels.store import KernelWriter
 
-        verdict = prove(self.finder, self._compilers(), request, variant)
+        verdict = prove(self.finder, self._compilers(), request, header_set)
         if verdict is None:
             return
 
         def store() -> Made[Answer]:
-            judged = KernelWriter(self.finder).store_verdict(request, variant, good=verdict.good)
+            judged = KernelWriter(self.finder).store_verdict(request, header_set, good=verdict.good)
             return Made(Answer(verdict.kernel, judged), reusable=True, stored=True)
 
         def adopt(_: Answer) -> Answer | None:
@@ -261,7 +263,7 @@ class Resolver:
 
         # Under the key's lock, so that no header set is lost that another process adds.
         work: Work[Answer] = Work(lambda: None, store, adopt, location=request.location)
-        judged = self._flights().run(request.key, work).variant
+        judged = self._flights().run(request.key, work).header_set
         if verdict.good and judged is not None and self.remotes is not None:
             self.remotes.upload_proven(request, judged)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kcache.entry import Entry
     from kcache.kernels.find import Finder
     from kcache.nvrtc.compiler import Compiled
-    from kcache.nvrtc.manifest import Variant
+    from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
 
 __all__ = ["KernelWriter"]
@@ -42,19 +42,19 @@ class KernelWriter:
         self,
         request: Request,
         compiled: Compiled,
-        variant: Variant | None,
+        header_set: StoredHeaderSet | None,
         upload: Callable[[str, Entry], object] | None = None,
     ) -> tuple[CompiledKernel, bool]:
         """Store what was compiled; return the kernel, and whether it will be found.
 
-        `variant` is the header set that it was compiled with, None for a self-contained request.
+        `header_set` is the header set that it was compiled with, None for a self-contained request.
         `upload` is called with the kernel's key and entry, whether it can be stored here or not.
         """
         key = request.key
         dependencies: tuple[str, ...] = ()
-        if variant is not None:
-            key = variant.result_key(request.key)
-            dependencies = variant.dependencies(request.search, request.location)
+        if header_set is not None:
+            key = header_set.result_key(request.key)
+            dependencies = header_set.dependencies(request.search, request.location)
         elif request.named_key and shows_name(request, compiled):
             key = request.named_key
         kernel = CompiledKernel.of(compiled, key, dependencies)
@@ -68,15 +68,17 @@ class KernelWriter:
             stored = engine.put(key, entry)
             if upload is not None:
                 upload(key, entry)
-            if stored and variant is not None:
-                stored = self._store_manifest(request, variant)
+            if stored and header_set is not None:
+                stored = self._store_manifest(request, header_set)
         except (ConfigError, OSError) as error:
             engine.report("store", error)
         if not stored and key != request.key and engine.counters.rejected > rejected:
             engine.journal.note(REJECTED, request.key)  # by which it is asked for again
         return kernel, stored
 
-    def store_verdict(self, request: Request, variant: Variant, *, good: bool) -> Variant:
+    def store_verdict(
+        self, request: Request, header_set: StoredHeaderSet, *, good: bool
+    ) -> StoredHeaderSet:
         """Note in the manifest whether a kernel is good in other locations; return its header set.
 
         The caller holds the key's lock.
@@ -84,8 +86,8 @@ class KernelWriter:
         headers = self._finder.headers
         self._finder.engine.memory.delete(request.key)
         manifest, _ = headers.manifest(request, again=True)
-        merged = Manifest(list(manifest.variants) if manifest is not None else [])
-        judged = merged.judge(variant, good=good)
+        merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
+        judged = merged.judge(header_set, good=good)
         judged.remember(request.search, headers.digests, request.location)
         try:
             headers.put(request, merged)
@@ -93,16 +95,16 @@ class KernelWriter:
             self._finder.engine.report("store", error)
         return judged
 
-    def _store_manifest(self, request: Request, variant: Variant) -> bool:
+    def _store_manifest(self, request: Request, header_set: StoredHeaderSet) -> bool:
         """Put a header set first in the request's manifest; tell whether it will be found."""
         headers = self._finder.headers
-        variant.remember(request.search, headers.digests, request.location)
+        header_set.remember(request.search, headers.digests, request.location)
         # From the backend, to take along what another process has added.
         self._finder.engine.memory.delete(request.key)
         manifest, _ = headers.manifest(request, again=True)
-        merged = Manifest(list(manifest.variants) if manifest is not None else [])
-        merged.add(variant)
+        merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
+        merged.add(header_set)
         stored = headers.put(request, merged)
-        paths = variant.dependencies(request.search, request.location)
-        headers.note(request, Checked(variant.result_key(request.key), paths))
+        paths = header_set.dependencies(request.search, request.location)
+        headers.note(request, Checked(header_set.result_key(request.key), paths))
         return stored

@@ -11,7 +11,7 @@ from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled, Limits, Run
 from kcache.nvrtc.files import FileDigests, file_clock_ns
 from kcache.nvrtc.headers import SHOWN, HeaderSet, is_directory, only_names
-from kcache.nvrtc.manifest import ONLY, Variant
+from kcache.nvrtc.manifest import ONLY, StoredHeaderSet
 from kcache.nvrtc.relocation import bound_of, called_of, moved
 from kcache.nvrtc.request import Request
 from kcache.nvrtc.workers.messages import Record
@@ -32,14 +32,14 @@ class Outcome(NamedTuple):
     Attributes:
         compiled: the outputs.
         identity: of the library that compiled.
-        variant: the answers that decided them, which hold now; None for a self-contained request,
-            or where the outcome must not be cached.
+        header_set: the answers that decided them, which hold now; None for a self-contained
+            request, or where the outcome must not be cached.
         uncacheable: why it must not be cached, or None.
     """
 
     compiled: Compiled
     identity: str
-    variant: Variant | None
+    header_set: StoredHeaderSet | None
     uncacheable: str | None
 
 
@@ -91,21 +91,21 @@ class Frontend:
             if request.self_contained:
                 return Outcome(run.compiled, run.identity, None, None)
             self._remember(request, run.record, asked_at)
-            variant = Variant.of(_header_set(request, run.record, run.compiled))
-            if variant.holds(request.search, self._digests, request.location):
-                return Outcome(run.compiled, run.identity, variant, None)
+            header_set = StoredHeaderSet.of(_header_set(request, run.record, run.compiled))
+            if header_set.holds(request.search, self._digests, request.location):
+                return Outcome(run.compiled, run.identity, header_set, None)
             log.debug("headers of %s changed during the compile: once more", request.source_name)
         assert run is not None
         return Outcome(run.compiled, run.identity, None, "headers changed during the compile")
 
-    def compile_elsewhere(self, request: Request, variant: Variant) -> Proof:
+    def compile_elsewhere(self, request: Request, header_set: StoredHeaderSet) -> Proof:
         """Compile a request as if its include directories lay elsewhere, to compare the outcome.
 
         Args:
             request: a request with headers.
-            variant: the answers that an earlier compile of it got, which hold now.
+            header_set: the answers that an earlier compile of it got, which hold now.
         """
-        elsewhere = moved(request, source=not variant.sections().called.startswith(SHOWN))
+        elsewhere = moved(request, source=not header_set.sections().called.startswith(SHOWN))
         try:
             run = compiler.compile_request(
                 elsewhere.request, self._limits, moved=elsewhere.directories
@@ -125,11 +125,11 @@ class Frontend:
             }
             record = run.record._replace(files=asked)
             found = _header_set(elsewhere.request, record, run.compiled)
-            same = Variant.of(found).unbound().raw == variant.unbound().raw
+            same = StoredHeaderSet.of(found).unbound().raw == header_set.unbound().raw
             if same and not found.bound.startswith(ONLY):
                 return Proof(run.compiled, conclusive=True)
         # It is different there, or the headers have changed since.
-        held = variant.holds(request.search, self._digests, request.location)
+        held = header_set.holds(request.search, self._digests, request.location)
         return Proof(None, conclusive=held)
 
     def _unusable(self, request: Request, run: Run) -> str | None:
@@ -150,7 +150,7 @@ class Frontend:
         """Take over the digests of the files that the worker has read."""
         for path, answer in record.files.items():
             if answer.opened:
-                absolute = request.search.path(request.search.place(path))
+                absolute = request.search.path(request.search.rooted(path))
                 self._digests.remember(absolute, answer.stamp, answer.digest, read_at=asked_at)
 
 

@@ -2,7 +2,7 @@
 
 It is made of the compile's record: all that the compiler asked the operating system, with the
 answers. The outcome is good as long as every question gets the answer that it got. So nothing here
-knows what an include is; files that were read, places where nothing was, directories and variables
+knows what an include is; files that were read, paths where nothing was, directories and variables
 are answers like all others.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.answers import Question
 from kcache.nvrtc.files import SIZE
-from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, Place
+from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, RootedPath
 
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import Record
@@ -52,7 +52,7 @@ _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
 class Denied(NamedTuple):
     """A path that could not be looked at, or not opened, and the error's number."""
 
-    place: Place
+    rooted: RootedPath
     error: int
 
 
@@ -60,7 +60,7 @@ class Other(NamedTuple):
     """The answer to one of the rarer questions; see `recorder`."""
 
     question: str
-    place: Place
+    rooted: RootedPath
     answer: bytes
 
 
@@ -68,10 +68,10 @@ class HeaderSet(NamedTuple):
     """What one compile was told.
 
     Attributes:
-        files: files that were read, place -> digest of the content (XXH3-128, 16 bytes).
-        absent: places where nothing was.
+        files: files that were read, path -> digest of the content (XXH3-128, 16 bytes).
+        absent: paths where nothing was.
         present: files that were there, and that nothing was read of.
-        folders: places where a directory was.
+        folders: paths where a directory was.
         names: names of in-memory texts, which the compiler looks for on disk and never opens; one
             that is there must be none of the files, or the compiler takes the two for one.
         same: paths of equal content, each with a number: equal numbers are one file under two names
@@ -85,12 +85,12 @@ class HeaderSet(NamedTuple):
             with `!` before it where it is known to be good for no other.
     """
 
-    files: Mapping[Place, bytes]
-    absent: frozenset[Place] = frozenset()
-    present: frozenset[Place] = frozenset()
-    folders: frozenset[Place] = frozenset()
-    names: frozenset[Place] = frozenset()
-    same: tuple[tuple[int, Place], ...] = ()
+    files: Mapping[RootedPath, bytes]
+    absent: frozenset[RootedPath] = frozenset()
+    present: frozenset[RootedPath] = frozenset()
+    folders: frozenset[RootedPath] = frozenset()
+    names: frozenset[RootedPath] = frozenset()
+    same: tuple[tuple[int, RootedPath], ...] = ()
     denied: tuple[Denied, ...] = ()
     others: tuple[Other, ...] = ()
     variables: tuple[tuple[str, str | None], ...] = ()
@@ -114,26 +114,26 @@ class HeaderSet(NamedTuple):
             variables: those that were asked for and are not part of the key.
         """
         named = _names(texts, search)
-        kinds: dict[str, set[Place]] = {kind: set() for kind in "-fdn"}
-        files: dict[Place, bytes] = {}
+        kinds: dict[str, set[RootedPath]] = {kind: set() for kind in "-fdn"}
+        files: dict[RootedPath, bytes] = {}
         denied: list[Denied] = []
-        inodes: dict[Place, tuple[int, int]] = {}
+        inodes: dict[RootedPath, tuple[int, int]] = {}
         for path, answer in record.files.items():
-            place = search.place(path)
+            rooted = search.rooted(path)
             if answer.opened:
-                files[place] = answer.digest
-                inodes[place] = answer.stamp[3:]
+                files[rooted] = answer.digest
+                inodes[rooted] = answer.stamp[3:]
             elif answer.denied:
-                denied.append(Denied(place, answer.error))
-            elif answer.kind in "-f" and search.path(place) in named:
-                kinds["n"].add(place)
-            elif answer.kind == "d" and is_directory(search.path(place), search):
+                denied.append(Denied(rooted, answer.error))
+            elif answer.kind in "-f" and search.path(rooted) in named:
+                kinds["n"].add(rooted)
+            elif answer.kind == "d" and is_directory(search.path(rooted), search):
                 pass
             elif answer.kind in "-afd":
-                kinds["-" if answer.kind == "a" else answer.kind].add(place)
+                kinds["-" if answer.kind == "a" else answer.kind].add(rooted)
                 if answer.kind == "f":
-                    inodes[place] = answer.stamp[3:]
-        implied = {folder for place in (*files, *kinds["f"]) for folder in _above(place)}
+                    inodes[rooted] = answer.stamp[3:]
+        implied = {folder for rooted in (*files, *kinds["f"]) for folder in _above(rooted)}
         return cls(
             files,
             frozenset(kinds["-"] - files.keys()),
@@ -144,7 +144,7 @@ class HeaderSet(NamedTuple):
             tuple(sorted(denied)),
             tuple(
                 sorted(
-                    Other(question, search.place(path), answer)
+                    Other(question, search.rooted(path), answer)
                     for (question, path), answer in record.others.items()
                 )
             ),
@@ -157,12 +157,12 @@ class Sections(NamedTuple):
 
     files: list[tuple[int, list[str]]]
     absent: list[tuple[int, list[str]]]
-    present: list[Place]
-    folders: list[Place]
-    names: list[Place]
-    same: list[tuple[int, Place]]
-    denied: list[tuple[int, Place]]
-    others: list[tuple[Question, Place, bytes]]
+    present: list[RootedPath]
+    folders: list[RootedPath]
+    names: list[RootedPath]
+    same: list[tuple[int, RootedPath]]
+    denied: list[tuple[int, RootedPath]]
+    others: list[tuple[Question, RootedPath, bytes]]
     variables: list[tuple[str, str | None]]
     called: str
     bound: str
@@ -191,13 +191,13 @@ def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bo
     named = _names(texts, search)
     there = 0
     for path, answer in record.files.items():
-        place = search.place(path)
-        absolute = search.path(place)
+        rooted = search.rooted(path)
+        absolute = search.path(rooted)
         if answer.kind == "d" and is_directory(absolute, search):
             continue
         # Whether the source's directory is there decides how messages spell it, which the log
         # shows for a name that is part of the key; no other output depends on it.
-        if place == (SOURCE, ".") and answer.kind in "-d":
+        if rooted == (SOURCE, ".") and answer.kind in "-d":
             continue
         if absolute not in named or answer.kind not in "-f" or answer.opened or answer.denied:
             return False
@@ -224,45 +224,45 @@ def is_directory(path: str, search: HeaderSearch) -> bool:
     return path == search.directory
 
 
-def _above(place: Place) -> Iterator[Place]:
+def _above(rooted: RootedPath) -> Iterator[RootedPath]:
     """Yield the directories that a path goes through, below its root, and the root itself."""
-    folder = place.path
+    folder = rooted.path
     while "/" in folder:
         folder = folder.rpartition("/")[0]
-        yield Place(place.root, folder)
-        yield Place(place.root, f"{folder}/")
-    yield Place(place.root, ".")
+        yield RootedPath(rooted.root, folder)
+        yield RootedPath(rooted.root, f"{folder}/")
+    yield RootedPath(rooted.root, ".")
 
 
 def _same(
-    files: Mapping[Place, bytes], inodes: Mapping[Place, tuple[int, int]]
-) -> Iterator[tuple[int, Place]]:
+    files: Mapping[RootedPath, bytes], inodes: Mapping[RootedPath, tuple[int, int]]
+) -> Iterator[tuple[int, RootedPath]]:
     """Yield a number for each path that may be another name of another path's file.
 
     Files of different content are different files, so only those of equal content count, and those
     that were not opened, whose content is not known.
     """
-    by_inode: dict[tuple[int, int], list[Place]] = {}
-    by_digest: dict[bytes, list[Place]] = {}
-    for place in sorted(inodes):
-        by_inode.setdefault(inodes[place], []).append(place)
-        if place in files:
-            by_digest.setdefault(files[place], []).append(place)
-    doubtful = {place for places in by_digest.values() if len(places) > 1 for place in places}
-    for place in inodes:
-        if place not in files:  # one class with the file whose other name it is
-            doubtful.update(by_inode[inodes[place]])
+    by_inode: dict[tuple[int, int], list[RootedPath]] = {}
+    by_digest: dict[bytes, list[RootedPath]] = {}
+    for rooted in sorted(inodes):
+        by_inode.setdefault(inodes[rooted], []).append(rooted)
+        if rooted in files:
+            by_digest.setdefault(files[rooted], []).append(rooted)
+    doubtful = {each for paths in by_digest.values() if len(paths) > 1 for each in paths}
+    for rooted in inodes:
+        if rooted not in files:  # one class with the file whose other name it is
+            doubtful.update(by_inode[inodes[rooted]])
     numbers: dict[tuple[int, int], int] = {}
-    for place in sorted(doubtful):
-        yield numbers.setdefault(inodes[place], len(numbers)), place
+    for rooted in sorted(doubtful):
+        yield numbers.setdefault(inodes[rooted], len(numbers)), rooted
 
 
-def same_identities(once: Iterable[tuple[int, Place]], search: HeaderSearch) -> bool:
+def same_identities(once: Iterable[tuple[int, RootedPath]], search: HeaderSearch) -> bool:
     """Tell whether equal numbers are one file, and different numbers different files."""
     files: dict[int, tuple[int, int]] = {}
-    for number, place in once:
+    for number, rooted in once:
         try:
-            status = os.stat(search.path(place))
+            status = os.stat(search.path(rooted))
         except OSError:
             return False
         file = (status.st_dev, status.st_ino)
@@ -278,13 +278,13 @@ def encode(headers: HeaderSet) -> bytes:
     """Return the encoding of a set; see the module's description of `manifest`."""
     files = sorted(headers.files.items())
     groups = [
-        *_groups("f", (place for place, _ in files)),
+        *_groups("f", (rooted for rooted, _ in files)),
         *_groups("a", sorted(headers.absent)),
         *_groups("p", sorted(headers.present)),
         *_groups("d", sorted(headers.folders)),
         *_groups("n", sorted(headers.names)),
-        *(f"i{place.root}\0{number}\0{place.path}" for number, place in headers.same),
-        *(f"e{place.root}\0{error}\0{place.path}" for place, error in headers.denied),
+        *(f"i{rooted.root}\0{number}\0{rooted.path}" for number, rooted in headers.same),
+        *(f"e{rooted.root}\0{error}\0{rooted.path}" for rooted, error in headers.denied),
         *(f"o{p.root}\0{question}\0{p.path}\0{a.hex()}" for question, p, a in headers.others),
         *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in headers.variables),
         *((f"c0\0{headers.called}",) if headers.called else ()),
@@ -294,10 +294,10 @@ def encode(headers: HeaderSet) -> bytes:
     return struct.pack("<I", len(text)) + text + b"".join(digest for _, digest in files)
 
 
-def _groups(kind: str, places: Iterable[Place]) -> Iterator[str]:
-    """Yield the text of each root's places, which come sorted by root."""
-    for root, group in itertools.groupby(places, key=lambda place: place.root):
-        yield "\0".join((f"{kind}{root}", *(place.path for place in group)))
+def _groups(kind: str, paths: Iterable[RootedPath]) -> Iterator[str]:
+    """Yield the text of each root's paths, which come sorted by root."""
+    for root, group in itertools.groupby(paths, key=lambda rooted: rooted.root):
+        yield "\0".join((f"{kind}{root}", *(rooted.path for rooted in group)))
 
 
 def decode(raw: bytes) -> Sections:
@@ -328,12 +328,12 @@ def decode(raw: bytes) -> Sections:
         return Sections(
             found["f"],
             found["a"],
-            list(_each_place(found["p"])),
-            list(_each_place(found["d"])),
-            list(_each_place(found["n"])),
-            [(int(number), Place(root, path)) for root, (number, path) in found["i"]],
-            [(int(error), Place(root, path)) for root, (error, path) in found["e"]],
-            [(q, Place(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
+            list(_each_path(found["p"])),
+            list(_each_path(found["d"])),
+            list(_each_path(found["n"])),
+            [(int(number), RootedPath(root, path)) for root, (number, path) in found["i"]],
+            [(int(error), RootedPath(root, path)) for root, (error, path) in found["e"]],
+            [(q, RootedPath(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
             [_variable(text) for _, (text,) in found["v"]],
             called,
             bound,
@@ -345,10 +345,10 @@ def decode(raw: bytes) -> Sections:
         raise CorruptEntryError(f"malformed header set: {error}") from error
 
 
-def _each_place(groups: Iterable[tuple[int, list[str]]]) -> Iterator[Place]:
+def _each_path(groups: Iterable[tuple[int, list[str]]]) -> Iterator[RootedPath]:
     for root, paths in groups:
         for path in paths:
-            yield Place(root, path)
+            yield RootedPath(root, path)
 
 
 def _variable(text: str) -> tuple[str, str | None]:

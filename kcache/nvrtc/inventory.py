@@ -228,8 +228,8 @@ def would_evict(backend: Backend, goal: int | None, *, since_ns: float = 0) -> t
 def _check_manifest(entry: Entry) -> None:
     from kcache.nvrtc.manifest import Manifest
 
-    for variant in Manifest.from_entry(entry).variants:
-        variant.sections()
+    for header_set in Manifest.from_entry(entry).header_sets:
+        header_set.sections()
 
 
 def _text(value: object) -> str:

@@ -44,9 +44,9 @@ from kcache.nvrtc.files import (
 )
 from kcache.nvrtc.headers import HeaderSet, Sections, decode, encode, is_header, same_identities
 from kcache.nvrtc.key import digest_fields
-from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, Place
+from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, RootedPath
 
-__all__ = ["MAX_LOCATIONS", "MAX_SETS", "Difference", "Manifest", "Variant"]
+__all__ = ["MAX_LOCATIONS", "MAX_SETS", "Difference", "Manifest", "StoredHeaderSet"]
 
 #: Header sets kept per request; with more, the least recently stored is forgotten.
 MAX_SETS = 16
@@ -79,7 +79,7 @@ class Difference(NamedTuple):
     path: str
 
 
-class Variant:
+class StoredHeaderSet:
     """One header set of a request, with what is remembered of its files.
 
     Made of the set's canonical encoding, which is read when it is first needed. Threads: safe to
@@ -102,8 +102,8 @@ class Variant:
         self._directories: dict[str, dict[str, Watched]] = {}
 
     @classmethod
-    def of(cls, headers: HeaderSet) -> Variant:
-        """Return a variant of a new header set."""
+    def of(cls, headers: HeaderSet) -> StoredHeaderSet:
+        """Return a new header set as it is stored."""
         return cls(encode(headers))
 
     def sections(self) -> Sections:
@@ -146,13 +146,13 @@ class Variant:
         """Whether a proof has shown that the outcome is good for its location alone."""
         return self.sections().proof == BAD
 
-    def unbound(self) -> Variant:
+    def unbound(self) -> StoredHeaderSet:
         """Return the same answers, without what the outcome is bound to."""
-        return Variant(self._with_last("", unless="c"))
+        return StoredHeaderSet(self._with_last("", unless="c"))
 
-    def judged(self, *, good: bool) -> Variant:
+    def judged(self, *, good: bool) -> StoredHeaderSet:
         """Return the same set with what a proof came to."""
-        judged = Variant(self._with_last(f"x0\0{self.bound}\0{GOOD if good else BAD}"))
+        judged = StoredHeaderSet(self._with_last(f"x0\0{self.bound}\0{GOOD if good else BAD}"))
         judged.stamps = dict(self.stamps)
         return judged
 
@@ -219,12 +219,12 @@ class Variant:
             and self._is_file_of_set(source, search, own=True)
         ):
             yield Difference("identity", source)
-        for error, place in sections.denied:
-            if error_now(search.path(place)) != error:
-                yield Difference("answer", search.path(place))
-        for question, place, answer in sections.others:
-            if answer_now(question, search.path(place)) != answer:
-                yield Difference("answer", search.path(place))
+        for error, rooted in sections.denied:
+            if error_now(search.path(rooted)) != error:
+                yield Difference("answer", search.path(rooted))
+        for question, rooted, answer in sections.others:
+            if answer_now(question, search.path(rooted)) != answer:
+                yield Difference("answer", search.path(rooted))
         for name, value in sections.variables:
             if search.variable(name) != value:
                 yield Difference("variable", name)
@@ -285,7 +285,7 @@ class Variant:
         for root, paths in self.sections().absent:
             if root >= len(search.roots):
                 continue
-            for path in sorted(search.path(Place(root, path)) for path in paths):
+            for path in sorted(search.path(RootedPath(root, path)) for path in paths):
                 folder = os.path.dirname(path)
                 existing = deepest.get(folder)
                 if existing is None:
@@ -318,7 +318,7 @@ class Variant:
         if self.stamps.get(location) == raw:
             return False
         # A new mapping, not a changed one: another thread may be storing the old one.
-        others = [(place, old) for place, old in self.stamps.items() if place != location]
+        others = [(each, old) for each, old in self.stamps.items() if each != location]
         self.stamps = dict([*others, (location, raw)][-MAX_LOCATIONS:])
         return True
 
@@ -355,76 +355,77 @@ class Variant:
 
 
 class Manifest:
-    """The variants of one request, most recently stored first."""
+    """The header sets of one request, most recently stored first."""
 
-    __slots__ = ("variants",)
+    __slots__ = ("header_sets",)
 
-    def __init__(self, variants: list[Variant]) -> None:
-        self.variants = variants
+    def __init__(self, header_sets: list[StoredHeaderSet]) -> None:
+        self.header_sets = header_sets
 
-    def matching(self, search: HeaderSearch, digests: FileDigests, location: str) -> Variant | None:
-        """Return the variant whose files are all as it says, or None."""
-        for variant in self.variants:
+    def matching(
+        self, search: HeaderSearch, digests: FileDigests, location: str
+    ) -> StoredHeaderSet | None:
+        """Return the header set whose files are all as it says, or None."""
+        for header_set in self.header_sets:
             with suppress(CorruptEntryError):  # intact, but no header set
-                if variant.good_at(location) and variant.holds(search, digests, location):
-                    return variant
+                if header_set.good_at(location) and header_set.holds(search, digests, location):
+                    return header_set
         return None
 
-    def provable(self, search: HeaderSearch, digests: FileDigests, location: str) -> Variant | None:
+    def provable(
+        self, search: HeaderSearch, digests: FileDigests, location: str
+    ) -> StoredHeaderSet | None:
         """Return one that holds, was made in another location, and is perhaps good for all.
 
         None where one that holds was found out to depend on its location.
         """
         found = None
-        for variant in self.variants:
+        for header_set in self.header_sets:
             with suppress(CorruptEntryError):
-                if variant.may_be_good_elsewhere or variant.is_refuted:
-                    if not variant.holds(search, digests, location, proven=True):
-                        continue
-                    if variant.is_refuted:
+                judged = header_set.may_be_good_elsewhere or header_set.is_refuted
+                if judged and header_set.holds(search, digests, location, proven=True):
+                    if header_set.is_refuted:
                         return None
-                    found = found or variant
+                    found = found or header_set
         return found
 
-    def judge(self, variant: Variant, *, good: bool) -> Variant:
+    def judge(self, header_set: StoredHeaderSet, *, good: bool) -> StoredHeaderSet:
         """Note what a proof came to; return the set as it is now.
 
         One that is good everywhere comes first, and replaces all with the same answers that may be.
         None is good everywhere where another with the same answers is not.
         """
-        answers = variant.unbound().raw
+        sets, answers = self.header_sets, header_set.unbound().raw
         # It depends on the location if one with the same answers does, whatever this proof shows.
-        good = good and not any(
-            old.is_refuted and old.unbound().raw == answers for old in self.variants
-        )
-        judged = variant.judged(good=good)
+        good = good and not any(old.is_refuted and old.unbound().raw == answers for old in sets)
+        judged = header_set.judged(good=good)
         if not good:
-            others = [old for old in self.variants if old.raw != judged.raw]
-            self.variants = [judged if old.raw == variant.raw else old for old in others]
+            others = [old for old in sets if old.raw != judged.raw]
+            self.header_sets = [judged if old.raw == header_set.raw else old for old in others]
             return judged
         kept = [
             old
-            for old in self.variants
+            for old in sets
             if old.raw != judged.raw
             and not (old.may_be_good_elsewhere and old.unbound().raw == answers)
         ]
-        self.variants = [judged, *kept][:MAX_SETS]
+        self.header_sets = [judged, *kept][:MAX_SETS]
         return judged
 
-    def add(self, variant: Variant) -> None:
-        """Put a variant first; an equal one gives it its stamps and goes."""
-        for old in self.variants:
-            if old.raw == variant.raw:
-                variant.stamps = {**old.stamps, **variant.stamps}
-        kept = [old for old in self.variants if old.raw != variant.raw]
-        self.variants = [variant, *kept][:MAX_SETS]
+    def add(self, header_set: StoredHeaderSet) -> None:
+        """Put a header set first; an equal one gives it its stamps and goes."""
+        for old in self.header_sets:
+            if old.raw == header_set.raw:
+                header_set.stamps = {**old.stamps, **header_set.stamps}
+        kept = [old for old in self.header_sets if old.raw != header_set.raw]
+        self.header_sets = [header_set, *kept][:MAX_SETS]
 
     def to_entry(self) -> Entry:
         """Return the entry that holds this manifest."""
         payload: dict[str, bytes] = {}
-        for number, variant in enumerate(self.variants):
-            payload[f"set{number}"] = variant.raw
-            for location, raw in variant.stamps.items():
+        for number, header_set in enumerate(self.header_sets):
+            payload[f"set{number}"] = header_set.raw
+            for location, raw in header_set.stamps.items():
                 payload[f"stamps{number}.{location}"] = raw
         return Entry(payload, {"kind": "manifest"})
 
@@ -435,15 +436,15 @@ class Manifest:
         Raises:
             CorruptEntryError: the entry holds none.
         """
-        variants: list[Variant] = []
+        header_sets: list[StoredHeaderSet] = []
         payload = entry.payload
         for number in range(MAX_SETS):
             raw = payload.get(f"set{number}")
             if raw is None:
                 break
-            variants.append(Variant(raw))
+            header_sets.append(StoredHeaderSet(raw))
         for name, raw in payload.items():
             which, dot, location = name.removeprefix("stamps").partition(".")
-            if dot and which.isdecimal() and int(which) < len(variants):
-                variants[int(which)].stamps[location] = raw
-        return cls(variants)
+            if dot and which.isdecimal() and int(which) < len(header_sets):
+                header_sets[int(which)].stamps[location] = raw
+        return cls(header_sets)

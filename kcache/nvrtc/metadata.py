@@ -1,4 +1,4 @@
-"""About: what an entry's metadata says of the request that it answers, for tools that tell of it.
+"""RequestSummary: what an entry's metadata says of its request, for tools that tell of it.
 
 Nothing that decides whether an entry is served: the key does. Entries of older versions say less.
 """
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from kcache.entry import JSON
     from kcache.nvrtc.request import Request
 
-__all__ = ["About", "metadata_of"]
+__all__ = ["RequestSummary", "metadata_of"]
 
 
-class About(NamedTuple):
+class RequestSummary(NamedTuple):
     """What is known of a request, or of an entry's; None, or empty, where that is not known.
 
     Attributes:
@@ -49,7 +49,7 @@ class About(NamedTuple):
     created: float | None = None
 
     @classmethod
-    def of(cls, request: Request) -> About:
+    def of(cls, request: Request) -> RequestSummary:
         """Return what is known of a request."""
         return cls(
             request.source_name,
@@ -65,7 +65,7 @@ class About(NamedTuple):
         )
 
     @classmethod
-    def read(cls, metadata: Mapping[str, JSON], key: str) -> About:
+    def read(cls, metadata: Mapping[str, JSON], key: str) -> RequestSummary:
         """Return what the metadata of the kernel under `key` says; it may say anything."""
         new = isinstance(metadata.get("source_hash"), str)
         headers = metadata.get("headers")
@@ -93,7 +93,7 @@ class About(NamedTuple):
 
 def metadata_of(request: Request, key: str) -> dict[str, JSON]:
     """Return what the entry under `key`, just compiled, says of its request."""
-    about = About.of(request)
+    about = RequestSummary.of(request)
     found: dict[str, JSON] = {
         "source_name": about.source_name,
         "names": [*about.names],

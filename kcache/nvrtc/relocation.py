@@ -192,7 +192,7 @@ def _paths(request: Request, record: Record) -> tuple[list[str], list[str]]:
     First the include directories as they were spelled, then what names the working directory.
     """
     search = request.search
-    used = {search.place(path).root for path in record.files}
+    used = {search.rooted(path).root for path in record.files}
     spelled = {prefix for root, prefix in enumerate(search.prefixes) if prefix and root in used}
     absolute = {root for n, root in enumerate(search.roots) if n in used} | {search.base}
     return sorted(spelled), sorted(absolute - spelled)

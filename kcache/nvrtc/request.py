@@ -207,7 +207,9 @@ class Request(NamedTuple):
             extra_key=extra_key,
         )
         spelled = digest_fields("spelling", ((part, b"") for part in search.prefixes))[:SPELLING]
-        place = digest_fields("location", ((part, b"") for part in (directory, *search.prefixes)))
+        location = digest_fields(
+            "location", ((part, b"") for part in (directory, *search.prefixes))
+        )
         return cls(
             source,
             expressions,
@@ -220,7 +222,7 @@ class Request(NamedTuple):
             contained,
             contained and not shows_paths,
             search,
-            spelled + place[:SPELLING],
+            spelled + location[:SPELLING],
             extra,
             defines,
             tuple(bound),

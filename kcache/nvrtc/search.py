@@ -17,7 +17,7 @@ __all__ = [
     "SOURCE",
     "SPELLING",
     "HeaderSearch",
-    "Place",
+    "RootedPath",
     "may_include",
     "may_name_file",
 ]
@@ -29,7 +29,7 @@ ABSOLUTE = -1
 SPELLING = 24
 
 
-class Place(NamedTuple):
+class RootedPath(NamedTuple):
     """A path by its root and what comes below it.
 
     Attributes:
@@ -89,33 +89,33 @@ class HeaderSearch:
         order = sorted(range(len(roots)), key=lambda root: (len(roots[root]), root), reverse=True)
         self._longest = [(roots[root], root) for root in order]
 
-    def place(self, asked: str) -> Place:
-        """Return the one place of a path as the compiler asked for it."""
+    def rooted(self, asked: str) -> RootedPath:
+        """Return the root of a path and what is below it, as the compiler asked for it."""
         path = asked if asked[:1] == "/" else self.base + asked
         for prefix, root in self._longest:
             if path.startswith(prefix):
-                return Place(root, path[len(prefix) :] or ".")
+                return RootedPath(root, path[len(prefix) :] or ".")
             if path == prefix[:-1]:  # the directory of a root itself
-                return Place(root, ".")
-        return Place(ABSOLUTE, path)
+                return RootedPath(root, ".")
+        return RootedPath(ABSOLUTE, path)
 
-    def path(self, place: Place) -> str:
-        """Return the absolute path of the place."""
-        return place.path if place.root == ABSOLUTE else self.roots[place.root] + place.path
+    def path(self, rooted: RootedPath) -> str:
+        """Return the absolute path."""
+        return rooted.path if rooted.root == ABSOLUTE else self.roots[rooted.root] + rooted.path
 
     def source(self) -> str:
         """Return the absolute path that the source's name stands for; nothing need be there."""
         name = self.source_name
         return name if name[:1] == "/" else self.base + name
 
-    def has(self, place: Place) -> bool:
-        """Tell whether the place's root exists in this search at all."""
-        return place.root < len(self.roots)
+    def has(self, rooted: RootedPath) -> bool:
+        """Tell whether the root of a path exists in this search at all."""
+        return rooted.root < len(self.roots)
 
     def nesting(self) -> Iterator[str]:
         """Yield which include directories lie inside which, and where.
 
-        A path in both has one place, and elsewhere, where they do not lie so, the compiler would
+        A path in both has one root, and elsewhere, where they do not lie so, the compiler would
         ask for another. So that is part of the key. What a text can reach from the source's or the
         working directory alone is told by `marks`.
         """

@@ -16,30 +16,30 @@ from kcache.bundle.format import HEAD_SIZE, TRAILER_SIZE
 from kcache.entry import encode
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.headers import HeaderSet
-from kcache.nvrtc.manifest import Manifest, Variant
-from kcache.nvrtc.search import Place
+from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+from kcache.nvrtc.search import RootedPath
 
 REQUEST = key("request")
 
 
-def variant(number: int = 0) -> Variant:
+def header_set(number: int = 0) -> StoredHeaderSet:
     """Returns a header set; another number is another content of the header."""
     digest = number.to_bytes(16, "big")
-    absent = frozenset({Place(0, "read.h")})
-    return Variant.of(HeaderSet({Place(1, "read.h"): digest}, absent, frozenset()))
+    absent = frozenset({RootedPath(0, "read.h")})
+    return StoredHeaderSet.of(HeaderSet({RootedPath(1, "read.h"): digest}, absent, frozenset()))
 
 
 def with_headers(*numbers: int, stamped: bool = False, request: str = REQUEST) -> dict[str, Entry]:
     """Returns a manifest of header sets, the first one stored last, and their kernels."""
-    variants = [variant(number) for number in numbers]
+    header_sets = [header_set(number) for number in numbers]
     if stamped:
-        for each in variants:
+        for each in header_sets:
             each.stamps["0123"] = b"/home/somebody"
     found = {
         each.result_key(request): _of_request(kernel(300, source="inc.cu"), request)
-        for each in variants
+        for each in header_sets
     }
-    return {**found, request: Manifest(variants).to_entry()}
+    return {**found, request: Manifest(header_sets).to_entry()}
 
 
 def _of_request(entry: Entry, request: str) -> Entry:

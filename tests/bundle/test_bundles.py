@@ -17,8 +17,8 @@ from bundle.bundles import (
     contents,
     export,
     forged,
+    header_set,
     kernels,
-    variant,
     with_headers,
 )
 from cli.helpers import BACKENDS, age, damage, fill, held, kernel, key, recency
@@ -109,7 +109,7 @@ def test_a_name_with_an_array_in_it(tmp_path: Path) -> None:
 
 def test_a_manifest_goes_with_its_kernels_and_leads_to_no_others(tmp_path: Path) -> None:
     fill(tmp_path, {**kernels(2), **with_headers(1, 2)})
-    gone = variant(1).result_key(REQUEST)
+    gone = header_set(1).result_key(REQUEST)
     with KernelCache(tmp_path) as cache:
         cache.engine.delete(gone)
     found = [item.key for item in kcache.list_bundle(io.BytesIO(export(tmp_path)))]
@@ -117,9 +117,9 @@ def test_a_manifest_goes_with_its_kernels_and_leads_to_no_others(tmp_path: Path)
     assert REQUEST in found
     with KernelCache(tmp_path / "two") as cache:
         kcache.import_bundle(cache, io.BytesIO(export(tmp_path, names=["inc"])))
-    assert set(contents(tmp_path / "two")) == {REQUEST, variant(2).result_key(REQUEST)}
+    assert set(contents(tmp_path / "two")) == {REQUEST, header_set(2).result_key(REQUEST)}
     manifest = Manifest.from_entry(contents(tmp_path / "two")[REQUEST])
-    assert [each.raw for each in manifest.variants] == [variant(2).raw]
+    assert [each.raw for each in manifest.header_sets] == [header_set(2).raw]
     assert not list(kcache.list_bundle(io.BytesIO(export(tmp_path, names=["nothing"]))))
 
 
@@ -263,9 +263,9 @@ def test_header_sets_of_both_stay(tmp_path: Path) -> None:
         assert kcache.import_bundle(cache, io.BytesIO(theirs)) == (1, 1, 1, 0, 0)
         assert kcache.import_bundle(cache, io.BytesIO(theirs)) == (0, 3, 0, 0, 0)
     manifest = Manifest.from_entry(contents(tmp_path / "ours")[REQUEST])
-    sets = [variant(number).raw for number in (3, 1, 2)]
-    assert [each.raw for each in manifest.variants] == sets
-    assert manifest.variants[0].stamps  # what this machine remembers stays, too
+    sets = [header_set(number).raw for number in (3, 1, 2)]
+    assert [each.raw for each in manifest.header_sets] == sets
+    assert manifest.header_sets[0].stamps  # what this machine remembers stays, too
 
 
 def test_a_full_manifest_loses_none_of_its_own_sets(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_header_sets_that_others_store_meanwhile_stay(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     manifest = Manifest.from_entry(contents(tmp_path / "ours")[REQUEST])
-    assert {each.raw for each in manifest.variants} == {variant(n).raw for n in numbers}
+    assert {each.raw for each in manifest.header_sets} == {header_set(n).raw for n in numbers}
 
 
 # -- signatures ------------------------------------------------------------------------------------

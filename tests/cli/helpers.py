@@ -17,8 +17,8 @@ from core.helpers import fork, wait
 from kcache import Entry, KernelCache
 from kcache.nvrtc.headers import HeaderSet
 from kcache.nvrtc.inventory import coldest_first
-from kcache.nvrtc.manifest import Manifest, Variant
-from kcache.nvrtc.search import Place
+from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+from kcache.nvrtc.search import RootedPath
 
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
 
@@ -64,9 +64,11 @@ def kernel(
 def manifest() -> Entry:
     """Returns a manifest of one header that was read, and one that must be absent."""
     headers = HeaderSet(
-        {Place(1, "lib/read.h"): bytes(range(16))}, frozenset({Place(0, "lib/read.h")}), frozenset()
+        {RootedPath(1, "lib/read.h"): bytes(range(16))},
+        frozenset({RootedPath(0, "lib/read.h")}),
+        frozenset(),
     )
-    return Manifest([Variant.of(headers)]).to_entry()
+    return Manifest([StoredHeaderSet.of(headers)]).to_entry()
 
 
 def fill(

@@ -16,7 +16,7 @@ import pytest
 from core.helpers import fork, wait
 
 from kcache import CompileOptions, ConfigError
-from kcache.kernels.kernel_list import Wanted, read_list
+from kcache.kernels.kernel_list import ListedKernel, read_list
 from kcache.kernels.recording import Recorder
 from kcache.nvrtc.request import Request
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def listed(folder: Path, text: str, *archs: str) -> list[Wanted]:
+def listed(folder: Path, text: str, *archs: str) -> list[ListedKernel]:
     path = folder / "kernels.toml"
     path.write_text(text)
     return read_list(str(path), archs)
@@ -51,7 +51,7 @@ def refused(folder: Path, text: str, *archs: str) -> str:
     return message.removeprefix(f"{folder / 'kernels.toml'}")
 
 
-def options(wanted: Wanted) -> CompileOptions:
+def options(wanted: ListedKernel) -> CompileOptions:
     assert wanted.request.options is not None
     return wanted.request.options
 
@@ -345,7 +345,7 @@ def request(source: str = KERNEL, options: CompileOptions | None = None, **more:
     return Request.make(source, options=options or CompileOptions(90), compiler="c", **arguments)
 
 
-def remade(wanted: Wanted) -> Request:
+def remade(wanted: ListedKernel) -> Request:
     """Returns the request that a cache makes of what was recorded, in its working directory."""
     asked = wanted.request
     with contextlib.chdir(wanted.directory or os.curdir):

@@ -148,8 +148,8 @@ def test_the_letters_of_a_manifest_are_all_there() -> None:
         text = "\0".join((f"{letter}0", *examples[kind]))
         digest = b"d" * 16 if letter == "f" else b""
         raw = struct.pack("<I", len(text)) + text.encode() + digest
-        (variant,) = Manifest.from_entry(Entry({"set0": raw})).variants
-        variant.sections()  # raises for a letter that is none
+        (header_set,) = Manifest.from_entry(Entry({"set0": raw})).header_sets
+        header_set.sections()  # raises for a letter that is none
     assert letters.keys() == set("fapdnieovcx")
 
 

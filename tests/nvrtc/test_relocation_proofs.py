@@ -151,9 +151,9 @@ def test_a_header_that_changes_before_its_proof(tmp_path):
             queue = cache._on_miss()._queue()
             prove, edited = queue._prove, threading.Event()
 
-            def after_the_edit(request, variant, prove=prove, edited=edited):
+            def after_the_edit(request, header_set, prove=prove, edited=edited):
                 assert edited.wait(60)
-                prove(request, variant)
+                prove(request, header_set)
 
             queue._prove = after_the_edit
             agreed(cache, "#include <x.h>\n", _tree(folder, before))

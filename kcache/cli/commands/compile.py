@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.compile_arguments import Asked, NvccCommand, Source, compile_options
+from kcache.cli.compile_arguments import CompileArguments, NvccCommand, Source, compile_options
 from kcache.cli.open_cache import directory_option, open_cache
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
 from kcache.cli.terminal import STDOUT, counted, plain, say, working
@@ -37,7 +37,7 @@ __all__ = ["compile_file"]
 )
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but warnings and errors.")
 @directory_option
-def compile_file(*, asked: list[Asked], quiet: bool, directory: str | None) -> None:
+def compile_file(*, asked: list[CompileArguments], quiet: bool, directory: str | None) -> None:
     """Compile each FILE (- for standard input) with NVRTC, or get it from the cache.
 
     Several files and several architectures may be named: each file is compiled for each. No GPU is
@@ -63,7 +63,7 @@ def compile_file(*, asked: list[Asked], quiet: bool, directory: str | None) -> N
         raise click.exceptions.Exit(1)
 
 
-def _compile(cache: KernelCache, asked: Asked, output: str, *, quiet: bool) -> None:
+def _compile(cache: KernelCache, asked: CompileArguments, output: str, *, quiet: bool) -> None:
     source = asked.source
     uncacheable = cache.stats().uncacheable
     started = time.perf_counter()
@@ -90,7 +90,7 @@ def _compile(cache: KernelCache, asked: Asked, output: str, *, quiet: bool) -> N
             say(f"{name} is {lowered}")
 
 
-def _outputs(asked: Sequence[Asked]) -> list[str]:
+def _outputs(asked: Sequence[CompileArguments]) -> list[str]:
     """Return the path to write each result to, or `-`.
 
     Raises:
@@ -112,7 +112,7 @@ def _outputs(asked: Sequence[Asked]) -> list[str]:
     return list(found)
 
 
-def _output(asked: Asked, folder: str, output: str | None, *, named: bool) -> str:
+def _output(asked: CompileArguments, folder: str, output: str | None, *, named: bool) -> str:
     """Return the path to write one result to, where nvcc would put it, or `-`."""
     source, emit = asked.source, asked.emit
     if output is None:

@@ -20,7 +20,7 @@ from kcache.util.units import format_age, format_size, format_time, local_time
 
 if TYPE_CHECKING:
     from kcache.entry import JSON, Entry
-    from kcache.nvrtc.manifest import Variant
+    from kcache.nvrtc.manifest import StoredHeaderSet
 
 __all__ = ["show_entry"]
 
@@ -96,8 +96,8 @@ def _lines(item: Item, entry: Entry | None) -> Iterator[str]:
     log = str(metadata.get("log") or "")
     yield from _block("log", ((line,) for line in log.splitlines()))
     if item.kind == MANIFEST:
-        for number, variant in enumerate(_variants(entry)):
-            yield from _header_set(number, variant)
+        for number, header_set in enumerate(_header_sets(entry)):
+            yield from _header_set(number, header_set)
 
 
 def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -108,15 +108,15 @@ def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
         yield columns(table)
 
 
-def _header_set(number: int, variant: Variant) -> Iterator[str]:
-    found = _places(variant)
-    places = len(variant.stamps)
+def _header_set(number: int, header_set: StoredHeaderSet) -> Iterator[str]:
+    found = _places(header_set)
+    places = len(header_set.stamps)
     yield f"\nheader set {number}, checked in {places} place{'' if places == 1 else 's'}"
     for name, rows in found.items():
         table = (tuple(map(str, row.values())) for row in rows)
         yield from _block(f"{_PLACES[name]} ({len(rows)})", table)
-    if variant.bound:
-        known = "holds" if variant.bound.startswith("!") else "may hold"
+    if header_set.bound:
+        known = "holds" if header_set.bound.startswith("!") else "may hold"
         yield f"\nThe outcome {known} paths: it is good for these directories only."
 
 
@@ -141,22 +141,23 @@ def _as_json(item: Item, entry: Entry | None) -> dict[str, object]:
         known["metadata"] = dict(entry.metadata)
         if item.kind == MANIFEST:
             known["header_sets"] = [
-                {**_places(variant), "bound": variant.bound} for variant in _variants(entry)
+                {**_places(header_set), "bound": header_set.bound}
+                for header_set in _header_sets(entry)
             ]
     return known
 
 
-def _variants(entry: Entry) -> list[Variant]:
+def _header_sets(entry: Entry) -> list[StoredHeaderSet]:
     from kcache.nvrtc.manifest import Manifest
 
-    return Manifest.from_entry(entry).variants
+    return Manifest.from_entry(entry).header_sets
 
 
-def _places(variant: Variant) -> dict[str, list[dict[str, str | int]]]:
+def _places(header_set: StoredHeaderSet) -> dict[str, list[dict[str, str | int]]]:
     """Return the files of a header set by what they mean; see `_PLACES`."""
-    sections = variant.sections()
+    sections = header_set.sections()
     at = sections.digests_at
-    digests = (variant.raw[n : n + 16].hex() for n in range(at, len(variant.raw), 16))
+    digests = (header_set.raw[n : n + 16].hex() for n in range(at, len(header_set.raw), 16))
     return {
         "files": [
             {"root": _root(root), "path": path, "digest": next(digests)}

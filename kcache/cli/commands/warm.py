@@ -26,7 +26,7 @@ from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:
     from kcache import CompiledKernel, KernelCache
-    from kcache.kernels.kernel_list import Wanted
+    from kcache.kernels.kernel_list import ListedKernel
 
 __all__ = ["warm"]
 
@@ -96,11 +96,11 @@ class _Outcome(NamedTuple):
 
     compiled: list[CompiledKernel]
     there: list[CompiledKernel]
-    failed: list[tuple[Wanted, CompileError]]
+    failed: list[tuple[ListedKernel, CompileError]]
     seconds: float
 
 
-def _compile(cache: KernelCache, wanted: list[Wanted], jobs: int | None) -> _Outcome:
+def _compile(cache: KernelCache, wanted: list[ListedKernel], jobs: int | None) -> _Outcome:
     started = time.perf_counter()
     bar = Bar("warming", len(wanted))
     results = working("warming", lambda: _run(cache, wanted, jobs, bar), bar)
@@ -119,7 +119,7 @@ def _relocation(config: Config) -> str | None:
 
 
 def _run(
-    cache: KernelCache, wanted: list[Wanted], jobs: int | None, bar: Bar
+    cache: KernelCache, wanted: list[ListedKernel], jobs: int | None, bar: Bar
 ) -> list[CompiledKernel | CompileError]:
     """Compile the kernels, those of one working directory at a time; return what came of each.
 
@@ -140,7 +140,7 @@ def _run(
     return [results[number] for number in range(len(wanted))]
 
 
-def _by_directory(wanted: list[Wanted]) -> Iterator[tuple[str, list[int]]]:
+def _by_directory(wanted: list[ListedKernel]) -> Iterator[tuple[str, list[int]]]:
     """Yield each working directory with the positions of its kernels.
 
     Those to which it means nothing come with the first, so that the cores have more to choose from.
@@ -216,14 +216,14 @@ def _as_json(outcome: _Outcome) -> dict[str, object]:
     }
 
 
-def _named(wanted: Wanted) -> dict[str, object]:
+def _named(wanted: ListedKernel) -> dict[str, object]:
     return {"source": wanted.source, "names": list(wanted.request.names), "arch": wanted.arch}
 
 
 # -- a dry run -------------------------------------------------------------------------------------
 
 
-def _there(wanted: list[Wanted], directory: str | None) -> list[bool]:
+def _there(wanted: list[ListedKernel], directory: str | None) -> list[bool]:
     """Tell of each kernel whether it is in the cache; changes nothing."""
     there = [False] * len(wanted)
     cache = open_existing(directory)
@@ -237,7 +237,7 @@ def _there(wanted: list[Wanted], directory: str | None) -> list[bool]:
     return there
 
 
-def _lookup(cache: KernelCache, wanted: Wanted) -> bool:
+def _lookup(cache: KernelCache, wanted: ListedKernel) -> bool:
     request = wanted.request
     found = cache.lookup(
         request.source,
@@ -250,7 +250,9 @@ def _lookup(cache: KernelCache, wanted: Wanted) -> bool:
     return found is not None
 
 
-def _show_plan(wanted: list[Wanted], there: list[bool], *, as_json: bool, quiet: bool) -> None:
+def _show_plan(
+    wanted: list[ListedKernel], there: list[bool], *, as_json: bool, quiet: bool
+) -> None:
     if as_json:
         kernels = [
             {**_named(each), "there": found} for each, found in zip(wanted, there, strict=True)

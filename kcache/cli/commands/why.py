@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.admin.explain import Explanation, explain
-from kcache.cli.compile_arguments import Asked, NvccCommand, compile_options
+from kcache.cli.compile_arguments import CompileArguments, NvccCommand, compile_options
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import directory_option, json_option, named_directory, open_existing
 from kcache.cli.terminal import columns, plain, show
@@ -39,7 +39,7 @@ _SHOWN = 20
 @click.option("-q", "--quiet", is_flag=True, help="Accepted as by `compile`.")
 @json_option("object")
 @directory_option
-def why(*, asked: Asked, quiet: bool, as_json: bool, directory: str | None) -> None:
+def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str | None) -> None:
     """Say why the next `kcache compile` with these arguments would miss, or that it would hit.
 
     Takes the arguments of `kcache compile`: replace `compile` by `why`. Compiles nothing, changes
@@ -78,7 +78,7 @@ def why(*, asked: Asked, quiet: bool, as_json: bool, directory: str | None) -> N
     show(f"{plain(_sentence(asked, told))}\n\n{text}")
 
 
-def _set_aside(asked: Asked, settings: Config) -> Iterator[tuple[str, str]]:
+def _set_aside(asked: CompileArguments, settings: Config) -> Iterator[tuple[str, str]]:
     """Yield which options, else settings, have the cache not looked into, and a clause of each."""
     found = dict(settings.set_aside())
     if asked.no_cache:
@@ -88,7 +88,7 @@ def _set_aside(asked: Asked, settings: Config) -> Iterator[tuple[str, str]]:
     yield from found.items()
 
 
-def _sentence(asked: Asked, told: Explanation) -> str:
+def _sentence(asked: CompileArguments, told: Explanation) -> str:
     source = asked.source
     what = f"{source.name if source.path == '-' else source.path} for {asked.options.target}"
     if told.hit:
@@ -119,7 +119,9 @@ def _near(near: Near) -> str:
     return f"{what}, compiled {moment:on %Y-%m-%d at %H:%M:%S} ({ago} ago)"
 
 
-def _as_json(asked: Asked, told: Explanation, place: str, backend: str) -> dict[str, object]:
+def _as_json(
+    asked: CompileArguments, told: Explanation, place: str, backend: str
+) -> dict[str, object]:
     near = told.near
     return {
         "hit": told.hit,
