@@ -16,7 +16,7 @@ from kcache.config import VARIABLES
 from kcache.util.cuda_driver import Version
 from kcache.util.distribution import how_to_install
 from kcache.util.nearest import nearest
-from kcache.util.units import format_size
+from kcache.util.units import counted, format_size
 
 __all__ = ["LEAST_VERSIONS", "LEVELS", "OK", "PROBLEM", "WARNING", "Finding", "diagnose"]
 
@@ -315,7 +315,11 @@ def _statistics(facts: Facts) -> Iterator[Finding]:
             "--zero.",
         )
     if not stats.corrupt and not stats.errors:
-        yield Finding(OK, "statistics", f"{stats.requests} requests, no damage and no errors")
+        yield Finding(
+            OK,
+            "statistics",
+            f"{counted(stats.requests, 'request', 'requests')}, no damage and no errors",
+        )
 
 
 # -- compiler and driver ---------------------------------------------------------------------------

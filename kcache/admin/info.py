@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcache.errors import KcacheError
 from kcache.remote.counts import COUNTS
-from kcache.util.units import format_size, format_time
+from kcache.util.units import counted, format_size, format_time
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
@@ -67,9 +67,10 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
         ("coalesced", f"{stats.coalesced} ({stats.wait_timeouts} timed out)"),
     ]
     if stats.layer_hits:
-        lines.append(("layers", f"{stats.layer_hits} hits"))
+        lines.append(("layers", counted(stats.layer_hits, "hit", "hits")))
     if stats.remote_hits or stats.remote_misses or stats.remote_errors or stats.remote_puts:
-        asked = f"{stats.remote_hits} hits, {stats.remote_misses} misses"
+        hits = counted(stats.remote_hits, "hit", "hits")
+        asked = f"{hits}, {counted(stats.remote_misses, 'miss', 'misses')}"
         lines.append(("remotes", f"{asked}, {stats.remote_errors} without an answer"))
         lines.append(("remote puts", str(stats.remote_puts)))
     return lines

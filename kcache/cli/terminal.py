@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import click
+
+from kcache.util.units import counted
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -98,11 +100,6 @@ def columns(rows: Iterable[tuple[str, ...]]) -> str:
     )
 
 
-def counted(count: int, noun: str = "entry", plural: str = "entries") -> str:
-    """Return a number with its noun, such as `"1 entry"`."""
-    return f"{count} {noun if count == 1 else plural}"
-
-
 def plain(text: str) -> str:
     """Return text that can't do anything to a terminal: what is not printable is escaped."""
     return "".join(
@@ -158,11 +155,16 @@ def spinner(title: str) -> Generator[None]:
 
 
 def working(
-    title: str, work: Callable[[], T], display: AbstractContextManager[object] | None = None
+    title: str,
+    work: Callable[[], T],
+    display: AbstractContextManager[object] | None = None,
+    *,
+    farewell: Callable[[], str] = str,
 ) -> T:
     """Return what `work` returns, with a spinner, or `display`, if it takes a while.
 
-    An interrupt ends the process at once: NVRTC can't be stopped, and can take a minute.
+    An interrupt ends the process at once: NVRTC can't be stopped, and can take a minute. What
+    `farewell` returns then is the last thing that is said, if it is anything.
     """
     with _interrupts_held() as interrupted:
         job = _Job(work)
@@ -175,6 +177,9 @@ def working(
                         if interrupted():
                             raise KeyboardInterrupt
         except KeyboardInterrupt:
+            with suppress(OSError):
+                if last := farewell():
+                    say(last)
             # Not through the interpreter's exit, which would unload what the compile is using.
             os._exit(130)
     return job.result()
@@ -276,6 +281,11 @@ class Bar:
         self._total = total
         self._done = 0
         self._drawn: tuple[Progress, TaskID] | None = None
+
+    @property
+    def done(self) -> int:
+        """How many of the total are done."""
+        return self._done
 
     def show(self, done: int) -> None:
         """Show that `done` of the total are done."""

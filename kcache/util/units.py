@@ -10,7 +10,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime, tzinfo
 
-__all__ = ["format_age", "format_size", "format_time", "local_time", "parse_age", "parse_size"]
+__all__ = [
+    "counted",
+    "format_age",
+    "format_size",
+    "format_time",
+    "local_time",
+    "parse_age",
+    "parse_size",
+]
 
 #: Seconds since the epoch in the year 9987: no later moment can be written as a date.
 _LATEST = 253e9
@@ -26,6 +34,11 @@ _MAX_DIGITS = 100
 _AGE_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 #: From which number of seconds on a unit is read more easily than the one before.
 _SHOWN = ((86400 * 2, 86400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
+
+
+def counted(count: int, noun: str = "entry", plural: str = "entries") -> str:
+    """Return a number with its noun, such as `"1 entry"`."""
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:

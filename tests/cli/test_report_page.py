@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from kcache import KernelCache, Stats
 from kcache.cli.html_report.attention import NOTE, WARNING, remarks
+from kcache.cli.html_report.charts import _lengths
 from kcache.cli.html_report.markup import el
 from kcache.cli.html_report.sections import page
 from kcache.cli.html_report.snapshot import Portrait, Share, gather
@@ -432,7 +433,17 @@ def test_counts_deserve_attention_or_not(name: str) -> None:
     assert [(remark.level, remark.number) for remark in found] == (
         [(NOTED[name], 7)] if name in NOTED else []
     )
-    assert ("All is well" in page(portrait(stats=Stats(**{name: 7})))) == (name not in NOTED)
+    assert ("Worth a look" in page(portrait(stats=Stats(**{name: 7})))) == (name in NOTED)
+
+
+def test_what_is_small_is_seen_on_a_phone_and_the_whole_stays_whole() -> None:
+    for shares in ([0.99, 0.005, 0.003, 0.002], [0.0001], [0.5, 0.0], [1.4, 0.001], [0.2] * 5):
+        lengths = _lengths(shares)
+        assert sum(lengths) <= 100.000001
+        assert [length > 0 for length in lengths] == [share > 0 for share in shares]
+        # 310 pixels are what a card has on a phone; the gap to the neighbours is 1.5 pixels.
+        assert all(length * 3.1 - 1.5 >= 2 for length in lengths if length)
+    assert _lengths([0.5, 0.25]) == [50, 25]
 
 
 def test_warnings_come_first() -> None:
@@ -568,6 +579,26 @@ def test_a_browser_shows_it_without_a_word_or_a_request(
     requests = seen.heard("Network.requestWillBeSent")
     assert [params["request"]["url"] for params in requests] == [path.as_uri()]
     assert seen.heard("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown") == []
+
+
+def test_a_browser_shows_the_smallest_part_on_a_phone(
+    tab: Callable[..., Tab], tmp_path: Path
+) -> None:
+    told = portrait(
+        max_size=10**9,
+        size=10**8,
+        kinds={KERNEL: Share(KERNEL, (), 3, 10**8)},
+        archs=(Share("sm_90", (), 2, 10**8 - 1), Share("sm_80", (), 1, 1)),
+    )
+    path = tmp_path / "small.html"
+    path.write_text(page(told, UTC), "utf-8")
+    seen = tab(390)
+    seen.open(path)
+    widths = seen.evaluate(
+        "[...document.querySelectorAll('.meter rect')].map(r => r.getBoundingClientRect().width)"
+    )
+    assert len(widths) == 2
+    assert min(widths) - 1.5 >= 2  # 1.5 pixels are the gap
 
 
 def test_a_browser_takes_hostile_names_for_text(tab: Callable[..., Tab], tmp_path: Path) -> None:

@@ -34,5 +34,5 @@ def clear(*, yes: bool, directory: str | None) -> None:
             raise click.exceptions.Exit(1)
         removed = cache.clear()
         if cache.stats().errors:
-            raise BackendError(f"{removed} of {count} entries deleted: see the warnings above")
+            raise BackendError(f"{removed} of {counted(count)} deleted: see the warnings above")
     show(f"deleted {counted(removed)}, {format_size(size)}")

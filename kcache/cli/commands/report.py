@@ -11,7 +11,7 @@ import click
 
 from kcache.cli.open_cache import directory_option, named_directory, open_existing
 from kcache.cli.output import OutputPath, write_output
-from kcache.cli.terminal import naming, progress, say
+from kcache.cli.terminal import counted, naming, plain, progress, say
 from kcache.errors import BackendError
 from kcache.util.units import format_size
 
@@ -52,7 +52,8 @@ def report(*, output: str, directory: str | None) -> None:
     else:
         _replace(output, data)
     if output != "-":
-        say(f"report of {portrait.entries:,} entries -> {output} ({format_size(len(data))})")
+        what = f"report of {counted(portrait.entries)}"
+        say(f"{what} -> {plain(output)} ({format_size(len(data))})")
 
 
 def _is_file(output: str) -> bool:

@@ -13,7 +13,7 @@ import click
 from kcache.cli.commands.ls import item_json
 from kcache.cli.keys import SHORT, key_argument, open_entry
 from kcache.cli.open_cache import directory_option, json_option
-from kcache.cli.terminal import columns, plain, show
+from kcache.cli.terminal import columns, counted, plain, show
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.inventory import MANIFEST, Item
 from kcache.util.units import format_age, format_size, format_time, local_time
@@ -110,8 +110,8 @@ def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 def _header_set(number: int, header_set: StoredHeaderSet) -> Iterator[str]:
     found = _places(header_set)
-    places = len(header_set.stamps)
-    yield f"\nheader set {number}, checked in {places} place{'' if places == 1 else 's'}"
+    places = counted(len(header_set.stamps), "place", "places")
+    yield f"\nheader set {number}, checked in {places}"
     for name, rows in found.items():
         table = (tuple(map(str, row.values())) for row in rows)
         yield from _block(f"{_PLACES[name]} ({len(rows)})", table)

@@ -103,7 +103,12 @@ class _Outcome(NamedTuple):
 def _compile(cache: KernelCache, wanted: list[ListedKernel], jobs: int | None) -> _Outcome:
     started = time.perf_counter()
     bar = Bar("warming", len(wanted))
-    results = working("warming", lambda: _run(cache, wanted, jobs, bar), bar)
+    results = working(
+        "warming",
+        lambda: _run(cache, wanted, jobs, bar),
+        bar,
+        farewell=lambda: _farewell(bar.done, len(wanted)),
+    )
     outcome = _Outcome([], [], [], time.perf_counter() - started)
     for each, result in zip(wanted, results, strict=True):
         if isinstance(result, CompileError):
@@ -111,6 +116,12 @@ def _compile(cache: KernelCache, wanted: list[ListedKernel], jobs: int | None) -
         else:
             (outcome.there if result.cached else outcome.compiled).append(result)
     return outcome
+
+
+def _farewell(done: int, total: int) -> str:
+    """Return what an interrupt leaves to say."""
+    of = counted(total, "kernel", "kernels")
+    return f"interrupted: {done:,} of {of} done; run it again to go on"
 
 
 def _relocation(config: Config) -> str | None:

@@ -19,8 +19,9 @@ __all__ = ["Bar", "area", "bars", "meter", "ring", "swatch", "track"]
 _LABELS = 5
 #: Share of its column that a bar fills.
 _FILLED = 0.74
-#: The least width of what is there at all, in percent.
-_VISIBLE = 0.4
+#: The least length of what is there at all, in percent. A card on a phone is 310 pixels wide, and
+#: the gaps between the parts of a meter take 1.5 pixels of each: 2.5 of 4 pixels are left.
+_VISIBLE = 1.3
 
 
 #: Ends of a scale, whose halves are short numbers, too.
@@ -50,10 +51,10 @@ def bars(label: str, columns: Sequence[Bar], unit: str) -> Node:
         group = el("g", el("title", column.title), class_="place")
         group.append(el("rect", class_="hover", **_box(number * width, 0, width, 100)))
         base = 0.0
-        for name, value in column.parts:
-            if value:
+        heights = _lengths([value / top for _, value in column.parts])
+        for (name, _), height in zip(column.parts, heights, strict=True):
+            if height:
                 left = (number + (1 - _FILLED) / 2) * width
-                height = 100 * value / top
                 box = _box(left, 100 - base - height, _FILLED * width, height)
                 group.append(el("rect", class_=name, **box))
                 base += height
@@ -117,9 +118,9 @@ def meter(label: str, parts: Sequence[tuple[str, str, float]]) -> Node:
     """Return one bar from nothing to full, of parts: (class, title, share of the whole)."""
     plot = el("svg", class_="meter", role="img", aria_label=label, width="100%")
     left = 0.0
-    for name, title, share in parts:
-        if share > 0 and left < 100:
-            width = min(100 - left, max(_VISIBLE, 100 * share))
+    lengths = _lengths([share for _, _, share in parts])
+    for (name, title, _), width in zip(parts, lengths, strict=True):
+        if width:
             box = _box(left, 0, width, 100)
             plot.append(el("g", el("title", title), el("rect", class_=name, **box)))
             left += width
@@ -186,6 +187,20 @@ def _ceiling(value: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in _STEPS if step * power >= value * 0.999999)
+
+
+def _lengths(shares: Sequence[float]) -> list[float]:
+    """Return the lengths of the parts of a bar in percent, 100 at most together.
+
+    What is there at all can be seen; the larger parts make room for it.
+    """
+    lengths = [max(_VISIBLE, 100 * share) if share > 0 else 0.0 for share in shares]
+    over = sum(lengths) - 100
+    if over <= 0:
+        return lengths
+    spare = sum(max(0.0, length - _VISIBLE) for length in lengths)
+    kept = max(0.0, 1 - over / spare) if spare else 1.0
+    return [min(length, _VISIBLE + (length - _VISIBLE) * kept) for length in lengths]
 
 
 def _number(value: float) -> str:

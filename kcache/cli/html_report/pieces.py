@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import tzinfo
 
 from kcache.cli.html_report.markup import Node, el
-from kcache.util.units import local_time
+from kcache.util.units import counted, local_time
 
 __all__ = ["NONE", "TIMES", "card", "cut", "date", "number_of", "table"]
 
@@ -40,7 +40,7 @@ def cut(text: str) -> str:
 
 def number_of(count: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, such as `"1,204 entries"`."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+    return counted(count, noun, plural or f"{noun}s")
 
 
 def date(seconds: float, zone: tzinfo | None) -> str:

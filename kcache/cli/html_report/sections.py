@@ -26,9 +26,11 @@ def page(portrait: Portrait, zone: tzinfo | None = None) -> str:
     """Return the whole page; `zone` is that of its times, by default this machine's."""
     parts = [_head(portrait, zone), _figures(portrait), _room(portrait)]
     parts += over_time(portrait, zone)
+    attention = _attention(portrait)
     if portrait.entries:
-        parts.append(_archs(portrait))
-    parts.append(_attention(portrait))
+        parts.append(_archs(portrait, alone=attention is None))
+    if attention is not None:
+        parts.append(attention)
     if portrait.entries:
         parts += [_kernels(portrait), *_singles(portrait)]
     return document("kcache report", el("main", *parts, _about(portrait, zone)))
@@ -166,14 +168,16 @@ def _parts(portrait: Portrait) -> list[tuple[int, tuple[str, int, int]]]:
     return parts
 
 
-def _archs(portrait: Portrait) -> Node:
+def _archs(portrait: Portrait, *, alone: bool) -> Node:
     caption = "Kernels by the architecture that they were compiled for, largest share first"
-    return _shares("By architecture", caption, portrait.archs, "a1")
+    head = "By architecture", "Architecture"
+    return _shares(head, caption, portrait.archs, "a1", wide=alone)
 
 
 def _kernels(portrait: Portrait) -> Node:
     caption = "Kernels by source and name expressions, largest share first"
-    return _shares("By kernel", caption, portrait.kernels, "a2", wide=True)
+    head = "By kernel", "Kernel"
+    return _shares(head, caption, portrait.kernels, "a2", wide=True)
 
 
 def _singles(portrait: Portrait) -> tuple[Node, Node]:
@@ -185,9 +189,10 @@ def _singles(portrait: Portrait) -> tuple[Node, Node]:
 
 
 def _shares(
-    title: str, caption: str, shares: Sequence[Share], colour: str, *, wide: bool = False
+    titles: tuple[str, str], caption: str, shares: Sequence[Share], colour: str, *, wide: bool
 ) -> Node:
-    """Return a table of shares with a bar each."""
+    """Return a table of shares with a bar each; `titles` are those of the card and the names."""
+    title, what = titles
     if not shares:
         return card(title, el("p", "There are no kernels.", class_="empty"), wide=wide)
     largest = max(share.size for share in shares)
@@ -200,7 +205,6 @@ def _shares(
         )
         for share in shares
     ]
-    what = "Kernel" if wide else "Architecture"
     head = ((what, ""), ("Entries", ""), ("Size", ""), ("Compiled in", "spare"))
     return card(title, table(caption, head, rows), wide=wide)
 
@@ -253,16 +257,12 @@ def _item_name(item: Item) -> str:
 # -- attention, and the end ------------------------------------------------------------------------
 
 
-def _attention(portrait: Portrait) -> Node:
+def _attention(portrait: Portrait) -> Node | None:
+    """Return what is worth a look; None where nothing is."""
     found = remarks(portrait)
-    wide = not portrait.entries  # nothing stands beside it
     if not found:
-        return card(
-            "Worth a look",
-            el(
-                "p", el("b", "All is well. "), "No damage, no errors, nothing evicted.", class_="ok"
-            ),
-        )
+        return None
+    wide = not portrait.entries  # nothing stands beside it
     rows = (
         el(
             "li",
