@@ -50,6 +50,7 @@ def open_cache(
     disable: bool | None = None,
     recache: bool | None = None,
     relocation: str | None = None,
+    workers: int | None = None,
 ) -> KernelCache:
     """Return the cache in `directory`, or where the environment or the defaults say.
 
@@ -68,6 +69,7 @@ def open_cache(
         disable=disable,
         recache=recache,
         relocation=relocation,
+        workers=workers,
     )
 
 

@@ -55,8 +55,9 @@ def compile_all(
             settle(indices, found)
     if missing:
         firsts = [requests[indices[0]] for indices in missing]
-        for number, result in _compiled(resolver, firsts, count):
-            settle(missing[number], result)
+        with resolver.holding_proofs():
+            for number, result in _compiled(resolver, firsts, count):
+                settle(missing[number], result)
     return [result for result in results if result is not None]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.nvrtc.workers.cores import usable_cores
@@ -45,9 +46,19 @@ class ProofQueue:
         self._changed = threading.Condition()
         self._waiting: deque[_Waiting] = deque()
         self._threads = 0
-        #: Half of the cores, so that who asks for a kernel meanwhile finds a worker; all of them
-        #: once somebody waits for the proofs.
-        self._most = max(1, usable_cores() // 2)
+        #: Threads in `held`, and in `finish`.
+        self._held = 0
+        self._finishing = 0
+
+    def _most(self) -> int:
+        """Return how many threads there may be.
+
+        Half of the cores, so that who asks for a kernel meanwhile finds a worker; all of them once
+        somebody waits for the proofs.
+        """
+        if self._finishing > 0:  # below 0 where a fork happened in there
+            return usable_cores()
+        return 0 if self._held > 0 else max(1, usable_cores() // 2)
 
     def after_fork(self) -> None:
         """Leave everything to the parent."""
@@ -59,10 +70,22 @@ class ProofQueue:
             self._waiting.append(_Waiting(request, header_set))
             self._start_threads()
 
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Have no proof begun meanwhile, since it would take a worker from those who wait."""
+        with self._changed:
+            self._held += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= 1
+                self._start_threads()
+
     def finish(self) -> None:
         """Wait until everything is proven. An interrupt abandons what is left."""
         with self._changed:
-            self._most = usable_cores()
+            self._finishing += 1
             self._start_threads()
             try:
                 while self._waiting or self._threads:
@@ -71,11 +94,11 @@ class ProofQueue:
                 self._waiting.clear()
                 raise
             finally:
-                self._most = max(1, usable_cores() // 2)
+                self._finishing -= 1
 
     def _start_threads(self) -> None:
         """Start threads for what waits; they end by themselves."""
-        while self._threads < min(self._most, self._threads + len(self._waiting)):
+        while self._threads < min(self._most(), self._threads + len(self._waiting)):
             thread = threading.Thread(target=self._run, name="kcache-proof", daemon=True)
             try:
                 thread.start()
@@ -89,7 +112,7 @@ class ProofQueue:
             with self._changed:
                 # At the interpreter's end the workers are ended first: begin nothing more.
                 over = not threading.main_thread().is_alive()
-                if over or not self._waiting or self._threads > self._most:
+                if over or not self._waiting or self._threads > self._most():
                     self._threads -= 1
                     self._changed.notify_all()
                     return

@@ -88,10 +88,10 @@ def _equal(stored: CompiledKernel, compiled: Compiled) -> bool:
 
 
 def _normal(output: bytes | None) -> bytes | None:
-    """Return an output with names of internal symbols that do not tell the working directory.
+    """Return an output with names of internal symbols that tell neither the clock nor a directory.
 
-    They end in eight digits made of that and of the source's name, and the process id. Nothing
-    outside the kernel's module can refer to such a symbol.
+    They end in eight digits made of the time in seconds and of the working directory, and in the
+    process id. Nothing outside the kernel's module can refer to such a symbol.
     """
     if output is None:
         return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.engine.single_flight import Made, Work
@@ -20,6 +21,7 @@ from kcache.kernels.compiled_kernel import CompiledKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from typing import Self
 
     from kcache.engine.single_flight import Busy, Flight
@@ -169,6 +171,10 @@ class Resolver:
             return None
         self.finder.counts.adopted(kernel)
         return Answer(kernel.replace(cached=True))
+
+    def holding_proofs(self) -> AbstractContextManager[None]:
+        """Have no proof begun in the background meanwhile."""
+        return self._queue().held() if self._eager else nullcontext()
 
     def finish_proofs(self) -> None:
         """Wait until every proof is made that was begun or put off. An interrupt abandons them."""

@@ -302,3 +302,21 @@ def test_variables_are_told_to_each_worker_once(monkeypatch: pytest.MonkeyPatch)
         assert pool.pids() != [first]
     finally:
         pool.close()
+
+
+def test_each_working_directory_keeps_its_worker(tmp_path: Path) -> None:
+    """The compiler remembers where it was; a proof tells it another directory than its request."""
+    pool = WorkerPool(2)
+    library = compiler.find().path
+    folders = [tmp_path / name for name in ("one", "two")]
+    try:
+        for folder in folders:
+            folder.mkdir()
+            pool.compile(library, ask(REL, directory=folder))
+        pids = sorted(pool.pids())
+        assert len(pids) == 2
+        for folder in folders * 2:
+            pool.compile(library, ask(REL, directory=folder))
+        assert sorted(pool.pids()) == pids
+    finally:
+        pool.close()

@@ -164,5 +164,5 @@ def test_a_real_kernel_hits_and_follows(
         assert project.check(cache, plain), f"a miss after {what} of {path} was undone"
         counts["steps"] += 1
         counts["refused"] += expected.failed
-        counts["other code"] += not expected.failed and expected.ptx != plain.ptx
+        counts["other code"] += same_names(expected.ptx or b"") != same_names(plain.ptx or b"")
     print(name, counts)

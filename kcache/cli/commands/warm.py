@@ -22,6 +22,7 @@ from kcache.cli.terminal import Bar, columns, counted, fit, plain, say, show, wo
 from kcache.config import Config
 from kcache.errors import CompileError
 from kcache.kernels.kernel_list import read_list
+from kcache.nvrtc.workers.cores import usable_cores
 from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def warm(
         return
     may_write("warm")
     config = Config.load({"directory": directory})
-    with open_cache(config.directory.value, relocation=_relocation(config)) as cache:
+    with open_cache(
+        config.directory.value, relocation=_relocation(config), workers=_workers(config, jobs)
+    ) as cache:
         outcome = _compile(cache, wanted, jobs)
         _tell_failures(outcome)
         _tell_losses(cache)
@@ -127,6 +130,14 @@ def _farewell(done: int, total: int) -> str:
 def _relocation(config: Config) -> str | None:
     """Return `eager` unless a variable decides: kernels are often warmed for other machines."""
     return "eager" if config.relocation.source == "default" else None
+
+
+def _workers(config: Config, jobs: int | None) -> int | None:
+    """Return how many compilers may run at a time; those that make proofs count, too."""
+    allowed = config.workers.value
+    if jobs is None or allowed == 0:  # without workers there are no proofs
+        return None
+    return min(jobs, usable_cores() if allowed is None else allowed)
 
 
 def _run(

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 #: The process id that the compiler is told in every worker. It stands, behind eight digits that
-#: depend on the working directory, in the names of internal symbols.
+#: depend on the clock and the working directory, in the names of internal symbols.
 PROCESS_ID = 10_007

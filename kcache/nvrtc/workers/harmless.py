@@ -33,10 +33,13 @@ _PLAIN = frozenset(
         "-w",
         "--device-int128",
         "-device-int128",
+        "--no-cache",
+        "-no-cache",
     )
 )
-#: Stands for letters, digits, `_` and `+`; the compiler might take what follows a space for more.
+#: Stands for letters, digits and marks; the compiler might take what follows a space for more.
 _WORD: frozenset[str] = frozenset()
+_MARKS = str.maketrans("", "", "_+,")
 #: Options whose value, behind an equals sign, is one of these; None stands for any.
 _VALUED: dict[str, frozenset[str] | None] = {
     "--ftz": _TRUTH,
@@ -61,6 +64,8 @@ _VALUED: dict[str, frozenset[str] | None] = {
     "--include-path": None,
     "--diag-suppress": _WORD,
     "--diag-warn": _WORD,
+    "--frandom-seed": _WORD,
+    "-frandom-seed": _WORD,
 }
 #: Options whose value follows at once: macros and include directories.
 _LETTERS = ("-D", "-U", "-I")
@@ -71,7 +76,8 @@ EXAMPLES = (
     *(f"{name}={value}" for name, values in _VALUED.items() for value in sorted(values or ())),
     *("--gpu-architecture=sm_80", "-arch=compute_90", "--std=c++14", "-std=c++20"),
     *("--maxrregcount=32", "-maxrregcount=64", "--define-macro=X=1", "--undefine-macro=X"),
-    *("--include-path=/usr/include", "--diag-suppress=177", "--diag-warn=177"),
+    *("--include-path=/usr/include", "--diag-suppress=177,550", "--diag-warn=177"),
+    *("--frandom-seed=1", "-frandom-seed=seed"),
     *("-DX=1", "-UX", "-I/usr/include"),
 )
 
@@ -83,7 +89,7 @@ def are_harmless(flags: Sequence[str]) -> bool:
         if equals and name in _VALUED:
             allowed = _VALUED[name]
             if allowed is _WORD:
-                if not value.replace("+", "").replace("_", "").isalnum():
+                if not value.translate(_MARKS).isalnum():
                     return False
             elif allowed is not None and value not in allowed:
                 return False

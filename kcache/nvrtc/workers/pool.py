@@ -75,7 +75,7 @@ class WorkerPool:
         """
         known = self._hellos.get(library)
         if known is None:
-            with self._worker(library, None) as worker:
+            with self._worker(library) as worker:
                 known = worker.hello
         return known
 
@@ -125,7 +125,7 @@ class WorkerPool:
     ) -> tuple[Hello, Reply]:
         own = ask.environment
         while True:
-            with self._worker(library, family, patient) as worker:
+            with self._worker(library, family, ask.directory, patient) as worker:
                 environment = {**process_environment.changed_variables(worker.environment), **own}
                 ask = ask._replace(environment=environment)
                 if slots is None:
@@ -138,6 +138,7 @@ class WorkerPool:
                     worker.end()
                 else:
                     worker.family = family
+                    worker.directory = ask.directory
             # A worker was told other variables before. A new one is told what the program has now.
             if reply.status != Status.ELSEWHERE or new:
                 return worker.hello, reply
@@ -146,10 +147,10 @@ class WorkerPool:
 
     @contextmanager
     def _worker(
-        self, library: str, family: object, patient: bool = False
+        self, library: str, family: object = None, directory: str = "", patient: bool = False
     ) -> Generator[WorkerProcess]:
         """Have a worker to oneself; one that was ended meanwhile does not come back."""
-        worker = self._take(library, family, patient)
+        worker = self._take(library, family, directory, patient)
         if worker is None:
             try:
                 worker = WorkerProcess(library, process_environment.variables())
@@ -167,7 +168,9 @@ class WorkerPool:
         finally:
             self._give_back(worker)
 
-    def _take(self, library: str, family: object, patient: bool) -> WorkerProcess | None:
+    def _take(
+        self, library: str, family: object, directory: str, patient: bool
+    ) -> WorkerProcess | None:
         """Return an idle worker; None if a new one may be started, which is counted already."""
         here = standing()
         with self._changed:
@@ -175,22 +178,27 @@ class WorkerPool:
             try:
                 while (patient and self._waiting) or not (self._idle or self._count < self.most):
                     self._changed.wait()
-                return self._chosen(library, family, here)
+                return self._chosen(library, family, directory, here)
             finally:
                 self._waiting -= not patient
                 if not self._waiting:
                     self._changed.notify_all()  # those who are patient
 
     def _chosen(
-        self, library: str, family: object, here: tuple[object, ...]
+        self, library: str, family: object, directory: str, here: tuple[object, ...]
     ) -> WorkerProcess | None:
-        """Return an idle worker, that of the family if there is one; None to start a new one."""
+        """Return an idle worker, that of the family if there is one; None to start a new one.
+
+        Rather one that was told the same working directory, as the compiler may remember it: that
+        of a proof is another.
+        """
         fitting = [
             each for each in self._idle if each[1].library == library and each[1].standing == here
         ]
         if fitting:
-            of_family = [each for each in fitting if each[1].family == family]
-            spare = [each for each in fitting if each[1].family is None]
+            told = [each for each in fitting if each[1].directory in (directory, None)]
+            of_family = [each for each in told if each[1].family == family]
+            spare = [each for each in told if each[1].family is None]
             chosen = (of_family or spare or fitting)[-1]
             if of_family or spare or self._count >= self.most:
                 self._idle.remove(chosen)

@@ -97,10 +97,12 @@ class WorkerProcess:
     def __init__(self, library: str, environment: Mapping[str, str]) -> None:
         self.library = library
         self.environment = environment
-        #: Compiles done; most bytes of memory taken; the family of its precompiled headers.
+        #: Compiles done; most bytes of memory taken; the family of its precompiled headers; the
+        #: working directory that it was told last.
         self.compiles = 0
         self.peak = 0
         self.family: object = None
+        self.directory: str | None = None
         self.standing = standing()
         self._said = _said_file()
         self._process = self._start(library)
