@@ -33,6 +33,7 @@ from from_code_markdown import (
     slug,
     table,
 )
+from man_page import MAN_PAGE, man_page
 
 import kcache.errors
 from kcache.admin.prometheus import _COUNTERS, exposition
@@ -272,9 +273,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 on drift")
     check: bool = parser.parse_args().check
     old = 0
-    for page in sorted(REFERENCE.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        new = updated(text)
+    for page in (*sorted(REFERENCE.glob("*.md")), MAN_PAGE):
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        new = man_page() if page == MAN_PAGE else updated(text)
         if new != text:
             old += 1
             print(f"{page.name}: {'is not up to date' if check else 'written'}")

@@ -75,9 +75,10 @@ def sdist_names(sdist: Path) -> set[str]:
 
 def test_wheel_top_level_is_the_two_packages(wheel_names: set[str]) -> None:
     top = {name.partition("/")[0] for name in wheel_names}
-    assert top == PACKAGES | {f"kcache_cuda-{kcache.__version__}.dist-info"}
+    assert top == PACKAGES | {f"{_OURS}.dist-info", f"{_OURS}.data"}
 
 
+_OURS = f"kcache_cuda-{kcache.__version__}"
 #: Built into a wheel where there is a C compiler.
 LIBRARIES = (
     {f"kcache/dropin/lib/{name}" for name in dropin.names()}
@@ -113,7 +114,9 @@ def test_wheel_packages_are_typed(package: str, wheel_names: set[str]) -> None:
 
 def test_wheel_holds_every_source_and_nothing_else(wheel_names: set[str]) -> None:
     expected = sources(ROOT) | sources(ROOT / "backends")
-    assert {name for name in wheel_names if ".dist-info/" not in name} == expected | LIBRARIES
+    manual = {f"{_OURS}.data/data/share/man/man1/kcache.1"}
+    found = {name for name in wheel_names if ".dist-info/" not in name}
+    assert found == expected | LIBRARIES | manual
 
 
 def test_wheel_carries_the_licence(wheel: Path) -> None:

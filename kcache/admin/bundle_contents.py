@@ -27,16 +27,20 @@ class Filters(NamedTuple):
             these texts, or matches it as a pattern if that has `*` or `?` in it.
         archs: its target is one of these, such as `"sm_90"`.
         used_within: its last use was at most so many seconds ago.
+        older_than: its last use was at least so many seconds ago.
     """
 
     names: tuple[str, ...] = ()
     archs: tuple[str, ...] = ()
     used_within: float | None = None
+    older_than: float | None = None
 
 
 def is_wanted(item: Item, filters: Filters, now: float) -> bool:
     """Tell whether an item passes all filters."""
     if filters.used_within is not None and item.used < now - filters.used_within:
+        return False
+    if filters.older_than is not None and item.used > now - filters.older_than:
         return False
     if filters.archs and item.arch not in filters.archs:
         return False

@@ -48,6 +48,8 @@ KERNEL, MANIFEST, OTHER, DAMAGED, UNREADABLE = (
 )
 
 _YEAR_9999 = 253e9
+#: How an option begins that names the target.
+_TARGET = ("--gpu-architecture", "-arch")
 #: What reading an entry that nobody wrote by this library may raise.
 _FORGED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError)
 #: The latest time, in nanoseconds, and the largest size that `coldest_first` sorts by. A file
@@ -71,6 +73,7 @@ class Item(NamedTuple):
         arch: its target.
         created: seconds since the epoch, or None.
         compile_seconds: what compiling it took, or None.
+        flags: options of its compile, the target left out.
     """
 
     key: str
@@ -83,6 +86,7 @@ class Item(NamedTuple):
     arch: str = ""
     created: float | None = None
     compile_seconds: float | None = None
+    flags: tuple[str, ...] = ()
 
 
 class Opened(NamedTuple):
@@ -152,6 +156,7 @@ def describe(item: Item, metadata: Mapping[str, JSON]) -> Item:
         arch=_text(metadata.get("arch")),
         created=_number(metadata.get("created")),
         compile_seconds=_number(metadata.get("compile_seconds")),
+        flags=_flags(metadata.get("flags")),
     )
 
 
@@ -230,6 +235,13 @@ def _check_manifest(entry: Entry) -> None:
 
     for header_set in Manifest.from_entry(entry).header_sets:
         header_set.sections()
+
+
+def _flags(value: JSON) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        return ()
+    flags = filter(None, map(_text, value))
+    return tuple(flag for flag in flags if not flag.startswith(_TARGET))
 
 
 def _text(value: object) -> str:

@@ -40,6 +40,7 @@ def kernel(
     created: float = CREATED,
     seconds: float = 0.25,
     log: str = "",
+    flags: Iterable[str] = (),
     **sections: bytes,
 ) -> Entry:
     """Returns an entry as the frontend makes it, of random bytes, so that zstd can't shrink it."""
@@ -54,7 +55,7 @@ def kernel(
             "source_name": source,
             "names": names,
             "arch": arch,
-            "flags": [f"--gpu-architecture={arch}"],
+            "flags": [f"--gpu-architecture={arch}", *flags],
             "compiler": "nvrtc 12ab",
             "created": created,
         },

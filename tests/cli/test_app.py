@@ -235,3 +235,65 @@ def test_the_app_is_a_click_command(cache_directory: Path) -> None:
     result = CliRunner().invoke(app, ["config"])
     assert result.exit_code == 0
     assert "KCACHE_DIR" in result.output
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("list", "ls"), ("stat", "stats"), ("delete", "rm"), ("gc", "trim"), ("comple", "compile")],
+)
+def test_a_command_that_was_meant_is_named(typed: str, meant: str, here: Callable) -> None:
+    said = here(typed)
+    assert said.code == 2
+    assert f"No such command {typed!r}. Did you mean `kcache {meant}`?" in said.err
+
+
+def test_a_command_that_is_like_none(here: Callable) -> None:
+    said = here("xyzzy")
+    assert (said.code, "Did you mean" in said.err) == (2, False)
+    assert "No such command 'xyzzy'." in said.err
+
+
+def test_the_version_by_one_letter(here: Callable) -> None:
+    assert here("-V").out == here("--version").out
+
+
+# -- completion ------------------------------------------------------------------------------------
+
+
+def _completed(words: str, shell: str = "bash", **environment: str) -> list[str]:
+    """Returns what a shell is told at the end of `words`."""
+    told = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "kcache"],
+        env={**os.environ, **told, **environment, "_KCACHE_COMPLETE": f"{shell}_complete"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_commands_and_keys_are_completed(cache_directory: Path) -> None:
+    names = sorted(key(n, "ab" if n < 2 else "cd") for n in range(3))
+    fill(cache_directory, {name: kernel() for name in names})
+    assert "plain,stats" in _completed("kcache st")
+    assert "plain,--name" in _completed("kcache ls --na")
+    for command in ("show", "extract", "rm"):
+        found = _completed(f"kcache {command} ab")
+        assert sorted(found) == [f"plain,{name[:12]}" for name in names[:2]]
+    assert _completed("kcache show cd", "zsh")[2:] == ["sm_90", "axpy.cu"]
+    assert _completed("kcache rm ef") == []
+
+
+def test_completion_is_silent_where_something_is_wrong(
+    tmp_path: Path, cache_directory: Path
+) -> None:
+    assert _completed("kcache show ab") == []
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "a.jpg").touch()
+    assert _completed("kcache show ab", KCACHE_DIR=str(folder)) == []
+    assert _completed("kcache show ab", KCACHE_MAX_SIZE="5GiGs") == []
+    assert sorted(path.name for path in folder.iterdir()) == ["a.jpg"]

@@ -296,3 +296,60 @@ def test_ten_thousand_entries_are_listed_without_holding_their_payloads(
     assert len([line for line in lines if b"axpy.cu" in line]) == 10_000
     assert int(grown) < 60_000  # KiB; the payloads are 200 MB
     assert len(held(cache_directory)) == 10_000
+
+
+# -- filters ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("--name", "k<int>"), [A]),
+        (("--name", "?.cu"), [B, C]),
+        (("--name", "b.cu", "--name", "k<"), [A, B]),
+        (("--arch", "sm_80"), [B]),
+        (("--arch", "sm_80", "--name", "c.cu"), []),
+        (("--older-than", "1000d"), []),
+        (("--used-within", "9000d"), [A, B, C]),
+    ],
+)
+def test_filters(options: tuple[str, ...], wanted: list[str], filled: Path, here: Callable) -> None:
+    found = {row["key"] for row in rows(here("ls", "--json", *options).out)}
+    assert found == set(wanted)
+    assert {row["key"] for row in rows(here("ls", "--json", "--all", *options).out)} == set(wanted)
+
+
+def test_filters_by_age(filled: Path, here: Callable, backend: str) -> None:
+    age(filled, A, 5 * 86400) if backend == "file" else pytest.skip("ages are those of files")
+    assert [row["key"] for row in rows(here("ls", "--json", "--older-than", "2d").out)] == [A]
+    assert A not in here("ls", "--json", "--used-within", "2d").out
+    assert "no kernel fits" in here("ls", "--older-than", "9d").err
+    assert here("ls", "--older-than", "soon").code == 2
+
+
+def test_options_that_differ_are_shown(cache_directory: Path, here: Callable) -> None:
+    one, two = kernel(flags=["-DN=1", "-w"]), kernel(flags=["-DN=2", "-w"])
+    fill(cache_directory, {A: one, B: two, C: kernel(arch="sm_80", flags=["-DN=3"])})
+    lines = here("ls").out.splitlines()[1:]
+    assert sorted(line.partition("axpy.cu")[2] for line in lines) == ["", "  [-DN=1]", "  [-DN=2]"]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])
+def test_a_narrow_terminal_keeps_the_name_readable(
+    columns: int, cache_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kcache.cli import listing
+    from kcache.nvrtc.inventory import Item
+
+    monkeypatch.setattr(listing, "width", lambda: columns)
+    monkeypatch.setattr(listing, "fit", lambda text: text)
+    source = "/home/somebody/projects/thing/src/kernels/reduce_rows.cu"
+    item = Item(A, 123_456, 1e9, "kernel", "", source, ("rows<float>",), "sm_90a", 1e9, 1.5)
+    head, line = listing.listing([item], 8, 2e9).splitlines()
+    assert head.split()[0] == "KEY"
+    assert head.split()[-2:] == ["ARCH", "KERNEL"]
+    shown = source if columns == 200 else "reduce_rows.cu"
+    assert line.endswith(f"  {shown}: rows<float>")
+    if columns >= 60:
+        assert line.index("reduce_rows.cu") + 24 <= columns
+    assert ("COMPILE" in head) == (columns >= 80)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from cli.helpers import (
     held,
     kernel,
     key,
+    manifest,
     nobodys_directory,
     recency,
 )
@@ -288,3 +290,33 @@ def test_compile_works_with_every_backend(work: Path, here: Callable, backend: s
         said = here("compile", "axpy.cu", "--arch", "sm_90", "--name", "axpy<float>")
         assert said.code == 0, said.err
         assert said.err.startswith(f"kcache: {outcome}")
+
+
+# -- rm by filters, and JSON -----------------------------------------------------------------------
+
+
+def test_rm_by_filters(cache_directory: Path, here: Callable) -> None:
+    one, two, three = key(1), key(2), key(3)
+    fill(
+        cache_directory,
+        {one: kernel(arch="sm_80"), two: kernel(source="b.cu"), three: manifest()},
+    )
+    said = json.loads(here("rm", "--arch", "sm_80", "--dry-run", "--json").out)
+    assert (said["dry_run"], said["keys"], said["entries"]) == (True, [one], 1)
+    assert set(held(cache_directory)) == {one, two, three}
+    assert here("rm", "--arch", "sm_80").out.startswith("deleted 1 entry, ")
+    assert set(held(cache_directory)) == {two, three}
+    assert here("rm", "--name", "nothing").out == "deleted 0 entries, 0 B\n"
+    assert here("rm", "--name", "b.cu", two).code == 2
+    assert set(held(cache_directory)) == {two, three}
+
+
+def test_what_they_say_as_json(cache_directory: Path, here: Callable) -> None:
+    for command in (("trim",), ("clear", "--yes")):
+        assert json.loads(here(*command, "--json").out)["entries"] == 0  # no cache yet
+    fill(cache_directory, {key(n): kernel() for n in range(4)})
+    said = json.loads(here("trim", "--max-size", "0", "--dry-run", "--json").out)
+    assert (said["dry_run"], said["entries"]) == (True, 4)
+    assert said["bytes"] > 4000
+    assert json.loads(here("rm", key(1), "--json").out)["keys"] == [key(1)]
+    assert json.loads(here("clear", "--yes", "--json").out)["entries"] == 3

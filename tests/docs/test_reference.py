@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -170,3 +172,16 @@ def _is_there(path: str) -> bool:
             found = getattr(found, name)
         return True
     return False
+
+
+def test_the_manual_page_is_up_to_date_and_well_formed(
+    from_code: ModuleType, tmp_path: Path
+) -> None:
+    page: Path = from_code.MAN_PAGE
+    assert page.read_text(encoding="utf-8") == from_code.man_page()
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed")
+    done = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", "-z", str(page)], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -17,7 +17,7 @@ from kcache.cli.open_cache import (
     open_cache,
     open_existing,
 )
-from kcache.cli.terminal import columns, counted, fit, plain, say, show, spinner
+from kcache.cli.terminal import counted, plain, say, show, spinner
 from kcache.util.units import format_size
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def bundle() -> None:
     help="Leave out when each kernel was compiled and how long that took, so that equal kernels of "
     "two builds make equal files.",
 )
+@json_option("object")
 @directory_option
 def export(
     *,
@@ -79,6 +80,7 @@ def export(
     name: tuple[str, ...],
     used_within: str | None,
     reproducible: bool,
+    as_json: bool,
     directory: str | None,
 ) -> None:
     """Write kernels into a bundle.
@@ -102,17 +104,21 @@ def export(
             used_within=used_within,
             reproducible=reproducible,
         )
-    _tell_export(done, output)
+    _tell_export(done, output, as_json=as_json)
 
 
-def _tell_export(done: Exported, output: str) -> None:
+def _tell_export(done: Exported, output: str, *, as_json: bool) -> None:
     for item in done.left_out[:_NAMED]:
         say(f"left out: {item.kind} entry {item.key[:SHORT]}: {plain(item.problem)}")
     if len(done.left_out) > _NAMED:
         say(f"left out: {len(done.left_out) - _NAMED} more")
     kernels = counted(done.kernels, "kernel", "kernels")
     line = f"{kernels} and {counted(done.manifests, 'manifest', 'manifests')}"
-    if output == "-":
+    if as_json:
+        left_out = [{"key": item.key, "problem": item.problem} for item in done.left_out]
+        text = json.dumps({**done._asdict(), "left_out": left_out}, indent=2)
+        click.echo(text, err=output == "-")
+    elif output == "-":
         say(f"{line}, {format_size(done.size)}")
     else:
         show(f"{line} in {plain(output)}, {format_size(done.size)}")
@@ -122,8 +128,9 @@ def _tell_export(done: Exported, output: str) -> None:
 
 @bundle.command("import", short_help="Put a bundle's kernels into the cache.")
 @_file
+@json_option("object")
 @directory_option
-def import_(*, file: str, directory: str | None) -> None:
+def import_(*, file: str, as_json: bool, directory: str | None) -> None:
     """Put the kernels of a bundle into the cache. FILE can be `-`, standard input.
 
     The whole bundle is checked before the first kernel is written: a damaged one changes nothing.
@@ -135,7 +142,10 @@ def import_(*, file: str, directory: str | None) -> None:
     source = _stdin() if file == "-" else file
     with open_cache(directory) as cache, spinner("reading"):
         done = import_bundle(cache, source)
-    show(f"{counted(done.added)} added, {done.present} were there, {done.merged} merged")
+    if as_json:
+        show(json.dumps(done._asdict(), indent=2))
+    else:
+        show(f"{counted(done.added)} added, {done.present} were there, {done.merged} merged")
     if done.other_version:
         say(f"warning: {counted(done.other_version)} of another version of kcache: left out")
     if done.no_room:
@@ -159,35 +169,23 @@ def list_(*, file: str, everything: bool, as_json: bool) -> None:
     if as_json:
         show(json.dumps([_item_json(item) for item in found], indent=2))
     elif found:
-        show(fit(_table(found)))
+        show(_table(found))
     else:
         say("there are no kernels")
 
 
 def _item_json(item: Item) -> dict[str, object]:
-    from kcache.cli.commands.ls import item_json
+    from kcache.cli.listing import item_json
 
     return {name: value for name, value in item_json(item).items() if name != "last_use"}
 
 
 def _table(found: list[Item]) -> str:
-    from kcache.cli.commands.ls import what_it_is
+    from kcache.cli.listing import listing
     from kcache.nvrtc.inventory import unique_length
-    from kcache.util.units import format_age, format_time
 
-    digits, now = unique_length(item.key for item in found), time.time()
-    rows = [
-        (
-            item.key[:digits],
-            format_size(item.size),
-            "-" if item.created is None else format_age(now - item.created),
-            "-" if item.compile_seconds is None else format_time(item.compile_seconds),
-            plain(item.arch) or "-",
-            what_it_is(item),
-        )
-        for item in found
-    ]
-    return columns([("KEY", "SIZE", "AGE", "COMPILE", "ARCH", "KERNEL"), *rows])
+    digits = unique_length(item.key for item in found)
+    return listing(found, digits, time.time(), used=False)
 
 
 @bundle.command("verify", short_help="Read and check all of a bundle.")

@@ -1,43 +1,105 @@
-"""`kcache rm`: single entries, deleted by their keys."""
+"""`kcache rm`: entries, deleted by their keys or by what they are."""
 
 from __future__ import annotations
 
+import json
+import time
+from typing import TYPE_CHECKING
+
 import click
 
-from kcache.cli.keys import SHORT, key_prefix, resolve
-from kcache.cli.open_cache import directory_option, may_write, open_existing
+from kcache.admin.bundle_contents import Filters, is_wanted
+from kcache.cli.filters import filter_options, filters_of
+from kcache.cli.keys import SHORT, complete_keys, key_prefix, resolve
+from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
 from kcache.cli.terminal import counted, say, show
 from kcache.engine.journal import DELETED
+from kcache.nvrtc import PRODUCER
+from kcache.nvrtc.inventory import KERNEL, items
 from kcache.util.units import format_size
+
+if TYPE_CHECKING:
+    from kcache import KernelCache
 
 __all__ = ["remove"]
 
 
 @click.command("rm", short_help="Delete single entries.")
-@click.argument("keys", metavar="KEY...", nargs=-1, required=True, type=key_prefix)
+@click.argument("keys", metavar="[KEY]...", nargs=-1, type=key_prefix, shell_complete=complete_keys)
+@filter_options
+@click.option("-n", "--dry-run", is_flag=True, help="Say what would be deleted; change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Accepted as by `clear`. The command never asks.")
+@json_option("object")
 @directory_option
-def remove(*, keys: tuple[str, ...], yes: bool, directory: str | None) -> None:
-    """Delete the entries KEY. Each KEY is the first digits of a key that `kcache ls` shows.
+def remove(
+    *,
+    keys: tuple[str, ...],
+    name: tuple[str, ...],
+    arch: tuple[str, ...],
+    used_within: str | None,
+    older_than: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    directory: str | None,
+) -> None:
+    """Delete the entries KEY, or the kernels that fit the options.
 
-    If a KEY fits no entry or several entries, nothing is deleted.
+    Each KEY is the first digits of a key that `kcache ls` shows. If a KEY fits no entry or several
+    entries, nothing is deleted. A kernel has to fit each kind of option. `kcache ls` with the same
+    options shows which kernels fit.
     """
     del yes
-    may_write("rm")
-    cache = open_existing(directory, read_only=False)
+    filters = filters_of(name, arch, used_within, older_than)
+    if bool(keys) == (filters != Filters()):
+        raise click.UsageError("Give either keys, or options that say which kernels to delete.")
+    if not dry_run:
+        may_write("rm")
+    cache = open_existing(directory, read_only=dry_run)
     if cache is None:
         resolve(None, keys)
+        _tell([], 0, dry_run=dry_run, as_json=as_json)
         return
     with cache:
-        backend = cache.engine.backend
-        found = resolve(backend, keys)
-        count = freed = 0
-        for info in found:
-            size = backend.delete(info.key)
-            count += size > 0
-            freed += size
+        if keys:
+            found = resolve(cache.engine.backend, keys)
+            sizes = {info.key: info.size for info in found}
+        else:
+            sizes = _fitting(cache, filters)
+        deleted: list[str] = []
+        freed = 0
+        for key, known in sizes.items():
+            size = known if dry_run else _delete(cache, key)
             if size:
-                cache.engine.journal.note(DELETED, info.key)
+                deleted.append(key)
+                freed += size
             else:
-                say(f"{info.key[:SHORT]} was deleted meanwhile")
-    show(f"deleted {counted(count)}, {format_size(freed)}")
+                say(f"{key[:SHORT]} was deleted meanwhile")
+    _tell(deleted, freed, dry_run=dry_run, as_json=as_json)
+
+
+def _fitting(cache: KernelCache, filters: Filters) -> dict[str, int]:
+    """Return the keys and sizes of the kernels that fit."""
+    now = time.time()
+    return {
+        item.key: item.size
+        for item in items(cache.engine.backend, PRODUCER)
+        if item.kind == KERNEL and is_wanted(item, filters, now)
+    }
+
+
+def _delete(cache: KernelCache, key: str) -> int:
+    """Delete an entry; return its bytes, 0 if it was gone."""
+    size = cache.engine.backend.delete(key)
+    if size:
+        cache.engine.journal.note(DELETED, key)
+    return size
+
+
+def _tell(deleted: list[str], freed: int, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        what = {"dry_run": dry_run, "keys": deleted, "entries": len(deleted), "bytes": freed}
+        show(json.dumps(what, indent=2))
+        return
+    done = "would delete" if dry_run else "deleted"
+    show(f"{done} {counted(len(deleted))}, {format_size(freed)}")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.commands.ls import item_json
 from kcache.cli.keys import SHORT, key_argument, open_entry
+from kcache.cli.listing import item_json
 from kcache.cli.open_cache import directory_option, json_option
 from kcache.cli.terminal import columns, counted, plain, show
 from kcache.errors import CorruptEntryError

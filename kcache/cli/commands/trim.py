@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import click
 
 from kcache import KernelCache
-from kcache.cli.open_cache import directory_option, may_write, open_existing
+from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
 from kcache.cli.terminal import counted, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
@@ -27,9 +28,15 @@ __all__ = ["trim"]
     help="Evict entries that nobody has used for AGE, such as 12h, 30d or 2w.",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be evicted; change nothing.")
+@json_option("object")
 @directory_option
 def trim(
-    *, max_size: str | None, older_than: str | None, dry_run: bool, directory: str | None
+    *,
+    max_size: str | None,
+    older_than: str | None,
+    dry_run: bool,
+    as_json: bool,
+    directory: str | None,
 ) -> None:
     """Evict the entries that were used least recently.
 
@@ -43,7 +50,10 @@ def trim(
     size = None if max_size is None else parse_size(max_size, name="--max-size")
     cache = open_existing(directory, read_only=dry_run)
     if cache is None:
-        show("nothing to evict: nothing has been cached yet")
+        if as_json:
+            show(_json(0, 0, dry_run=dry_run))
+        else:
+            show("nothing to evict: nothing has been cached yet")
         return
     with cache:
         if dry_run:
@@ -54,7 +64,14 @@ def trim(
             count, freed = stats.evictions, stats.bytes_evicted
             if stats.errors:
                 raise BackendError(f"only {counted(count)} evicted: see the warnings above")
-    show(f"{'would evict' if dry_run else 'evicted'} {counted(count)}, {format_size(freed)}")
+    if as_json:
+        show(_json(count, freed, dry_run=dry_run))
+    else:
+        show(f"{'would evict' if dry_run else 'evicted'} {counted(count)}, {format_size(freed)}")
+
+
+def _json(count: int, freed: int, *, dry_run: bool) -> str:
+    return json.dumps({"dry_run": dry_run, "entries": count, "bytes": freed}, indent=2)
 
 
 def _preview(cache: KernelCache, size: int | None, age: float | None) -> tuple[int, int]:
