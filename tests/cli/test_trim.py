@@ -38,9 +38,9 @@ def filled(directory: Path, backend: str = "file", count: int = 10) -> list[str]
 
 def counts(text: str) -> int:
     """Return how many entries a message says went."""
-    found = re.fullmatch(r"(?:would evict|evicted) (\d+) entr(?:y|ies), \d.*\n", text)
+    found = re.fullmatch(r"(?:would evict|evicted) ([\d,]+) entr(?:y|ies), \d.*\n", text)
     assert found, text
-    return int(found[1])
+    return int(found[1].replace(",", ""))
 
 
 # -- trim ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kcache.cli.listing import item_json, listing
 from kcache.cli.open_cache import directory_option, json_option, open_existing
 from kcache.cli.terminal import say, show
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import MANIFEST, Item, items, unique_length
+from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items, unique_length
 
 __all__ = ["list_entries"]
 
@@ -76,7 +76,8 @@ def list_entries(
                 keys.append(item.key)
                 if not everything and item.kind == MANIFEST:
                     continue
-                if filters == Filters() or is_wanted(item, filters, now):
+                fits = item.kind == KERNEL and is_wanted(item, filters, now)
+                if fits or filters == Filters():
                     rows.append(item)
             digits = unique_length(keys)
     _sort(rows, sort, reverse)
