@@ -99,7 +99,7 @@ def test_what_exists_is_right(line: str) -> None:
         ("kcache run --nonsense pytest", "kcache run has no option --nonsense"),
         ("kcache server nonsense", "no command kcache server nonsense"),
         ("kcache server stop --json", "kcache stop has no option --json"),
-        ("kcache ls --older-than 3d", "kcache ls has no option --older-than"),
+        ("kcache ls --prefer-old 3d", "kcache ls has no option --prefer-old"),
         ("kcache trim [--older-then AGE]", "no option --older-then"),
         ("kcache info -x", "no option -x"),
         ("tox -e nonsense", "no environment nonsense"),
