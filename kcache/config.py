@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.errors import ConfigError
 from kcache.util.record import Record
-from kcache.util.units import parse_size
+from kcache.util.units import parse_flag, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,6 @@ __all__ = [
     "Config",
     "Setting",
     "COMPILER_VARIABLES",
-    "aside",
     "compiler_variables",
     "default_cache_directory",
     "library_hints",
@@ -41,25 +41,9 @@ DEFAULT_WAIT = 300.0
 
 #: 1 EiB, in place of any larger cap: no file system has more, and sums of sizes stay below 2**63.
 _MOST_BYTES = 1 << 60
-#: A longer wait overflows the operating system's.
-_MOST_SECONDS = 1e6 + 1
-_TRUE = frozenset(("1", "true", "yes", "on"))
-_FALSE = frozenset(("0", "false", "no", "off", ""))
 HEADER_CHECKS = ("always", "once")
 RELOCATIONS = ("lazy", "eager")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-
-
-def _parse_flag(value: str | bool, *, name: str) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        text = value.strip().lower()
-        if text in _TRUE or text in _FALSE:
-            return text in _TRUE
-    raise ConfigError(
-        f"{name}={value!r} is not allowed; allowed: 1, true, yes, on, 0, false, no, off"
-    )
 
 
 def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
@@ -73,40 +57,11 @@ def _parse_cap(value: str | int, *, name: str) -> int:
     return min(parse_size(value, name=name, least=1), _MOST_BYTES)
 
 
-def _parse_header_check(value: str, *, name: str) -> str:
-    return _parse_choice(value, name=name, allowed=HEADER_CHECKS)
-
-
-def _parse_relocation(value: str, *, name: str) -> str:
-    return _parse_choice(value, name=name, allowed=RELOCATIONS)
-
-
-def _parse_wait(value: str | float, *, name: str) -> float:
-    try:
-        seconds = float(value) if not isinstance(value, bool) else -1.0
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 <= seconds < _MOST_SECONDS:
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds, 0 to 1,000,000")
-    return seconds
-
-
 def _parse_workers(value: str | int, *, name: str) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not (text.isascii() and text.isdecimal() and len(text) < 5):
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: a number of processes from 0")
     return int(text)
-
-
-def _parse_timeout(value: str | float, *, name: str) -> float:
-    seconds = _parse_wait(value, name=name)
-    if seconds == 0:
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds above 0")
-    return seconds
-
-
-def _parse_level(value: str, *, name: str) -> str:
-    return _parse_choice(value, name=name, allowed=LOG_LEVELS)
 
 
 def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
@@ -221,7 +176,7 @@ VARIABLES: tuple[Variable, ...] = (
         "read_only",
         "1 or 0",
         "Use the entries that are there, and write nothing.",
-        _parse_flag,
+        parse_flag,
         False,
     ),
     Variable(
@@ -229,7 +184,7 @@ VARIABLES: tuple[Variable, ...] = (
         "disable",
         "1 or 0",
         "Compile every time, and neither read nor write the cache.",
-        _parse_flag,
+        parse_flag,
         False,
     ),
     Variable(
@@ -237,7 +192,7 @@ VARIABLES: tuple[Variable, ...] = (
         "recache",
         "1 or 0",
         "Compile every time, and replace the entries that are there.",
-        _parse_flag,
+        parse_flag,
         False,
     ),
     Variable(
@@ -245,7 +200,7 @@ VARIABLES: tuple[Variable, ...] = (
         "header_check",
         "always or once",
         "Check the headers on every request, or once per process.",
-        _parse_header_check,
+        partial(_parse_choice, allowed=HEADER_CHECKS),
         "always",
     ),
     Variable(
@@ -254,7 +209,7 @@ VARIABLES: tuple[Variable, ...] = (
         "lazy or eager",
         "When to prove that a kernel does not depend on where its headers lie: when a second "
         "location asks for it, or in the background after its first compile.",
-        _parse_relocation,
+        partial(_parse_choice, allowed=RELOCATIONS),
         "lazy",
     ),
     Variable(
@@ -262,7 +217,7 @@ VARIABLES: tuple[Variable, ...] = (
         "wait",
         "seconds; 0 waits for nobody",
         "The time limit of a wait while another thread or process compiles the same kernel.",
-        _parse_wait,
+        parse_seconds,
         DEFAULT_WAIT,
     ),
     Variable(
@@ -278,7 +233,7 @@ VARIABLES: tuple[Variable, ...] = (
         "compile_timeout",
         "seconds",
         "The time limit of one compile.",
-        _parse_timeout,
+        partial(parse_seconds, zero=False),
         None,
     ),
     Variable(
@@ -310,7 +265,7 @@ VARIABLES: tuple[Variable, ...] = (
         "log",
         "debug, info, warning or error",
         "Log messages of this level and above to standard error.",
-        _parse_level,
+        partial(_parse_choice, allowed=LOG_LEVELS),
         None,
     ),
 )
@@ -375,13 +330,6 @@ class Config(Record):
                 settings[variable.setting] = Setting(variable.default, "default")
         return cls(**settings)
 
-    def set_aside(self) -> Iterator[tuple[str, str]]:
-        """Yield which settings have the cache not looked into, and a clause about it."""
-        for setting, name in ((self.disable, "disable"), (self.recache, "recache")):
-            if setting.value:
-                given = name if setting.source == "argument" else setting.source
-                yield aside(name, f"{given} is set")
-
 
 def _from_variable(
     variable: Variable, text: str, complain: Callable[[str], object] | None
@@ -397,13 +345,6 @@ def _from_variable(
         effect = "this process caches in memory alone" if nowhere else "the default is used"
         complain(f"{error}. Until then {effect}")
     return Setting(variable.default, variable.name if nowhere else "default")
-
-
-def aside(setting: str, given: str) -> tuple[str, str]:
-    """Return the cause of a miss that `disable` or `recache` is, and a clause about it."""
-    if setting == "disable":
-        return "disabled", f"{given}: the cache is neither read nor written"
-    return "recache", f"{given}: everything is compiled, and replaces what is there"
 
 
 def default_cache_directory() -> Path:

@@ -306,7 +306,7 @@ class KernelCache:
         The arguments and errors are those of `get_or_compile`. The call compiles nothing, changes
         nothing, and is neither counted nor recorded. It may read the metadata of every entry.
         """
-        from kcache.admin.explain import explain
+        from kcache.admin.explain import explain, set_aside
 
         request = self._requests.make(
             source,
@@ -317,7 +317,7 @@ class KernelCache:
             source_name=source_name,
             record=False,
         )
-        aside, checked = self.config.set_aside(), self._finder.checked(request)
+        aside, checked = set_aside(self.config), self._finder.checked(request)
         return explain(self.engine, request, set_aside=aside, checked=checked)
 
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:

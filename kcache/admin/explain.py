@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from kcache.admin.miss_causes import Explanation, Facts, Near, SetFacts, Slot, any_good, causes
+from kcache.admin.miss_causes import (
+    Explanation,
+    Facts,
+    Near,
+    SetFacts,
+    Slot,
+    any_good,
+    aside,
+    causes,
+    set_aside,
+)
 from kcache.admin.request_diff import Cause, contrast
 from kcache.backend import EntryInfo
 from kcache.errors import BackendError, CorruptEntryError
@@ -23,7 +33,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
-__all__ = ["Cause", "Explanation", "Near", "explain"]
+__all__ = ["Cause", "Explanation", "Near", "aside", "explain", "set_aside"]
 
 
 def explain(
@@ -47,9 +57,9 @@ def explain(
         digests: of files, as far as they are known.
         checked: key of the kernel, where the headers are not looked at again.
     """
-    aside = tuple(set_aside)
+    clauses = tuple(set_aside)
     about = RequestSummary.of(request)
-    facts = Facts(about, Slot(request.key), request.self_contained, aside)
+    facts = Facts(about, Slot(request.key), request.self_contained, clauses)
     facts = facts._replace(uncacheable=request.uncacheable() or "", absent=engine is None)
     if engine is None:
         return causes(facts._replace(unusable=unusable))

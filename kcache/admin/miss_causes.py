@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,9 +13,20 @@ from kcache.nvrtc.metadata import RequestSummary
 from kcache.util.units import local_time
 
 if TYPE_CHECKING:
+    from kcache.config import Config
     from kcache.engine.journal import Event
 
-__all__ = ["Explanation", "Facts", "Near", "SetFacts", "Slot", "any_good", "causes"]
+__all__ = [
+    "Explanation",
+    "Facts",
+    "Near",
+    "SetFacts",
+    "Slot",
+    "any_good",
+    "aside",
+    "causes",
+    "set_aside",
+]
 
 #: Clauses of one kind that a sentence holds.
 _TOLD = 2
@@ -41,6 +52,21 @@ _DIFFERENCES = {
     "called": ("source_name", "the source was called {}, and its output may show that"),
     "root": ("include_path", "the include directories are others"),
 }
+
+
+def set_aside(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield which settings have the cache not looked into, and a clause about each."""
+    for setting, name in ((config.disable, "disable"), (config.recache, "recache")):
+        if setting.value:
+            given = name if setting.source == "argument" else setting.source
+            yield aside(name, f"{given} is set")
+
+
+def aside(setting: str, given: str) -> tuple[str, str]:
+    """Return the cause of a miss that `disable` or `recache` is, and a clause about it."""
+    if setting == "disable":
+        return "disabled", f"{given}: the cache is neither read nor written"
+    return "recache", f"{given}: everything is compiled, and replaces what is there"
 
 
 class Slot(NamedTuple):

@@ -1,4 +1,4 @@
-"""Units: sizes, spans of time and moments, as people write and read them."""
+"""Units: sizes, spans of time, moments and switches, as people write and read them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ __all__ = [
     "format_time",
     "local_time",
     "parse_age",
+    "parse_flag",
+    "parse_seconds",
     "parse_size",
 ]
 
@@ -31,6 +33,10 @@ _SIZE_UNITS = {"": 1, "B": 1} | {
 _SIZE = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
 #: Far more than any size has; Python refuses to convert thousands.
 _MAX_DIGITS = 100
+#: A longer wait overflows the operating system's.
+_MOST_SECONDS = 1e6 + 1
+_TRUE = frozenset(("1", "true", "yes", "on"))
+_FALSE = frozenset(("0", "false", "no", "off", ""))
 _AGE_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 #: From which number of seconds on a unit is read more easily than the one before.
 _SHOWN = ((86400 * 2, 86400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
@@ -106,6 +112,40 @@ def parse_age(value: float | str, *, name: str = "age") -> float:
             '(s, min, h, d, w), such as "12h" or "30d"'
         )
     return seconds
+
+
+def parse_seconds(value: str | float, *, name: str, zero: bool = True) -> float:
+    """Return a time limit in seconds; with `zero` false, one above 0.
+
+    Raises:
+        ConfigError: the value is no such limit.
+    """
+    try:
+        seconds = float(value) if not isinstance(value, bool) else -1.0
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < _MOST_SECONDS:
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds, 0 to 1,000,000")
+    if seconds == 0 and not zero:
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds above 0")
+    return seconds
+
+
+def parse_flag(value: str | bool, *, name: str) -> bool:
+    """Return whether a switch is on.
+
+    Raises:
+        ConfigError: the value is neither a bool nor text such as `"1"` or `"off"`.
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        text = value.strip().lower()
+        if text in _TRUE or text in _FALSE:
+            return text in _TRUE
+    raise ConfigError(
+        f"{name}={value!r} is not allowed; allowed: 1, true, yes, on, 0, false, no, off"
+    )
 
 
 def format_age(seconds: float) -> str:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.explain import Explanation, explain
+from kcache.admin.explain import Explanation, aside, explain, set_aside
 from kcache.cli.compile_arguments import CompileArguments, NvccCommand, compile_options
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import directory_option, json_option, named_directory, open_existing
 from kcache.cli.terminal import columns, plain, show
-from kcache.config import Config, aside
+from kcache.config import Config
 from kcache.errors import BackendError
 from kcache.kernels.request_factory import Requests
 from kcache.util.units import format_age, local_time
@@ -80,7 +80,7 @@ def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str |
 
 def _set_aside(asked: CompileArguments, settings: Config) -> Iterator[tuple[str, str]]:
     """Yield which options, else settings, have the cache not looked into, and a clause of each."""
-    found = dict(settings.set_aside())
+    found = dict(set_aside(settings))
     if asked.no_cache:
         found |= [aside("disable", "--no-cache")]
     if asked.recache:
