@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 from kcache.errors import ConfigError
 from kcache.remote import protocol
 from kcache.remote.agent_setup import Setup
+from kcache.remote.channel import Channel
 from kcache.remote.counts import Counts, save_counts, saved_counts
 from kcache.remote.protocol import Found, ProtocolError, Upload, key_in, number_in, seconds_in
 from kcache.remote.seal import make_sealer
 from kcache.remote.tier import Tier
 from kcache.remote.uploads import Uploads
 from kcache.util import log
-from kcache.util.wire import WireError, receive, send
+from kcache.util.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,8 +45,6 @@ LINGER = 60.0
 MAX_CONNECTIONS = 1024
 #: Seconds for the rest of a message once it has begun, and for a program to take an answer.
 MESSAGE_TIMEOUT = 60.0
-#: Bytes that the kernel takes at once; net.core.wmem_max may be less.
-SEND_BUFFER = 1 << 20
 #: Seconds between two looks whether the agent is still needed, and can still be found.
 LOOK_EVERY = 1.0
 #: Seconds between two times that the counts are written down.
@@ -165,17 +164,9 @@ class Agent:
         """Answer one program until it hangs up, and give its leases back then."""
         leases: set[tuple[str, str]] = set()
         try:
-            connection.setblocking(True)
-            poll = select.poll()
-            poll.register(connection, select.POLLIN)
-            # Read and written with a time limit for each piece, which the kernel keeps; and most
-            # kernels go at once, so that the program wakes up once.
-            _limit(connection)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            channel = Channel(connection, MESSAGE_TIMEOUT)
             while True:
-                poll.poll()
-                question = receive(connection.fileno(), most=protocol.MAX_MESSAGE)
-                send(connection.fileno(), self._answer(question, leases))
+                channel.send(self._answer(channel.next(), leases))
         except (WireError, OSError, ProtocolError) as error:
             log.debug("a program is gone: %s", error)
         except Exception as error:
@@ -314,13 +305,6 @@ class Agent:
                 if tier.renew(*lease, LEASE_SECONDS) is False:
                     with self._lock:  # lost: at worst, somebody else compiles it, too
                         self._leases.pop(lease, None)
-
-
-def _limit(connection: socket.socket) -> None:
-    """Have the kernel end reads and writes of a connection that take too long."""
-    limit = struct.pack("ll", int(MESSAGE_TIMEOUT), 0)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def _inode(path: str) -> tuple[int, int] | None:

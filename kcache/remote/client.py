@@ -6,9 +6,6 @@ question.
 
 from __future__ import annotations
 
-import os
-import select
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,13 +13,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kcache.remote import protocol
+from kcache.remote.channel import Channel
 from kcache.remote.protocol import Found, ProtocolError
 from kcache.remote.store import RemoteError
 from kcache.util import log
 from kcache.util.forks import after_fork
-from kcache.util.wire import WireError, receive, send
+from kcache.util.wire import WireError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping, Sequence
 
     from kcache.remote.agent_setup import Setup
@@ -45,56 +44,12 @@ class Lease:
     The agent renews it as long as the connection lives, so it ends with this process.
     """
 
-    def __init__(self, connection: _Connection, key: str, token: str) -> None:
+    def __init__(self, connection: Channel, key: str, token: str) -> None:
         self.connection = connection
         self.key = key
         self.token = token
         #: Whether it was given back, or was handed over with an upload.
         self.ended = False
-
-
-class _Connection:
-    """A connection to the agent. Used by one thread at a time."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._deadline = 0.0
-
-    def ask(self, fields: Sequence[bytes], deadline: float) -> list[bytes]:
-        """Return the answer to a question; raises OSError (also when it is too late), WireError."""
-        self._deadline = deadline
-        fd = self._socket.fileno()
-        send(fd, fields, self._write)
-        return receive(fd, self._read, protocol.MAX_MESSAGE)
-
-    def _wait(self, fd: int, event: int) -> None:
-        poll = select.poll()
-        poll.register(fd, event)
-        left = self._deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1e3):
-            raise TimeoutError("the agent did not answer in time")
-
-    def _write(self, fd: int, data: memoryview) -> int:
-        while True:
-            try:
-                return os.write(fd, data)
-            except BlockingIOError:
-                self._wait(fd, select.POLLOUT)
-
-    def _read(self, fd: int, size: int) -> bytes:
-        while True:
-            try:
-                return os.read(fd, size)
-            except BlockingIOError:
-                self._wait(fd, select.POLLIN)
-
-    def close(self) -> None:
-        """Hang up."""
-        with suppress(OSError):
-            self._socket.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class Client:
@@ -127,7 +82,7 @@ class Client:
         self.timeout = PATIENCE + sum(a.connect_timeout + a.timeout for a in setup.addresses)
         self._connect = connect
         self._clock = clock
-        self._kept: list[_Connection] = []
+        self._kept: list[Channel] = []
         self._lock = threading.Lock()
         #: Until then it is useless to look for anything; until then the agent is not asked at all.
         self.nothing_until = 0.0
@@ -227,7 +182,7 @@ class Client:
         return None if connection is None else self._ask_and_keep(connection, question, more)
 
     def _ask_and_keep(
-        self, connection: _Connection, question: Sequence[bytes], more: float
+        self, connection: Channel, question: Sequence[bytes], more: float
     ) -> list[bytes] | None:
         try:
             return self._asked(connection, question, more)
@@ -236,10 +191,10 @@ class Client:
             return None
 
     def _asked(
-        self, connection: _Connection, question: Sequence[bytes], more: float
+        self, connection: Channel, question: Sequence[bytes], more: float
     ) -> list[bytes] | None:
         try:
-            answer = connection.ask(question, time.monotonic() + self.timeout + more)
+            answer = connection.ask(question, self.timeout + more)
         except TimeoutError as error:
             connection.close()
             self._failed(error)
@@ -250,24 +205,24 @@ class Client:
         self._keep(connection, answer)
         return answer
 
-    def _ask_on(self, connection: _Connection, question: Sequence[bytes]) -> list[bytes] | None:
+    def _ask_on(self, connection: Channel, question: Sequence[bytes]) -> list[bytes] | None:
         """Return the answer on a connection that the caller keeps or closes."""
         try:
-            return connection.ask(question, time.monotonic() + self.timeout)
+            return connection.ask(question, self.timeout)
         except (OSError, WireError) as error:
             self._failed(error)
             return None
 
-    def _connection(self) -> _Connection | None:
+    def _connection(self) -> Channel | None:
         if self._clock() < self._silent_until:
             return None
         try:
-            return _Connection(self._connect())
+            return Channel(self._connect(), self.timeout)
         except (RemoteError, OSError) as error:
             self._failed(error)
             return None
 
-    def _keep(self, connection: _Connection, answer: object) -> None:
+    def _keep(self, connection: Channel, answer: object) -> None:
         """Keep a connection for the next question, or close it if it had no answer."""
         if answer is not None:
             self._pause = FIRST_PAUSE

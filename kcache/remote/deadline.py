@@ -21,6 +21,9 @@ __all__ = ["DeadlineSocket"]
 
 #: As much as a socket's buffer holds on Linux; 8 KiB would take eight times as many calls.
 _BUFFER = 1 << 16
+#: Seconds that the time-out which a socket has may be off from what is left: setting it is a system
+#: call, and most answers take less than this.
+_OFF = 0.05
 
 
 class DeadlineSocket:
@@ -38,6 +41,7 @@ class DeadlineSocket:
         self._files = 0
         self._closed = False
         self._polls = False
+        self._set: float | None = None
         self.start(seconds)
 
     def start(self, seconds: float, most: int | None = None) -> None:
@@ -47,13 +51,19 @@ class DeadlineSocket:
 
     def _prepare(self) -> socket.socket:
         if self._polls:
-            self._sock.settimeout(0)
+            self._limit(0)
             return self._sock
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
-        self._sock.settimeout(left)
+        if not self._set or abs(self._set - left) > _OFF:
+            self._limit(left)
         return self._sock
+
+    def _limit(self, seconds: float) -> None:
+        if seconds != self._set:
+            self._sock.settimeout(seconds)
+            self._set = seconds
 
     def recv(self, size: int) -> bytes:
         """Return up to `size` bytes.

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["RedisStore"]
 
 _PORT = 6379
+#: Bytes that are read at once: a kernel of 100 KiB takes half as many calls as by redis-py's 32 KiB.
+_READ_SIZE = 1 << 16
 #: How often a merge is tried while others write, too.
 _TRIES = 6
 #: Bytes that an answer may have beside the value: a description of a cluster of a thousand nodes.
@@ -238,6 +240,7 @@ class RedisStore:
             "socket_connect_timeout": self._address.connect_timeout,
             "socket_timeout": self._address.timeout,
             "protocol": 2,
+            "socket_read_size": _READ_SIZE,
             "driver_info": None,
             "connection_class": _bounded(base, self._budget, self._address.connect_timeout),
         }

@@ -11,9 +11,18 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["WireError", "join_texts", "receive", "send", "split_texts"]
+__all__ = [
+    "WireError",
+    "heading",
+    "join_texts",
+    "receive",
+    "send",
+    "sizes_in",
+    "split_texts",
+]
 
 _MAGIC = b"KCW1"
+_HEAD = struct.Struct("<4sI")
 #: More fields than a request with 4,096 in-memory headers has.
 _MAX_FIELDS = 1 << 20
 #: A CUBIN with debug information may have hundreds of megabytes.
@@ -27,12 +36,32 @@ class WireError(Exception):
     """What was read is no message, or the other side has closed."""
 
 
+def heading(fields: Sequence[bytes]) -> bytes:
+    """Return what stands before the fields of a message."""
+    return struct.pack(f"<4sI{len(fields)}Q", _MAGIC, len(fields), *map(len, fields))
+
+
+def sizes_in(data: memoryview, most: int) -> tuple[int, ...] | None:
+    """Return the sizes of the fields that a message begins with; None if more has to come first.
+
+    Raises:
+        WireError: it is no message of at most `most` fields.
+    """
+    if len(data) < _HEAD.size:
+        return None
+    magic, count = _HEAD.unpack_from(data)
+    if magic != _MAGIC or count > most:
+        raise WireError("this is no message")
+    if len(data) < _HEAD.size + 8 * count:
+        return None
+    return struct.unpack_from(f"<{count}Q", data, _HEAD.size)
+
+
 def send(
     fd: int, fields: Sequence[bytes], write: Callable[[int, memoryview], int] = os.write
 ) -> None:
     """Write one message to a descriptor by `write`; raises OSError."""
-    head = struct.pack(f"<4sI{len(fields)}Q", _MAGIC, len(fields), *map(len, fields))
-    data = memoryview(b"".join((head, *fields)))
+    data = memoryview(b"".join((heading(fields), *fields)))
     while data:
         data = data[write(fd, data) :]
 
@@ -45,7 +74,7 @@ def receive(
     Raises:
         WireError: the other side has closed, or sent something else; OSError: reading failed.
     """
-    magic, count = struct.unpack("<4sI", _exactly(fd, 8, read))
+    magic, count = _HEAD.unpack(_exactly(fd, _HEAD.size, read))
     if magic != _MAGIC or count > _MAX_FIELDS:
         raise WireError("this is no message")
     sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count, read))

@@ -1,0 +1,143 @@
+"""Channel: one end of the socket between a program and its agent: one message, then its answer.
+
+The messages are those of `kcache.util.wire`. Most kernels take one system call to send and few to
+receive, and are copied once: a hit from a remote nearby spends more time here than on its way.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from kcache.remote.protocol import MAX_MESSAGE
+from kcache.util.wire import WireError, heading, sizes_in
+
+__all__ = ["Channel"]
+
+#: Bytes that the kernel takes at once; net.core.wmem_max may be less.
+SEND_BUFFER = 1 << 20
+#: Bytes that are received into memory which is there already: more than most kernels have. Pages
+#: that no message reached take no memory.
+_ROOM = 256 << 10
+#: Bytes of a longer message that are asked for at once, so that memory grows with what has come.
+_PIECE = 1 << 20
+#: More than any message between a program and its agent has.
+_MOST_FIELDS = 16
+#: SO_RCVTIMEO and SO_SNDTIMEO count microseconds, and take 0 for no limit.
+_SHORTEST = 1e-3
+
+
+class Channel:
+    """One end of a connection. Each side sends one message and waits for the other's.
+
+    Threads: for one at a time. Fork: the child must not use it.
+
+    Args:
+        connection: belongs to this object from here on.
+        seconds: that one piece of a message may take.
+    """
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        connection.setblocking(True)
+        # The kernel keeps the limit of each piece, so that there is one system call for it.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        self._socket = connection
+        self._room = memoryview(bytearray(_ROOM))
+        self._limit = -1.0
+        self._set_limit(seconds)
+
+    def ask(self, fields: Sequence[bytes], seconds: float) -> list[bytes]:
+        """Return the answer to a question.
+
+        Raises:
+            OSError: there is none (TimeoutError: none within so many seconds).
+            WireError: the other side has closed, or sent something else.
+        """
+        if seconds != self._limit:
+            self._set_limit(seconds)
+        end = time.monotonic() + seconds
+        try:
+            self.send(fields)
+            return self._receive(self._socket.recv_into(self._room), end)
+        except BlockingIOError as error:
+            raise TimeoutError("the agent did not answer in time") from error
+
+    def next(self) -> list[bytes]:
+        """Wait for the next message, without end, and return it.
+
+        Raises:
+            OSError, WireError: as `ask`; once it has begun, it may take as long as any message.
+        """
+        while True:
+            with suppress(BlockingIOError):  # nothing yet
+                got = self._socket.recv_into(self._room)
+                break
+        return self._receive(got, time.monotonic() + self._limit)
+
+    def send(self, fields: Sequence[bytes]) -> None:
+        """Send one message; raises OSError."""
+        parts = [heading(fields), *fields]
+        left = sum(map(len, parts)) - self._socket.sendmsg(parts)
+        if left:
+            self._socket.sendall(memoryview(b"".join(parts))[-left:])
+
+    def _receive(self, got: int, end: float) -> list[bytes]:
+        """Return the message of which some bytes are there already."""
+        if not got:
+            raise WireError("the other side has closed")
+        while (sizes := sizes_in(self._room[:got], _MOST_FIELDS)) is None:
+            got += self._more(self._room[got:], end)
+        start = 8 + 8 * len(sizes)
+        size = start + sum(sizes)
+        if size - start > MAX_MESSAGE or got > size:
+            raise WireError("the message is too long")
+        whole = self._room
+        if size <= len(whole):
+            while got < size:
+                got += self._more(whole[got:size], end)
+        else:
+            whole = self._long(got, size, end)
+        fields: list[bytes] = []
+        for length in sizes:
+            fields.append(bytes(whole[start : start + length]))
+            start += length
+        return fields
+
+    def _long(self, got: int, size: int, end: float) -> memoryview:
+        """Return a message that is longer than the room, of which `got` bytes are in it."""
+        found = bytearray(self._room[:got])
+        while len(found) < size:
+            piece = memoryview(bytearray(min(size - len(found), _PIECE)))
+            found += piece[: self._more(piece, end)]
+        return memoryview(found)
+
+    def _more(self, room: memoryview, end: float) -> int:
+        got = self._socket.recv_into(room)
+        if not got:
+            raise WireError("the other side has closed")
+        if time.monotonic() > end:
+            raise TimeoutError("the message took too long")
+        return got
+
+    def _set_limit(self, seconds: float) -> None:
+        whole, part = divmod(max(seconds, _SHORTEST), 1)
+        limit = struct.pack("ll", int(whole), int(part * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._limit = seconds
+
+    def shutdown(self) -> None:
+        """End the connection; a thread that waits for it wakes up."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        with suppress(OSError):
+            self._socket.close()
+
+    def __del__(self) -> None:
+        self.close()
