@@ -78,11 +78,11 @@ def remote_hits(remote: str, bare: Callable[[str], bytes], against: str, folder:
     asked = keys()
 
     def read(at: int) -> None:
-        found = next(iter(remotes._entries(asked[at])))
-        assert len(CompiledKernel.from_entry(found[0], asked[at], ()).cubin or b"") == SIZE
+        key, entry, _ = next(iter(remotes._entries(asked[at])))
+        assert len(CompiledKernel.from_entry(entry, key, ()).cubin or b"") == SIZE
 
     def whole(at: int) -> None:
-        assert remotes._kernel(asked[at], (), None) is not None
+        assert remotes._kernel((asked[at],), (), None) is not None
 
     def plain(at: int) -> None:
         assert len(bare(asked[at])) >= SIZE

@@ -16,7 +16,7 @@ from kcache.remote.client import Lease
 from kcache.remote.protocol import Upload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from kcache.kernels.find import Finder
     from kcache.nvrtc.request import Request
@@ -82,9 +82,8 @@ class RemoteKernels:
 
     def _find(self, request: Request) -> Made[Answer] | None:
         if request.self_contained:
-            found = self._kernel(request.key, (), None)
-            named = request.named_key
-            return self._kernel(named, (), None) if found is None and named else found
+            keys = (request.key, request.named_key) if request.named_key else (request.key,)
+            return self._kernel(keys, (), None)
         for manifest, keep in self._manifests(request.key):
             digests = self._finder.headers.digests
             header_set = manifest.matching(request.search, digests, request.location)
@@ -92,22 +91,25 @@ class RemoteKernels:
                 continue
             key = header_set.result_key(request.key)
             paths = header_set.dependencies(request.search, request.location)
-            found = self._kernel(key, paths, header_set)
+            found = self._kernel((key,), paths, header_set)
             if found is not None:
                 kept = keep and self._keep_manifest(request, manifest, header_set)
                 self._finder.headers.note(request, Checked(key, paths))
                 return found._replace(stored=found.stored and kept)
         return None
 
-    def _entries(self, key: str) -> Iterator[tuple[Entry, bool]]:
-        """Yield what the remotes have under a key, and whether it is to be kept, in order."""
+    def _entries(self, *keys: str) -> Iterator[tuple[str, Entry, bool]]:
+        """Yield what the remotes have under some keys, and whether it is to be kept, in order.
+
+        Of each remote comes what it has under the first key that is there.
+        """
         addresses = self._client.addresses
         first = 0
         while first < len(addresses):
-            found = self._client.get(key, first)
+            found = self._client.get(*keys, first=first)
             if found is None or found.value is None or not first <= found.tier < len(addresses):
                 return
-            first = found.tier + 1
+            first, key = found.tier + 1, keys[found.which]
             try:
                 producer = self._finder.engine.producer.encode()
                 entry = open_envelope(found.value, key, producer)
@@ -115,10 +117,10 @@ class RemoteKernels:
             except CorruptEntryError as error:
                 self._finder.engine.refuse(key, error)
             else:
-                yield entry, addresses[found.tier].keep
+                yield key, entry, addresses[found.tier].keep
 
     def _manifests(self, key: str) -> Iterator[tuple[Manifest, bool]]:
-        for entry, keep in self._entries(key):
+        for _, entry, keep in self._entries(key):
             try:
                 manifest = Manifest.from_entry(entry)
             except CorruptEntryError as error:
@@ -132,10 +134,10 @@ class RemoteKernels:
                 )
 
     def _kernel(
-        self, key: str, dependencies: tuple[str, ...], header_set: StoredHeaderSet | None
+        self, keys: Sequence[str], dependencies: tuple[str, ...], header_set: StoredHeaderSet | None
     ) -> Made[Answer] | None:
         engine = self._finder.engine
-        for entry, keep in self._entries(key):
+        for key, entry, keep in self._entries(*keys):
             try:
                 kernel = _with_code(CompiledKernel.from_entry(entry, key, dependencies))
             except CorruptEntryError as error:

@@ -45,6 +45,8 @@ LINGER = 60.0
 MAX_CONNECTIONS = 1024
 #: Seconds for the rest of a message once it has begun, and for a program to take an answer.
 MESSAGE_TIMEOUT = 60.0
+#: Bytes of nearly all questions; uploads have more. Each connection has so much memory.
+QUESTION = 4096
 #: Seconds between two looks whether the agent is still needed, and can still be found.
 LOOK_EVERY = 1.0
 #: Seconds between two times that the counts are written down.
@@ -164,7 +166,7 @@ class Agent:
         """Answer one program until it hangs up, and give its leases back then."""
         leases: set[tuple[str, str]] = set()
         try:
-            channel = Channel(connection, MESSAGE_TIMEOUT)
+            channel = Channel(connection, MESSAGE_TIMEOUT, QUESTION)
             while True:
                 channel.send(self._answer(channel.next(), leases))
         except (WireError, OSError, ProtocolError) as error:
@@ -182,13 +184,9 @@ class Agent:
 
     def _answer(self, question: Sequence[bytes], leases: set[tuple[str, str]]) -> list[bytes]:
         kind, arguments = (question[0], question[1:]) if question else (b"", ())
-        simple: dict[bytes, Callable[[], bytes]] = {
-            protocol.HELLO: lambda: protocol.VERSION,
-            protocol.STATS: lambda: json.dumps(self.status()).encode(),
-            protocol.STOP: self._bye,
-        }
-        if kind == protocol.GET and len(arguments) == 2:
-            return self._get(key_in(arguments[0]), number_in(arguments[1])).pack()
+        if kind == protocol.GET and 2 <= len(arguments) <= 1 + protocol.MOST_KEYS:
+            first, *keys = arguments
+            return self._get([key_in(key) for key in keys], number_in(first)).pack()
         if kind == protocol.PUT:
             self._put(Upload.unpack(arguments), leases)
             return [b"1"]
@@ -201,17 +199,23 @@ class Agent:
             return [b"1"]
         if kind == protocol.FLUSH and len(arguments) == 1:
             return [b"%d" % self._flush(seconds_in(arguments[0]))]
+        simple: dict[bytes, Callable[[], bytes]] = {
+            protocol.HELLO: lambda: protocol.VERSION,
+            protocol.STATS: lambda: json.dumps(self.status()).encode(),
+            protocol.STOP: self._bye,
+        }
         if kind in simple and not arguments:
             return [simple[kind]()]
         raise ProtocolError(f"a question {bytes(kind[:20])!r}")
 
-    def _get(self, key: str, first: int) -> Found:
+    def _get(self, keys: Sequence[str], first: int) -> Found:
         """Ask the remotes in order, from the one with index `first` on."""
         for index in range(first, len(self._tiers)):
-            value = self._tiers[index].get(key)
-            if value is not None:
-                self._keep_above(index, key, value)
-                return Found(value, index, 0.0)
+            found = self._tiers[index].get(*keys)
+            if found is not None:
+                which, value = found
+                self._keep_above(index, keys[which], value)
+                return Found(value, index, 0.0, which)
         waits = [tier.breaker.wait() for tier in self._tiers]
         return Found(None, len(self._tiers), min(waits, default=60.0))
 

@@ -19,8 +19,7 @@ __all__ = ["Channel"]
 
 #: Bytes that the kernel takes at once; net.core.wmem_max may be less.
 SEND_BUFFER = 1 << 20
-#: Bytes that are received into memory which is there already: more than most kernels have. Pages
-#: that no message reached take no memory.
+#: Bytes that are received into memory which is there already: more than most kernels have.
 _ROOM = 256 << 10
 #: Bytes of a longer message that are asked for at once, so that memory grows with what has come.
 _PIECE = 1 << 20
@@ -38,14 +37,15 @@ class Channel:
     Args:
         connection: belongs to this object from here on.
         seconds: that one piece of a message may take.
+        room: bytes of memory for messages; longer ones are copied once more.
     """
 
-    def __init__(self, connection: socket.socket, seconds: float) -> None:
+    def __init__(self, connection: socket.socket, seconds: float, room: int = _ROOM) -> None:
         connection.setblocking(True)
         # The kernel keeps the limit of each piece, so that there is one system call for it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._socket = connection
-        self._room = memoryview(bytearray(_ROOM))
+        self._room = memoryview(bytearray(room))
         self._limit = -1.0
         self._set_limit(seconds)
 

@@ -98,17 +98,23 @@ class Client:
         """Whether a remote may have something."""
         return self._clock() >= self.nothing_until
 
-    def get(self, key: str, first: int = 0) -> Found | None:
-        """Return what the remotes from index `first` on have under `key`, or None."""
+    def get(self, *keys: str, first: int = 0) -> Found | None:
+        """Return what the remotes from index `first` on have under the first key that is there.
+
+        One question, whatever the number of keys; None without an answer.
+        """
         if not self.worth_asking:
             return None
-        answer = self._ask([protocol.GET, key.encode(), b"%d" % first])
+        answer = self._ask([protocol.GET, b"%d" % first, *map(str.encode, keys)])
         if answer is None:
             return None
         try:
             found = Found.unpack(answer)
         except ProtocolError as error:
             self._failed(error)
+            return None
+        if not found.which < len(keys):
+            self._failed(ProtocolError("a key that was not asked for"))
             return None
         if found.wait > 0:
             self.nothing_until = self._clock() + found.wait

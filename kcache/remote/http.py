@@ -5,8 +5,9 @@ GET and PUT, as ccache's and Bazel's HTTP caches do. The address `https://host/p
 (`layout=flat`) or `https://host/path/ac/abcdef...` (`layout=bazel`, whose server must not look into
 what it stores: bazel-remote's `--disable_http_ac_validation`).
 
-http.client of the standard library does it. What it lacks is here: deadlines for whole answers,
-bounds, a few open connections, redirects that take no credentials to another host.
+http.client of the standard library does it, all but plain answers to GET (`http_get`). What it
+lacks is here: deadlines for whole answers, bounds, a few open connections, redirects that take no
+credentials to another host.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def _condition(answer: Answer | None) -> dict[str, str]:
     """Return the header by which a PUT stores only in place of `answer`."""
     if answer is None:
         return {"If-None-Match": "*"}
-    tag = answer.headers.get("ETag", "")
+    tag = answer.headers.get("etag", "")
     # A weak tag never matches in If-Match (RFC 9110, 13.1.1).
     return {"If-Match": tag} if tag.startswith('"') else {}
 
@@ -193,7 +194,7 @@ def _redirected(origin: Origin, path: str, answer: Answer) -> tuple[Origin, str]
     Raises:
         RemoteError: nowhere, or out of TLS.
     """
-    target = urljoin(f"{origin}{path}", answer.headers.get("Location", ""))
+    target = urljoin(f"{origin}{path}", answer.headers.get("location", ""))
     try:
         found = _origin(target)
     except ValueError as error:

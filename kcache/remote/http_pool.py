@@ -15,6 +15,7 @@ from kcache.environment import proxy_for
 from kcache.errors import ConfigError
 from kcache.remote.credentials import Credentials, basic
 from kcache.remote.deadline import DeadlineSocket
+from kcache.remote.http_get import Reader, question
 from kcache.remote.store import RemoteError
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer, its body read to the end."""
+    """An answer, its body read to the end; the names of its headers are in lower case."""
 
     status: int
-    headers: http.client.HTTPMessage
+    headers: Mapping[str, str]
     body: bytes
 
 
@@ -73,6 +74,7 @@ class _Plain(http.client.HTTPConnection):
     """A connection whose socket has a deadline."""
 
     deadline: DeadlineSocket
+    reader: Reader | None = None
 
     def connect(self) -> None:
         super().connect()
@@ -84,6 +86,7 @@ class _Secure(http.client.HTTPSConnection):
     """The same through TLS."""
 
     deadline: DeadlineSocket
+    reader: Reader | None = None
 
     def connect(self) -> None:
         super().connect()
@@ -147,18 +150,16 @@ class Pool:
     def _exchange(self, connection: _Connection, request: Request) -> Answer:
         try:
             connection.deadline.start(request.end - time.monotonic())
-            connection.request(request.method, request.path, request.body, request.headers)
-            response = connection.getresponse()
-            body = _body(response, request.limit)
+            ask = _got if request.method == "GET" else _sent
+            answer, keeps = ask(connection, request)
         except BaseException:
             connection.close()
             raise
-        if response.will_close or not response.isclosed() or request.path.startswith("http:"):
-            response.close()
+        if not keeps or request.path.startswith("http:"):
             connection.close()  # a proxy's belongs to many hosts: not worth telling them apart
         else:
             self._keep(request, connection)
-        return Answer(response.status, response.headers, body)
+        return answer
 
     def _take(self, request: Request) -> _Connection | None:
         with self._lock:
@@ -231,6 +232,47 @@ def _proxy_headers(proxy: str) -> dict[str, str]:
     return {"Proxy-Authorization": basic(known)}
 
 
+def _got(connection: _Connection, request: Request) -> tuple[Answer, bool]:
+    """Return the answer to a GET, and whether the connection can be used again."""
+    host = str(request.origin).partition("//")[2]
+    connection.deadline.sendall(question(request.path, host, request.headers))
+    if connection.reader is None:
+        connection.reader = Reader(connection.deadline)
+    reader = connection.reader
+    head = reader.head()
+    if isinstance(head, http.client.HTTPResponse):
+        return _read(head, request)
+    body, keeps = b"", head.keeps
+    if head.status == 200:
+        body = reader.body(_allowed(head.length, request.limit))
+    elif head.length <= _MOST_PAGE:  # about an error: read so that the connection can be kept
+        reader.body(head.length)
+    else:
+        keeps = False
+    return Answer(head.status, head.headers, body), keeps and not reader.ahead
+
+
+def _sent(connection: _Connection, request: Request) -> tuple[Answer, bool]:
+    """Return the answer to any request, likewise."""
+    connection.request(request.method, request.path, request.body, request.headers)
+    return _read(connection.getresponse(), request)
+
+
+def _read(response: http.client.HTTPResponse, request: Request) -> tuple[Answer, bool]:
+    body = _body(response, request.limit)
+    keeps = not response.will_close and response.isclosed()
+    response.close()
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Answer(response.status, headers, body), keeps
+
+
+def _allowed(length: int, limit: int) -> int:
+    """Return the length of an answer; raises RemoteError where it is more than `limit`."""
+    if length > limit:
+        raise RemoteError(f"the answer has {length} bytes; allowed: {limit}")
+    return length
+
+
 def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
     """Return the whole body.
 
@@ -244,8 +286,8 @@ def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
         # Headers that were cut off look the same to http.client.
         raise RemoteError("the server does not say how long its answer is")
     length = response.length
-    if length is not None and length > limit:
-        raise RemoteError(f"the answer has {length} bytes; allowed: {limit}")
+    if length is not None:
+        _allowed(length, limit)
     body = response.read(limit + 1 if length is None else length)
     if len(body) > limit:
         raise RemoteError(f"the answer has more than {limit} bytes")

@@ -19,6 +19,7 @@ __all__ = [
     "HELLO",
     "LEASE",
     "MAX_MESSAGE",
+    "MOST_KEYS",
     "PUT",
     "RELEASE",
     "STATS",
@@ -32,9 +33,12 @@ __all__ = [
     "seconds_in",
 ]
 
-VERSION = b"kcache-agent/1"
+VERSION = b"kcache-agent/2"
 #: Far more than any kernel and its manifest.
 MAX_MESSAGE = 1 << 30
+
+#: A source without headers has two: with its name, and without.
+MOST_KEYS = 2
 
 HELLO, GET, PUT, LEASE, RELEASE = b"hello", b"get", b"put", b"lease", b"release"
 STATS, FLUSH, STOP, BYE = b"stats", b"flush", b"stop", b"bye"
@@ -53,24 +57,26 @@ class Found(NamedTuple):
         value: the entry's envelope, not checked; None if no remote that was asked has it.
         tier: index of the remote that has it, or the number of remotes.
         wait: seconds for which asking for anything else is useless, as no remote can be asked.
+        which: index of the key that it has, of those that were asked for.
     """
 
     value: bytes | None
     tier: int
     wait: float
+    which: int = 0
 
     def pack(self) -> list[bytes]:
         """Return the fields."""
-        head = [b"%d" % self.tier, b"%.3f" % self.wait]
+        head = [b"%d" % self.tier, b"%.3f" % self.wait, b"%d" % self.which]
         return head if self.value is None else [*head, self.value]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Found:
         """Return what the fields say; raises ProtocolError."""
-        if len(fields) not in (2, 3):
+        if len(fields) not in (3, 4):
             raise ProtocolError(f"an answer of {len(fields)} fields")
-        value = fields[2] if len(fields) == 3 else None
-        return cls(value, number_in(fields[0]), seconds_in(fields[1]))
+        value = fields[3] if len(fields) == 4 else None
+        return cls(value, number_in(fields[0]), seconds_in(fields[1]), number_in(fields[2]))
 
 
 class Upload(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kcache.errors import ConfigError, KcacheError
@@ -19,6 +19,7 @@ __all__ = [
     "RemoteRefused",
     "RemoteStore",
     "RemoteTimeout",
+    "Several",
     "open_store",
 ]
 
@@ -91,6 +92,15 @@ class RemoteStore(Protocol):
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Several(Protocol):
+    """A store that is asked for several values in one round trip."""
+
+    def get_several(self, keys: Sequence[str], limit: int) -> Sequence[bytes | None]:
+        """Return what `get` would for each of some keys. Raises RemoteError."""
         ...
 
 

@@ -20,12 +20,13 @@ from kcache.remote.store import (
     RemoteRefused,
     RemoteStore,
     RemoteTimeout,
+    Several,
     open_store,
 )
 from kcache.util import log
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kcache.remote.address import Address
     from kcache.remote.counts import Counts
@@ -65,23 +66,38 @@ class Tier:
 
     # -- questions -------------------------------------------------------------------------------
 
-    def get(self, key: str) -> bytes | None:
-        """Return the envelope under `key`, its seal checked, or None."""
+    def get(self, *keys: str) -> tuple[int, bytes] | None:
+        """Return the envelope under the first key that has one, its seal checked, and which it is.
+
+        That is one question, however many keys: where the protocol can, they go together.
+        """
         if self._is_left_alone():
             self.counts.add("skipped")
             return None
         started = time.monotonic()
         try:
-            sealed = self._opened().get(key, self.address.max_entry + SEAL_ROOM)
+            found = self._first(keys)
         except Exception as error:
             self._count_failure("get", error)
             return None
-        value = None if sealed is None else self._unsealed(key, sealed)
-        self.counts.add("misses" if value is None else "hits")
-        if sealed is not None:
-            self.counts.add("bytes_in", len(sealed))
-        self.breaker.succeeded(time.monotonic() - started, hit=value is not None)
-        return value
+        self.counts.add("misses" if found is None else "hits")
+        self.breaker.succeeded(time.monotonic() - started, hit=found is not None)
+        return found
+
+    def _first(self, keys: Sequence[str]) -> tuple[int, bytes] | None:
+        store, limit = self._opened(), self.address.max_entry + SEAL_ROOM
+        values = (
+            store.get_several(keys, limit)
+            if len(keys) > 1 and isinstance(store, Several)
+            else (store.get(key, limit) for key in keys)
+        )
+        for which, sealed in enumerate(values):
+            if sealed is not None:
+                self.counts.add("bytes_in", len(sealed))
+                value = self._unsealed(keys[which], sealed)
+                if value is not None:
+                    return which, value
+        return None
 
     def put(self, key: str, value: bytes) -> bool:
         """Store an envelope; tell whether that is done."""

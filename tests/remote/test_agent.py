@@ -15,7 +15,8 @@ from kcache.entry import Entry, decode, encode
 from kcache.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE, Breaker
 from kcache.remote.client import FIRST_PAUSE as CLIENT_PAUSE
 from kcache.remote.client import Client, Lease
-from kcache.remote.protocol import Upload
+from kcache.remote.protocol import Found, Upload
+from kcache.remote.seal import make_sealer
 from kcache.remote.store import RemoteError, RemoteRefused, RemoteTimeout
 
 KEY, OTHER = "ab" * 32, "cd" * 32
@@ -65,7 +66,7 @@ def test_tiers_are_asked_in_order_and_written_if_writable(tmp_path: Path) -> Non
         found = client.get(KEY)
         assert found is not None
         assert found.tier == 1
-        after = client.get(KEY, found.tier + 1)
+        after = client.get(KEY, first=found.tier + 1)
         assert after is not None
         assert after.value is None
         client.put(Upload((OTHER, envelope(OTHER))))
@@ -74,6 +75,23 @@ def test_tiers_are_asked_in_order_and_written_if_writable(tmp_path: Path) -> Non
     assert OTHER in second.values
     assert OTHER in third.values
     assert third.operations.count("get") == 1
+
+
+def test_two_keys_are_one_question(tmp_path: Path) -> None:
+    """The answer says which key it is of; each remote is asked for both before the next one is."""
+    stores = [MemoryStore(), MemoryStore()]
+    with agent(tmp_path, *map(tier, stores)) as client:
+        assert client.get(KEY, OTHER) == Found(None, 2, 0.0)
+        assert [counts(client, n)["misses"] for n in (0, 1)] == [1, 1]
+        sealer = make_sealer()
+        stores[1].values[KEY] = sealer.seal(KEY, b"under the one")
+        stores[0].values[OTHER] = sealer.seal(OTHER, b"under the other")
+        assert client.get(KEY, OTHER) == Found(b"under the other", 0, 0.0, 1)
+        assert client.get(KEY, OTHER, first=1) == Found(b"under the one", 1, 0.0, 0)
+        assert client.flush(60)  # what the second one had is in the first one, too
+        stores[0].values[KEY] = b"damaged"
+        assert client.get(KEY, OTHER) == Found(b"under the other", 0, 0.0, 1)
+        assert counts(client)["damaged"] == 1
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -464,6 +464,13 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
         (b"HTTP/1.1 200 OK\r\nA: " + b"x" * 100_000, None),
         (b"SSH-2.0-OpenSSH\r\n", None),
         (b"", None),
+        (b"HTTP/1.1 200 OK\nContent-Length: 3\n\nabc", b"abc"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nabc", b"abc"),
+        (HEAD + b"A: b\r\n c\r\ncontent-LENGTH:3\r\n\r\nabc", b"abc"),
+        (HEAD + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", b"abc"),
+        (HEAD + b"Content-Length: 3\r\n\r\nabc" + HEAD + b"\r\n", b"abc"),
+        (HEAD + b"Content-Length: 700\r\n\r\n" + bytes(700), bytes(700)),
+        (HEAD + b"Content-Length: +3\r\n\r\nabc", b"abc"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 20 + HEAD + b"Content-Length: 3\r\n\r\nabc", b"abc"),
     ],
 )

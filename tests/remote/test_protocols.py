@@ -139,5 +139,5 @@ def test_a_remote_that_refuses_uploads_is_still_read() -> None:
     assert not known.put(KEY, b"other")
     assert not known.put(KEY, b"other")
     assert store.operations.count("put") == 2, "it is not asked again at once"
-    assert known.get(KEY) == b"value"
+    assert known.get(KEY) == (0, b"value")
     assert not known.breaker.is_open

@@ -26,6 +26,7 @@ from kcache.remote.store import (
     RemoteRefused,
     RemoteStore,
     RemoteTimeout,
+    Several,
     open_store,
 )
 
@@ -284,9 +285,21 @@ def test_connections_are_used_again(faulty: Proxy, store: Open) -> None:
     for _ in range(5):
         cache.put(key(15), VALUE)
         assert cache.get(key(15), MOST) == VALUE
-    assert faulty.done["connections"] == 1
+    assert faulty.done["connections"] == 2  # one that reads, and one that writes
     faulty.drop()
     assert cache.get(key(15), MOST) == VALUE
+
+
+def test_several_values_are_asked_for_together(faulty: Proxy, store: Open) -> None:
+    cache = store(f"redis://127.0.0.1:{faulty.port}")
+    assert isinstance(cache, Several)
+    long = bytes(range(256)) * 2000
+    for name, value in (("one", VALUE), ("other", long)):
+        cache.put(key(name), value)
+    assert cache.get_several([key("one"), key("none"), key("other")], MOST) == [VALUE, None, long]
+    with pytest.raises(RemoteError):
+        cache.get_several([key("one"), key("other")], 1000)
+    assert cache.get_several([key("none"), key("one")], MOST) == [None, VALUE]
 
 
 @pytest.mark.parametrize("faults", [Faults(hole=True), Faults(drip=0.1), Faults(delay=60)])

@@ -1,0 +1,161 @@
+"""GET over a connection of http.client: most answers are read here, in a third of its time.
+
+http.client parses headers as those of electronic mail, which takes longer than a kernel's way from
+a server nearby. What is said plainly (a length, no transfer coding) is read here. Everything else
+is handed to http.client from its first byte on.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from kcache.remote.pieces import Ended, Pieces
+from kcache.remote.store import RemoteError
+
+if TYPE_CHECKING:
+    import socket
+
+    from _typeshed import WriteableBuffer
+
+    from kcache.remote.deadline import DeadlineSocket
+
+__all__ = ["Head", "Reader", "question"]
+
+#: Bytes that the head of an answer may have; http.client allows as much for one line of it.
+_MOST_HEAD = 1 << 16
+_LINE = re.compile(rb"\r?\n")
+_END = re.compile(rb"\r?\n\r?\n")
+#: The final answers that say how long they are; 1xx, 204 and 304 have rules of their own.
+_PLAIN = re.compile(rb"HTTP/1\.([01]) (200|201|202|203|30[1-3]|307|308|[45][0-9]{2})(?: [^\r\n]*)?")
+_LENGTH = re.compile(r"[0-9]{1,15}")
+#: What no path may hold (http.client refuses the same), and no header.
+_NOT_IN_PATH = re.compile("[^\x21-\x7e]")
+_NOT_IN_HEADER = re.compile("[\r\n\0]")
+
+
+class Head(NamedTuple):
+    """What stands before the body.
+
+    Attributes:
+        headers: by their names in lower case.
+        length: bytes of the body.
+        keeps: whether the connection can be used again.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    length: int
+    keeps: bool
+
+
+def question(path: str, host: str, headers: Mapping[str, str]) -> bytes:
+    """Return a request of GET.
+
+    Raises:
+        InvalidURL: the path holds what would end the line, or other characters than ASCII's.
+        ValueError: so does a header.
+    """
+    if _NOT_IN_PATH.search(path):
+        raise http.client.InvalidURL(f"{path!r} is no path")
+    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", "Accept-Encoding: identity"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if any(map(_NOT_IN_HEADER.search, lines)):
+        raise ValueError("a header holds the end of a line")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+class Reader:
+    """Reads the answers of one connection. Threads: for one at a time."""
+
+    def __init__(self, sock: DeadlineSocket) -> None:
+        self._sock = sock
+        self._pieces = Pieces(sock)
+
+    def head(self) -> Head | http.client.HTTPResponse:
+        """Return the head of an answer; or http.client's answer, for it to go on with.
+
+        Raises:
+            OSError, HTTPException: there is none.
+        """
+        try:
+            raw = self._pieces.until(_END, _MOST_HEAD)
+        except Ended as error:
+            if error.got:
+                raise http.client.IncompleteRead(b"") from error
+            raise http.client.RemoteDisconnected("no answer") from error
+        found = None if raw is None else _parsed(raw)
+        return self._replayed(raw or b"") if found is None else found
+
+    def body(self, length: int) -> bytes:
+        """Return a body.
+
+        Raises:
+            RemoteError: the connection ends before it does.
+            OSError: it failed otherwise, or was too slow.
+        """
+        try:
+            return self._pieces.exactly(length)
+        except Ended as error:
+            raise RemoteError(f"the answer ended after {error.got} of {length} bytes") from error
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the server has sent more than its answer."""
+        return self._pieces.ahead
+
+    def _replayed(self, raw: bytes) -> http.client.HTTPResponse:
+        again = _Again(raw + self._pieces.rest(), self._sock)
+        response = http.client.HTTPResponse(cast("socket.socket", again), method="GET")
+        response.begin()
+        return response
+
+
+def _parsed(raw: bytes) -> Head | None:
+    """Return a head that says plainly where its answer ends; None if it does not."""
+    first, *lines = _LINE.split(raw)[:-2]
+    status = _PLAIN.fullmatch(first)
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.decode("latin-1").partition(":")
+        if not colon or not name or name != name.strip() or name.lower() in headers:
+            return None
+        headers[name.lower()] = value.strip()
+    length = headers.get("content-length", "")
+    if status is None or "transfer-encoding" in headers or not _LENGTH.fullmatch(length):
+        return None
+    keeps = status[1] == b"1" and "close" not in headers.get("connection", "").lower()
+    return Head(int(status[2]), headers, int(length), keeps)
+
+
+class _Again:
+    """A socket as http.client wants it, whose first bytes were read already."""
+
+    def __init__(self, first: bytes, sock: DeadlineSocket) -> None:
+        self._first = first
+        self._sock = sock
+
+    def makefile(self, mode: str = "rb") -> io.BufferedReader:
+        return io.BufferedReader(_Then(self._first, self._sock.recv_into))
+
+
+class _Then(io.RawIOBase):
+    """Bytes, and then what a socket has."""
+
+    def __init__(self, first: bytes, more: Callable[[WriteableBuffer], int]) -> None:
+        self._first = first
+        self._more = more
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        if not self._first:
+            return self._more(buffer)
+        room = memoryview(buffer)
+        taken, self._first = self._first[: len(room)], self._first[len(room) :]
+        room[: len(taken)] = taken
+        return len(taken)

@@ -1,0 +1,105 @@
+"""Pieces: what comes over a connection, taken line by line and by counted bytes, copied once."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kcache.remote.deadline import DeadlineSocket
+
+__all__ = ["Ended", "Pieces"]
+
+#: Bytes that fit without memory being asked for: more than most kernels have.
+_ROOM = 256 << 10
+
+
+class Ended(ConnectionError):  # noqa: N818  it is no error where nothing was asked
+    """The other side closed the connection.
+
+    Attributes:
+        got: bytes of what was asked for that had come by then.
+    """
+
+    def __init__(self, got: int) -> None:
+        super().__init__(f"the server closed the connection after {got} bytes")
+        self.got = got
+
+
+class Pieces:
+    """Reads from one connection, whose deadline bounds each wait.
+
+    Threads: for one at a time. What it has read ahead is lost to other readers: see `rest`.
+    """
+
+    def __init__(self, sock: DeadlineSocket) -> None:
+        self._sock = sock
+        self._room = bytearray(_ROOM)
+        self._view = memoryview(self._room)
+        self._start = self._end = 0
+
+    def until(self, mark: re.Pattern[bytes], most: int) -> bytes | None:
+        """Return what comes before a mark, with it; None if it has more than `most` bytes.
+
+        Raises:
+            Ended: the connection ended before.
+            OSError: it failed, or was too slow.
+        """
+        self._begin()
+        while (found := mark.search(self._room, 0, self._end)) is None:
+            if self._end >= most:
+                return None
+            self._more(self._view[self._end :])
+        taken = bytes(self._view[: found.end()])
+        self._start = found.end()
+        return taken
+
+    def exactly(self, size: int) -> bytes:
+        """Return so many bytes. The caller has checked that they are not too many.
+
+        Raises:
+            Ended, OSError: as `until`.
+        """
+        self._begin()
+        if size <= _ROOM:
+            while self._end < size:
+                self._more(self._view[self._end :])
+            taken = bytes(self._view[:size])
+            self._start = size
+            return taken
+        return self._long(size)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether more was read than was taken."""
+        return self._end > self._start
+
+    def rest(self) -> bytes:
+        """Return what was read ahead, which nobody has taken."""
+        taken = bytes(self._view[self._start : self._end])
+        self._start = self._end = 0
+        return taken
+
+    def _long(self, size: int) -> bytes:
+        """Return more bytes than there is room for; memory is taken as they come."""
+        found = bytearray(self.rest())
+        room = memoryview(bytearray(_ROOM * 4))
+        while len(found) < size:
+            got = self._sock.recv_into(room[: min(len(room), size - len(found))])
+            if not got:
+                raise Ended(len(found))
+            found += room[:got]
+        return bytes(found)
+
+    def _begin(self) -> None:
+        """Move what was read ahead to the beginning, so that there is room behind it."""
+        if self._start:
+            left = self._end - self._start
+            self._room[:left] = self._room[self._start : self._end]
+            self._start, self._end = 0, left
+
+    def _more(self, room: memoryview) -> None:
+        got = self._sock.recv_into(room)
+        if not got:
+            raise Ended(self._end)
+        self._end += got

@@ -1,0 +1,95 @@
+"""Channels between programs and agents: any size, any pieces, bounded waits and memory."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kcache.remote.channel import Channel
+from kcache.util.wire import WireError, heading
+
+Pair = tuple[Channel, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A channel, and the other side as a plain socket."""
+    here, there = socket.socketpair()
+    there.settimeout(60)
+    channel = Channel(here, 60, 4096)
+    yield channel, there
+    channel.close()
+    there.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 4000, 4096, 4097, 1 << 16, 5 << 20])
+def test_messages_of_every_size_go_both_ways(size: int) -> None:
+    ends = [
+        Channel(each, 60, room)
+        for each, room in zip(socket.socketpair(), (4096, 1 << 18), strict=True)
+    ]
+    question = [b"get", bytes(range(256)) * (size // 256) + b"x" * (size % 256), b""]
+    with ThreadPoolExecutor(1) as pool:
+        for asks, answers in (ends, reversed(ends)):
+            coming = pool.submit(asks.ask, question, 60.0)
+            assert answers.next() == question
+            answers.send(question[::-1])
+            assert coming.result(60) == question[::-1]
+    for each in ends:
+        each.close()
+
+
+def test_a_message_may_come_in_pieces(pair: Pair) -> None:
+    channel, there = pair
+    fields = [b"one", b"x" * 9000, b""]
+    whole = heading(fields) + b"".join(fields)
+
+    def drip() -> None:
+        for at in range(0, len(whole), 7):
+            there.sendall(whole[at : at + 7])
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    assert channel.next() == fields
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        heading([b""] * 17),  # more fields than any message has
+        struct.pack("<4sIQ", b"KCW1", 1, 1 << 40),
+        heading([b"x"]) + b"xy",  # more than one message
+        heading([b"xyz"]) + b"x",
+        heading([b"x" * 9000]) + b"x" * 5000,
+        b"KCW1",
+        b"",
+    ],
+)
+def test_nonsense_ends_the_connection(pair: Pair, said: bytes) -> None:
+    channel, there = pair
+    there.sendall(said)
+    there.shutdown(socket.SHUT_WR)
+    with pytest.raises(WireError):
+        channel.next()
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for(pair: Pair) -> None:
+    channel, there = pair
+    with pytest.raises(TimeoutError):
+        channel.ask([b"get"], 0.01)
+    there.sendall(heading([b"x" * 9000]))
+    with pytest.raises(TimeoutError):
+        channel.ask([b"get"], 0.01)
+
+
+def test_a_side_that_takes_nothing_is_not_waited_for(pair: Pair) -> None:
+    channel, _ = pair
+    with pytest.raises(TimeoutError):
+        channel.ask([b"put", bytes(64 << 20)], 0.01)
