@@ -185,8 +185,8 @@ class Agent:
     def _answer(self, question: Sequence[bytes], leases: set[tuple[str, str]]) -> list[bytes]:
         kind, arguments = (question[0], question[1:]) if question else (b"", ())
         if kind == protocol.GET and 2 <= len(arguments) <= 1 + protocol.MOST_KEYS:
-            first, *keys = arguments
-            return self._get([key_in(key) for key in keys], number_in(first)).pack()
+            keys = [key_in(key) for key in arguments[1:]]
+            return self._get(keys, number_in(arguments[0])).pack()
         if kind == protocol.PUT:
             self._put(Upload.unpack(arguments), leases)
             return [b"1"]
