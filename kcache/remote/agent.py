@@ -183,7 +183,8 @@ class Agent:
     # -- answers -----------------------------------------------------------------------------------
 
     def _answer(self, question: Sequence[bytes], leases: set[tuple[str, str]]) -> list[bytes]:
-        kind, arguments = (question[0], question[1:]) if question else (b"", ())
+        kind = question[0] if question else b""
+        arguments = question[1:]
         if kind == protocol.GET and 2 <= len(arguments) <= 1 + protocol.MOST_KEYS:
             keys = [key_in(key) for key in arguments[1:]]
             return self._get(keys, number_in(arguments[0])).pack()
