@@ -91,7 +91,7 @@ class Environment(Connection):
             TimeoutError: another process, or thread, neither finishes its own nor dies.
             lmdb.Error, OSError: the database can't be opened or written.
         """
-        failure: Exception = lmdb.Error("the database is exchanged all the time")
+        failure: Exception = lmdb.Error("others replace the database all the time")
         with self._with(self._changing, patience):
             for _ in range(_TRIES):
                 txn = None

@@ -78,7 +78,9 @@ def _verify(environment: Environment) -> list[str]:
             environment.renew()
         elif not problems or env.info()["last_txnid"] == before:
             return problems
-    raise BackendError(f"{environment.root} is being written all the time: it can't be verified")
+    raise BackendError(
+        f"{environment.root} can't be verified, because others write to it all the time"
+    )
 
 
 def _wrong(txn: lmdb.Transaction[bytes]) -> Iterator[str]:

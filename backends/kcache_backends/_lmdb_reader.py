@@ -86,7 +86,7 @@ class Reader(Backend):
 
     def _look(self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool) -> T:
         environment = self._environment
-        failure: Exception = lmdb.Error("the database is exchanged all the time")
+        failure: Exception = lmdb.Error("others replace the database all the time")
         for _ in range(_TRIES):
             env: lmdb.Environment | None = None
             try:

@@ -74,7 +74,9 @@ def require_room(environment: Environment, size: int) -> None:
             if disk.f_bavail * disk.f_frsize > environment.file_size() // _SHARE + ENOUGH:
                 environment.full_at = 0  # others have made room
                 return
-        raise FullError(f"write {environment.root}: its disk is full but for what evicting needs")
+        raise FullError(
+            f"write {environment.root}: the disk is full, and the rest is reserved for evictions"
+        )
 
 
 def _remove_coldest(txn: lmdb.Transaction[bytes], count: int) -> int:

@@ -103,7 +103,7 @@ class Answering:
         except CompileError as error:
             return _failed(program, error)
         except Exception as error:  # whatever it is, the program must not wait for nothing
-            log.debug("a program of the drop-in is declined: %r", error)
+            log.debug("a request of the drop-in is declined: %r", error)
             return Declined(f"{type(error).__name__}: {error}")
 
     def about(self, path: bytes) -> known.Release | Declined:

@@ -67,7 +67,7 @@ def _library() -> Library:
         )
     found = library.find()
     if found is None:
-        raise CompilerNotFoundError("NVRTC is not installed, so there is nothing to stand for")
+        raise CompilerNotFoundError("NVRTC is not installed, so there is nothing to replace")
     return found
 
 

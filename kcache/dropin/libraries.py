@@ -76,7 +76,9 @@ def preloaded(folder: str) -> list[str]:
 def _own_folder(environment: Mapping[str, str]) -> str:
     home = env.cache_home(environment)
     if home is None:
-        raise MissingError("this installation has no interface libraries, and you have no home")
+        raise MissingError(
+            "this installation has no interface libraries, and there is no home directory for them"
+        )
     name = f"{__version__}-{_digest():08x}-{os.uname().machine}"
     return os.path.join(home, "kcache-dropin", name)
 
@@ -107,4 +109,4 @@ def _check_private(folder: str) -> None:
     """Refuse what another user can write: these libraries are loaded into every program."""
     status = os.stat(folder)
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise MissingError(f"{folder} can be written by others, so nothing is loaded from it")
+        raise MissingError(f"others can write to {folder}, so kcache loads nothing from it")

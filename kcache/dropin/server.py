@@ -201,7 +201,7 @@ class Server:
         except OSError as error:
             log.debug("process %d is gone: %s", process, error)
         except Exception as error:
-            log.warning("process %d could not be answered: %r", process, error)
+            log.warning("the request of process %d failed: %r", process, error)
         finally:
             self._leave(client)
 

@@ -419,7 +419,7 @@ class CacheEngine:
         say = log.debug if self._closed or operation in self._reported else log.warning
         self._reported.add(operation)
         kind = type(error).__name__
-        say("cache %s failed, going on without (%s: %s)", operation, kind, error)
+        say("cache %s failed, continuing without it (%s: %s)", operation, kind, error)
 
     def _flush_now(self) -> None:
         self._next_flush = _now() + FLUSH_INTERVAL

@@ -282,7 +282,7 @@ class Flight(Generic[T]):
     def _alone(self, key: str, work: Work[T]) -> Made[T]:
         """End a wait that was too long: look, and make the value, as the only process that does."""
         self._count("wait_timeouts")
-        log.info("waited %.0f s for another to make %s, going on alone", self._wait, key)
+        log.info("waited %.0f s for somebody else to make %s; making it here, too", self._wait, key)
         second, deadline = _second(key), time.monotonic() + self._wait
         looked = 0.0
         try:

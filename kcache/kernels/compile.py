@@ -82,6 +82,8 @@ class RequestCompiler:
         try:
             told = explain(finder.engine, request, set_aside=aside, compare=False, digests=digests)
         except Exception as error:  # a line in a log must not cost a kernel
-            log.debug("why %s is compiled can't be told: %s", request.source_name, error)
+            log.debug(
+                "the reason for which %s is compiled is unknown: %s", request.source_name, error
+            )
         else:
             log.debug("%s is compiled: %s", request.source_name, told.clauses)

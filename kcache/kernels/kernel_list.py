@@ -199,7 +199,7 @@ class _Written:
     def _sources(self, table: _Table) -> Iterator[tuple[str, str]]:
         """Yield (path below the list's folder, text) of each source; no path for a text."""
         if ("source" in table) == ("text" in table):
-            raise ConfigError("it has none or both of source and text; allowed: one of them")
+            raise ConfigError("it has neither or both of source and text; allowed: one of them")
         if "text" in table:
             text = table["text"]
             if not isinstance(text, str):

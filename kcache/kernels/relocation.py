@@ -68,7 +68,11 @@ def prove(
         kernel = CompiledKernel.from_entry(entry, key, ())
         proof = compiler.compile_elsewhere(request, header_set)
     except KcacheError as error:
-        log.debug("%s can't be compiled elsewhere: %s", request.source_name, error)
+        log.debug(
+            "the proof that %s does not depend on its location failed: %s",
+            request.source_name,
+            error,
+        )
         return None
     if proof.compiled is None:
         return Verdict(good=False, kernel=kernel) if proof.conclusive else None

@@ -103,7 +103,7 @@ def _pick(lowered: Mapping[str, str], name: str | None, module: Module) -> str:
         return kernels[0]
     own = [kernel for kernel in kernels if kernel not in lowered.values()]
     listed = ", ".join((*lowered, *own)) or "none"
-    raise ConfigError(f"name is not given, and there is not just one kernel; allowed: {listed}")
+    raise ConfigError(f"no name is given, and there is not exactly one kernel; allowed: {listed}")
 
 
 def _forget() -> None:

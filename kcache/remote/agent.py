@@ -172,7 +172,7 @@ class Agent:
         except (WireError, OSError, ProtocolError) as error:
             log.debug("a program is gone: %s", error)
         except Exception as error:
-            log.warning("a program could not be answered: %r", error)
+            log.warning("the request of a program failed: %r", error)
         finally:
             with self._lock:
                 self._connections.discard(connection)

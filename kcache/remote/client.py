@@ -243,7 +243,7 @@ class Client:
         self.failures += 1
         now = self._clock()
         self._silent_until = self.nothing_until = now + self._pause
-        log.info("remote caches are not asked for %.0f s: %s", self._pause, error)
+        log.info("kcache asks no remote for %.0f s: %s", self._pause, error)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def close(self) -> None:

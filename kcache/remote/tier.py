@@ -148,7 +148,7 @@ class Tier:
             self._read_only_until = time.monotonic() + READ_ONLY_PAUSE
             self.counts.add("refused")
             self.counts.add("dropped")
-            log.warning("%s: nothing is stored there for a while: %s", self.address, error)
+            log.warning("%s: kcache stores nothing there for a while: %s", self.address, error)
             return False
         except Exception as error:
             self._count_failure("put", error)

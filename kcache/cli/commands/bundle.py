@@ -34,13 +34,13 @@ _file = click.argument("file", type=click.Path(allow_dash=True), metavar="FILE")
 
 @click.group(short_help="Write kernels into one file, or read them from one.")
 def bundle() -> None:
-    """Carry kernels from one cache to another, in one file.
+    """Copy kernels from one cache to another, in one file.
 
-    A bundle has the kernels, and what leads to them: a program finds them on another machine, in
-    another checkout and as another user, and compiles nothing. KCACHE_REMOTE=file:///path/kernels.kcb
-    uses a bundle without unpacking it.
+    A bundle has kernels and their manifests. So a program on another machine, in another checkout
+    or of another user finds the kernels, and compiles nothing.
+    KCACHE_REMOTE=file:///path/kernels.kcb uses a bundle without unpacking it.
 
-    A bundle is code. Import only what comes from somebody whom you trust.
+    A bundle contains code. Import a bundle only if you trust its author.
     """
 
 
@@ -50,7 +50,7 @@ def bundle() -> None:
     "--output",
     metavar="FILE",
     required=True,
-    help="The bundle. `-` is standard output. Another bundle is replaced, any other file is not.",
+    help="The bundle to write, - for standard output. Replaces a bundle, but no other file.",
 )
 @click.option("--arch", multiple=True, help="Only kernels for this target, such as sm_90.")
 @click.option(
@@ -85,9 +85,9 @@ def export(
 ) -> None:
     """Write kernels into a bundle.
 
-    Each option may be given several times; a kernel has to fit each kind of option. What leads to a
-    kernel goes along with it. The same kernels make the same bytes, on every machine. Nothing in
-    the cache changes, and no use of an entry is recorded.
+    You can give each option several times. A kernel is exported if it matches each kind of option.
+    Its manifest is exported with it. The same kernels make the same bytes on every machine. The
+    command changes nothing in the cache, and does not count as a use of an entry.
     """
     from kcache.admin.bundles import export_bundle
 
@@ -133,8 +133,9 @@ def _tell_export(done: Exported, output: str, *, as_json: bool) -> None:
 def import_(*, file: str, as_json: bool, directory: str | None) -> None:
     """Put the kernels of a bundle into the cache. FILE can be `-`, standard input.
 
-    The whole bundle is checked before the first kernel is written: a damaged one changes nothing.
-    What the cache has stays. The cap holds; if the bundle is larger, part of it is left out.
+    The command checks the whole bundle before it writes the first kernel, so a damaged bundle
+    changes nothing. The cache keeps what it has. If the bundle is larger than the cap, only a part
+    of it is imported.
     """
     from kcache.admin.bundle_import import import_bundle
 

@@ -17,7 +17,8 @@ __all__ = ["key"]
 def key() -> None:
     """Make the keys that sign kernels for other machines, and look at them.
 
-    KCACHE_SIGNING_KEY_FILE names the file. What is not signed by one of its keys is not used.
+    KCACHE_SIGNING_KEY_FILE names the file with the keys. kcache then uses kernels from other
+    machines only if one of these keys has signed them.
     """
 
 
@@ -33,13 +34,13 @@ def key() -> None:
 def new(*, file: str, kind: str) -> None:
     """Write a new key to FILE, which only you can read.
 
-    The public half of an Ed25519 key goes to FILE.pub. Give that one to the machines that only
-    read. A file that is there is never replaced.
+    The public half of an Ed25519 key is written to FILE.pub. Give FILE.pub to the machines that
+    only read. The command never replaces a file.
     """
     private, public = make_keys(kind)
     taken = [name for name in (file, f"{file}.pub") if os.path.lexists(name)]
     if taken:
-        raise ConfigError(f"{taken[0]} is there already, and is not replaced")
+        raise ConfigError(f"{taken[0]} exists already, and is not replaced")
     write_keys(file, private)
     show(f"wrote {file}: it signs and verifies, keep it secret")
     if public is not None:
@@ -56,7 +57,7 @@ def show_key(*, file: str, public: bool) -> None:
     if public:
         text = public_part(keys)
         if not text:
-            raise ConfigError(f"{file} holds no key with a public half")
+            raise ConfigError(f"{file} has no key with a public half")
         write_stdout(text)
         return
     for each in keys.verifiers:

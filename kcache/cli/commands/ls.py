@@ -59,7 +59,7 @@ def list_entries(
     KEY has as many digits as tell the entries apart, which is enough for the other commands. AGE is
     the time since the compile, and COMPILE is the time that the compile took. Damaged entries and
     entries of another version of kcache are marked. Listing an entry does not count as a use.
-    Kernels that are alike but for their options show the options in which they differ.
+    If kernels differ only in their options, the list shows these options.
 
     A manifest records which headers a source was compiled with, so that kcache notices when a
     header changes. There is one manifest for each source with includes.

@@ -10,18 +10,22 @@ __all__ = ["run"]
 
 
 @click.command(
-    short_help="Run a program, its NVRTC answered from the cache.",
+    short_help="Run a program and answer its NVRTC compiles from the cache.",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--stats", is_flag=True, help="Print one line at the end: hits, misses, who asked.")
+@click.option(
+    "--stats",
+    is_flag=True,
+    help="At the end, print one line: hits, misses and which programs compiled.",
+)
 @directory_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, stats: bool, directory: str | None, command: tuple[str, ...]) -> None:
-    """Run COMMAND, and have what it compiles with NVRTC answered from the cache.
+    """Run COMMAND, and answer its NVRTC compiles from the cache.
 
-    The program and its children find kcache's library where they look for NVRTC. It behaves as
-    NVRTC does, and leaves to NVRTC what the cache can't answer. Exit status, signals and terminal
-    are the program's own.
+    When the program or one of its child processes looks for NVRTC, it finds kcache's library. This
+    library behaves like NVRTC, and calls the real NVRTC for everything that the cache can't answer.
+    The program keeps its exit status, its signals and its terminal.
     """
     from kcache.dropin.run import run as run_command
 

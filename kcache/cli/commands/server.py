@@ -22,17 +22,17 @@ def _path() -> str:
 
 @click.group(short_help="Keep one server for all programs under `kcache run`.")
 def server() -> None:
-    """Keep a server, which every `kcache run` of yours then uses.
+    """Keep one server running, which every `kcache run` of yours uses.
 
-    Without one, each `kcache run` starts its own, which ends with the program. A server that is
-    kept shares memory and compiles among all of them. It is used only by programs with the same
-    settings (the variables `KCACHE_...`).
+    Without it, each `kcache run` starts its own server, which ends with the program. Programs that
+    use one server share its memory and its compiles. Only programs with the same settings (the
+    variables `KCACHE_...`) use it.
     """
 
 
 @server.command()
 def start() -> None:
-    """Start a server; it runs until `kcache server stop`."""
+    """Start a server. It runs until `kcache server stop`."""
     from kcache.dropin.process import spawn_server
 
     path = _path()
@@ -45,7 +45,7 @@ def start() -> None:
 
 @server.command()
 def stop() -> None:
-    """End the server; programs that use it go on with NVRTC itself."""
+    """End the server. Programs that use it continue with the real NVRTC."""
     if at.ask(_path(), protocol.STOP) is None:
         raise DropinError("no server is running")
     show("stopped")
