@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
@@ -21,7 +21,7 @@ from kcache.util.forks import after_fork
 if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.workers.messages import Ask, Hello, Record, Reply
-    from kcache.nvrtc.workers.nvrtc import Nvrtc
+    from kcache.nvrtc.workers.nvrtc import Nvrtc, Refused
     from kcache.nvrtc.workers.slots import Slots
 
 __all__ = [
@@ -232,31 +232,26 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
 
     name = request.source_name
     if reply.status == Status.REFUSED:
-        refusal = _Refusal(reply.code, reply.doing, reply.text, _text(reply.log), reply.log)
-        raise _failure(request, refusal, hello.archs)
+        raise _failure(request, reply, hello.archs)
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
-    compiled = Compiled(
-        *reply.outputs,
-        dict(zip(request.names, reply.lowered_names, strict=True)),
-        _text(reply.log),
-        reply.seconds,
-        reply.log if _text(reply.log) else None,
-    )
+    compiled = _compiled(request, reply.outputs, reply.lowered_names, reply.log, reply.seconds)
     if reply.record is None:
         return Run(compiled, hello.identity, None, "this platform's compiles can't be recorded")
     unfollowed = reply.record.unfollowed
     return Run(compiled, hello.identity, reply.record, unfollowed, reply.precompiled)
 
 
-class _Refusal(NamedTuple):
-    """Why the compiler refused; see `nvrtc.Refused`."""
-
-    code: int
-    doing: str
-    text: str
-    log: str
-    raw_log: bytes
+def _compiled(
+    request: Request,
+    outputs: tuple[bytes | None, bytes | None, bytes | None],
+    lowered_names: Sequence[str],
+    raw_log: bytes,
+    seconds: float,
+) -> Compiled:
+    lowered = dict(zip(request.names, lowered_names, strict=True))
+    log = _text(raw_log)
+    return Compiled(*outputs, lowered, log, seconds, raw_log if log else None)
 
 
 def _text(log: bytes) -> str:
@@ -280,12 +275,13 @@ def _first_error(name: str, log: str) -> str:
     return first if not first or first.startswith(name) else f"{name}: {first}"
 
 
-def _failure(request: Request, refusal: _Refusal, archs: tuple[int, ...]) -> CompileError:
-    code, doing, text, log, raw_log = refusal
+def _failure(request: Request, refused: Refused | Reply, archs: tuple[int, ...]) -> CompileError:
+    code, raw_log, log = refused.code, refused.log, _text(refused.log)
     name, arch = request.source_name, request.options.target
-    if doing:
-        return CompileError(f"{name}: could not {doing}: {text}", source_name=name)
-    message = _first_error(name, log) or f"{name}: {text}"
+    if refused.doing:
+        message = f"{name}: could not {refused.doing}: {refused.text}"
+        return CompileError(message, source_name=name)
+    message = _first_error(name, log) or f"{name}: {refused.text}"
     if log.count("\n") > 1:
         message += " (the attribute log has all that the compiler says)"
     unknown_arch = "gpu-architecture" in log or "--nv_arch" in log
@@ -352,20 +348,9 @@ def _compile_here(request: Request, path: str, problem: str) -> Run:
                 headers={n.encode(): text.encode() for n, text in request.headers.items()},
             )
         except Refused as refused:
-            log = _text(refused.log)
-            refusal = _Refusal(refused.code, refused.doing, refused.text, log, refused.log)
-            failure = _failure(request, refusal, nvrtc.supported_archs())
-            raise failure from None
-    lowered = (name.decode() for name in made.lowered_names)
-    compiled = Compiled(
-        made.ptx,
-        made.cubin,
-        made.ltoir,
-        dict(zip(request.names, lowered, strict=True)),
-        _text(made.log),
-        made.seconds,
-        made.log if _text(made.log) else None,
-    )
+            raise _failure(request, refused, nvrtc.supported_archs()) from None
+    lowered = [name.decode() for name in made.lowered_names]
+    compiled = _compiled(request, made[:3], lowered, made.log, made.seconds)
     loaded = library.loaded()
     identity = "" if loaded is None else loaded.identity
     return Run(compiled, identity, None, f"it was compiled in this process ({problem})")

@@ -15,6 +15,7 @@ from kcache.backend import KEY_LENGTH, Backend, EntryInfo
 from kcache.entry import Entry, decode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.nvrtc import names_and_log
+from kcache.nvrtc.metadata import number_of, text_of, texts_of
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
@@ -47,7 +48,6 @@ KERNEL, MANIFEST, OTHER, DAMAGED, UNREADABLE = (
     "unreadable",
 )
 
-_YEAR_9999 = 253e9
 #: How an option begins that names the target.
 _TARGET = ("--gpu-architecture", "-arch")
 #: What reading an entry that nobody wrote by this library may raise.
@@ -148,14 +148,13 @@ def describe(item: Item, metadata: Mapping[str, JSON]) -> Item:
     kind = metadata.get("kind")
     if kind == MANIFEST:
         return item._replace(kind=MANIFEST)
-    names = metadata.get("names")
     return item._replace(
         kind=KERNEL if kind == KERNEL else OTHER,
-        source_name=_text(metadata.get("source_name")),
-        names=tuple(map(_text, names)) if isinstance(names, list) else (),
-        arch=_text(metadata.get("arch")),
-        created=_number(metadata.get("created")),
-        compile_seconds=_number(metadata.get("compile_seconds")),
+        source_name=text_of(metadata.get("source_name")),
+        names=texts_of(metadata.get("names")),
+        arch=text_of(metadata.get("arch")),
+        created=number_of(metadata.get("created")),
+        compile_seconds=number_of(metadata.get("compile_seconds")),
         flags=_flags(metadata.get("flags")),
     )
 
@@ -238,18 +237,4 @@ def _check_manifest(entry: Entry) -> None:
 
 
 def _flags(value: JSON) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        return ()
-    flags = filter(None, map(_text, value))
-    return tuple(flag for flag in flags if not flag.startswith(_TARGET))
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _number(value: object) -> float | None:
-    """Return a number that a time can be, or None for anything else."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    return float(value) if 0 <= value < _YEAR_9999 else None  # not a NaN either
+    return tuple(flag for flag in filter(None, texts_of(value)) if not flag.startswith(_TARGET))

@@ -13,7 +13,7 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,14 +52,8 @@ class Library(NamedTuple):
     identity: str
 
 
-class _Stamp(NamedTuple):
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-
-_identities: dict[tuple[str, _Stamp], str] = {}
+#: (path, size, times and inode of the file) -> its identity.
+_identities: dict[tuple[str, int, int, int, int], str] = {}
 
 
 def find() -> Library | None:
@@ -141,20 +135,20 @@ def _candidates() -> Iterator[str]:
             if os.path.isfile(path):
                 yield path
     hints = config.library_hints()
-    folders = [os.path.join(prefix, "lib") for prefix in hints.conda]
-    folders += hints.loader_path
+    yield from _in(os.path.join(prefix, "lib") for prefix in hints.conda)
+    yield from _in(hints.loader_path)
+    yield from _loader_cache()
+    for root in hints.toolkits:
+        folders = ("lib64", "lib", "targets/x86_64-linux/lib")
+        yield from _in(os.path.join(root, folder) for folder in folders)
+
+
+def _in(folders: Iterable[str]) -> Iterator[str]:
     for folder in folders:
         for name in _NAMES:
             path = os.path.join(folder, name)
             if os.path.isfile(path):
                 yield path
-    yield from _loader_cache()
-    for root in hints.toolkits:
-        for folder in ("lib64", "lib", "targets/x86_64-linux/lib"):
-            for name in _NAMES:
-                path = os.path.join(root, folder, name)
-                if os.path.isfile(path):
-                    yield path
 
 
 def _site_packages() -> list[str]:
@@ -188,12 +182,12 @@ def file_identity(path: str) -> str:
     Memoised in the process by size, times and inode.
     """
     status = os.stat(path)
-    stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    identity = _identities.get((path, stamp))
+    file = (path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    identity = _identities.get(file)
     if identity is None:
         found = build_id(path)
         identity = found if found is not None else "sha256:" + _content(path)
-        _identities[path, stamp] = identity
+        _identities[file] = identity
     return identity
 
 

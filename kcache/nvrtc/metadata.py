@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from kcache.entry import JSON
     from kcache.nvrtc.request import Request
 
-__all__ = ["RequestSummary", "metadata_of"]
+__all__ = ["RequestSummary", "metadata_of", "number_of", "text_of", "texts_of"]
+
+_YEAR_9999 = 253e9
 
 
 class RequestSummary(NamedTuple):
@@ -69,25 +71,23 @@ class RequestSummary(NamedTuple):
         """Return what the metadata of the kernel under `key` says; it may say anything."""
         new = isinstance(metadata.get("source_hash"), str)
         headers = metadata.get("headers")
-        created = metadata.get("created")
-        known = isinstance(created, (int, float)) and 0 <= created < 253e9
         return cls(
-            _text(metadata.get("source_name")),
-            _texts(metadata.get("names")),
-            _text(metadata.get("arch")),
-            _texts(metadata.get("flags")),
-            _text(metadata.get("compiler")),
-            _text(metadata.get("source_hash")) if new else None,
-            {str(name): _text(value) for name, value in headers.items()}
+            text_of(metadata.get("source_name")),
+            texts_of(metadata.get("names")),
+            text_of(metadata.get("arch")),
+            texts_of(metadata.get("flags")),
+            text_of(metadata.get("compiler")),
+            text_of(metadata.get("source_hash")) if new else None,
+            {str(name): text_of(value) for name, value in headers.items()}
             if isinstance(headers, dict)
             else {}
             if new
             else None,
-            _text(metadata.get("extra_key")) if new else None,
-            _texts(metadata.get("bound")) if new else None,
-            _text(metadata.get("request")) or key if new else None,
-            _text(metadata.get("nvrtc")),
-            float(created) if known else None,  # type: ignore[arg-type]
+            text_of(metadata.get("extra_key")) if new else None,
+            texts_of(metadata.get("bound")) if new else None,
+            text_of(metadata.get("request")) or key if new else None,
+            text_of(metadata.get("nvrtc")),
+            number_of(metadata.get("created")),
         )
 
 
@@ -126,9 +126,18 @@ def _nvrtc() -> str:
     return ""
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a text of the metadata, empty for anything else; it may say anything."""
     return value if isinstance(value, str) else ""
 
 
-def _texts(value: JSON) -> tuple[str, ...]:
-    return tuple(map(_text, value)) if isinstance(value, list) else ()
+def texts_of(value: JSON) -> tuple[str, ...]:
+    """Return several texts likewise."""
+    return tuple(map(text_of, value)) if isinstance(value, list) else ()
+
+
+def number_of(value: object) -> float | None:
+    """Return a number that a time can be, or None for anything else."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if 0 <= value < _YEAR_9999 else None  # not a NaN either

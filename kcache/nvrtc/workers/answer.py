@@ -7,7 +7,9 @@ import stat
 import struct
 import sys
 
-__all__ = ["Answer", "answer_of", "kind_of", "kind_of_status", "size_of_status", "stamp_of"]
+from kcache.nvrtc.files import stamp_of
+
+__all__ = ["Answer", "answer_of", "kind_of", "kind_of_status", "size_of_status"]
 
 #: st_mode in `struct stat`, and its size, by machine (glibc, 64 bits).
 _LAYOUTS = {"x86_64": (24, 144), "aarch64": (16, 128)}
@@ -45,17 +47,6 @@ class Answer:
 def answer_of(status: os.stat_result) -> Answer:
     """Return the answer that a path with this status gets."""
     return Answer(kind_of(status.st_mode), 0, stamp_of(status), _packed(status))
-
-
-def stamp_of(status: os.stat_result) -> tuple[int, int, int, int, int]:
-    """Return the part of a status that changes whenever the file does."""
-    return (
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_ino,
-        status.st_dev,
-    )
 
 
 def kind_of(mode: int) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import xxhash
 
-from kcache.nvrtc.workers.answer import Answer, answer_of, stamp_of
+from kcache.nvrtc.files import stamp_of
+from kcache.nvrtc.workers.answer import Answer, answer_of
 from kcache.nvrtc.workers.texts import flags_of
 
 __all__ = ["FileAnswers"]

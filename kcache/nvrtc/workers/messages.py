@@ -92,9 +92,6 @@ class Ask(NamedTuple):
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
-        environment = [
-            name if value is None else f"{name}={value}" for name, value in self.environment.items()
-        ]
         return [
             self.source.encode(),
             self.source_name.encode(),
@@ -103,7 +100,7 @@ class Ask(NamedTuple):
             join_texts(self.headers),
             join_texts(self.headers.values()),
             self.directory.encode("utf-8", "surrogateescape"),
-            join_texts(environment),
+            _join_variables(self.environment),
             struct.pack("<2Q", self.preamble, self.misses),
             join_texts(self.marks),
             join_texts(self.moved),
@@ -117,10 +114,6 @@ class Ask(NamedTuple):
             source, name, flags, names, headers, texts, *rest = fields
             directory, environment, counts, marks, told, real = rest
             preamble, misses = struct.unpack("<2Q", counts)
-            environ: dict[str, str | None] = {}
-            for each in split_texts(environment):
-                variable, equals, value = each.partition("=")
-                environ[variable] = value if equals else None
             return cls(
                 source.decode(),
                 name.decode(),
@@ -128,7 +121,7 @@ class Ask(NamedTuple):
                 split_texts(names),
                 dict(zip(split_texts(headers), split_texts(texts), strict=True)),
                 directory.decode("utf-8", "surrogateescape"),
-                environ,
+                _split_variables(environment),
                 preamble,
                 misses,
                 frozenset(split_texts(marks)),
@@ -175,7 +168,6 @@ class Record(NamedTuple):
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
-        variables = [n if v is None else f"{n}={v}" for n, v in self.variables.items()]
         return [
             join_texts(self.files),
             b"".join(
@@ -184,7 +176,7 @@ class Record(NamedTuple):
             ),
             join_texts(text for question in self.others for text in question),
             join_texts(answer.hex() for answer in self.others.values()),
-            join_texts(variables),
+            _join_variables(self.variables),
             self.unfollowed.encode("utf-8", "surrogateescape"),
         ]
 
@@ -201,17 +193,13 @@ class Record(NamedTuple):
             }
             questions = iter(split_texts(others))
             pairs = zip(questions, questions, strict=True)
-            known: dict[str, str | None] = {}
-            for each in split_texts(variables):
-                variable, equals, value = each.partition("=")
-                known[variable] = value if equals else None
             return cls(
                 files,
                 {
                     pair: bytes.fromhex(answer)
                     for pair, answer in zip(pairs, split_texts(told), strict=True)
                 },
-                known,
+                _split_variables(variables),
                 unfollowed.decode("utf-8", "surrogateescape"),
             )
         except (ValueError, struct.error) as problem:
@@ -284,3 +272,12 @@ class Reply(NamedTuple):
             Record.unpack(record) if record else None,
             precompiled,
         )
+
+
+def _join_variables(variables: Mapping[str, str | None]) -> bytes:
+    return join_texts(n if v is None else f"{n}={v}" for n, v in variables.items())
+
+
+def _split_variables(field: bytes) -> dict[str, str | None]:
+    parts = (each.partition("=") for each in split_texts(field))
+    return {name: value if equals else None for name, equals, value in parts}

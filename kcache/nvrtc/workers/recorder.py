@@ -30,11 +30,7 @@ from typing import Any
 import xxhash
 
 from kcache.nvrtc.workers import PROCESS_ID
-from kcache.nvrtc.workers.answer import (
-    Answer,
-    kind_of_status,
-    size_of_status,
-)
+from kcache.nvrtc.workers.answer import Answer, kind_of_status, size_of_status
 from kcache.nvrtc.workers.file_answers import FileAnswers
 from kcache.nvrtc.workers.import_table import ImportTable
 from kcache.nvrtc.workers.told_environment import ToldEnvironment
@@ -107,11 +103,8 @@ class Recorder:
         compiler asks for them. `told` is the working directory that it is told then. `PWD` stays as
         it is: only debug information goes by it, and the compiler remembers it.
         """
-        self.files.clear()
-        self.others.clear()
-        self.unfollowed.clear()
+        self.restart()
         self._files.written.clear()
-        self._streams.clear()
         self.environment.begin(environment, directory)
         self._files.moved = sorted(moved.items(), key=lambda pair: len(pair[0]), reverse=True)
         self._told_directory = told
@@ -254,22 +247,12 @@ class Recorder:
         self.files.pop(path, None)
 
     def _xstat(self, real: Callable[..., Any], version: int, path: bytes, status: int) -> int:
-        if path in self.own or path in self._files.written:
-            return real(version, path, status)  # type: ignore[no-any-return]
-        answer = self.files.get(path)
-        if answer is None:
-            answer = self._files.look(path)
-        return self._told(answer, status)
+        return self._stat(lambda *given: real(version, *given), path, status)
 
     def _stat(self, real: Callable[..., Any], path: bytes, status: int) -> int:
-        if path in self._files.written:
+        if path in self.own or path in self._files.written:
             return real(path, status)  # type: ignore[no-any-return]
-        answer = self.files.get(path)
-        if answer is None:
-            answer = self._files.look(path)
-        return self._told(answer, status)
-
-    def _told(self, answer: Answer, status: int) -> int:
+        answer = self.files.get(path) or self._files.look(path)
         if not answer.status:
             ctypes.set_errno(answer.error)
             return -1
