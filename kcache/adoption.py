@@ -160,11 +160,11 @@ def _file(path: str) -> bool:
         elif name == NAME:
             continue
         elif _SHARD.fullmatch(name):
-            for entry, place in _items(below):
+            for entry, inside in _items(below):
                 if not (is_key(entry) and entry.startswith(name)) and not _TEMPORARY.fullmatch(
                     entry
                 ):
-                    raise _StrangerError(place)
+                    raise _StrangerError(inside)
         else:
             raise _StrangerError(below)
     return evidence
@@ -193,13 +193,13 @@ def _lmdb(path: str) -> bool:
                 raise _StrangerError(below)
             evidence |= bool(beginning)
         elif name in ("db", "new", "old"):
-            for file, place in _items(below):
-                if file not in ("data.mdb", "lock.mdb") or not S_ISREG(_mode(place, S_IFREG)):
-                    raise _StrangerError(place)
+            for file, inside in _items(below):
+                if file not in ("data.mdb", "lock.mdb") or not S_ISREG(_mode(inside, S_IFREG)):
+                    raise _StrangerError(inside)
                 if file == "data.mdb":
-                    magic = _read(place, 20)[16:]
+                    magic = _read(inside, 20)[16:]
                     if magic not in (_LMDB_MAGIC, b""):
-                        raise _StrangerError(place)
+                        raise _StrangerError(inside)
                     evidence |= name == "db" and bool(magic)
         elif name != NAME:
             raise _StrangerError(below)

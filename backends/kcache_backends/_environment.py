@@ -145,7 +145,7 @@ class Environment(Connection):
     # -- replacing -----------------------------------------------------------------------------
 
     def reopen(self) -> None:
-        """Close the database; the next use opens what is at its place by then."""
+        """Close the database; the next use opens what is at its path by then."""
         with (
             self._with(self._changing, PATIENCE),
             self._with(self._transaction, PATIENCE),
@@ -235,8 +235,8 @@ class Environment(Connection):
             return
         env.reader_check()  # a killed reader keeps pages from being used again
         last: int = env.info()["last_txnid"]
-        places = (line.split() for line in env.readers().splitlines()[1:])
-        if any(int(txn) + _BEHIND < last for *_, txn in places if txn.isdigit()):
+        readers = (line.split() for line in env.readers().splitlines()[1:])
+        if any(int(txn) + _BEHIND < last for *_, txn in readers if txn.isdigit()):
             with self.writing(HARDLY) as txn:
                 self.exchange(txn)
             self.renew()

@@ -85,7 +85,7 @@ def _verify(environment: Environment) -> list[str]:
 
 def _wrong(txn: lmdb.Transaction[bytes]) -> Iterator[str]:
     """Yield where the sums and the index by recency differ from the entries."""
-    size = entries = lacking = places = damaged = 0
+    size = entries = lacking = right = damaged = 0
     for name in _keys(txn, b"e"):
         raw = name[1:]
         entries += 1
@@ -96,7 +96,7 @@ def _wrong(txn: lmdb.Transaction[bytes]) -> Iterator[str]:
             damaged += 1
             continue
         size += stored
-        places += txn.get(b"r" + used.to_bytes(8, "big") + raw) == stored.to_bytes(8, "little")
+        right += txn.get(b"r" + used.to_bytes(8, "big") + raw) == stored.to_bytes(8, "little")
     values = len(_keys(txn, b"v"))
     index = len(_keys(txn, b"r"))
     try:
@@ -110,8 +110,8 @@ def _wrong(txn: lmdb.Transaction[bytes]) -> Iterator[str]:
         yield f"{damaged} records of entries are damaged"
     if lacking or values != entries:
         yield f"{lacking} entries lack a value, {values - entries + lacking} values an entry"
-    if not places == index == entries:
-        yield f"the index by recency has {index} places, {places} of them right, for {entries}"
+    if not right == index == entries:
+        yield f"the index by recency has {index} rows, {right} of them right, for {entries}"
 
 
 def _mend(txn: lmdb.Transaction[bytes]) -> None:

@@ -39,28 +39,28 @@ class MissingError(BackendError):
     """There is no database, and none may be made."""
 
 
-def is_full(error: BaseException | None, place: str) -> bool:
+def is_full(error: BaseException | None, path: str) -> bool:
     """Tell whether an error says that there is no room: in the map, on the disk, in the quota."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
     if code == errno.EIO and hasattr(os, "statvfs"):
         # LMDB's word for a write that was cut short, which is what a disk does that becomes full.
         with suppress(OSError):
-            disk = os.statvfs(place)
+            disk = os.statvfs(path)
             return disk.f_bavail * disk.f_frsize < _NEARLY
     return isinstance(error, lmdb.MapFullError) or code in _FULL
 
 
 @contextmanager
-def translated(operation: str, place: str) -> Generator[None]:
+def translated(operation: str, path: str) -> Generator[None]:
     """Turn what LMDB and the operating system raise into BackendError."""
     try:
         yield
     except lmdb.Error as error:
-        if is_full(error, place):
-            raise FullError(f"{operation} {place}: {error}") from error
+        if is_full(error, path):
+            raise FullError(f"{operation} {path}: {error}") from error
         hint = _SAME_PID if getattr(error, "code", 0) == errno.EAGAIN else ""
-        raise BackendError(f"{operation} {place}: {error}{hint}") from error
+        raise BackendError(f"{operation} {path}: {error}{hint}") from error
     except OSError as error:
-        if is_full(error, place):
+        if is_full(error, path):
             raise FullError(str(failure(operation, error))) from error
         raise failure(operation, error) from error

@@ -156,19 +156,19 @@ class Locks:
             TimeoutError: another process held it all the time.
             FileNotFoundError: somebody has removed the file.
         """
-        place = (self._path, which)
-        if time.monotonic() < given_up.get(place, 0.0):
+        lock = (self._path, which)
+        if time.monotonic() < given_up.get(lock, 0.0):
             patience = min(patience, HARDLY)
         held = False
         try:
             with self._in(root).held(which, patience):
                 held = True
-                given_up.pop(place, None)
+                given_up.pop(lock, None)
                 self.is_stopped = self.is_stopped and which != OPENING
                 yield
         except TimeoutError:
             if not held and patience > HARDLY:
-                given_up[place] = time.monotonic() + GIVEN_UP
+                given_up[lock] = time.monotonic() + GIVEN_UP
             raise
 
     def _in(self, root: Folder | None) -> LockFile:

@@ -118,7 +118,7 @@ class RedisStore:
             else 0
         )
         cluster = address.scheme.endswith("+cluster")
-        self._db, prefix = _place(address.path, cluster=cluster)
+        self._db, prefix = _database(address.path, cluster=cluster)
         self._prefix = f"kcache:{prefix}"
         password = address.option("password_file")
         self._password = read_secret(password) if password else address.password
@@ -297,7 +297,7 @@ def _bounded(base: Any, budget: _Budget, connect_timeout: float) -> Any:  # noqa
     return Bounded
 
 
-def _place(path: str, *, cluster: bool) -> tuple[int, str]:
+def _database(path: str, *, cluster: bool) -> tuple[int, str]:
     """Return the number of the database and the prefix that a path names."""
     parts = [part for part in path.split("/") if part]
     number = parts.pop(0) if parts and parts[0].isdecimal() and not cluster else "0"

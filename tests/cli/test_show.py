@@ -53,7 +53,7 @@ def test_the_headers_of_a_manifest(filled: Path, here: Callable) -> None:
     said = here("show", M)
     assert said.code == 0
     assert re.search(r"^kind +manifest$", said.out, re.M)
-    assert "header set 0, checked in 0 places" in said.out
+    assert "header set 0, checked in 0 locations" in said.out
     assert re.search(
         r"^headers that were read, and their digests \(1\)\n"
         r"  include path 1  lib/read\.h  000102030405060708090a0b0c0d0e0f$",
@@ -61,7 +61,7 @@ def test_the_headers_of_a_manifest(filled: Path, here: Callable) -> None:
         re.M,
     )
     assert re.search(
-        r"^places where nothing must be \(1\)\n  source's folder  lib/read\.h$", said.out, re.M
+        r"^paths where nothing must be \(1\)\n  source's folder  lib/read\.h$", said.out, re.M
     )
     (found,) = json.loads(here("show", "--json", M).out)["header_sets"]
     assert found["files"][0]["path"] == "lib/read.h"

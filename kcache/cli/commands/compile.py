@@ -83,9 +83,9 @@ def _compile(cache: KernelCache, asked: CompileArguments, output: str, *, quiet:
         click.echo(_as_typed(kernel.log, source), err=True)
     size = _write(kernel, asked.emit, output)
     if not quiet:
-        place = STDOUT if output == "-" else output
+        shown = STDOUT if output == "-" else output
         cached = cache.stats().uncacheable == uncacheable
-        say(f"{_outcome(kernel, seconds, cached)} -> {place} ({format_size(size)})")
+        say(f"{_outcome(kernel, seconds, cached)} -> {shown} ({format_size(size)})")
         for name, lowered in kernel.lowered_names.items():
             say(f"{name} is {lowered}")
 
@@ -94,7 +94,7 @@ def _outputs(asked: Sequence[CompileArguments]) -> list[str]:
     """Return the path to write each result to, or `-`.
 
     Raises:
-        UsageError: two results would be written to one place.
+        UsageError: two results would be written to one file.
     """
     given = asked[0].output
     folder = ""
@@ -126,8 +126,8 @@ def _output(asked: CompileArguments, folder: str, output: str | None, *, named: 
     return output
 
 
-#: A line of the compiler's log that begins with a place: a file and a line.
-_PLACE = re.compile(r"^([^\s(][^(\n]*)(?=\(\d+\): )", re.MULTILINE)
+#: A line of the compiler's log that begins with a position: a file and a line.
+_POSITION = re.compile(r"^([^\s(][^(\n]*)(?=\(\d+\): )", re.MULTILINE)
 
 
 def _as_typed(log: str, source: Source) -> str:
@@ -144,7 +144,7 @@ def _as_typed(log: str, source: Source) -> str:
         there = os.path.join(source.folder, found[1])
         return os.path.relpath(there) if os.path.exists(there) else found[1]
 
-    return _PLACE.sub(path, log)
+    return _POSITION.sub(path, log)
 
 
 def _get(

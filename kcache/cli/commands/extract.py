@@ -55,8 +55,8 @@ def extract(*, key: str, emit: str | None, output: str | None, directory: str | 
     if output == "-":
         refuse_terminal(emit)
     write_output(data, output)
-    place = STDOUT if output == "-" else output
+    shown = STDOUT if output == "-" else output
     say(
-        f"{emit} of {plain(item.source_name) or item.key[:SHORT]} -> {place} "
+        f"{emit} of {plain(item.source_name) or item.key[:SHORT]} -> {shown} "
         f"({format_size(len(data))})"
     )

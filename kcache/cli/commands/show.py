@@ -32,9 +32,9 @@ _TOLD = {
 
 
 #: What the files of a header set are, as `HeaderSet` calls them and in words.
-_PLACES = {
+_KINDS = {
     "files": "headers that were read, and their digests",
-    "absent": "places where nothing must be",
+    "absent": "paths where nothing must be",
     "present": "files that must be there",
     "folders": "directories that must be there",
     "names": "names of texts that are in memory",
@@ -109,12 +109,12 @@ def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _header_set(number: int, header_set: StoredHeaderSet) -> Iterator[str]:
-    found = _places(header_set)
-    places = counted(len(header_set.stamps), "place", "places")
-    yield f"\nheader set {number}, checked in {places}"
+    found = _paths(header_set)
+    locations = counted(len(header_set.stamps), "location", "locations")
+    yield f"\nheader set {number}, checked in {locations}"
     for name, rows in found.items():
         table = (tuple(map(str, row.values())) for row in rows)
-        yield from _block(f"{_PLACES[name]} ({len(rows)})", table)
+        yield from _block(f"{_KINDS[name]} ({len(rows)})", table)
     if header_set.bound:
         known = "holds" if header_set.bound.startswith("!") else "may hold"
         yield f"\nThe outcome {known} paths: it is good for these directories only."
@@ -141,7 +141,7 @@ def _as_json(item: Item, entry: Entry | None) -> dict[str, object]:
         known["metadata"] = dict(entry.metadata)
         if item.kind == MANIFEST:
             known["header_sets"] = [
-                {**_places(header_set), "bound": header_set.bound}
+                {**_paths(header_set), "bound": header_set.bound}
                 for header_set in _header_sets(entry)
             ]
     return known
@@ -153,8 +153,8 @@ def _header_sets(entry: Entry) -> list[StoredHeaderSet]:
     return Manifest.from_entry(entry).header_sets
 
 
-def _places(header_set: StoredHeaderSet) -> dict[str, list[dict[str, str | int]]]:
-    """Return the files of a header set by what they mean; see `_PLACES`."""
+def _paths(header_set: StoredHeaderSet) -> dict[str, list[dict[str, str | int]]]:
+    """Return the files of a header set by what they mean; see `_KINDS`."""
     sections = header_set.sections()
     at = sections.digests_at
     digests = (header_set.raw[n : n + 16].hex() for n in range(at, len(header_set.raw), 16))
@@ -171,16 +171,16 @@ def _places(header_set: StoredHeaderSet) -> dict[str, list[dict[str, str | int]]
         "folders": [{"root": _root(root), "path": path} for root, path in sections.folders],
         "names": [{"root": _root(root), "path": path} for root, path in sections.names],
         "same": [
-            {"number": number, "root": _root(place.root), "path": place.path}
-            for number, place in sections.same
+            {"number": number, "root": _root(rooted.root), "path": rooted.path}
+            for number, rooted in sections.same
         ],
         "denied": [
-            {"error": os.strerror(error), "root": _root(place.root), "path": place.path}
-            for error, place in sections.denied
+            {"error": os.strerror(error), "root": _root(rooted.root), "path": rooted.path}
+            for error, rooted in sections.denied
         ],
         "others": [
-            {"question": question, "root": _root(place.root), "path": place.path}
-            for question, place, _ in sections.others
+            {"question": question, "root": _root(rooted.root), "path": rooted.path}
+            for question, rooted, _ in sections.others
         ],
         "variables": [
             {"name": name, "value": "(not set)" if value is None else value}

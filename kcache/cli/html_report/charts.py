@@ -159,7 +159,7 @@ def _framed(plot: Node, top: float, unit: str, labels: Sequence[str]) -> Node:
     axis = el("svg", class_="axis", width="100%", height=18, aria_hidden="true")
     last = len(labels) - 1
     for number in sorted({round(n * last / (_LABELS - 1)) for n in range(_LABELS)}):
-        place = {0: ("0%", "start"), last: ("100%", "end")}.get(
+        label = {0: ("0%", "start"), last: ("100%", "end")}.get(
             number, (f"{100 * (number + 0.5) / len(labels):.2f}%", "middle")
         )
         inner = "" if number in (0, last) else " inner"
@@ -168,9 +168,9 @@ def _framed(plot: Node, top: float, unit: str, labels: Sequence[str]) -> Node:
                 "text",
                 labels[number],
                 class_=f"tick{inner}",
-                x=place[0],
+                x=label[0],
                 y=14,
-                text_anchor=place[1],
+                text_anchor=label[1],
             )
         )
     return el("div", scale, plot, axis, class_="frame")
