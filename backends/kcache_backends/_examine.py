@@ -55,6 +55,8 @@ def glance(folder: str, count: int) -> list[Used]:
     """Return (mtime, key) of `count` entries of a shard, chosen at random."""
     import random  # 3 ms of a fresh process, and seldom needed
 
+    if os.path.islink(folder):  # as `listing`
+        return []
     names = [name for name in os.listdir(folder) if is_key(name)]
     found: list[Used] = []
     for name in random.sample(names, min(count, len(names))):

@@ -25,6 +25,7 @@ __all__ = [
     "read_on",
     "rename",
     "require_ours",
+    "require_own_shard",
     "require_private",
     "size_of",
     "somebody",
@@ -92,7 +93,12 @@ def size_of(path: str) -> int | None:
 
 
 def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (name, status) of the regular files in a directory; some may vanish meanwhile."""
+    """Yield (name, status) of the regular files in a directory; some may vanish meanwhile.
+
+    Nothing of what a link leads to: that is not in the cache.
+    """
+    if os.path.islink(directory):
+        return
     try:
         with os.scandir(directory) as items:
             for item in items:
@@ -139,6 +145,16 @@ def make_shard(directory: str, make_root: Callable[[], object]) -> None:
         make_root()
         with suppress(FileExistsError):
             os.mkdir(directory, 0o700)
+
+
+def require_own_shard(directory: str) -> None:
+    """Refuse a shard that is a link, or no directory: what is written there would be elsewhere.
+
+    Raises:
+        NotOursError: it is; FileNotFoundError: it is not there.
+    """
+    if not S_ISDIR(os.lstat(directory).st_mode):
+        raise NotOursError("it is a link or no directory, and kcache made none", directory)
 
 
 def require_private(directory: str) -> None:

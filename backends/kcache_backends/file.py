@@ -36,6 +36,7 @@ from kcache_backends._files import (
     read_on,
     rename,
     require_ours,
+    require_own_shard,
     require_private,
     size_of,
 )
@@ -226,6 +227,7 @@ class FileBackend(Backend):
             size = size_of(path)
             if size is None:
                 return 0
+            require_own_shard(f"{self._root}/{key[:2]}")
             counters.begin(shard, count)
             with suppress(FileNotFoundError):
                 os.unlink(path)
@@ -316,6 +318,7 @@ class FileBackend(Backend):
         temporary = f"{self._root}/{key[:2]}/.{key[:16]}-{unique}.tmp"
         with self._changing(shard) as (counters, count):
             try:
+                require_own_shard(f"{self._root}/{key[:2]}")
                 replaced = size_of(path)
                 counters.begin(shard, count, size=len(value), entries=1)
                 fd = os.open(temporary, CREATE, 0o600)

@@ -111,8 +111,11 @@ def output_of(
     return done.stdout.strip()
 
 
-def fork(work: Callable[[], object]) -> int:
-    """Runs `work` in a forked child that then exits without cleaning up; returns its pid."""
+def fork(work: Callable[[], object], *, limit: int = 60) -> int:
+    """Runs `work` in a forked child that then exits without cleaning up; returns its pid.
+
+    A child that takes longer than `limit` seconds, stops included, is ended.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, in 3.12
         pid = os.fork()
@@ -120,7 +123,7 @@ def fork(work: Callable[[], object]) -> int:
         return pid
     status = 1
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's would raise an exception
-    signal.alarm(60)  # ends a child that waits for ever
+    signal.alarm(limit)  # ends a child that waits for ever
     try:
         work()
         status = 0

@@ -91,6 +91,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.timeout(1800)
 @FILES
 def test_close_reopen_remove_and_fork_beside_puts_change_no_other_file(
     name: str, foreign: Foreign, tmp_path: Path, long: bool

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import lmdb
@@ -277,6 +279,38 @@ def test_migrate_deletes_nothing_that_it_did_not_write(tmp_path: Path) -> None:
     assert (place / "file" / "notes" / "thesis.tex").exists()
     assert (place / "file" / "3f" / "letter").exists()
     assert not (place / "file" / "counters").exists()
+
+
+@pytest.mark.parametrize("backend", ["file", "zstd"])
+@pytest.mark.parametrize("what", ["the backend's folder", "shards"])
+def test_nothing_is_written_through_a_link(what: str, backend: str, tmp_path: Path) -> None:
+    """A put made shards, and files in them, in the folder that a link in the cache led to."""
+    place, outside = tmp_path / "cache", tmp_path / "outside"
+    with KernelCache(place, backend=backend) as cache:
+        for number in range(40):
+            assert cache.engine.put(key(number), entry())
+    folder = place / backend
+    replaced = (
+        [folder] if what != "shards" else [path for path in folder.iterdir() if path.is_dir()]
+    )
+    for path in replaced:
+        shutil.rmtree(path)
+        path.symlink_to(outside)
+    write(outside / "photo")
+    write(outside / key(1))  # even a name that kcache might have written
+    before = snapshot(outside)
+    with KernelCache(place, backend=backend) as cache:
+        engine = cache.engine
+        for number in range(0, 40, 3):
+            engine.put(key(number), entry())
+            assert engine.get(key(number)) is None or what == "shards"
+            engine.delete(key(number))
+        engine.delete(key(1))
+        cache.trim(0)
+        cache.clear()
+        with suppress(BackendError):
+            list(engine.backend.check(repair=True))
+    assert snapshot(outside) == before
 
 
 @pytest.mark.parametrize("how", ["argument", "variable"])

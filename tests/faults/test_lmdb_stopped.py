@@ -35,7 +35,7 @@ def stopped(work: Callable[[Callable[[], None]], object]) -> Iterator[int]:
     def child() -> None:
         work(lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
-    pid = fork(child)
+    pid = fork(child, limit=600)
     try:
         _, status = os.waitpid(pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), f"it ended instead: {status}"
