@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from stat import S_ISREG
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
@@ -165,7 +166,7 @@ class FileBackend(Backend):
             self._last_use = now
             if now < self._touch_due.get(key, 0):
                 self._noted[key] = now
-            else:
+            elif status.st_nlink == 1:  # a file with another name is somebody's, too
                 self._record_use(key, fd, now)
             return value
         except FileNotFoundError:
@@ -240,8 +241,11 @@ class FileBackend(Backend):
             return
         now = self._now()
         self._noted.pop(key, None)
+        path = self._path(key)
         try:
-            os.utime(f"{self._root}/{key[:2]}/{key}", ns=(now, now))
+            status = os.lstat(path)
+            if S_ISREG(status.st_mode) and status.st_nlink == 1:  # else it is somebody's, too
+                os.utime(path, ns=(now, now))
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -424,7 +428,8 @@ class FileBackend(Backend):
             opened = ShardCounters(
                 f"{self._root}/{_COUNTERS}",
                 lambda shard: os.path.isdir(f"{self._root}/{_names[shard]}"),
-                partial(claim, self._root),
+                # What a link leads to is not in the cache, whoever made the link.
+                lambda: claim(os.path.realpath(self._root)),
             )
             self._counters = None if self._closed else opened
             return opened

@@ -94,10 +94,7 @@ def claim(folder: str) -> None:
         NotOursError: it has files of somebody else. Nothing was changed.
         OSError: it can't be looked at, or not be marked.
     """
-    if is_marked(folder):
-        return
-    # What a link leads to is not in the cache, whoever made the link.
-    if not os.path.islink(folder) and is_marked(os.path.dirname(folder)):
+    if is_marked(folder) or is_marked(os.path.dirname(folder)):
         return
     if not is_empty(folder):
         raise NotOursError(

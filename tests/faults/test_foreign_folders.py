@@ -149,7 +149,11 @@ COMMANDS = (
     *("verify", "verify --repair", "clear --yes", "trim", "trim --max-size 0", "trim -n"),
     *("rm 0123456789", "show 0123456789", "extract 0123456789 -o OUT/x", "report -o OUT/r.html"),
     *("migrate --to zstd", "migrate --from lmdb --to file", "migrate --to lmdb --keep", "doctor"),
-    *("compile OUT/k.cu --arch sm_80", "why OUT/k.cu --arch sm_80", "warm OUT/list.toml"),
+    *(
+        "compile OUT/k.cu --arch sm_80 -o OUT/k.cubin",
+        "why OUT/k.cu --arch sm_80",
+        "warm OUT/list.toml",
+    ),
 )
 KERNEL = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
 

@@ -155,6 +155,7 @@ def between_marks(calls: Sequence[Call]) -> dict[str, list[Call]]:
 
 
 _ENTRY = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")
+_SHARD = re.compile(r"(?<![^/])(?!db)[0-9a-f]{2}$")  # db is LMDB's
 _TEMPORARY = re.compile(r"[0-9a-f]{2}/\.[^/]*\.tmp")
 
 
@@ -166,5 +167,6 @@ def places(calls: Sequence[Call], place: Path) -> list[str]:
         if path.startswith(f"{place}/"):
             path = path.removeprefix(f"{place}/")
             path = _ENTRY.sub("ENTRY", _TEMPORARY.sub("TEMPORARY", path))
+            path = _SHARD.sub("SHARD", path)
         said.append(f"{call.what} {path}".rstrip())
     return said
