@@ -19,6 +19,7 @@ __all__ = [
     "failure",
     "is_no_room",
     "is_ours",
+    "is_ours_alone",
     "is_temporary",
     "listing",
     "make_shard",
@@ -64,6 +65,11 @@ def is_ours(status: os.stat_result) -> bool:
     return (
         status.st_uid == _user() or status.st_uid in trusted
     ) and not status.st_mode & _OTHERS_WRITE
+
+
+def is_ours_alone(status: os.stat_result) -> bool:
+    """Tell whether a file has one name: what has another one, a hard link, is somebody's, too."""
+    return S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
 def require_ours(status: os.stat_result, name: str) -> None:

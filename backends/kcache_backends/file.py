@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from stat import S_ISREG
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
@@ -32,6 +31,7 @@ from kcache_backends._files import (
     READ,
     failure,
     is_no_room,
+    is_ours_alone,
     listing,
     make_shard,
     read_on,
@@ -166,7 +166,7 @@ class FileBackend(Backend):
             self._last_use = now
             if now < self._touch_due.get(key, 0):
                 self._noted[key] = now
-            elif status.st_nlink == 1:  # a file with another name is somebody's, too
+            elif is_ours_alone(status):
                 self._record_use(key, fd, now)
             return value
         except FileNotFoundError:
@@ -241,11 +241,9 @@ class FileBackend(Backend):
             return
         now = self._now()
         self._noted.pop(key, None)
-        path = self._path(key)
         try:
-            status = os.lstat(path)
-            if S_ISREG(status.st_mode) and status.st_nlink == 1:  # else it is somebody's, too
-                os.utime(path, ns=(now, now))
+            if is_ours_alone(os.lstat(self._path(key))):
+                os.utime(self._path(key), ns=(now, now))
         except FileNotFoundError:
             pass
         except OSError as error:
