@@ -183,4 +183,9 @@ def _made() -> Iterator[tuple[str, Kernel]]:
     )
 
 
-KERNELS = {**dict(_made()), **dict(project_kernels())}
+#: Those that take more than a second.
+_LARGE = ("cub reduce", "cub radix sort", "cub scan", "cub warp", "cutlass gemm", "cute", "thrust")
+KERNELS = {
+    name: kernel._replace(edits_at_once=4) if name in _LARGE else kernel
+    for name, kernel in (*_made(), *project_kernels())
+}
