@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-import fnmatch
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
+from kcache.admin.filters import Filters, is_wanted
 from kcache.backend import Backend, EntryInfo
 from kcache.bundle.format import MAX_VALUE
 from kcache.entry import Entry, encode
 from kcache.nvrtc.inventory import MANIFEST, Item, look_into
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 
-__all__ = ["Filters", "chosen", "is_wanted", "pairs", "portable"]
+__all__ = ["chosen", "pairs", "portable"]
 
 #: What says when and how fast an entry was made, which differs from build to build.
 _TIMES = ("created", "compile_seconds")
-
-
-class Filters(NamedTuple):
-    """Which kernels are wanted; all of them by default.
-
-    Attributes:
-        names: a kernel is wanted if its source's name, or a name expression of it, contains one of
-            these texts, or matches it as a pattern if that has `*` or `?` in it.
-        archs: its target is one of these, such as `"sm_90"`.
-        used_within: its last use was at most so many seconds ago.
-        older_than: its last use was at least so many seconds ago.
-    """
-
-    names: tuple[str, ...] = ()
-    archs: tuple[str, ...] = ()
-    used_within: float | None = None
-    older_than: float | None = None
-
-
-def is_wanted(item: Item, filters: Filters, now: float) -> bool:
-    """Tell whether an item passes all filters."""
-    if filters.used_within is not None and item.used < now - filters.used_within:
-        return False
-    if filters.older_than is not None and item.used > now - filters.older_than:
-        return False
-    if filters.archs and item.arch not in filters.archs:
-        return False
-    known = (item.source_name, *item.names)
-    return not filters.names or any(_fits(text, name) for text in filters.names for name in known)
-
-
-def _fits(pattern: str, name: str) -> bool:
-    if not set(pattern) & set("*?"):
-        return pattern in name
-    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))  # arrays, not sets of characters
 
 
 def chosen(

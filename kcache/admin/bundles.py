@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
-from kcache.admin.bundle_contents import Filters, pairs
+from kcache.admin.bundle_contents import pairs
+from kcache.admin.filters import Filters, parse_filters
 from kcache.backend import EntryInfo
 from kcache.bundle.files import Source, opened, replacing
 from kcache.bundle.format import PLAIN, SEALED
@@ -16,7 +17,6 @@ from kcache.config import Config
 from kcache.errors import BundleError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at
-from kcache.util.units import parse_age
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
@@ -84,6 +84,7 @@ def export_bundle(
     names: Iterable[str] = (),
     archs: Iterable[str] = (),
     used_within: float | str | None = None,
+    older_than: float | str | None = None,
     reproducible: bool = False,
 ) -> Exported:
     """Write the kernels of a cache, and the manifests that lead to them, into one file.
@@ -99,18 +100,18 @@ def export_bundle(
             matches it as a pattern with `*` and `?`.
         archs: only kernels for one of these targets, such as `"sm_90"`.
         used_within: only kernels that were used in the last so many seconds, or `"30d"`.
+        older_than: only kernels that nobody has used for so long, likewise.
         reproducible: leave out when each kernel was compiled, and how long that took. Then equal
             kernels make equal files, even if they were compiled on different days. Hits on such
             kernels add nothing to the time saved.
 
     Raises:
-        ConfigError: `used_within` is no time, or the key file can't be used to sign.
+        ConfigError: an age is none, or the key file can't be used to sign.
         BundleError: there is another file at the path, or there are too many entries.
         BackendError: the entries can't be listed.
         OSError: the file can't be written.
     """
-    age = None if used_within is None else parse_age(used_within, name="used_within")
-    filters = Filters(tuple(names), tuple(map(_arch, archs)), age)
+    filters = parse_filters(names, archs, used_within, older_than)
     sealer = sealer_of(cache.config)
     if sealer is not None and not sealer.can_seal:
         raise ConfigError(f"{cache.config.signing_key_file.value} has no key that can sign")
@@ -118,10 +119,6 @@ def export_bundle(
         return _write(cache.engine, target, filters, reproducible=reproducible, sealer=sealer)
     with replacing(os.path.realpath(target)) as file:
         return _write(cache.engine, file, filters, reproducible=reproducible, sealer=sealer)
-
-
-def _arch(text: str) -> str:
-    return f"sm_{text}" if text[:1].isdigit() else text
 
 
 def _write(

@@ -12,6 +12,7 @@ from contextlib import suppress
 import click
 
 from kcache._version import __version__
+from kcache.cli.groups import Group
 from kcache.cli.terminal import log_to_stderr, say
 from kcache.errors import (
     CompileError,
@@ -55,25 +56,8 @@ _COMMANDS = {
     "config": "kcache.cli.commands.config:config",
 }
 
-#: What others call a command.
-_ELSEWHERE = {
-    **dict.fromkeys(("list", "dir"), "ls"),
-    **dict.fromkeys(("delete", "del", "remove", "evict"), "rm"),
-    **dict.fromkeys(("gc", "prune", "cleanup", "clean"), "trim"),
-    **dict.fromkeys(("wipe", "purge", "reset"), "clear"),
-    **dict.fromkeys(("status", "size", "du"), "info"),
-    **dict.fromkeys(("statistics", "show-stats"), "stats"),
-    **dict.fromkeys(("check", "fsck"), "verify"),
-    **dict.fromkeys(("settings", "env"), "config"),
-    **dict.fromkeys(("build", "nvcc"), "compile"),
-    **dict.fromkeys(("explain", "miss"), "why"),
-    **dict.fromkeys(("exec",), "run"),
-    **dict.fromkeys(("export", "import"), "bundle"),
-    **dict.fromkeys(("html",), "report"),
-}
 
-
-class App(click.Group):
+class App(Group):
     """The command `kcache`. No expected error ends in a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -85,19 +69,6 @@ class App(click.Group):
         module, _, name = _COMMANDS.get(cmd_name, "").partition(":")
         command = getattr(importlib.import_module(module), name) if module else None
         return command if isinstance(command, click.Command) else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; name the one that was meant where there is none."""
-        name = args[0] if args else ""
-        if self.get_command(ctx, name) is None and not name.startswith("-"):
-            from kcache.util.nearest import nearest
-
-            meant = _ELSEWHERE.get(name) or nearest(name, _COMMANDS)
-            hint = "" if meant is None else f" Did you mean `kcache {meant}`?"
-            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; a reader that has gone away ends it quietly."""

@@ -1,60 +1,61 @@
-"""Filters: the options that choose kernels, the same for each command that has them."""
+"""The options that select entries: `--name`, `--arch`, `--used-within` and `--older-than`."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
 
 import click
 
-from kcache.admin.bundle_contents import Filters
-from kcache.util.units import parse_age
+from kcache.admin.filters import Filters, parse_filters
 
-__all__ = ["filter_options", "filters_of"]
-
-F = TypeVar("F", bound=Callable[..., object])
+__all__ = ["filter_options"]
 
 
-def filter_options(function: F) -> F:
-    """Give a command `--name`, `--arch`, `--used-within` and `--older-than`."""
-    for option in (
-        click.option(
-            "--older-than",
-            metavar="AGE",
-            help="Only kernels that nobody has used for AGE, such as 12h, 30d or 2w.",
-        ),
-        click.option(
-            "--used-within", metavar="AGE", help="Only kernels that were used in the last AGE."
-        ),
-        click.option(
-            "--arch", multiple=True, help="Only kernels for this target, such as sm_90. Repeatable."
-        ),
-        click.option(
-            "--name",
-            multiple=True,
-            metavar="TEXT",
-            help="Only kernels whose source name or name expression has TEXT in it. With * or ?, "
-            "TEXT is a pattern for all of the name. Repeatable.",
-        ),
-    ):
-        function = option(function)
-    return function
+def filter_options(function: Callable[..., object]) -> Callable[..., object]:
+    """Give a command the options that select entries, as one parameter `filters`."""
+
+    # The command's other options come along.
+    @functools.wraps(function)
+    def command(
+        *,
+        arch: tuple[str, ...],
+        name: tuple[str, ...],
+        used_within: str | None,
+        older_than: str | None,
+        **others: object,
+    ) -> object:
+        filters: Filters = parse_filters(name, arch, used_within, older_than)
+        return function(filters=filters, **others)
+
+    made: Callable[..., object] = command
+    for option in reversed(_OPTIONS):
+        made = option(made)
+    return made
 
 
-def filters_of(
-    name: tuple[str, ...],
-    arch: tuple[str, ...],
-    used_within: str | None,
-    older_than: str | None,
-) -> Filters:
-    """Return what the options choose.
-
-    Raises:
-        ConfigError: an age is none.
-    """
-    return Filters(
-        name,
-        arch,
-        None if used_within is None else parse_age(used_within, name="--used-within"),
-        None if older_than is None else parse_age(older_than, name="--older-than"),
-    )
+_OPTIONS = (
+    click.option(
+        "--arch",
+        metavar="ARCH",
+        multiple=True,
+        help="Only kernels for this target, such as sm_90.  [repeatable]",
+    ),
+    click.option(
+        "--name",
+        multiple=True,
+        metavar="TEXT",
+        help="Only kernels whose source name or name expression has TEXT in it. With * or ?, TEXT "
+        "is a pattern for all of the name.  [repeatable]",
+    ),
+    click.option(
+        "--used-within",
+        metavar="AGE",
+        help="Only kernels that were used in the last AGE, such as 12h, 30d or 2w.",
+    ),
+    click.option(
+        "--older-than",
+        metavar="AGE",
+        help="Only kernels that nobody has used for AGE, likewise.",
+    ),
+)

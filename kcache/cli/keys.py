@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from kcache.backend import KEY_LENGTH
-from kcache.cli.listing import what_it_is
+from kcache.cli.completion import complete_keys
 from kcache.cli.open_cache import open_existing
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import Item, Opened, look_into, matching, unique_length
+from kcache.nvrtc.inventory import Opened, look_into, matching, unique_length
 
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo
 
-__all__ = ["SHORT", "complete_keys", "key_argument", "key_prefix", "open_entry", "resolve"]
+__all__ = ["SHORT", "key_argument", "key_prefix", "open_entry", "resolve"]
 
 #: Digits of a key that messages show.
 SHORT = 12
 #: Candidates that are named where a prefix is ambiguous.
 _NAMED = 8
 _LEAST = 4
-#: What a completion may take: a shell waits for it.
-_MOST_SECONDS, _MOST_KEYS = 0.5, 20_000
 
 
 def key_prefix(text: str) -> str:
@@ -44,43 +39,6 @@ def key_prefix(text: str) -> str:
             "ones of a key that `kcache ls` shows."
         )
     return digits
-
-
-def complete_keys(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the keys that begin so, each with what it is, for a shell's completion.
-
-    Never an error, and never a wait: a shell asks at every press of the key. After a moment the
-    keys that were found by then are all there are.
-    """
-    del param
-    logging.disable()  # the shell would print a warning into the line that is being typed
-    found: list[CompletionItem] = []
-    try:
-        found.extend(
-            CompletionItem(item.key[:SHORT], help=f"{item.arch} {what_it_is(item)}")
-            for item in _items_beginning(ctx.params.get("directory"), incomplete.lower())
-        )
-    except Exception:  # whatever is wrong, a command that is run says so
-        return found
-    return found
-
-
-def _items_beginning(directory: str | None, prefix: str) -> Iterator[Item]:
-    end = time.monotonic() + _MOST_SECONDS
-    cache = open_existing(directory)
-    if cache is None:
-        return
-    with cache:
-        backend = cache.engine.backend
-        for count, info in enumerate(backend.scan()):
-            if time.monotonic() > end or count > _MOST_KEYS:
-                return
-            if info.key.startswith(prefix):
-                opened = look_into(backend, info, PRODUCER)
-                if opened is not None:
-                    yield opened.item
 
 
 key_argument = click.argument("key", type=key_prefix, metavar="KEY", shell_complete=complete_keys)

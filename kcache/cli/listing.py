@@ -1,102 +1,70 @@
-"""Listing: kernels as a table of lines, and each as an object of JSON."""
+"""Lists of entries: as a table that fits the terminal, and as JSON."""
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
-from kcache.cli.terminal import columns, fit, plain, width
+from kcache.cli.terminal import cells, columns, cut, fit, plain, width
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, UNREADABLE, Item
 from kcache.util.units import format_age, format_size, format_time
 
 __all__ = ["item_json", "listing", "what_it_is"]
 
-#: What the last column needs to be readable; other columns leave before it gets less.
-_READABLE = 24
-#: Columns that leave a narrow terminal, the first one first.
-_LEAVING = ("COMPILE", "AGE", "USED", "SIZE")
+#: Columns that leave a narrow terminal, the first one first, until a kernel's name has room.
+_SPARED = ("COMPILE", "AGE", "USED", "SIZE", "ARCH")
+#: Columns of the terminal that a kernel's name gets, if it takes as many.
+_READABLE = 30
+#: Between a kernel's name and what sets it apart from others of this name.
+_GAP = "  "
 
 
-#: What a column shows of an entry.
-_Cell = Callable[[Item], str]
+def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True) -> str:
+    """Return one line per entry, which fits the terminal if there is one.
 
-
-def listing(rows: Sequence[Item], digits: int, now: float, *, used: bool = True) -> str:
-    """Return a line per entry, cut to the width of the terminal.
-
-    On a narrow terminal columns are left out before the kernel's name gets unreadable. Kernels that
-    are alike but for their options show the options in which they differ.
+    Where two kernels have the same source name, names and target, the options that not both of them
+    have stand behind the name.
 
     Args:
-        rows: the entries, in their order.
+        items: at least one, in their order.
         digits: how many of a key to show.
         now: seconds since the epoch.
-        used: whether there is a latest use to show.
+        used: whether to show when each was last used.
     """
-    shown: dict[str, _Cell] = {
-        "KEY": lambda item: item.key[:digits],
-        "SIZE": lambda item: format_size(item.size),
-        "AGE": lambda item: _since(item.created, now),
-        "USED": lambda item: format_age(now - item.used),
-        "COMPILE": _compile_time,
-        "ARCH": lambda item: plain(item.arch) or "-",
+    table = {
+        "KEY": [item.key[:digits] for item in items],
+        "SIZE": [format_size(item.size) for item in items],
+        "AGE": [_age(now, item.created) for item in items],
+        "USED": [_age(now, item.used) for item in items],
+        "COMPILE": [_time(item.compile_seconds) for item in items],
+        "ARCH": [plain(item.arch) or "-" for item in items],
     }
     if not used:
-        del shown["USED"]
-    room = width()
-    for head in _LEAVING:
-        if room is not None and _taken(shown, rows) + _READABLE > room:
-            shown.pop(head, None)
-    left = None if room is None else room - _taken(shown, rows)
-    differing = _differing(rows)
-    lines = [
-        (
-            *(cell(item) for cell in shown.values()),
-            _fitted(item, left) + differing.get(item.key, ""),
-        )
-        for item in rows
-    ]
-    return fit(columns([(*shown, "KERNEL"), *lines]))
+        del table["USED"]
+    apart = _differences(items)
+    short = map(_without_folder, items)
+    room = _make_room(table, max(map(cells, map(_joined, map(what_it_is, short), apart))))
+    names = [_name(item, room) for item in items]
+    table["KERNEL"] = [_joined(name, more, room) for name, more in zip(names, apart, strict=True)]
+    return fit(columns([tuple(table), *zip(*table.values(), strict=True)]))
 
 
-def _taken(shown: Mapping[str, _Cell], rows: Sequence[Item]) -> int:
-    """Return how wide columns are, with the two spaces after each."""
-    return sum(
-        2 + max(len(head), *(len(cell(item)) for item in rows)) for head, cell in shown.items()
-    )
-
-
-def _since(then: float | None, now: float) -> str:
-    return "-" if then is None else format_age(now - then)
-
-
-def _compile_time(item: Item) -> str:
-    return "-" if item.compile_seconds is None else format_time(item.compile_seconds)
-
-
-def _fitted(item: Item, room: int | None) -> str:
-    """Return what an entry is, without the source's directory where that takes too much room."""
+def _name(item: Item, room: int | None) -> str:
+    """Return what an entry holds, without the source's folder where that takes too much room."""
     whole = what_it_is(item)
-    if room is None or len(whole) <= room or item.kind != KERNEL:
-        return whole
-    return what_it_is(item._replace(source_name=os.path.basename(item.source_name)))
+    return whole if room is None or cells(whole) <= room else what_it_is(_without_folder(item))
 
 
-def _differing(rows: Iterable[Item]) -> dict[str, str]:
-    """Return by key the options in which kernels of one name and target differ."""
-    alike: dict[tuple[str, str], list[Item]] = defaultdict(list)
-    for item in rows:
-        if item.kind == KERNEL:
-            alike[what_it_is(item), item.arch].append(item)
-    found: dict[str, str] = {}
-    for items in alike.values():
-        common = set[str].intersection(*(set(item.flags) for item in items))
-        for item in items:
-            own = [plain(flag) for flag in item.flags if flag not in common]
-            if own:
-                found[item.key] = f"  [{' '.join(own)}]"
-    return found
+def _without_folder(item: Item) -> Item:
+    return item._replace(source_name=os.path.basename(item.source_name))
+
+
+def _age(now: float, moment: float | None) -> str:
+    return "-" if moment is None else format_age(now - moment)
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else format_time(seconds)
 
 
 def what_it_is(item: Item) -> str:
@@ -123,4 +91,55 @@ def item_json(item: Item) -> dict[str, object]:
         "names": list(item.names),
         "arch": item.arch or None,
         "flags": list(item.flags),
+        "compiler": item.compiler or None,
     }
+
+
+def _make_room(table: dict[str, list[str]], wanted: int) -> int | None:
+    """Remove columns until names that want so much room have it; return what they have.
+
+    None where there is no terminal, and so no end of a line.
+    """
+    whole = width()
+    if whole is None:
+        return None
+    room = whole - sum(_taken(head, texts) for head, texts in table.items())
+    for head in _SPARED:
+        if room < min(wanted, _READABLE) and head in table:
+            room += _taken(head, table.pop(head))
+    return max(0, room)
+
+
+def _taken(head: str, texts: Sequence[str]) -> int:
+    return max(map(cells, (head, *texts))) + len(_GAP)
+
+
+def _joined(name: str, more: str, room: int | None = None) -> str:
+    """Return a name and what sets it apart, both cut where there is no room for all of them."""
+    whole = f"{name}{_GAP}{more}" if more else name
+    if room is None or cells(whole) <= room:
+        return whole
+    if not more:
+        return cut(name, room)
+    behind = cut(more, max(room // 2, room - cells(name) - len(_GAP)), keep_end=True)
+    return f"{cut(name, max(0, room - cells(behind) - len(_GAP)))}{_GAP}{behind}"
+
+
+def _differences(items: Sequence[Item]) -> list[str]:
+    """Return of each entry the options and the compiler that others of its name do not share."""
+    facts = [_facts(item) for item in items]
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, item in enumerate(items):
+        if item.kind == KERNEL:
+            groups.setdefault((item.source_name, item.names, item.arch), []).append(number)
+    found = [""] * len(items)
+    for numbers in groups.values():
+        common = set(facts[numbers[0]]).intersection(*(facts[number] for number in numbers))
+        for number in numbers:
+            own = " ".join(each for each in facts[number] if each not in common)
+            found[number] = f"[{plain(own)}]" if own else ""
+    return found
+
+
+def _facts(item: Item) -> tuple[str, ...]:
+    return (*item.flags, f"({item.compiler})") if item.compiler else item.flags

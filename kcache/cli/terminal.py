@@ -26,8 +26,10 @@ __all__ = [
     "STDOUT",
     "Bar",
     "can_ask",
+    "cells",
     "columns",
     "counted",
+    "cut",
     "fit",
     "log_to_stderr",
     "naming",
@@ -92,12 +94,47 @@ def read_stdin() -> bytes:
 def columns(rows: Iterable[tuple[str, ...]]) -> str:
     """Return rows of text in aligned columns, two spaces apart, the last one of any width."""
     table = list(rows)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
     widths[-1:] = [0]
     return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            text + " " * (width - cells(text)) for text, width in zip(row, widths, strict=True)
+        ).rstrip()
         for row in table
     )
+
+
+def cells(text: str) -> int:
+    """Return how many columns a terminal shows a printable text in."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width  # only where a name needs it
+
+    return sum(
+        0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def cut(text: str, room: int, *, keep_end: bool = False) -> str:
+    """Return a text that takes no more columns than there is room for, with dots if it is cut.
+
+    With `keep_end` the dots stand in its middle.
+    """
+    if cells(text) <= room:
+        return text
+    dots = "…" if (sys.stdout.encoding or "").lower().startswith("utf") else "..."
+    left = max(0, room - len(dots))
+    end = _head(text[::-1], left // 2)[::-1] if keep_end else ""
+    return (_head(text, left - cells(end)) + dots + end)[: max(0, room)]
+
+
+def _head(text: str, room: int) -> str:
+    """Return as much of the beginning of a text as there is room for."""
+    for position, char in enumerate(text):
+        room -= cells(char)
+        if room < 0:
+            return text[:position]
+    return text
 
 
 def plain(text: str) -> str:
@@ -117,11 +154,7 @@ def fit(text: str) -> str:
     columns = width()
     if columns is None:
         return text
-    dots = "…" if (sys.stdout.encoding or "").lower().startswith("utf") else "..."
-    return "\n".join(
-        line if len(line) <= columns else line[: max(0, columns - len(dots))] + dots
-        for line in text.splitlines()
-    )
+    return "\n".join(cut(line, columns) for line in text.splitlines())
 
 
 def can_ask() -> bool:

@@ -6,6 +6,7 @@ nothing. Entries that vanish meanwhile are left out; damaged ones are described 
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -74,6 +75,7 @@ class Item(NamedTuple):
         created: seconds since the epoch, or None.
         compile_seconds: what compiling it took, or None.
         flags: options of its compile, the target left out.
+        compiler: what compiled it.
     """
 
     key: str
@@ -87,6 +89,7 @@ class Item(NamedTuple):
     created: float | None = None
     compile_seconds: float | None = None
     flags: tuple[str, ...] = ()
+    compiler: str = ""
 
 
 class Opened(NamedTuple):
@@ -156,6 +159,7 @@ def describe(item: Item, metadata: Mapping[str, JSON]) -> Item:
         created=number_of(metadata.get("created")),
         compile_seconds=number_of(metadata.get("compile_seconds")),
         flags=_flags(metadata.get("flags")),
+        compiler=sys.intern(text_of(metadata.get("compiler"))),
     )
 
 
@@ -237,4 +241,6 @@ def _check_manifest(entry: Entry) -> None:
 
 
 def _flags(value: JSON) -> tuple[str, ...]:
-    return tuple(flag for flag in filter(None, texts_of(value)) if not flag.startswith(_TARGET))
+    flags = filter(None, texts_of(value))
+    # Thousands of entries share most of them.
+    return tuple(sys.intern(flag) for flag in flags if not flag.startswith(_TARGET))

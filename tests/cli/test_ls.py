@@ -31,6 +31,8 @@ from cli.helpers import (
 from core.helpers import path_of
 
 import kcache
+from kcache.cli.terminal import cells, cut
+from kcache.cli.terminal import columns as table
 from kcache.entry import encode
 from kcache.nvrtc import PRODUCER
 
@@ -347,9 +349,151 @@ def test_a_narrow_terminal_keeps_the_name_readable(
     item = Item(A, 123_456, 1e9, "kernel", "", source, ("rows<float>",), "sm_90a", 1e9, 1.5)
     head, line = listing.listing([item], 8, 2e9).splitlines()
     assert head.split()[0] == "KEY"
-    assert head.split()[-2:] == ["ARCH", "KERNEL"]
+    assert head.split()[-1] == "KERNEL"
+    assert ("ARCH" in head) == (columns >= 60)
     shown = source if columns == 200 else "reduce_rows.cu"
-    assert line.endswith(f"  {shown}: rows<float>")
+    assert line.endswith(f"  {shown}: rows<float>" if columns > 20 else "  reduce_ro…")
     if columns >= 60:
         assert line.index("reduce_rows.cu") + 24 <= columns
-    assert ("COMPILE" in head) == (columns >= 80)
+    assert ("COMPILE" in head) == (columns == 200)
+
+
+# -- filters of all commands ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (["--name", "axpy"], [A]),
+        (["--name", "k<int>"], [A]),
+        (["--name", "?.cu"], [C, B]),
+        (["--arch", "sm_90"], [C, A]),
+        (["--arch", "80", "--arch", "sm_90"], [C, B, A]),
+        (["--arch", "sm_90", "--name", "c.cu"], [C]),
+        (["--older-than", "1h"], [B]),
+        (["--used-within", "1h"], [C, A]),
+        (["--used-within", "1h", "--older-than", "1h"], []),
+    ],
+)
+def test_ls_and_rm_and_bundles_take_the_same_filters(
+    filters: list[str], expected: list[str], cache_directory: Path, here: Callable, tmp_path: Path
+) -> None:
+    entries = {
+        A: kernel(names=["k<int>", "k<float>"]),
+        B: kernel(source="b.cu", arch="sm_80"),
+        M: manifest(),
+        C: kernel(source="c.cu"),
+    }
+    fill(cache_directory, entries)
+    age(cache_directory, B, 7200)
+    wanted = sorted(expected)
+    assert sorted(row["key"] for row in rows(here("ls", *filters, "--json").out)) == wanted
+    would = json.loads(here("rm", *filters, "--dry-run", "--json").out)
+    assert (would["dry_run"], sorted(would["keys"])) == (True, wanted)
+    bundle = tmp_path / "kernels.kcb"
+    assert here("bundle", "export", *filters, "-o", bundle).code == 0
+    assert (
+        sorted(row["key"] for row in rows(here("bundle", "list", bundle, "--json").out)) == wanted
+    )
+    assert sorted(held(cache_directory)) == sorted(entries)
+    said = here("rm", *filters, "--yes")
+    assert said.code == 0
+    assert said.out.startswith(f"deleted {len(wanted)} entr")
+    assert sorted(held(cache_directory)) == sorted(entries.keys() - wanted)
+
+
+def test_filters_that_nothing_fits(cache_directory: Path, here: Callable) -> None:
+    fill(cache_directory, {A: kernel()})
+    assert here("ls", "--name", "nothing") == (0, "", "kcache: no kernel fits the filters\n")
+    assert here("rm", "--name", "nothing", "--yes").out == "deleted 0 entries, 0 B\n"
+    said = here("ls", "--older-than", "soon")
+    assert said.code == 2
+    assert 'such as "12h" or "30d"' in said.err
+
+
+def test_rm_wants_keys_or_filters(cache_directory: Path, here: Callable) -> None:
+    fill(cache_directory, {A: kernel(), B: kernel()})
+    for arguments in ([], [A, "--name", "axpy"], ["--dry-run"]):
+        said = here("rm", *arguments)
+        assert said.code == 2
+        assert "Give either keys, or options" in said.err
+    assert len(held(cache_directory)) == 2
+    told = json.loads(here("rm", A[:8], "--json").out)
+    assert (told["dry_run"], told["entries"], told["keys"]) == (False, 1, [A])
+    assert told["size_bytes"] > 1000
+
+
+# -- on terminals ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def columns(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Has standard output be a terminal of so many columns."""
+
+    def columns(count: int) -> None:
+        for module in ("kcache.cli.terminal", "kcache.cli.listing"):
+            monkeypatch.setattr(f"{module}.width", lambda: count)
+
+    return columns
+
+
+def test_options_that_differ_stand_behind_the_name(cache_directory: Path, here: Callable) -> None:
+    entries = {key(n): kernel(names=["k"]) for n in range(5)}
+    for number, entry in enumerate(entries.values()):
+        flags = entry.metadata["flags"]
+        assert isinstance(flags, list)
+        flags += ["-std=c++17", *([f"-DN={number}"] if number else [])]
+    names = entries[key(4)].metadata["names"]
+    assert isinstance(names, list)
+    names[:] = ["other"]
+    metadata = {**entries[key(3)].metadata, "compiler": "nvrtc 34cd"}
+    entries[key(3)] = kcache.Entry(entries[key(3)].payload, metadata)
+    fill(cache_directory, entries)
+    lines = {line[:8]: line.partition("axpy.cu: ")[2] for line in here("ls").out.splitlines()[1:]}
+    assert [lines[key(number)[:8]] for number in range(5)] == [
+        "k  [(nvrtc 12ab)]",
+        "k  [-DN=1 (nvrtc 12ab)]",
+        "k  [-DN=2 (nvrtc 12ab)]",
+        "k  [-DN=3 (nvrtc 34cd)]",
+        "other",
+    ]
+    found = {row["key"]: row for row in rows(here("ls", "--json").out)}
+    assert found[key(1)]["flags"] == ["-std=c++17", "-DN=1"]
+    assert found[key(1)]["compiler"] == "nvrtc 12ab"
+
+
+@pytest.mark.parametrize("count", [200, 120, 80, 60, 40, 20, 10, 3, 1])
+def test_no_line_is_longer_than_the_terminal_and_names_keep_room(
+    count: int, cache_directory: Path, here: Callable, columns: Callable
+) -> None:
+    entries = {
+        A: kernel(source="reduce.cu", names=["reduce_by_key<float>"]),
+        B: kernel(source="日本語のとても長い名前のカーネル.cu", names=["カーネル"]),
+        C: kernel(source="e\u0301\n\x1b[31m.cu", names=["x" * 300]),
+    }
+    for number in range(2):
+        entries[key(number)] = kernel(source="options.cu")
+        flags = entries[key(number)].metadata["flags"]
+        assert isinstance(flags, list)
+        flags.append(f"-I/a/very/long/path/that/all/of/them/have/{number}")
+    fill(cache_directory, entries)
+    columns(count)
+    for lines in (here("ls").out.splitlines(), here("ls", "--all").out.splitlines()):
+        assert len(lines) == 6
+        assert all(cells(line) <= count for line in lines)
+    if count >= 40:
+        text = "\n".join(lines)
+        assert "reduce.cu: reduce_by_key" in text
+        assert "日本語のとても長い" in text
+        ends = [line[-2:] for line in lines if "options.cu" in line]
+        assert sorted(ends) == ["0]", "1]"]
+    if count == 60:
+        assert lines[0].split() == ["KEY", "SIZE", "ARCH", "KERNEL"]
+
+
+def test_wide_characters_keep_columns_aligned() -> None:
+    text = table([("日本", "x"), ("abcd", "x"), ("e\u0301", "x")])
+    assert {cells(line) for line in text.splitlines()} == {7}
+    assert [cut(text, 5) for text in ("abcdef", "日本語", "abc")] == ["abcd…", "日本…", "abc"]
+    assert cut("abcdefgh", 5, keep_end=True) == "ab…gh"
+    assert cut("日本語", 0) == ""

@@ -317,6 +317,6 @@ def test_what_they_say_as_json(cache_directory: Path, here: Callable) -> None:
     fill(cache_directory, {key(n): kernel() for n in range(4)})
     said = json.loads(here("trim", "--max-size", "0", "--dry-run", "--json").out)
     assert (said["dry_run"], said["entries"]) == (True, 4)
-    assert said["bytes"] > 4000
+    assert said["size_bytes"] > 4000
     assert json.loads(here("rm", key(1), "--json").out)["keys"] == [key(1)]
     assert json.loads(here("clear", "--yes", "--json").out)["entries"] == 3

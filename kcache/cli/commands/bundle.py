@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from kcache.cli.filters import filter_options
+from kcache.cli.groups import Group
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import (
     directory_option,
@@ -22,6 +24,7 @@ from kcache.util.units import format_size
 
 if TYPE_CHECKING:
     from kcache.admin.bundles import BundleContents, Exported
+    from kcache.admin.filters import Filters
     from kcache.nvrtc.inventory import Item
 
 __all__ = ["bundle"]
@@ -32,7 +35,7 @@ _NAMED = 5
 _file = click.argument("file", type=click.Path(allow_dash=True), metavar="FILE")
 
 
-@click.group(short_help="Write kernels into one file, or read them from one.")
+@click.group(cls=Group, short_help="Write kernels into one file, or read them from one.")
 def bundle() -> None:
     """Copy kernels from one cache to another, in one file.
 
@@ -52,19 +55,7 @@ def bundle() -> None:
     required=True,
     help="The bundle to write, - for standard output. Replaces a bundle, but no other file.",
 )
-@click.option("--arch", multiple=True, help="Only kernels for this target, such as sm_90.")
-@click.option(
-    "--name",
-    multiple=True,
-    metavar="TEXT",
-    help="Only kernels whose source name or name expression has TEXT in it. With * or ?, TEXT is a "
-    "pattern for all of the name.",
-)
-@click.option(
-    "--used-within",
-    metavar="AGE",
-    help="Only kernels that were used in the last AGE, such as 12h, 30d or 2w.",
-)
+@filter_options
 @click.option(
     "--reproducible",
     is_flag=True,
@@ -76,18 +67,16 @@ def bundle() -> None:
 def export(
     *,
     output: str,
-    arch: tuple[str, ...],
-    name: tuple[str, ...],
-    used_within: str | None,
+    filters: Filters,
     reproducible: bool,
     as_json: bool,
     directory: str | None,
 ) -> None:
     """Write kernels into a bundle.
 
-    You can give each option several times. A kernel is exported if it matches each kind of option.
-    Its manifest is exported with it. The same kernels make the same bytes on every machine. The
-    command changes nothing in the cache, and does not count as a use of an entry.
+    A kernel is exported if it matches each kind of option. Its manifest is exported with it. The
+    same kernels make the same bytes on every machine. The command changes nothing in the cache, and
+    does not count as a use of an entry.
     """
     from kcache.admin.bundles import export_bundle
 
@@ -99,9 +88,7 @@ def export(
         done = export_bundle(
             cache,
             target,
-            archs=arch,
-            names=name,
-            used_within=used_within,
+            **filters._asdict(),
             reproducible=reproducible,
         )
     _tell_export(done, output, as_json=as_json)

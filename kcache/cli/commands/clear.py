@@ -45,4 +45,4 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
 
 
 def _json(count: int, size: int) -> str:
-    return json.dumps({"entries": count, "bytes": size}, indent=2)
+    return json.dumps({"entries": count, "size_bytes": size}, indent=2)

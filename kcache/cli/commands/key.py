@@ -6,6 +6,7 @@ import os
 
 import click
 
+from kcache.cli.groups import Group
 from kcache.cli.terminal import show, write_stdout
 from kcache.errors import ConfigError
 from kcache.remote.keys import ED25519, make_keys, public_part, read_keys, write_keys
@@ -13,7 +14,7 @@ from kcache.remote.keys import ED25519, make_keys, public_part, read_keys, write
 __all__ = ["key"]
 
 
-@click.group(short_help="Make keys that sign kernels for other machines.")
+@click.group(cls=Group, short_help="Make keys that sign kernels for other machines.")
 def key() -> None:
     """Make the keys that sign kernels for other machines, and look at them.
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import click
 
-from kcache.admin.bundle_contents import Filters, is_wanted
-from kcache.cli.filters import filter_options, filters_of
+from kcache.admin.filters import Filters, is_wanted
+from kcache.cli.filters import filter_options
 from kcache.cli.listing import item_json, listing
 from kcache.cli.open_cache import directory_option, json_option, open_existing
 from kcache.cli.terminal import say, show
@@ -47,10 +47,7 @@ def list_entries(
     sort: str,
     reverse: bool,
     everything: bool,
-    name: tuple[str, ...],
-    arch: tuple[str, ...],
-    used_within: str | None,
-    older_than: str | None,
+    filters: Filters,
     as_json: bool,
     directory: str | None,
 ) -> None:
@@ -59,12 +56,12 @@ def list_entries(
     KEY has as many digits as tell the entries apart, which is enough for the other commands. AGE is
     the time since the compile, and COMPILE is the time that the compile took. Damaged entries and
     entries of another version of kcache are marked. Listing an entry does not count as a use.
-    If kernels differ only in their options, the list shows these options.
+    If kernels differ only in their options, the list shows these options. On a narrow terminal, it
+    leaves out columns until the names can be read.
 
     A manifest records which headers a source was compiled with, so that kcache notices when a
     header changes. There is one manifest for each source with includes.
     """
-    filters = filters_of(name, arch, used_within, older_than)
     now = time.time()
     cache = open_existing(directory)
     rows: list[Item] = []

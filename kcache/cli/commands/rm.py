@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.bundle_contents import Filters, is_wanted
-from kcache.cli.filters import filter_options, filters_of
-from kcache.cli.keys import SHORT, complete_keys, key_prefix, resolve
+from kcache.admin.filters import Filters, is_wanted
+from kcache.cli.completion import complete_keys
+from kcache.cli.filters import filter_options
+from kcache.cli.keys import SHORT, key_prefix, resolve
 from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
 from kcache.cli.terminal import counted, say, show
 from kcache.engine.journal import DELETED
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["remove"]
 
 
-@click.command("rm", short_help="Delete single entries.")
+@click.command("rm", short_help="Delete single entries, or those that fit filters.")
 @click.argument("keys", metavar="[KEY]...", nargs=-1, type=key_prefix, shell_complete=complete_keys)
 @filter_options
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be deleted; change nothing.")
@@ -34,10 +35,7 @@ __all__ = ["remove"]
 def remove(
     *,
     keys: tuple[str, ...],
-    name: tuple[str, ...],
-    arch: tuple[str, ...],
-    used_within: str | None,
-    older_than: str | None,
+    filters: Filters,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -50,7 +48,6 @@ def remove(
     options shows which kernels fit.
     """
     del yes
-    filters = filters_of(name, arch, used_within, older_than)
     if bool(keys) == (filters != Filters()):
         raise click.UsageError("Give either keys, or options that say which kernels to delete.")
     if not dry_run:
@@ -98,7 +95,7 @@ def _delete(cache: KernelCache, key: str) -> int:
 
 def _tell(deleted: list[str], freed: int, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        what = {"dry_run": dry_run, "keys": deleted, "entries": len(deleted), "bytes": freed}
+        what = {"dry_run": dry_run, "keys": deleted, "entries": len(deleted), "size_bytes": freed}
         show(json.dumps(what, indent=2))
         return
     done = "would delete" if dry_run else "deleted"

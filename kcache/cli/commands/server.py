@@ -6,6 +6,7 @@ import json
 
 import click
 
+from kcache.cli.groups import Group
 from kcache.cli.open_cache import json_option
 from kcache.cli.terminal import show
 from kcache.dropin import endpoint as at
@@ -20,7 +21,7 @@ def _path() -> str:
     return at.user_socket(env.runtime_folders(env.current()))
 
 
-@click.group(short_help="Keep one server for all programs under `kcache run`.")
+@click.group(cls=Group, short_help="Keep one server for all programs under `kcache run`.")
 def server() -> None:
     """Keep one server running, which every `kcache run` of yours uses.
 

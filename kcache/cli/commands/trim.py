@@ -71,7 +71,7 @@ def trim(
 
 
 def _json(count: int, freed: int, *, dry_run: bool) -> str:
-    return json.dumps({"dry_run": dry_run, "entries": count, "bytes": freed}, indent=2)
+    return json.dumps({"dry_run": dry_run, "entries": count, "size_bytes": freed}, indent=2)
 
 
 def _preview(cache: KernelCache, size: int | None, age: float | None) -> tuple[int, int]:
