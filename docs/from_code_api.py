@@ -134,7 +134,10 @@ def _signature(found: Any, title: str, owner: type | None) -> str:
     signature = inspect.signature(found)
     own = _own_annotations(found)
     parameters = [
-        parameter.replace(annotation=_Text(own.get(name, parameter.annotation)))
+        parameter.replace(
+            annotation=_Text(own.get(name, parameter.annotation)),
+            default=_default(parameter.default),
+        )
         for name, parameter in signature.parameters.items()
         if not (owner is not None and name in ("self", "cls"))
     ]
@@ -145,6 +148,13 @@ def _signature(found: Any, title: str, owner: type | None) -> str:
             return_annotation=back if back is inspect.Signature.empty else _Text(back),
         )
     )
+
+
+def _default(value: object) -> object:
+    """Returns a default that shows a function by its name, such as `time.monotonic`."""
+    if inspect.isbuiltin(value):
+        return _Text(f"{value.__module__}.{value.__name__}")
+    return value
 
 
 def _wrapped(call: str) -> list[str]:
@@ -170,6 +180,7 @@ class _Text:
         return text if text is inspect.Parameter.empty else super().__new__(cls)
 
     def __init__(self, text: object) -> None:
+        text = getattr(text, "__forward_arg__", text)  # of a named tuple
         self._text = text if isinstance(text, str) else inspect.formatannotation(text)
 
     def __repr__(self) -> str:

@@ -58,7 +58,7 @@ class Exported(NamedTuple):
 
 
 class BundleContents(NamedTuple):
-    """What a bundle holds, all of it checked.
+    """The contents of a bundle, after a check of the whole file.
 
     Attributes:
         kernels, manifests: their numbers.
@@ -89,9 +89,9 @@ def export_bundle(
 ) -> Exported:
     """Write the kernels of a cache, and the manifests that lead to them, into one file.
 
-    Equal entries make equal files, whatever the backend, the machine and the order of use. The file
-    appears under its name when it is complete. An existing bundle is replaced; any other file is
-    left alone. No use of an entry is recorded. With `KCACHE_SIGNING_KEY_FILE` each entry is signed.
+    Equal entries make equal files, on every machine, with every backend and order of use. The file
+    gets its name when it is complete. It replaces an existing bundle, but no other file. An export
+    is not a use of an entry. With `KCACHE_SIGNING_KEY_FILE`, it signs each entry.
 
     Args:
         cache: a `KernelCache`.

@@ -30,7 +30,10 @@ _COUNTERS = {
     "stale": ("stale", "Entries found that no longer apply."),
     "corrupt": ("corrupt", "Entries found damaged."),
     "rejected": ("rejected", "Entries not stored for lack of room below the cap."),
-    "errors": ("errors", "Operations of the backend that failed and were survived."),
+    "errors": (
+        "errors",
+        "Operations of the backend that failed; no request failed because of them.",
+    ),
     "compile_seconds": ("compile_seconds", "Time spent in compiles that succeeded."),
     "saved_seconds": ("saved_seconds", "Compile time that hits made unnecessary."),
     "hit_seconds": ("hit_seconds", "Time spent in hits."),

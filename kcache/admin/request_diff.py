@@ -18,11 +18,11 @@ class Cause(NamedTuple):
     """One reason why a request is compiled.
 
     Attributes:
-        kind: which, one word, such as `option`; docs/reference/command-line.md lists them.
+        kind: one word for the reason, such as `option`; docs/reference/command-line.md lists them.
         what: a clause for people, such as "the option --std changed from c++17 to c++20".
-        before: what it was, where that can be told; likewise `after`.
-        path: absolute path of the file that it is about.
-        at: when it happened, seconds since the epoch, where that is known.
+        before: the old value, if it is known; likewise `after`, the new one.
+        path: absolute path of the file that the reason is about.
+        at: when it happened, in seconds since the epoch, if that is known.
     """
 
     kind: str

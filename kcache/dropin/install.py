@@ -24,12 +24,11 @@ _installed: list[str] = []
 
 
 def install() -> None:
-    """Have NVRTC answered from the cache in this process, whoever calls it: CuPy, torch, cuda.core.
+    """Answer all calls of NVRTC in this process from the cache, for CuPy, torch and others.
 
-    Call it before anything that uses NVRTC is used; importing is early enough for most packages.
-    Calling it again does nothing, and so does calling it under `kcache run`. Packages that open
-    NVRTC by an absolute path, without looking whether it is loaded, are reached by `kcache run`
-    only.
+    Call this before the first use of NVRTC. For most packages, you may import them first. A second
+    call does nothing, and a call under `kcache run` does nothing, either. Some packages open NVRTC
+    by an absolute path, even if it is loaded already. Only `kcache run` reaches these packages.
 
     Threads: safe. Fork: the child uses the same server, which ends with this process.
 

@@ -46,10 +46,10 @@ FLUSH_INTERVAL = 5.0
 
 
 class CacheEngine:
-    """Entries under keys, bounded by a cap, never a damaged one.
+    """Stores entries under keys, stays below a cap, and never returns a damaged entry.
 
-    Knows nothing of kernels or files. Every failure of the backend is survived, counted in
-    `Stats.errors` and logged once per kind: a failed read is a miss, a failed write stores nothing.
+    It knows nothing of kernels or files. It survives every failure of the backend, counts it in
+    `Stats.errors` and logs it once per kind. A failed read is a miss. A failed write is skipped.
 
     The stored bytes never exceed the cap; with the backends file and zstd, each concurrent writer
     may exceed it by one entry.
@@ -65,10 +65,10 @@ class CacheEngine:
         producer: what made the payloads. Entries of another producer are counted misses.
         read_only: never write, delete or record a use.
         stats_file: where counts are added up over processes; None keeps them in this process.
-        lock_file: by which processes have `get_or_create` make each entry once; with None only
-            threads do.
-        wait: seconds that `get_or_create` waits at most for somebody else who makes the entry.
-        journal: where it is noted what became of entries; None notes nothing.
+        lock_file: processes lock it, so that `get_or_create` makes each entry only once. With
+            None, this is true only for the threads of one process.
+        wait: how many seconds `get_or_create` waits while somebody else makes the entry.
+        journal: records which entries left the cache, and why; None records nothing.
         clock: monotonic seconds, for tests.
 
     Raises:

@@ -44,7 +44,7 @@ class Stats(Record):
         stale: entries found that no longer apply: a header changed, or another format or producer.
         corrupt: entries found damaged.
         rejected: entries not stored because one alone exceeds the cap, or nothing could be evicted.
-        errors: backend operations that failed and were survived.
+        errors: backend operations that failed; no request failed because of them.
         bytes_evicted: stored bytes of the evicted entries.
         compile_seconds: seconds spent in compiles that succeeded.
         saved_seconds: seconds of compiling that hits made unnecessary; each kernel counts
@@ -52,7 +52,7 @@ class Stats(Record):
         hit_seconds: seconds spent in hits.
         coalesced: requests that waited for another thread or process that was making the same
             entry, and got that entry; most of them are `hits`, too.
-        wait_timeouts: requests whose wait timed out, and that went on alone.
+        wait_timeouts: requests whose wait timed out, and that did the work themselves.
         unlocked: requests that could not lock their key between processes, and went on without a
             lock.
         proofs: compiles that only showed whether a kernel is good in another location; they are
@@ -221,11 +221,11 @@ class Counters:
 class StatsFile:
     """The counts of every process that used a directory, in one file.
 
-    Opened on the first `add`, so that a process that only reads the cache once pays nothing
-    before it ends, and opened again when somebody removed or replaced it. Processes: each adds to a
-    record of its own. Crash: counts since the last `add` are lost, nothing else; a damaged record
-    counts as zeros. Fork: the child takes a record of its own. Where the file can't be written, or
-    is none that this class made, `add` raises `BackendError` and the caller goes on without.
+    The first `add` opens the file, so a process that reads the cache only once does not open it
+    before it ends. If somebody removed or replaced the file, it is opened again. Processes: each
+    has its own record. Crash: only the counts since the last `add` are lost; a damaged record
+    counts as zeros. Fork: the child takes another record. If the file can't be written, or is not
+    one that this class made, `add` raises `BackendError`.
     """
 
     SLOTS = 128

@@ -42,13 +42,13 @@ class BackendContract(
 ):
     """Subclass it in a test module, supply `open` and `look`, and pytest runs every promise.
 
-    Each test is a promise, and its docstring says which. What is looked at beside the backend's
-    own answers comes from `look` and the other hooks, which read the medium itself, so that a
-    backend can't agree with itself in error. A backend that is right passes in well under a
-    minute; a test that waits for ever is ended after a minute.
+    Each test checks one promise, which its docstring states. The tests compare the answers of the
+    backend with `look` and the other hooks. These read the medium itself, so the backend can't
+    confirm its own mistakes. A correct backend passes in well under a minute. A test that hangs is
+    ended after a minute.
 
-    Processes are forked where the system can, and killed; a fresh one loads the subclass by
-    its file and name, so it has to be at the top level of a module that can be imported alone.
+    The tests fork and kill processes, where the system can fork. A new process loads the subclass
+    by its file and name, so define it at the top level of a module that can be imported alone.
 
     Attributes:
         machine_settings: Hypothesis's settings for `run_cache_machine`; None for its own.

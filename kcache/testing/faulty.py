@@ -12,12 +12,12 @@ __all__ = ["Fault", "FaultyBackend", "flipped", "truncated"]
 
 
 class Fault:
-    """When a method fails, and with what.
+    """Says when a method fails, and with which error.
 
     Args:
         error: what is raised.
-        every: the n-th call of each n fails; 1 is every call.
-        times: so many failures in all; None is no end of them.
+        every: with n, every n-th call fails; 1 is every call.
+        times: how many calls fail in all; None for no limit.
     """
 
     def __init__(self, error: BaseException, *, every: int = 1, times: int | None = None) -> None:
@@ -36,9 +36,9 @@ class Fault:
 
 
 class FaultyBackend(Backend):
-    """Passes every call on to another backend, notes it, and fails as it is told.
+    """Passes each call to another backend, records it, and fails when you tell it to.
 
-    Threads, processes: as the inner backend; the notes are this object's.
+    Threads, processes: as the inner backend. The recorded calls belong to this object.
 
     Args:
         inner: a new `MemoryBackend` if none is given.
@@ -46,8 +46,8 @@ class FaultyBackend(Backend):
     Attributes:
         faults: method name -> what it raises: an exception on every call, or a `Fault`.
         calls: names of the methods that were called, in order.
-        damage: what is done to a value before `get` or `use` returns it: `flipped`, `truncated`,
-            anything; None returns it as it is.
+        damage: a function that changes a value before `get` or `use` returns it, such as `flipped`
+            or `truncated`; None returns it as it is.
     """
 
     def __init__(self, inner: Backend | None = None) -> None:
