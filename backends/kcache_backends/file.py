@@ -57,9 +57,6 @@ MOST_ABOVE_CAP = 32 << 20
 _CAN_TOUCH_OPEN = os.utime in os.supports_fd
 _COUNTERS = "counters"
 
-#: The engine evicts a tenth of what is stored where there is no room below the cap.
-_TENTH = 10
-
 _names = [f"{shard:02x}" for shard in range(SHARDS)]
 _serial = itertools.count()
 #: Process ids repeat in containers, and with them the name of what a killed process left behind.
@@ -213,9 +210,9 @@ class FileBackend(Backend):
         return len(value)
 
     def _could_make_room(self, size: int) -> bool:
-        """Tell whether a tenth of what is stored has the size of a value that the disk has not."""
+        """Tell whether a tenth of what is stored, which the engine then evicts, has this size."""
         with suppress(BackendError):
-            return self.usage().bytes >= _TENTH * size
+            return self.usage().bytes >= 10 * size
         return False
 
     def delete(self, key: str) -> int:
@@ -339,7 +336,9 @@ class FileBackend(Backend):
             if self._sync:
                 sync(f"{self._root}/{key[:2]}")
         if counters.removed():
-            self._count_anew(shard)
+            counters = self._open_counters()  # another writer made the directory anew meanwhile
+            with counters.changing(shard):
+                self._recount(counters, shard)
 
     def _finish(
         self, counters: ShardCounters, shard: int, count: ShardCount, size: int, entries: int
@@ -349,12 +348,6 @@ class FileBackend(Backend):
             self._recount(counters, shard)
         else:
             counters.finish(shard, count, size=size, entries=entries)
-
-    def _count_anew(self, shard: int) -> None:
-        """Count a shard whose directory somebody removed and another writer made anew meanwhile."""
-        counters = self._open_counters()
-        with counters.changing(shard):
-            self._recount(counters, shard)
 
     def _fill(self, fd: int, value: bytes) -> None:
         rest = memoryview(value)
