@@ -52,6 +52,9 @@ TIMEOUT = 2.0
 #: would wait as long for nothing. Small kernels compile in less.
 SLOW = 0.25
 _MOST_SECONDS = 3600.0
+#: A lease ends so many seconds after its last renewal: only where a machine or an agent is gone,
+#: since an agent gives back what a program leaves. A machine under load may stand still a while.
+LEASE_SECONDS = 30.0
 #: Larger than nearly every kernel (bench: CUTLASS's largest have 10 MB).
 MAX_ENTRY = 64 << 20
 _MOST_TEXT = 4096
@@ -113,6 +116,11 @@ class Address(Record):
     def flag(self, name: str) -> bool:
         """Tell whether an option of the protocol is switched on."""
         return _flag(self.option(name, "0"), name, self.redacted())
+
+    @property
+    def lease_seconds(self) -> float:
+        """After how many seconds a lease that nobody renews ends by itself."""
+        return _seconds(dict(self.options), "lease_seconds", LEASE_SECONDS, self.redacted())
 
     def redacted(self) -> str:
         """Return the address without credentials, to be shown."""
@@ -189,6 +197,7 @@ def _parse(text: object, name: str) -> Address:
         if _flag(common["rw"], "rw", refused) and (kind == "layer" or "ro" in common):
             raise ConfigError(f"{refused}: it is read-only, and rw says otherwise")
         writable = kind != "layer" and _flag(common["rw"], "rw", refused)
+    _seconds(dict(own), "lease_seconds", LEASE_SECONDS, refused)
     return Address(
         kind,
         scheme,

@@ -39,7 +39,7 @@ __all__ = ["IDLE", "LINGER", "Agent", "main"]
 #: Seconds after the last program has hung up until the agent ends: the next command of a shell
 #: script need not start another.
 IDLE = 60.0
-#: Seconds that uploads may take after the last program has ended.
+#: Seconds that uploads may take after the last program has ended, or the agent was told to end.
 LINGER = 60.0
 #: Connections at the same time, each with a thread; more are closed at once.
 MAX_CONNECTIONS = 1024
@@ -51,8 +51,8 @@ QUESTION = 4096
 LOOK_EVERY = 1.0
 #: Seconds between two times that the counts are written down.
 SAVE_EVERY = 10.0
-#: A lease ends this many seconds after its last renewal; it is renewed thrice as often.
-LEASE_SECONDS = 15.0
+#: A lease is renewed so many times before it would end.
+RENEWALS = 6
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
 
 
@@ -79,6 +79,7 @@ class Agent:
         self._uploads = [Uploads(tier, self._uploaded) for tier in tiers]
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
+        self._told_to_end = False
         self._stopped = threading.Event()
         self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: (key, token) -> how many uploads are still to come before the lease is given back.
@@ -96,7 +97,7 @@ class Agent:
         poll.register(self._awake, select.POLLIN)
         threading.Thread(target=self._renew_leases, daemon=True).start()
         needed = saved = time.monotonic()
-        while not self._stopped.is_set():
+        while not self._told_to_end:
             if poll.poll(LOOK_EVERY * 1e3):
                 self._accept()
             now = time.monotonic()
@@ -114,18 +115,26 @@ class Agent:
 
     def wake(self) -> None:
         """End `serve` soon, from any thread."""
-        self._stopped.set()
+        self._told_to_end = True
         with suppress(OSError):  # it has ended
             os.eventfd_write(self._awake, 1)
 
     def _stop(self) -> None:
-        """Let go of the socket and of the remotes."""
-        self._stopped.set()
-        self._save_counts()
-        if _inode(self._path) == self._inode:
-            with suppress(OSError):
-                os.unlink(self._path)
+        """Let go of the socket and of the remotes.
+
+        What programs have handed over is uploaded first: they have ended, perhaps, and others wait
+        for what they made under a lease. No lease stays behind.
+        """
+        self._unlink()
         self._listener.close()
+        self._flush(LINGER)
+        self._stopped.set()
+        if _inode(self._path) is None:  # no other agent has gone on from the counts
+            save_counts(self._path, [tier.as_dict() for tier in self._tiers])
+        with self._lock:
+            leases = list(self._leases)
+        for lease in leases:
+            self._give_back(lease)
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
@@ -134,6 +143,13 @@ class Agent:
         for tier in self._tiers:
             with suppress(Exception):
                 tier.close()
+
+    def _unlink(self) -> None:
+        """Save the counts, and let programs start another agent."""
+        self._save_counts()
+        if _inode(self._path) == self._inode:
+            with suppress(OSError):
+                os.unlink(self._path)
 
     def _save_counts(self) -> None:
         """Write what was counted beside the socket, for the next agent and for commands."""
@@ -283,7 +299,7 @@ class Agent:
         if tier is None:
             return [b"none"]
         token = secrets.token_hex(32)
-        taken = tier.lease(key, token, LEASE_SECONDS)
+        taken = tier.lease(key, token, tier.address.lease_seconds)
         if taken is None:
             return [b"none"]
         if not taken:
@@ -303,11 +319,12 @@ class Agent:
     def _renew_leases(self) -> None:
         """Renew what programs hold, while they and this process live."""
         tier = self._lease_tier()
-        while tier is not None and not self._stopped.wait(LEASE_SECONDS / 3):
+        seconds = 0.0 if tier is None else tier.address.lease_seconds
+        while tier is not None and not self._stopped.wait(seconds / RENEWALS):
             with self._lock:
                 leases = list(self._leases)
             for lease in leases:
-                if tier.renew(*lease, LEASE_SECONDS) is False:
+                if tier.renew(*lease, seconds) is False:
                     with self._lock:  # lost: at worst, somebody else compiles it, too
                         self._leases.pop(lease, None)
 

@@ -308,6 +308,43 @@ def test_a_lease_belongs_to_one_and_ends_with_its_upload(tmp_path: Path) -> None
         assert KEY not in store.leases
 
 
+def test_an_agent_that_is_told_to_end_uploads_first(tmp_path: Path) -> None:
+    """Others wait for what was made under a lease: it is there before the lease is given back."""
+    store = MemoryStore()
+    begun, go_on = threading.Event(), threading.Event()
+    there: list[bool] = []
+
+    def trouble(operation: str) -> None:
+        if operation == "put":
+            begun.set()
+            go_on.wait(60)
+        elif operation == "release":
+            there.append(KEY in store.values)
+
+    store.trouble = trouble
+    with agent(tmp_path, tier(store, LEASES)) as client:
+        lease = client.lease(KEY)
+        assert isinstance(lease, Lease)
+        client.put(Upload((KEY, envelope(KEY)), None, (lease.key, lease.token)), lease)
+        assert begun.wait(60)
+        client.stop()
+        until(lambda: not (tmp_path / "agent.socket").exists())  # another one can be started
+        assert store.leases
+        go_on.set()
+    assert KEY in store.values
+    assert there == [True]
+    assert not store.leases
+
+
+def test_an_agent_that_ends_leaves_no_lease(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with agent(tmp_path, tier(store, LEASES)) as client:
+        lease = client.lease(KEY)
+        assert isinstance(lease, Lease)
+        client.stop()
+        until(lambda: not store.leases)
+
+
 def test_a_lease_ends_with_the_program(tmp_path: Path) -> None:
     store = MemoryStore()
     with agent(tmp_path, tier(store, LEASES)) as client:

@@ -39,6 +39,20 @@ print(json.dumps(stats.to_dict()))
 """
 
 
+#: Compiles the first kernel under its lease, and goes no further: it is killed before the upload.
+HOLDER = """
+import sys, kcache
+from kcache.kernels.remotes import RemoteKernels
+def stay(self, *arguments):
+    print("compiled", arguments[-1] is not None, flush=True)
+    sys.stdin.read()
+RemoteKernels.upload = stay
+with kcache.KernelCache(sys.argv[1], remote=sys.argv[2]) as cache:
+    source = 'extern "C" __global__ void k(int* out) { *out = 0; }'
+    cache.get_or_compile(source, options=kcache.CompileOptions(arch="sm_80"))
+"""
+
+
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     pytest.importorskip("redis")
@@ -46,29 +60,44 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]
         yield made
 
 
-def _job(tmp_path: Path, remote: str, processes: int, kernels: int) -> list[dict[str, float]]:
-    """Run as many processes on two hosts, and return what each has counted."""
+def _job(
+    tmp_path: Path, remote: str, processes: int, kernels: int, *, killed: bool = False
+) -> list[dict[str, float]]:
+    """Run as many processes on two hosts, and return what each has counted.
+
+    Args:
+        killed: whether one more holds the lease of the first kernel when they begin, has compiled
+            it, and is killed before it uploads it.
+    """
     runtime = Path(tempfile.mkdtemp(prefix="kc-"))
-    running = []
+    running: list[subprocess.Popen[bytes]] = []
+
+    def run(host: str, code: str, *arguments: object) -> subprocess.Popen[bytes]:
+        (runtime / host).mkdir(mode=0o700, exist_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / host), remote, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(runtime / host)},
+        )
+        running.append(process)
+        return process
+
     try:
+        holder = run("host0", HOLDER) if killed else None
+        if holder is not None:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"compiled True\n"
         for number in range(processes):
-            host = f"host{number % 2}"
-            (runtime / host).mkdir(mode=0o700, exist_ok=True)
-            environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime / host)}
-            arguments = [str(tmp_path / host), remote, str(kernels), str(number * 3 % kernels)]
-            running.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", PROGRAM, *arguments],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=environment,
-                )
-            )
-        for process in running:
+            run(f"host{number % 2}", PROGRAM, kernels, number * 3 % kernels)
+        jobs = running[-processes:]
+        for process in jobs:
             assert process.stdin is not None
             process.stdin.write(b"\n")
             process.stdin.flush()
-        return [json.loads(process.communicate(timeout=280)[0]) for process in running]
+        if holder is not None:
+            holder.send_signal(signal.SIGKILL)
+        return [json.loads(process.communicate(timeout=280)[0]) for process in jobs]
     finally:
         for process in running:
             process.kill()
@@ -87,6 +116,19 @@ def test_every_kernel_is_compiled_once_on_all_hosts(
     assert sum(stats["hits"] for stats in counted) == (processes - 1) * kernels
     assert sum(stats["wait_timeouts"] for stats in counted) == 0
     assert sum(stats["remote_errors"] for stats in counted) == 0
+
+
+def test_a_holder_that_is_killed_costs_all_hosts_one_more_compile(
+    redis_server: servers.Redis, tmp_path: Path, long: bool
+) -> None:
+    """Its own, which nobody has seen; the others compile each kernel once."""
+    pytest.importorskip("redis")
+    processes, kernels = (64, 40) if long else (4, 3)
+    remote = f"redis://127.0.0.1:{redis_server.port}/10/killed?{PATIENT}"
+    counted = _job(tmp_path, remote, processes, kernels, killed=True)
+    assert sum(stats["compiles"] for stats in counted) + 1 == kernels + 1
+    assert sum(stats["hits"] for stats in counted) == (processes - 1) * kernels
+    assert sum(stats["wait_timeouts"] for stats in counted) == 0
 
 
 def test_a_holder_that_is_killed_costs_one_more_compile(
