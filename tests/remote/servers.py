@@ -215,14 +215,15 @@ http {{
     location /round/ {{ return 302 /round$uri; }}
     location /untls/ {{ return 302 http://127.0.0.1:{port}/cache$uri; }}
     location /file/ {{ return 302 file:///etc/passwd; }}
+    {more}
   }}
 }}
 """
 
 
 @contextmanager
-def nginx(place: Path) -> Iterator[Nginx]:
-    """Start an nginx."""
+def nginx(place: Path, more: str = "") -> Iterator[Nginx]:
+    """Start an nginx; `more` goes into its server."""
     path = program("nginx", "nginx-light")
     port, tls_port = free_port(), free_port()
     for name in ("files", "tmp"):
@@ -237,7 +238,7 @@ def nginx(place: Path) -> Iterator[Nginx]:
     (place / "users").write_text(f"user:{crypted}")
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     text = _NGINX.format(
-        place=place, port=port, tls_port=tls_port, user="user root;" if root else ""
+        place=place, port=port, tls_port=tls_port, user="user root;" if root else "", more=more
     )
     (place / "nginx.conf").write_text(textwrap.dedent(text))
     command = [path, "-e", str(place / "error.log"), "-p", str(place), "-c", "nginx.conf"]

@@ -12,6 +12,7 @@ from nvrtc.reference import ARCH, KERNEL, working_directory, write
 
 import kcache
 from kcache.errors import ConfigError
+from kcache.remote.keys import make_keys, write_keys
 from kcache.util import safe_path
 
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
@@ -196,6 +197,22 @@ def test_another_users_directory_and_a_read_only_mount(tmp_path: Path, backend: 
         [*unshared, *arguments], capture_output=True, text=True, check=False, timeout=120
     )
     assert run.stdout.split() == ["True", "1", "0"], run.stderr
+
+
+def test_a_directory_is_trusted_for_its_owner_with_a_signing_key_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files carry no signatures; who may write to it decides, as for the cache itself."""
+    fill(tmp_path / "layer")
+    write_keys(str(tmp_path / "key"), make_keys("hmac")[0])
+    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / "key"))
+    layer = f"file://{tmp_path}/layer"
+    with kcache.KernelCache(tmp_path / "own", remote=layer) as cache:
+        assert cache.get_or_compile(source(), options=ARCH).cached
+        assert cache.stats().layer_hits == 1
+    (tmp_path / "layer").chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write to it"):
+        kcache.KernelCache(tmp_path / "own", remote=layer)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

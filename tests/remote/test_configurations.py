@@ -1,0 +1,76 @@
+"""The configurations of servers that the documentation recommends do what it says of them."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from remote import servers
+from remote.machines import ARCH, Machines, machines, of_agent, of_client, source
+
+from kcache.entry import Entry, decode, encode
+from kcache.remote.manifests import MAX_SETS, merged
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/share-with-your-team.md"
+PATIENT = "slow=60&connect_timeout=30&timeout=30"
+
+
+@pytest.fixture
+def hosts(
+    nvrtc: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Machines]:
+    with machines(tmp_path, monkeypatch) as made:
+        yield made
+
+
+def test_nginx(hosts: Machines, tmp_path: Path) -> None:
+    """Who has a password writes, everybody reads, nobody else writes."""
+    (block,) = re.findall(r"```nginx\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    place = tmp_path / "nginx"
+    block = block.replace("/srv", f"{place}/srv").replace(
+        "/etc/nginx/kcache.users", f"{place}/users"
+    )
+    (place / "srv").mkdir(parents=True)
+    with servers.nginx(place, block) as server:
+        at = f"127.0.0.1:{server.port}/kcache"
+        with hosts.cache("writes", f"http://user:secret@{at}?{PATIENT}") as cache:
+            cache.get_or_compile(source(1), options=ARCH)
+            assert of_client(cache).flush(60)
+            assert of_agent(cache)["uploads"] == 1
+        with hosts.cache("reads", f"http://{at}?{PATIENT}") as cache:
+            assert cache.get_or_compile(source(1), options=ARCH).cached
+            assert not cache.get_or_compile(source(2), options=ARCH).cached
+            assert of_client(cache).flush(60)
+            counts = of_agent(cache)
+            assert (counts["uploads"], counts["refused"], counts["dropped"]) == (0, 1, 1)
+    assert len([path for path in (place / "srv/kcache").rglob("*") if path.is_file()]) == 1
+
+
+def test_redis(tmp_path: Path) -> None:
+    """The server takes the settings, and then keeps to them."""
+    said = re.findall(r"`(maxmemory[^`]*)`", PAGE.read_text(encoding="utf-8"))
+    assert len(said) == 2
+    with (
+        servers.redis(tmp_path, *(f"--{each}" for each in said)) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection,
+    ):
+        connection.sendall(b"CONFIG GET maxmemory*\r\nQUIT\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode().split()
+    assert answer[answer.index("maxmemory") + 2] == str(10 << 30)
+    assert answer[answer.index("maxmemory-policy") + 2] == "allkeys-lru"
+
+
+def test_a_remote_manifest_keeps_its_bound() -> None:
+    """What many machines merge into one stays as long as a reader reads; the newest are kept."""
+    key = "ab" * 32
+    manifest = Entry({"set0": b"0"})
+    for number in range(1, 3 * MAX_SETS):
+        both = merged(manifest, Entry({"set0": b"%d" % number}))
+        assert both is not None
+        manifest = decode(encode(key, both), key)
+    newest = [b"%d" % n for n in reversed(range(2 * MAX_SETS, 3 * MAX_SETS))]
+    assert list(manifest.payload.values()) == newest
+    assert merged(manifest, Entry({"set0": newest[-1]})) is None
