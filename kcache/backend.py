@@ -168,10 +168,10 @@ class UnavailableBackend(Backend):
     """
 
     def __init__(self, reason: str) -> None:
-        self._reason = reason
+        self.reason = reason
 
     def _fail(self) -> NoReturn:
-        raise BackendError(f"no backend: {self._reason}")
+        raise BackendError(f"no backend: {self.reason}")
 
     def get(self, key: str) -> bytes | None:
         """Raise BackendError."""

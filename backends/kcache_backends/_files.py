@@ -26,6 +26,7 @@ __all__ = [
     "read_on",
     "rename",
     "require_ours",
+    "require_own_shard",
     "require_private",
     "size_of",
     "somebody",
@@ -89,16 +90,9 @@ def somebody(status: os.stat_result) -> str:
 
 
 def size_of(path: str) -> int | None:
-    """Return the length of a regular file in a shard; None for anything else, which is no entry.
-
-    Raises:
-        NotOursError: its shard is a link, or no directory: what is written there is elsewhere.
-    """
-    shard = os.path.dirname(path)
+    """Return the length of a regular file; None for anything else, which is no entry."""
     try:
-        if not S_ISDIR(os.lstat(shard).st_mode):
-            raise NotOursError("it is a link or no directory, and kcache made none", shard)
-        status = os.lstat(path)
+        status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return None
     return status.st_size if S_ISREG(status.st_mode) else None
@@ -157,6 +151,16 @@ def make_shard(directory: str, make_root: Callable[[], object]) -> None:
         make_root()
         with suppress(FileExistsError):
             os.mkdir(directory, 0o700)
+
+
+def require_own_shard(directory: str) -> None:
+    """Refuse a shard that is a link, or no directory: what is written there would be elsewhere.
+
+    Raises:
+        NotOursError: it is; FileNotFoundError: it is not there.
+    """
+    if not S_ISDIR(os.lstat(directory).st_mode):
+        raise NotOursError("it is a link or no directory, and kcache made none", directory)
 
 
 def require_private(directory: str) -> None:

@@ -37,6 +37,7 @@ from kcache_backends._files import (
     read_on,
     rename,
     require_ours,
+    require_own_shard,
     require_private,
     size_of,
 )
@@ -218,11 +219,13 @@ class FileBackend(Backend):
     def delete(self, key: str) -> int:
         """Remove `key`; return the bytes freed, 0 if it was absent."""
         self._cold.deleted(key)
-        path, shard = self._path(key), int(key[:2], 16)
+        path = self._path(key)
+        shard = int(key[:2], 16)
         with self._translated("delete"), self._changing(shard) as (counters, count):
             size = size_of(path)
             if size is None:
                 return 0
+            require_own_shard(f"{self._root}/{key[:2]}")
             counters.begin(shard, count)
             with suppress(FileNotFoundError):
                 os.unlink(path)
@@ -308,11 +311,13 @@ class FileBackend(Backend):
     # -- writing -------------------------------------------------------------------------------
 
     def _put(self, key: str, value: bytes) -> None:
-        path, shard = self._path(key), int(key[:2], 16)
+        path = self._path(key)
+        shard = int(key[:2], 16)
         unique = f"{os.getpid()}-{_process}-{next(_serial)}"
         temporary = f"{self._root}/{key[:2]}/.{key[:16]}-{unique}.tmp"
         with self._changing(shard) as (counters, count):
             try:
+                require_own_shard(f"{self._root}/{key[:2]}")
                 replaced = size_of(path)
                 counters.begin(shard, count, size=len(value), entries=1)
                 fd = os.open(temporary, CREATE, 0o600)

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.admin.bundles import HasEngine, contents, sealer_of, verified
+from kcache.backend import NoBackend
 from kcache.bundle.files import Source, opened
 from kcache.engine.eviction import LOW_WATER
 from kcache.engine.key_locks import KeyLocks
@@ -75,6 +76,8 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
     if engine.read_only:
         raise ConfigError("the cache is open for reading only: nothing can be imported")
     engine.backend.usage()  # raises where there is no backend
+    if isinstance(engine.backend, NoBackend):
+        raise BackendError(f"nothing can be imported: {engine.backend.reason}")
     with opened(source) as bundle:
         return _Import(engine, bundle, sealer_of(cache.config)).run()
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from kcache.admin.bundle_contents import pairs
 from kcache.admin.filters import Filters, parse_filters
-from kcache.backend import EntryInfo
+from kcache.backend import EntryInfo, NoBackend
 from kcache.bundle.files import Source, opened, replacing
 from kcache.bundle.format import PLAIN, SEALED
 from kcache.bundle.reader import Bundle
 from kcache.bundle.writer import BundleWriter
 from kcache.config import Config
-from kcache.errors import BundleError, ConfigError
+from kcache.errors import BackendError, BundleError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at
 
@@ -115,6 +115,8 @@ def export_bundle(
     sealer = sealer_of(cache.config)
     if sealer is not None and not sealer.can_seal:
         raise ConfigError(f"{cache.config.signing_key_file.value} has no key that can sign")
+    if isinstance(cache.engine.backend, NoBackend):
+        raise BackendError(f"nothing can be exported: {cache.engine.backend.reason}")
     if not isinstance(target, (str, os.PathLike)):
         return _write(cache.engine, target, filters, reproducible=reproducible, sealer=sealer)
     with replacing(os.path.realpath(target)) as file:

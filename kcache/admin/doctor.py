@@ -149,7 +149,7 @@ def _directory(facts: Facts) -> Iterator[Finding]:
     if location is None:
         return
     elsewhere = "name another directory with KCACHE_DIR or --directory"
-    problems = list(_permissions(facts, elsewhere))
+    problems = list(_permissions(facts, elsewhere)) or list(_refusal(facts, elsewhere))
     yield from problems
     if facts.homeless:
         yield Finding(
@@ -200,6 +200,13 @@ def _permissions(facts: Facts, elsewhere: str) -> Iterator[Finding]:
             f"{path} can't be {'written to' if location.exists else 'made'}: {location.obstacle}",
             do,
         )
+
+
+def _refusal(facts: Facts, elsewhere: str) -> Iterator[Finding]:
+    """Yield why a cache would not use the directory, for another reason than its rights."""
+    if facts.location is not None and facts.location.refused:
+        do = f"{elsewhere[0].upper()}{elsewhere[1:]}."
+        yield Finding(PROBLEM, "directory", facts.location.refused, do)
 
 
 def _file_system(facts: Facts) -> Iterator[Finding]:

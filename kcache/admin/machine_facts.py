@@ -23,7 +23,7 @@ from kcache.config import (
     default_cache_directory,
     temporary_cache_directory,
 )
-from kcache.directory import CacheDirectory
+from kcache.directory import CacheDirectory, prepare
 from kcache.environment import unknown_variables
 from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError, KcacheError
 from kcache.util.cuda_driver import Version, driver_version
@@ -52,6 +52,7 @@ class CacheLocation:
         owner: its user's id.
         mode: its permission bits.
         obstacle: why nothing can be written to it, or empty.
+        refused: why a cache refuses it (unsafe, or somebody else's), or empty.
         system: its file system.
         free: bytes that this user may still write there.
         total: bytes of the whole file system.
@@ -64,6 +65,7 @@ class CacheLocation:
     owner: int
     mode: int
     obstacle: str
+    refused: str
     system: FileSystem
     free: int
     total: int
@@ -167,7 +169,7 @@ def gather(
     config, bad = _settings(directory)
     libraries, broken = _libraries()
     location = None if bad.keys() & {"directory"} else _location(config, system)
-    there = location is not None and location.exists and location.is_directory
+    there = location is not None and location.exists and not location.refused
     return Facts(
         python=tuple(sys.version_info[:3]),
         libraries=libraries,
@@ -240,12 +242,12 @@ def _location(config: Config, system: Callable[[str], FileSystem]) -> CacheLocat
         nearest = os.path.dirname(nearest)
     owner = mode = free = total = 0
     is_directory = os.path.isdir(nearest)
-    obstacle = ""
+    obstacle, refused = "", _refusal(path)
     try:
         status = os.stat(nearest)
         owner, mode = status.st_uid, status.st_mode & 0o7777
         if is_directory:
-            obstacle = _obstacle(nearest, probe=nearest == path)
+            obstacle = _obstacle(nearest, probe=nearest == path and not refused)
             total, _, free = shutil.disk_usage(nearest)
     except OSError as error:
         obstacle = error.strerror or str(error)
@@ -257,10 +259,22 @@ def _location(config: Config, system: Callable[[str], FileSystem]) -> CacheLocat
         owner=owner,
         mode=mode,
         obstacle=obstacle,
+        refused=refused,
         system=system(nearest),
         free=free,
         total=total,
     )
+
+
+def _refusal(path: str) -> str:
+    """Return why a cache refuses a directory: it is unsafe, or somebody else's. Nothing changes."""
+    try:
+        prepare(path, read_only=True)
+    except ConfigError as error:
+        return str(error)
+    except KcacheError:  # it can't be looked at, or is not there
+        return ""
+    return ""
 
 
 def _is_homeless(location: CacheLocation) -> bool:

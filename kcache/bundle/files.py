@@ -14,6 +14,7 @@ from typing import BinaryIO
 from kcache.bundle.format import HEAD_SIZE, is_head
 from kcache.bundle.reader import Bundle, is_bundle
 from kcache.errors import BundleError
+from kcache.util.open_file import open_own
 
 __all__ = ["Source", "opened", "replacing"]
 
@@ -74,12 +75,13 @@ def _sweep(folder: str, name: str) -> None:
     if sys.platform == "win32":
         return
     with suppress(OSError):
-        for entry in list(os.scandir(folder)):
+        for entry in list(os.scandir(folder or os.curdir)):
             middle = entry.name.removeprefix(f".{name}.").removesuffix(".tmp")
             if entry.name != f".{name}.{middle}.tmp" or not middle.isdecimal():
                 continue
-            with suppress(OSError), open(entry.path, "rb") as file:
-                if entry.is_file(follow_symlinks=False) and _lock(file.fileno()):
+            with suppress(OSError):
+                file = open_own(entry.path, os.O_RDONLY)  # a pipe is not waited for
+                if _lock(file.fd):
                     os.unlink(entry.path)
 
 

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 3 ms more
 import os
+import stat
+import time
 from contextlib import suppress
 
-from kcache.util.private_socket import MOST_PATH, above_standard, bound, private_folder
+from kcache.util.private_socket import (
+    MOST_PATH,
+    above_standard,
+    bound,
+    is_same_user,
+    private_folder,
+)
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
@@ -21,6 +29,8 @@ __all__ = ["Endpoint", "above_standard", "ask", "listen", "listen_for_user", "sw
 ASK_TIMEOUT = 5.0
 _NAME = "socket"
 _PREFIX = "kcache-run-"
+#: Bytes that are received at a time.
+_PART = 1 << 16
 
 
 class Endpoint:
@@ -86,12 +96,32 @@ def _runs(process: int) -> bool:
 
 
 def _remove(folder: str) -> None:
-    """Remove an endpoint's directory; another user's stays."""
-    for name in (_NAME, f"{_NAME}.silent"):
-        with suppress(OSError):
-            os.unlink(os.path.join(folder, name))
+    """Remove an endpoint's directory; one that is not the user's stays, and so does what it has.
+
+    It lies among the directories of all users: a link of that name may lead to anything.
+    """
+    try:
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if os.fstat(at).st_uid != os.geteuid():
+            return
+        for name in (_NAME, f"{_NAME}.silent"):
+            with suppress(OSError):
+                if _is_left_behind(os.lstat(name, dir_fd=at)):
+                    os.unlink(name, dir_fd=at)
+    finally:
+        os.close(at)
     with suppress(OSError):
         os.rmdir(folder)
+
+
+def _is_left_behind(status: os.stat_result) -> bool:
+    """Tell whether this is a socket, or the empty file of a server that was silent."""
+    return stat.S_ISSOCK(status.st_mode) or (
+        stat.S_ISREG(status.st_mode) and status.st_size == 0 and status.st_nlink == 1
+    )
 
 
 def user_socket(folders: Iterable[str]) -> str:
@@ -120,30 +150,41 @@ def _bound(path: str) -> Endpoint:
 
 
 def ask(path: str, kind: int) -> bytes | None:
-    """Return what the server at `path` answers a frame of that kind without payload, or None."""
+    """Return what the server at `path` answers a frame of that kind without payload, or None.
+
+    None, too, if the server is another user's, or has not answered within `ASK_TIMEOUT`: one that
+    sends signs of life for ever keeps nobody.
+    """
     import socket
 
     from kcache.dropin import protocol
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ASK_TIMEOUT)
+        until = time.monotonic() + ASK_TIMEOUT
         try:
             connection.connect(path)
+            if not is_same_user(connection):
+                return None
             connection.sendall(protocol.frame(kind))
             while True:
-                got, size = protocol.unpack_head(_exactly(connection, protocol.HEAD_SIZE))
-                payload = _exactly(connection, size)
+                got, size = protocol.unpack_head(_exactly(connection, protocol.HEAD_SIZE, until))
+                payload = _exactly(connection, size, until)
                 if got != protocol.WAIT:
                     return payload
         except (OSError, protocol.ProtocolError):
             return None
 
 
-def _exactly(connection: _socket.socket, size: int) -> bytes:
-    received = b""
+def _exactly(connection: _socket.socket, size: int, until: float) -> bytes:
+    received = bytearray()
     while len(received) < size:
-        part = connection.recv(size - len(received))
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the server takes too long")
+        connection.settimeout(left)
+        part = connection.recv(min(size - len(received), _PART))
         if not part:
             raise ConnectionError("the server is gone")
         received += part
-    return received
+    return bytes(received)

@@ -94,9 +94,9 @@ def _shown(remote: str) -> str:
 
 
 def runtime_folders(environment: Mapping[str, str]) -> list[str]:
-    """Return where sockets may go, best first."""
-    named = (environment.get(name) for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
-    return [*filter(None, named), "/tmp"]
+    """Return where sockets may go, best first: absolute, since programs change directory."""
+    named = (environment.get(name, "") for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
+    return [*filter(os.path.isabs, named), "/tmp"]
 
 
 def cache_home(environment: Mapping[str, str]) -> str | None:

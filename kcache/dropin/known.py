@@ -12,11 +12,14 @@ import os
 from contextlib import suppress
 from typing import cast
 
+from kcache.util.open_file import open_own
+
 __all__ = ["Release", "recall", "remember"]
 
 #: (version, architectures).
 Release = tuple[tuple[int, int], tuple[int, ...]]
 _MOST = 64
+_MOST_BYTES = 4096
 
 
 def recall(folder: str | None, identity: str) -> Release | None:
@@ -24,9 +27,9 @@ def recall(folder: str | None, identity: str) -> Release | None:
     if folder is None:
         return None
     try:
-        with open(_path(folder, identity), encoding="ascii") as file:
-            found: object = json.loads(file.read(4096))
-    except (OSError, ValueError):
+        file = open_own(_path(folder, identity), os.O_RDONLY)
+        found: object = json.loads(os.read(file.fd, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, list):
         return None

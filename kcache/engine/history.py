@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 
 from kcache.errors import BackendError
 from kcache.util.locks import RangeLocks, pread, pwrite
-from kcache.util.open_file import OpenFile, has_header, open_or_replace, open_own
+from kcache.util.marker import open_or_replace
+from kcache.util.open_file import OpenFile, has_header, open_own
 from kcache.util.record import Record
 
 __all__ = ["COUNTED", "HOURS", "HOUR_SECONDS", "History", "Hour"]

@@ -20,7 +20,8 @@ from contextlib import suppress
 
 from kcache.directory import CacheDirectory
 from kcache.util.locks import pread
-from kcache.util.open_file import OpenFile, open_or_replace, open_own
+from kcache.util.marker import open_or_replace
+from kcache.util.open_file import OpenFile, open_own
 from kcache.util.record import Record
 
 __all__ = [

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from kcache.util.locks import RangeLocks, pread, pwrite
-from kcache.util.open_file import OpenFile, open_or_replace
+from kcache.util.marker import open_or_replace
+from kcache.util.open_file import OpenFile
 
 __all__ = ["ByteLocks", "FileLocks", "KeyLocks"]
 

@@ -23,7 +23,8 @@ from kcache.engine.history import COUNTED, History
 from kcache.errors import BackendError
 from kcache.util.forks import after_fork
 from kcache.util.locks import RangeLocks, pread, pwrite
-from kcache.util.open_file import OpenFile, has_header, open_or_replace, open_own
+from kcache.util.marker import open_or_replace
+from kcache.util.open_file import OpenFile, has_header, open_own
 from kcache.util.record import Record
 
 __all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]

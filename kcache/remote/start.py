@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kcache.remote.protocol import MAX_MESSAGE, STATS
 from kcache.remote.store import RemoteError
-from kcache.util.private_socket import MOST_PATH, bound, private_folder
+from kcache.util.private_socket import MOST_PATH, bound, is_same_user, private_folder
 from kcache.util.wire import WireError, receive, send
 
 if TYPE_CHECKING:
@@ -102,10 +102,12 @@ def _connect(path: str) -> socket.socket | None:
     connection.setblocking(False)  # full backlogs don't block, either
     try:
         connection.connect(path)
+        if is_same_user(connection):
+            return connection
     except OSError:
-        connection.close()
-        return None
-    return connection
+        pass
+    connection.close()
+    return None
 
 
 def _start(path: str, setup: Setup, environment: Mapping[str, str]) -> None:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
-from kcache.util.open_file import NotOursError, open_own
+from kcache.util.locks import RangeLocks
+from kcache.util.open_file import NotOursError, OpenFile, is_own, open_own, owner_problem
 
-__all__ = ["NAME", "claim", "is_empty", "is_marked", "mark"]
+__all__ = ["NAME", "claim", "is_empty", "is_marked", "mark", "open_or_replace"]
 
 NAME = "kcache.json"
 _FORMAT = "kcache-directory/1"
@@ -103,3 +105,58 @@ def claim(folder: str) -> None:
             folder,
         )
     mark(folder)
+
+
+# -- files of a cache that are damaged -------------------------------------------------------------
+
+#: Locked while a damaged file is set aside: far behind what any of our files holds, and behind the
+#: bytes that other locks are on.
+_ASIDE = (1 << 63) - 2
+_TRIES = 3
+
+
+def open_or_replace(path: str, flags: int, is_sound: Callable[[OpenFile], bool]) -> OpenFile:
+    """Open a file for writing; one that is not sound gets another name, and a new one is made.
+
+    So what is in it is not lost: it may have been damaged, or it may never have been ours. The
+    other name is that of the file with `.damaged` behind it. In a directory that is no cache the
+    file keeps its name: it is somebody else's.
+
+    Args:
+        path: the file, made if it is not there.
+        flags: as for `os.open`.
+        is_sound: tells whether what was opened is new, or a file that kcache wrote.
+
+    Raises:
+        NotOursError: it is not a plain file of the present user with one name, or it is not sound
+            and lies in a directory that is no cache. Nothing was changed.
+        OSError: it can't be opened, or not be set aside.
+    """
+    for _ in range(_TRIES):
+        file = open_own(path, flags | os.O_CREAT)
+        if is_sound(file):
+            return file
+        _require_cache(path)
+        # Of several who find the damage one sets the file aside; the others find the new one then.
+        with RangeLocks(file).held(_ASIDE, 1, timeout=1.0):
+            if file.is_at(path):
+                _set_aside(path)
+    raise NotOursError("it is no file of kcache, time and again", path)
+
+
+def _require_cache(path: str) -> None:
+    if not is_marked(os.path.dirname(path)):
+        reason = f"it is no file of kcache, and there is no {NAME} of kcache's beside it"
+        raise NotOursError(reason, path)
+
+
+def _set_aside(path: str) -> None:
+    aside = f"{path}.damaged"
+    try:
+        status = os.stat(aside, follow_symlinks=False)
+    except FileNotFoundError:
+        pass
+    else:
+        if not is_own(status):
+            raise NotOursError(f"it is {owner_problem(status)}", aside)
+    os.rename(path, aside)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from stat import S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
 
 from kcache.util.forks import after_fork
-from kcache.util.locks import RangeLocks, pread, pwrite
+from kcache.util.locks import pread, pwrite
 
 __all__ = [
     "SAFE",
@@ -22,7 +21,6 @@ __all__ = [
     "has_header",
     "is_own",
     "open_own",
-    "open_or_replace",
     "owner_problem",
 ]
 
@@ -162,12 +160,6 @@ def open_own(path: str, flags: int) -> OpenFile:
     return OpenFile(fd, status)
 
 
-#: Locked while a damaged file is set aside: far behind what any of our files holds, and behind the
-#: bytes that other locks are on.
-_ASIDE = (1 << 63) - 2
-_TRIES = 3
-
-
 def has_header(file: OpenFile, header: bytes) -> bool:
     """Tell whether a file begins with `header`, which is written if the file is new.
 
@@ -177,41 +169,3 @@ def has_header(file: OpenFile, header: bytes) -> bool:
     if not any(found):
         return pwrite(file.fd, header, 0) == len(header)
     return found == header
-
-
-def open_or_replace(path: str, flags: int, is_sound: Callable[[OpenFile], bool]) -> OpenFile:
-    """Open a file for writing; one that is not sound gets another name, and a new one is made.
-
-    So what is in it is not lost: it may have been damaged, or it may never have been ours. The
-    other name is that of the file with `.damaged` behind it.
-
-    Args:
-        path: the file, made if it is not there.
-        flags: as for `os.open`.
-        is_sound: tells whether what was opened is new, or a file that kcache wrote.
-
-    Raises:
-        NotOursError: it is not a plain file of the present user with one name.
-        OSError: it can't be opened, or not be set aside.
-    """
-    for _ in range(_TRIES):
-        file = open_own(path, flags | os.O_CREAT)
-        if is_sound(file):
-            return file
-        # Of several who find the damage one sets the file aside; the others find the new one then.
-        with RangeLocks(file).held(_ASIDE, 1, timeout=1.0):
-            if file.is_at(path):
-                _set_aside(path)
-    raise NotOursError("it is no file of kcache, time and again", path)
-
-
-def _set_aside(path: str) -> None:
-    aside = f"{path}.damaged"
-    try:
-        status = os.stat(aside, follow_symlinks=False)
-    except FileNotFoundError:
-        pass
-    else:
-        if not is_own(status):
-            raise NotOursError(f"it is {owner_problem(status)}", aside)
-    os.rename(path, aside)

@@ -216,9 +216,13 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next(tmp_path: Path) -> N
     assert not path.exists()
     mine = tmp_path / ".kernels.kcb.notes.tmp"  # not the pattern: a user's
     mine.touch()
+    pipe, link = tmp_path / ".kernels.kcb.1.tmp", tmp_path / ".kernels.kcb.2.tmp"
+    os.mkfifo(pipe)  # whose other end nobody ever opens
+    link.symlink_to(mine)
     with KernelCache(tmp_path / "cache") as cache:
         kcache.export_bundle(cache, path)
-    assert {each.name for each in tmp_path.iterdir()} == {"cache", "kernels.kcb", mine.name}
+    found = {each.name for each in tmp_path.iterdir()}
+    assert found == {"cache", "kernels.kcb", mine.name, pipe.name, link.name}
 
 
 def test_a_bundle_is_readable_for_others_as_the_umask_says(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from kcache.admin.machine_facts import (
 )
 from kcache.config import Config, Setting
 from kcache.engine.stats import Stats
+from kcache.util.marker import mark
 from kcache.util.mounts import FileSystem, file_system
 
 GIB = 1 << 30
@@ -35,6 +36,7 @@ LOCATION = CacheLocation(
     owner=1000,
     mode=0o700,
     obstacle="",
+    refused="",
     system=FileSystem("ext4", "/home"),
     free=50 * GIB,
     total=100 * GIB,
@@ -408,8 +410,21 @@ def test_every_bad_variable_is_a_finding(place: Path, monkeypatch: pytest.Monkey
     assert (named.location.path, len(named.bad_settings)) == (str(place), 3)
 
 
+def test_a_directory_of_somebody_else_is_a_problem(place: Path) -> None:
+    """It was called sound, and entries and statistics were read in it."""
+    place.mkdir(mode=0o700)
+    (place / "thesis.tex").write_text("precious")
+    facts = gather()
+    (finding,) = [f for f in bad(facts) if f.topic == "directory"]
+    assert finding.level == PROBLEM
+    assert "it has 'thesis.tex' in it" in finding.what
+    assert "KCACHE_DIR" in finding.do
+    assert facts.contents is None
+
+
 def test_an_unreadable_statistics_file(place: Path) -> None:
     place.mkdir(mode=0o700)
+    mark(str(place))
     (place / "stats").mkdir()
     facts = gather()
     assert facts.contents is not None
@@ -471,6 +486,7 @@ def test_a_backend_that_can_not_be_opened_is_a_finding(
 ) -> None:
     monkeypatch.setenv("KCACHE_BACKEND", "lmdb")
     place.mkdir(mode=0o700)
+    mark(str(place))
     (place / "lmdb" / "db" / "data.mdb").mkdir(parents=True)
     (finding,) = [f for f in bad(gather()) if f.topic == "entries"]
     assert finding.level == PROBLEM

@@ -20,6 +20,7 @@ from kcache.directory import prepare
 from kcache.engine.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
 from kcache.engine.stats import Counters, Flusher, Stats, StatsFile
 from kcache.util.locks import RangeLocks
+from kcache.util.marker import mark
 
 #: An hour, counted from the epoch, and the bytes of the whole file.
 FIRST = 490_000
@@ -145,6 +146,7 @@ def test_it_tells_what_a_dictionary_would(path: Path, steps: list[tuple[int, lis
 def test_a_damaged_file_gives_numbers_and_can_be_added_to(
     path: Path, junk: bytes, offset: int
 ) -> None:
+    mark(str(path.parent))
     path.unlink(missing_ok=True)
     history = History(path, clock=Clock(HOURS))  # the first record
     history.add(counts(hits=5))
@@ -184,6 +186,7 @@ def test_the_file_is_laid_out_as_documented(history: History, path: Path) -> Non
 
 
 def test_another_format_is_no_hours(history: History, path: Path) -> None:
+    mark(str(path.parent))
     history.add(counts(hits=1))
     image = path.read_bytes()
     path.write_bytes(image.replace(b"kcache-history/1", b"kcache-history/2"))

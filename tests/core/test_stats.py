@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from kcache import BackendError, Stats, open_engine
 from kcache.directory import prepare
 from kcache.engine.stats import FIELDS, Counters, StatsFile
+from kcache.util.marker import mark
 
 HITS = FIELDS.index("hits")
 
@@ -218,6 +219,7 @@ def test_the_file_is_laid_out_as_documented(path: Path) -> None:
 def test_a_damaged_file_gives_numbers_and_can_be_added_to(
     path: Path, junk: bytes, offset: int
 ) -> None:
+    mark(str(path.parent))
     path.unlink(missing_ok=True)
     file = StatsFile(path)
     file.add(amounts(hits=5))

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 import pytest
+from core.helpers import fork, wait
 from dropin.conftest import CLIENTS, KCACHE, Dropin
 
 from kcache.dropin import endpoint as at
@@ -87,7 +89,7 @@ def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
 
 
 def _socket(dropin: Dropin) -> str:
-    (path,) = dropin.runtime.glob("kcache-run-*/socket")
+    (path,) = filter(Path.is_socket, dropin.runtime.glob("kcache-run-*/socket"))
     return str(path)
 
 
@@ -314,6 +316,81 @@ def test_what_a_killed_server_left_behind_is_removed(
     assert program.close() == 0
     assert _ends(server)
     assert list(dropin.runtime.iterdir()) == [other]
+
+
+def test_links_among_what_servers_left_lead_nowhere(
+    start: Callable[..., Program], dropin: Dropin, tmp_path: Path
+) -> None:
+    """Any user may make one in a directory for all; what it led to was removed."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "socket").write_text("precious")
+    (theirs / "socket.silent").write_text("")
+    (dropin.runtime / "kcache-run-999999999-ab").symlink_to(theirs)
+    full = dropin.runtime / "kcache-run-999999999-cd"
+    full.mkdir()
+    (full / "socket").write_text("no socket of ours")
+    (full / "socket.silent").symlink_to(theirs / "socket")
+    program = start()
+    program.ask(BODIES[0])
+    server = _server(dropin)
+    assert program.close() == 0
+    assert _ends(server)
+    assert {path.name for path in theirs.iterdir()} == {"socket", "socket.silent"}
+    assert {path.name for path in full.iterdir()} == {"socket", "socket.silent"}
+
+
+@pytest.mark.parametrize("says", ["WAIT", "drops", "nothing"])
+def test_a_server_that_keeps_who_asks_waiting_is_given_up(
+    says: str, dropin: Dropin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signs of life without end kept `kcache run` and `kcache server status` for ever."""
+    monkeypatch.setattr(at, "ASK_TIMEOUT", 0.5)
+    path = str(dropin.runtime / "socket")
+    over = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            sent = {
+                "WAIT": protocol.frame(protocol.WAIT),
+                "drops": protocol.frame(protocol.INFO, bytes(1000))[:20],
+                "nothing": b"",
+            }[says]
+            while not over.wait(0.02):
+                for byte in [sent] if says == "WAIT" else [sent[n : n + 1] for n in range(20)]:
+                    with suppress(OSError):
+                        connection.sendall(byte)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        assert at.ask(path, protocol.STATUS) is None
+        over.set()
+        thread.join(60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_server_of_another_user_is_not_asked(dropin: Dropin) -> None:
+    path = dropin.runtime / "socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        path.chmod(0o666)
+        dropin.runtime.chmod(0o755)
+
+        def ask() -> None:
+            os.setuid(65534)
+            assert at.ask(str(path), protocol.STATUS) is None
+
+        child = fork(ask)
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(60)
+            assert connection.recv(1) == b""
+        assert wait(child) == 0
 
 
 def test_clients_that_misbehave(

@@ -9,17 +9,20 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import click
 import lmdb
 import pytest
 from core.helpers import entry, key, python
 
 import kcache
 import kcache_backends.file
-from kcache import BackendError, ConfigError, KernelCache, open_engine
+from kcache import BackendError, ConfigError, Entry, KernelCache, open_engine
+from kcache.cli.app import app
 from kcache.directory import prepare
 from kcache.util.marker import NAME
 from kcache_backends.file import FileBackend
@@ -144,18 +147,71 @@ def snapshot(place: Path) -> Snapshot:
     return found
 
 
-COMMANDS = (
-    *("info", "stats", "stats --json", "stats --prometheus", "stats --zero", "ls", "ls --json"),
-    *("verify", "verify --repair", "clear --yes", "trim", "trim --max-size 0", "trim -n"),
-    *("rm 0123456789", "show 0123456789", "extract 0123456789 -o OUT/x", "report -o OUT/r.html"),
-    *("migrate --to zstd", "migrate --from lmdb --to file", "migrate --to lmdb --keep", "doctor"),
-    *(
-        "compile OUT/k.cu --arch sm_80 -o OUT/k.cubin",
-        "why OUT/k.cu --arch sm_80",
-        "warm OUT/list.toml",
-    ),
-)
+#: Command -> how it is called. PLACE is the folder, OUT one of ours.
+COMMANDS = {
+    "demo": ["--arch sm_80 --directory PLACE"],
+    "compile": [
+        "OUT/k.cu --arch sm_80 -o OUT/k.ptx",
+        "OUT/k.cu --arch sm_80 -o OUT/k.ptx --recache",
+    ],
+    "why": ["OUT/k.cu --arch sm_80"],
+    "warm": ["OUT/list.toml", "-n OUT/list.toml"],
+    "run": ["PYTHON -c print()", "--stats -- PYTHON -c print()"],
+    "server start": [""],
+    "server status": [""],
+    "server stop": [""],
+    "info": [""],
+    "stats": ["", "--json", "--prometheus", "--zero"],
+    "report": ["-o OUT/r.html"],
+    "ls": ["", "--json", "--all"],
+    "show": ["0123456789"],
+    "extract": ["0123456789 -o OUT/x"],
+    "rm": ["0123456789"],
+    "trim": ["", "--max-size 0", "--older-than 1s", "-n"],
+    "clear": ["--yes"],
+    "verify": ["", "--repair"],
+    "bundle export": ["-o OUT/e.kcb"],
+    "bundle import": ["OUT/b.kcb"],
+    "bundle list": ["OUT/b.kcb"],
+    "bundle verify": ["OUT/b.kcb"],
+    "doctor": ["", "--json"],
+    "migrate": ["--to zstd", "--from lmdb --to file", "--to lmdb --keep", "--to lmdb -n"],
+    "key new": ["--kind hmac OUT/key"],
+    "key show": ["OUT/key"],
+    "config": ["", "--json"],
+}
+#: These look at no cache, so they have nothing to say of the folder.
+WITHOUT = ("run", "server", "bundle list", "bundle verify", "key", "config")
 KERNEL = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
+
+
+def leaves(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
+    """Yields every command of the parser that has no further commands."""
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            if isinstance(command, click.Group):
+                yield from leaves(command, *names, name)
+            else:
+                yield " ".join((*names, name)), command
+
+
+def test_every_command_is_tried() -> None:
+    assert {name for name, _ in leaves(app)} == set(COMMANDS)
+
+
+def forms() -> list[tuple[str, str]]:
+    """Returns (command, line) of all calls, the folder named by the variable and by the option."""
+    takes = {n for n, c in leaves(app) for o in c.params if "--directory" in o.opts}
+    found = []
+    for name, lines in COMMANDS.items():
+        for line in lines:
+            found.append((name, f"{name} {line}"))
+            if name in takes and name != "demo":
+                option, rest = "--directory PLACE", line
+                found.append((name, f"{name} {option} {rest}"))
+    return found
 
 
 @pytest.fixture
@@ -163,37 +219,63 @@ def out(tmp_path: Path) -> Path:
     folder = tmp_path / "out"
     write(folder / "k.cu", KERNEL)
     write(folder / "list.toml", '[[kernels]]\nsource = "k.cu"\narch = "sm_80"\n')
+    with KernelCache(tmp_path / "sound") as cache:
+        assert cache.engine.put(key(1), Entry({"cubin": b"x"}, {"kind": "kernel"}))
+        kcache.export_bundle(cache, folder / "b.kcb")
     return folder
 
 
+@pytest.fixture
+def runtime() -> Iterator[str]:
+    """Where servers of this test have their sockets, whose paths have to be short."""
+    with tempfile.TemporaryDirectory(prefix="kf-", dir="/tmp") as folder:
+        yield folder
+
+
+def refuses(name: str, line: str, done: subprocess.CompletedProcess[str]) -> None:
+    """Asserts that a command has said what is wrong, and what to do."""
+    assert "Traceback" not in done.stderr, done.stderr
+    if name.startswith(WITHOUT):
+        assert done.returncode == 0, (line, done.stderr)
+        return
+    if name == "compile" and "PLACE" not in line:  # which the environment never makes fail
+        assert done.returncode == 0, (line, done.stderr)
+        assert "caches in memory alone" in done.stderr
+    else:
+        assert done.returncode != 0, (line, done.stdout, done.stderr)
+    said = done.stdout if name == "doctor" else done.stderr
+    assert "no cache" in said, (line, said)
+    assert "allowed: a directory that is new or empty" in said, (line, said)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("make", FOLDERS)
 def test_no_command_changes_a_folder_that_is_no_cache(
-    make: Callable[[Path], None], tmp_path: Path, out: Path, long: bool
+    make: Callable[[Path], None], tmp_path: Path, out: Path, runtime: str, long: bool
 ) -> None:
     place = tmp_path / "theirs"
     make(place)
     before = snapshot(place)
-    chosen = COMMANDS if long else random.Random(make.__name__).sample(COMMANDS, 4)
-    for command in (*chosen, "clear --yes", "migrate --to lmdb"):
-        arguments = [part.replace("OUT", str(out)) for part in command.split()]
+    chosen = forms()
+    if not long:
+        single = [form for form in chosen if not form[0].startswith(("server", "key"))]
+        always = [("clear", "clear --yes"), ("migrate", "migrate --to lmdb")]
+        chosen = [*random.Random(make.__name__).sample(single, 4), *always]
+    words = {"PLACE": str(place), "PYTHON": sys.executable}
+    for name, line in chosen:
+        arguments = [words.get(word, word.replace("OUT", str(out))) for word in line.split()]
         done = subprocess.run(
             [sys.executable, "-m", "kcache", *arguments],
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
-            env={**os.environ, "KCACHE_DIR": str(place)},
+            timeout=120,
+            env={**os.environ, "KCACHE_DIR": str(place), "XDG_RUNTIME_DIR": runtime},
         )
-        assert snapshot(place) == before, command
-        assert "Traceback" not in done.stderr, done.stderr
-        if command.startswith("compile"):  # which the environment never makes fail
-            assert done.returncode == 0, done.stderr
-            assert "caches in memory alone" in done.stderr
-        elif command != "doctor":
-            assert done.returncode != 0, (command, done.stdout, done.stderr)
-        if command != "doctor":
-            assert "no cache" in done.stderr
-            assert "allowed: a directory that is new or empty" in done.stderr
+        assert snapshot(place) == before, line
+        refuses(name, line, done)
+    print(f"{make.__name__}: {len(chosen)} commands")
 
 
 @pytest.mark.parametrize("make", FOLDERS)

@@ -32,7 +32,7 @@ FILE = {
     "put": _WRITE_ENTRY,
     "put again": _WRITE_ENTRY,
     "delete": """
-        lock counters, read counters, stat SHARD, stat ENTRY, write counters, unlink ENTRY, write counters,
+        lock counters, read counters, stat ENTRY, stat SHARD, write counters, unlink ENTRY, write counters,
         unlock counters
     """,
     "usage": "stat counters, read counters",

@@ -20,6 +20,7 @@ from kcache.cli.open_cache import (
     open_existing,
 )
 from kcache.cli.terminal import counted, plain, say, show, spinner
+from kcache.config import Config
 from kcache.util.units import format_size
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def import_(*, file: str, as_json: bool, directory: str | None) -> None:
 
     may_write("bundle import")
     source = _stdin() if file == "-" else file
-    with open_cache(directory) as cache, spinner("reading"):
+    config = Config.load({"directory": directory})
+    with open_cache(config.directory.value) as cache, spinner("reading"):
         done = import_bundle(cache, source)
     if as_json:
         show(json.dumps(done._asdict(), indent=2))
