@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import time
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.cli.compile_arguments import CompileArguments, NvccCommand, Source, compile_options
-from kcache.cli.open_cache import directory_option, open_cache
+from kcache.cli.open_cache import directory_option, json_option, open_cache
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
-from kcache.cli.terminal import STDOUT, counted, plain, say, working
+from kcache.cli.terminal import STDOUT, counted, plain, say, show, working
 from kcache.errors import CompileError, ConfigError
 from kcache.util.units import format_size, format_time
 
@@ -36,8 +37,11 @@ __all__ = ["compile_file"]
     several=True,
 )
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but warnings and errors.")
+@json_option("array")
 @directory_option
-def compile_file(*, asked: list[CompileArguments], quiet: bool, directory: str | None) -> None:
+def compile_file(
+    *, asked: list[CompileArguments], quiet: bool, as_json: bool, directory: str | None
+) -> None:
     """Compile each FILE (- for standard input) with NVRTC, or get it from the cache.
 
     Several files and several architectures may be named: each file is compiled for each. No GPU is
@@ -46,24 +50,33 @@ def compile_file(*, asked: list[CompileArguments], quiet: bool, directory: str |
     the same are taken, too, such as -arch=sm_90 and -std=c++17.
     """
     outputs = _outputs(asked)
+    if as_json and "-" in outputs:
+        raise click.UsageError("--json and an output on standard output exclude each other.")
     first = asked[0]
+    told: list[dict[str, object]] = []
     cache = open_cache(directory, disable=first.no_cache or None, recache=first.recache or None)
     failed: CompileError | None = None
     with cache:
         for each, output in zip(asked, outputs, strict=True):
             try:
-                _compile(cache, each, output, quiet=quiet)
+                told.append(_compile(cache, each, output, quiet=quiet or as_json))
             except CompileError as error:
-                if len(asked) == 1:
+                told.append(_failure(each, error))
+                if len(asked) == 1 and not as_json:
                     raise
                 failed = failed or error
                 click.echo(error.log or str(error), err=True)
                 say(f"error: {plain(each.source.path)} does not compile for {each.options.target}")
+    if as_json:
+        show(json.dumps(told, indent=2))
     if failed is not None:
         raise click.exceptions.Exit(1)
 
 
-def _compile(cache: KernelCache, asked: CompileArguments, output: str, *, quiet: bool) -> None:
+def _compile(
+    cache: KernelCache, asked: CompileArguments, output: str, *, quiet: bool
+) -> dict[str, object]:
+    """Compile one source for one target and write the output; return what became of it."""
     source = asked.source
     uncacheable = cache.stats().uncacheable
     started = time.perf_counter()
@@ -82,12 +95,34 @@ def _compile(cache: KernelCache, asked: CompileArguments, output: str, *, quiet:
     if kernel.log:
         click.echo(_as_typed(kernel.log, source), err=True)
     size = _write(kernel, asked.emit, output)
+    cached = cache.stats().uncacheable == uncacheable
     if not quiet:
         shown = STDOUT if output == "-" else output
-        cached = cache.stats().uncacheable == uncacheable
         say(f"{_outcome(kernel, seconds, cached)} -> {shown} ({format_size(size)})")
         for name, lowered in kernel.lowered_names.items():
             say(f"{name} is {lowered}")
+    return {
+        **_asked_for(asked),
+        "output": output,
+        "emit": asked.emit,
+        "size_bytes": size,
+        "hit": kernel.cached,
+        "cached": cached,
+        "seconds": seconds,
+        "compile_seconds": kernel.compile_seconds,
+        "headers": len(kernel.dependencies),
+        "lowered_names": dict(kernel.lowered_names),
+        "log": _as_typed(kernel.log, source),
+        "error": None,
+    }
+
+
+def _failure(asked: CompileArguments, error: CompileError) -> dict[str, object]:
+    return {**_asked_for(asked), "log": error.log, "error": str(error)}
+
+
+def _asked_for(asked: CompileArguments) -> dict[str, object]:
+    return {"source": asked.source.path, "arch": asked.options.target, "names": [*asked.names]}
 
 
 def _outputs(asked: Sequence[CompileArguments]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import click
 
 from kcache.cli.commands.demo_process import NAMES, Job, Measurement
+from kcache.cli.open_cache import json_option
 from kcache.cli.terminal import STDOUT, naming, show, spinner
 from kcache.errors import ConfigError, KcacheError
 from kcache.nvrtc.options import parse_arch
@@ -45,7 +46,8 @@ class Run(NamedTuple):
     metavar="DIR",
     help="Put the cache into DIR.  [default: a temporary directory]",
 )
-def demo(*, arch: str | None, directory: str | None) -> None:
+@json_option("object")
+def demo(*, arch: str | None, directory: str | None, as_json: bool) -> None:
     """Compile a real CUB kernel in one process, then get it from the cache in a new process.
 
     No GPU is needed. The demo measures all times on this machine.
@@ -57,13 +59,17 @@ def demo(*, arch: str | None, directory: str | None) -> None:
             + how_to_install("demo")
         )
     target, where = _target(arch)
-    show(f"CUB block merge sort, {len(NAMES)} instances, for {target}{where}\n")
+    if not as_json:
+        show(f"CUB block merge sort, {len(NAMES)} instances, for {target}{where}\n")
     with tempfile.TemporaryDirectory(prefix="kcache-demo-") as temporary:
         job = Job(os.path.abspath(directory or temporary), target, include, recache=True)
         first = _run(job, "process 1 compiles")
         second = _run(job._replace(recache=False), "process 2 asks the cache")
     if not second.measured.cached or second.measured.digest != first.measured.digest:
         raise KcacheError("the second process did not get the kernel of the first from the cache")
+    if as_json:
+        show(json.dumps(_as_json(target, first, second), indent=2))
+        return
     _show(first, second)
     if directory is not None:
         show(f"\nThe cache is in {directory}.")
@@ -142,6 +148,11 @@ def _show(first: Run, second: Run) -> None:
         lines.append(line)
     with naming(STDOUT):
         Console(highlight=False, soft_wrap=True).print(*lines, sep="\n")
+
+
+def _as_json(target: str, *runs: Run) -> dict[str, object]:
+    processes = [{**run.measured._asdict(), "process_seconds": run.whole} for run in runs]
+    return {"arch": target, "names": list(NAMES), "processes": processes}
 
 
 def _times(name: str, slow: float, fast: float) -> tuple[str, str, str, str]:

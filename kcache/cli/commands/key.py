@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import click
 
 from kcache.cli.groups import Group
+from kcache.cli.open_cache import json_option
 from kcache.cli.terminal import show, write_stdout
 from kcache.errors import ConfigError
 from kcache.remote.keys import ED25519, make_keys, public_part, read_keys, write_keys
@@ -52,8 +54,11 @@ def new(*, file: str, kind: str) -> None:
 @key.command("show")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--public", is_flag=True, help="Print the public halves as PEM, and nothing else.")
-def show_key(*, file: str, public: bool) -> None:
+@json_option("array")
+def show_key(*, file: str, public: bool, as_json: bool) -> None:
     """Say which keys FILE holds, and what they can do. No secret is printed."""
+    if public and as_json:
+        raise click.UsageError("--public and --json exclude each other.")
     keys = read_keys(file)
     if public:
         text = public_part(keys)
@@ -61,7 +66,18 @@ def show_key(*, file: str, public: bool) -> None:
             raise ConfigError(f"{file} has no key with a public half")
         write_stdout(text)
         return
-    for each in keys.verifiers:
-        kind = "Ed25519" if each.how == ED25519 else "HMAC-SHA256"
-        can = "signs and verifies" if each is keys.signer else "verifies"
-        show(f"{each.id.hex()}  {kind}, {can}")
+    found = [
+        {
+            "id": each.id.hex(),
+            "kind": "ed25519" if each.how == ED25519 else "hmac",
+            "signs": each is keys.signer,
+        }
+        for each in keys.verifiers
+    ]
+    if as_json:
+        show(json.dumps(found, indent=2))
+        return
+    for about in found:
+        kind = "Ed25519" if about["kind"] == "ed25519" else "HMAC-SHA256"
+        can = "signs and verifies" if about["signs"] else "verifies"
+        show(f"{about['id']}  {kind}, {can}")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import click
 
 from kcache.admin.migration import Migration, remove_emptied
-from kcache.cli.open_cache import directory_option, may_write, open_cache, open_existing
+from kcache.backend import Usage
+from kcache.cli.open_cache import (
+    directory_option,
+    json_option,
+    may_write,
+    open_cache,
+    open_existing,
+)
 from kcache.cli.terminal import counted, progress, say, show
 from kcache.config import Config
 from kcache.directory import CacheDirectory
@@ -36,9 +44,16 @@ __all__ = ["migrate"]
 )
 @click.option("--keep", is_flag=True, help="Copy the entries, and keep the old ones.")
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be moved; change nothing.")
+@json_option("object")
 @directory_option
 def migrate(
-    *, target: str, origin: str | None, keep: bool, dry_run: bool, directory: str | None
+    *,
+    target: str,
+    origin: str | None,
+    keep: bool,
+    dry_run: bool,
+    as_json: bool,
+    directory: str | None,
 ) -> None:
     """Move every entry to another backend in the same directory.
 
@@ -53,14 +68,16 @@ def migrate(
         may_write("migrate")
     source = open_existing(directory, backend=origin, read_only=dry_run)
     if source is None:
-        show("nothing to move: nothing has been cached yet")
+        nothing = "nothing to move: nothing has been cached yet"
+        show(_json(origin, target, keep, dry_run, Usage(0, 0)) if as_json else nothing)
         return
     with source:
         place = str(source.directory)
         usage = source.engine.backend.usage()
         if dry_run:
             amount = f"{counted(usage.entries)}, {format_size(usage.bytes)}"
-            show(f"would {'copy' if keep else 'move'} {amount} from {origin} to {target}")
+            would = f"would {'copy' if keep else 'move'} {amount} from {origin} to {target}"
+            show(_json(origin, target, keep, dry_run, usage) if as_json else would)
             return
         with open_cache(place, backend=target) as destination:
             migration = Migration(source.engine, destination.engine, producer=PRODUCER, keep=keep)
@@ -70,7 +87,7 @@ def migrate(
         empty = source.engine.backend.usage().entries == 0
     if empty and not keep:
         remove_emptied(CacheDirectory(place).backend(origin))  # LMDB's file does not shrink
-    _tell(migration, origin, target, keep=keep)
+    _tell(migration, origin, target, keep=keep, as_json=as_json)
 
 
 def _check_names(origin: str, target: str) -> None:
@@ -92,7 +109,16 @@ def _run(migration: Migration, origin: CacheEngine, title: str) -> None:
             advance()
 
 
-def _tell(migration: Migration, origin: str, target: str, *, keep: bool) -> None:
+def _json(
+    origin: str, target: str, keep: bool, dry_run: bool, moved: Usage, **left_out: int
+) -> str:
+    about = {"from": origin, "to": target, "keep": keep, "dry_run": dry_run}
+    amount = {"entries": moved.entries, "size_bytes": moved.bytes}
+    nothing = dict.fromkeys(("damaged", "unreadable", "other", "too_large"), 0)
+    return json.dumps({**about, **amount, "left_out": {**nothing, **left_out}}, indent=2)
+
+
+def _tell(migration: Migration, origin: str, target: str, *, keep: bool, as_json: bool) -> None:
     left = migration.left_out
     if left[DAMAGED]:
         say(f"{counted(left[DAMAGED])} damaged: left out")
@@ -102,6 +128,10 @@ def _tell(migration: Migration, origin: str, target: str, *, keep: bool) -> None
         say(f"{counted(left[OTHER])} of another version of kcache: left in {origin}")
     if migration.refused:
         say(f"{counted(migration.refused)} larger than the cap: left in {origin}")
+    if as_json:
+        moved = Usage(bytes=migration.bytes, entries=migration.moved)
+        show(_json(origin, target, keep, False, moved, **left, too_large=migration.refused))
+        return
     amount = f"{counted(migration.moved)}, {format_size(migration.bytes)}"
     show(f"{'copied' if keep else 'moved'} {amount}, from {origin} to {target}")
     show(f"To use them: export KCACHE_BACKEND={target}")
