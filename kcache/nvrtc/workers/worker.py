@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from kcache.environment import worker_variables
 from kcache.nvrtc import library
-from kcache.nvrtc.workers import import_table
+from kcache.nvrtc.workers import import_table, opaque
 from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
 from kcache.nvrtc.workers.nvrtc import Nvrtc, Outputs, Refused
 from kcache.nvrtc.workers.precompiled import Precompiled
@@ -33,6 +33,8 @@ __all__ = ["main"]
 
 #: Milliseconds between two looks whether the parent is still there, beside the input's end.
 _LOOK_EVERY_MS = 500
+#: NVRTC_ERROR_COMPILATION.
+_COMPILATION = 6
 
 
 def main() -> None:
@@ -75,6 +77,7 @@ class _Worker:
         self._recorder: Recorder | None = None
         self._precompiled: Precompiled | None = None
         self._environment = worker_variables()
+        self._path = os.path.realpath(path)
         self.hello = self._load(path)
 
     def _load(self, path: str) -> Hello:
@@ -87,7 +90,7 @@ class _Worker:
             from kcache.nvrtc.workers.recorder import Recorder
 
             try:
-                self._recorder = Recorder(os.path.realpath(path))
+                self._recorder = Recorder(self._path)
             except (OSError, ValueError, KeyError):
                 records = False
         # Loads the library of builtins, so that it is part of the identity.
@@ -106,7 +109,9 @@ class _Worker:
 
     def afterwards(self, ask: Ask, reply: Reply) -> None:
         """Do what helps the next request, after this one was answered."""
-        if ask.preamble and self._precompiled is not None and reply.status == Status.COMPILED:
+        if ask.moved or reply.status != Status.COMPILED:
+            return
+        if ask.preamble and self._precompiled is not None:
             self._precompiled.prepare(ask)
 
     def answer(self, ask: Ask) -> Reply:
@@ -126,7 +131,7 @@ class _Worker:
             return Reply(Status.FAILED, text="directories can't be moved here")
         try:
             os.chdir(directory)
-            outputs = self._compile(ask)
+            outputs = self._prove(ask, environment) if ask.moved else self._compile(ask)
         except Refused as refused:
             return Reply(
                 Status.REFUSED,
@@ -150,6 +155,21 @@ class _Worker:
             record=self._record(ask),
             precompiled=bool(ask.preamble and self._precompiled and self._precompiled.used),
         )
+
+    def _prove(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Outputs:
+        """Compile with the names of headers opaque; without a precompiled one, which has its own."""
+        source, flags = opaque.told(ask.source, ask.flags, environment)
+        try:
+            with opaque.renamed(self._path):
+                outputs = self._compile(ask._replace(source=source, flags=flags, preamble=0))
+        except OSError as error:
+            raise Refused(_COMPILATION, "", str(error), b"", 0.0) from error
+        assert self._recorder is not None
+        texts = [each.content for each in self._recorder.files.values() if each.content]
+        own = (ask.source, *ask.headers.values(), *ask.flags)
+        if any(map(opaque.evades, (*texts, *map(_encoded, own), *environment.values()))):
+            raise Refused(_COMPILATION, "", "a text may use a header's name unseen", b"", 0.0)
+        return outputs
 
     def _compile(self, ask: Ask) -> Outputs:
         if ask.preamble and self._precompiled is not None:

@@ -1,0 +1,151 @@
+"""Opaque: a compile in which a header's name can be passed on, and not be computed with.
+
+A proof of relocation has to show that an outcome is the same wherever its headers lie. Other paths
+show that for those paths alone. So the compiler's macro `__FILE__` gets another name for one
+compile, and in headers `__FILE__` is now a call of a function that nothing defines:
+
+- A call is no constant, no literal and no array. Lengths, letters, hashes, deduced sizes and joined
+  literals of a name are errors. The call stands in braces, so that it has no type either: `sizeof`,
+  `decltype` and templates can't look at it.
+- Whoever evaluates it has the call in the output, which then differs. An `assert` that is not
+  compiled into the kernel, which is what most headers have, does no harm.
+- A text made of it by `#` is an error: the type in the call has a letter that is valid in a name,
+  and that no literal of `char` can hold.
+- In the source itself, at `__INCLUDE_LEVEL__` 0, the macro is the source's name as ever. That does
+  not depend on a location, and `assert` in a kernel needs it.
+- Texts that define one of these macros are refused; so are those that change what is an error, and
+  those that spell `__builtin_FILE` otherwise than as a call or as a question whether there is one.
+
+Seen with NVRTC 12.4 to 13.5. If the macro can't be renamed, nothing is proven.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+
+__all__ = ["evades", "renamed", "told"]
+
+_NAME = b"__FILE__"
+#: Of equal length, and no identifier: no text can use it.
+_HIDDEN = b"__F!LE__"
+#: The error "Unicode character not Latin-1", in a literal.
+_ERROR = 2282
+#: Deepest nesting of includes that has a macro; the compiler's own limit is 200.
+_LEVELS = 256
+#: Options with a directory or a macro in them.
+_PLACES = ("-I", "-D")
+_READ, _WRITE, _EXECUTE = 1, 2, 4
+_JOINS = re.compile(rb"(?:\\|\?\?/)[ \t]*\r?\n")
+_EVADES = re.compile(
+    rb"\b(?:define|undef|push_macro|pop_macro)\b(?:[\s(\"\\]|/\*.*?\*/)*"
+    rb"(?:__FILE__|__BASE_FILE__|__INCLUDE_LEVEL__|__builtin_FILE|__builtin_source_location)\b"
+    # The error's number, also to other bases.
+    rb"|\b2282\b|\b0[xX]0*8[eE][aA]\b|\b0+4352\b|\b0[bB]0*100011101010\b",
+    re.DOTALL,
+)
+_BUILTIN = re.compile(rb"builtin_FILE\b|\bbuiltin_\s*##|\w*builtin_\b|##\s*FILE\b")
+_PLAIN = re.compile(rb"__builtin_FILE\(\)|(?:BUILTIN|has_builtin)\((?:__)?builtin_FILE\)")
+
+
+def evades(text: bytes) -> bool:
+    """Tell whether a text may use a header's name in a way that is not noticed."""
+    text = _JOINS.sub(b"", text)
+    if _EVADES.search(text):
+        return True
+    return len(_BUILTIN.findall(text)) != len(_PLAIN.findall(text))
+
+
+def told(
+    source: str, given: Sequence[str], environment: Mapping[bytes, bytes]
+) -> tuple[str, Sequence[str]]:
+    """Return the source and the options with which the name of a header is opaque.
+
+    The helpers have random names, which no text can know. An option that includes a header before
+    the source may do so at the source's own level: there, the name is opaque, too.
+
+    Args:
+        source: the request's source.
+        given: its options.
+        environment: variables of the compile; the compiler takes options from some.
+    """
+    sure = not any("include" in each or "optf" in each for each in given if each[:2] not in _PLACES)
+    sure = sure and not any(b"NVRTC" in name for name in environment)
+    own = f"__kc{os.urandom(8).hex()}"
+    lines = (
+        # Long, so that a literal of another kind is longer than those of paths.
+        f"typedef int {own}{'z' * 300}\\u0429;",
+        f"__host__ __device__ const char* {own}f(int);",
+        f"#define {own}v {{{own}f(({own}{'z' * 300}\\u0429)0)}}",
+        f"#define {own}a(n) {own}b(n)",
+        f"#define {own}b(n) {own}_##n",
+        f"#define {own}_0 {'__BASE_FILE__' if sure else f'{own}v'}",
+        *(f"#define {own}_{level} {own}v" for level in range(1, _LEVELS)),
+        "#line 1",
+        source,
+    )
+    flags = (
+        *given,
+        f"-D__FILE__={own}a(__INCLUDE_LEVEL__)",
+        f"-D__builtin_FILE()={own}v",
+        "-D__builtin_source_location()=__has_include@",
+        f"--diag-error={_ERROR}",
+    )
+    return "\n".join(lines), flags
+
+
+@contextmanager
+def renamed(library: str) -> Generator[None]:
+    """Take the name of `__FILE__` away from the compiler, as long as the context lasts.
+
+    Changes the constant in this process's memory of the library, and restores it: not for a process
+    in which another thread compiles.
+
+    Args:
+        library: path of the loaded library, as `/proc/self/maps` has it.
+
+    Raises:
+        OSError: there is no such constant, or it can't be written.
+    """
+    found = list(_constants(library))
+    if not found:
+        raise OSError("the compiler's constants are not known")
+    try:
+        for address, rights in found:
+            _write(address, _HIDDEN, rights)
+        yield
+    finally:
+        for address, rights in found:
+            _write(address, _NAME, rights)
+
+
+def _constants(library: str) -> Generator[tuple[int, int]]:
+    """Yield where the name lies in the library's constants, and the rights of that memory."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        lines = maps.read().splitlines()
+    for line in lines:
+        span, rights, _, _, _, *path = line.split(maxsplit=5)
+        if not path or path[0] != library or rights[:2] != "r-":
+            continue
+        start, end = (int(each, 16) for each in span.split("-"))
+        memory = memoryview((ctypes.c_char * (end - start)).from_address(start)).cast("B")
+        executable = _EXECUTE if rights[2] == "x" else 0
+        for match in re.finditer(rb"\0(%s)\0" % _NAME, memory):
+            yield start + match.start(1), _READ | executable
+
+
+def _write(address: int, name: bytes, rights: int) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    start = address & ~(page - 1)
+    length = -(-(address + len(name) - start) // page) * page
+    libc = ctypes.CDLL(None, use_errno=True)
+    protect = libc.mprotect
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if protect(start, length, _READ | _WRITE | (rights & _EXECUTE)):
+        raise OSError(ctypes.get_errno(), "the compiler's constants can't be written")
+    ctypes.memmove(address, name, len(name))
+    if protect(start, length, rights):
+        raise OSError(ctypes.get_errno(), "the compiler's constants can't be protected")
