@@ -191,7 +191,7 @@ class Request(NamedTuple):
         contained = tried and not any(map(may_include, (source, *defines)))
         # LTOIR is no text that could be searched for the name.
         hidden = shows_paths or options.lto or any(map(_makes_lto, options.extra_options))
-        if hidden or not tried or (contained and any(map(may_name_file, (source, *defines)))):
+        if hidden or not tried or (contained and may_name_file("\n".join((source, *defines)))):
             bound.append(f"name={source_name}")
         if not contained:
             # A header is known by the innermost directory that it is in.

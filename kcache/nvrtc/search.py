@@ -172,11 +172,14 @@ def may_include(text: str) -> bool:
 def may_name_file(text: str) -> bool:
     """Tell whether a text may depend on what the source is called: a quick test that errs on yes.
 
-    `__FILE__` and its kin can be computed with, so that an output need not show them. Whatever else
-    puts the name into an output (`assert`, names with internal linkage) shows there.
+    `__FILE__` and its kin can be computed with, so that an output need not show them; `assert` has
+    it, and can be made a text of by `#`. Whatever else puts the name into an output (an `assert`
+    that is evaluated, names with internal linkage) shows there.
     """
     return (
         "FILE" in text
+        or ("assert" in text and _makes_texts(text))
+        or "assertfail" in text  # what `assert` calls, which may be a macro
         or "source_location" in text
         or "##" in text  # `__FI ## LE__`
         or "%:%:" in text
@@ -184,3 +187,9 @@ def may_name_file(text: str) -> bool:
         or "\\\n" in text  # a word that goes on in the next line
         or "\\\r" in text
     )
+
+
+def _makes_texts(text: str) -> bool:
+    """Tell whether a text may have the operator `#`: one that does not begin a line."""
+    lines = (line.lstrip()[1:] for line in text.splitlines())
+    return any("#" in line or "%:" in line for line in lines)

@@ -10,11 +10,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agreed, working_directory, write
+from nvrtc.reference import ARCH, KERNEL, agree, agreed, working_directory, write
 
 import kcache
 from kcache.nvrtc.relocation import moved
 from kcache.nvrtc.request import Request
+from kcache.nvrtc.workers import opaque
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -347,3 +348,194 @@ def test_a_source_whose_directory_shows_stays_there(tmp_path):
             assert not _named(cache, tmp_path / folder, source, options).cached
             assert _named(cache, tmp_path / folder, source, options).cached
     assert cache.stats().proofs == 0
+
+
+#: Uses of a header's name that the first, the second and a made-up location agree on, and the third
+#: does not. `{length}` is the size of the third name as a literal, `{name}` is that name.
+_CORNERS = {
+    "size compared": "sizeof(__FILE__) > {length}",
+    "one size": "sizeof(__FILE__) == {length}",
+    "size's rest": "sizeof(__FILE__) % 128 == {length} % 128",
+    "a letter": "__FILE__[{common}] == 'x'",
+    "a letter by pointer": "*(__FILE__ + {common}) == 'x'",
+    "hash": 'equal(__FILE__, "{name}")',
+    "deduced": "size_of(__FILE__) == {length}",
+    "deduced, never called": "sizeof(sized(__FILE__)) == {length}",
+    "deduced or not": "sizeof(sized_or_not(__FILE__)) == {length}",
+    "its type": "Same<decltype(__FILE__), const char (&)[{length}]>::value",
+    "type's size": "Extent<decltype(__FILE__)>::value == {length}",
+    "forwarded": "forwarded(__FILE__) == {length}",
+    "never called": "noexcept(Throws(__FILE__))",
+    "as a text": "sizeof(TEXT(__FILE__)) == {length} + 2",
+    "as a text, no error": "sizeof(TEXT(__FILE__)) == {length} + 2",
+    "as a text, no error in hexadecimal": "sizeof(TEXT(__FILE__)) == {length} + 2",
+    "as a wide text": "sizeof(JOIN(L, TEXT(__FILE__))) == 4 * ({length} + 2)",
+    "as a UTF-8 text": "sizeof(UTF(TEXT(__FILE__))) == {length} + 2",
+    "wide": "sizeof(JOIN(L, __FILE__)) == 4 * {length}",
+    "with a suffix": "JOIN(__FILE__, _size) == {length} - 1",
+    "an assertion as a text": "sizeof(TEXT(assert(1))) == {length} + sizeof(TEXT(assert(1))) - {asserted}",
+    "joined literals": 'sizeof("a" __FILE__ "b") == {length} + 2',
+    "joined name": "sizeof(JOIN(__FI, LE__)) == {length}",
+    "spliced name": "sizeof(__FI\\\nLE__) == {length}",
+    "alias": "sizeof(WHERE) == {length}",
+    "array": "sizeof(array) == {length}",
+    "reference": "sizeof(reference) == {length}",
+    "in a condition": "(__FILE__[{common}] == 'x' ? 1 : 0)",
+    "defined anew": "sizeof(__FILE__) == {length}",
+    "pushed and popped": "sizeof(__FILE__) == {length}",
+    "builtin": 'equal(__builtin_FILE(), "{name}")',
+    "builtin in parentheses": 'equal((__builtin_FILE)(), "{name}")',
+    "builtin with a space": 'equal(__builtin_FILE (), "{name}")',
+    "builtin, joined": 'equal((JOIN(__builtin_, FILE))(), "{name}")',
+    "builtin, if there is one": 'equal(NAME_IF_ANY, "{name}")',
+    "source location": 'equal(location(), "{name}")',
+}
+_BEFORE = {
+    "deduced, never called": "template <int N> char (&sized(const char (&)[N]))[N];\n",
+    "deduced or not": (
+        "template <int N> char (&sized_or_not(const char (&)[N]))[N];\nchar sized_or_not(...);\n"
+    ),
+    "its type": (
+        "template <class T, class U> struct Same { static constexpr bool value = false; };\n"
+        "template <class T> struct Same<T, T> { static constexpr bool value = true; };\n"
+    ),
+    "type's size": (
+        "template <class T> struct Extent { static constexpr int value = 0; };\n"
+        "template <int N> struct Extent<const char (&)[N]> { static constexpr int value = N; };\n"
+    ),
+    "never called": (
+        "struct Throws { template <class T> __device__ Throws(T&&)"
+        " noexcept(sizeof(T) == {length}) {} };\n"
+    ),
+    "as a text, no error": "#pragma nv_diag_suppress 2282\n",
+    "as a text, no error in hexadecimal": "#pragma nv_diag_suppress 0x8ea\n",
+    "as a UTF-8 text": "#define UTF_OF(x) u8##x\n#define UTF(x) UTF_OF(x)\n",
+    "with a suffix": (
+        '__device__ constexpr int operator""_size(const char*, decltype(sizeof(0)) n)'
+        " { return n; }\n"
+    ),
+    "alias": "#define WHERE __FILE__\n",
+    "array": "__device__ constexpr char array[] = __FILE__;\n",
+    "reference": "__device__ constexpr auto& reference = __FILE__;\n",
+    "defined anew": "#pragma nv_diag_suppress 1-3000\n#define PATH __FILE__\n#undef __FILE__\n",
+    "pushed and popped": '#pragma push_macro("__FILE__")\n#pragma pop_macro("__FILE__")\n',
+    "builtin, if there is one": "#if !defined(__builtin_FILE) && __has_builtin(__builtin_FILE)\n"
+    '#define NAME_IF_ANY __builtin_FILE()\n#else\n#define NAME_IF_ANY ""\n#endif\n',
+    "source location": (
+        "__device__ constexpr const char* location(const char* f = __builtin_FILE())"
+        " { return f; }\n"
+    ),
+}
+_CORNER = """
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+#define JOIN_OF(a, b) a##b
+#define JOIN(a, b) JOIN_OF(a, b)
+__device__ constexpr bool equal(const char* a, const char* b)
+{ return *a == *b && (!*a || equal(a + 1, b + 1)); }
+template <int N> __device__ constexpr int size_of(const char (&)[N]) { return N; }
+template <class T> __device__ constexpr int forwarded(T&&) { return sizeof(T); }
+"""
+_CORNER_KERNEL = """
+extern "C" __global__ void k(int* out) { constexpr int v = CORNER; *out = v; }
+"""
+
+
+@pytest.mark.parametrize("corner", _CORNERS)
+def test_a_third_location_that_differs(tmp_path, corner):
+    """Whatever a header computes of its name, no location gets another's kernel."""
+    first, third = tmp_path / "abc" / ("l" * 60), tmp_path / "xc"
+    name = str(third / "inc/x.h")
+    text = _CORNER + _BEFORE.get(corner, "") + _CORNER_KERNEL.replace("CORNER", _CORNERS[corner])
+    values = {"name": name, "length": len(name) + 1, "common": len(str(tmp_path)) + 1}
+    for key, value in values.items():
+        text = text.replace(f"{{{key}}}", str(value))
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for folder in (first, third):
+            options = _tree(folder, text).replace(std="c++20")
+            kernel = agree(cache, "#include <x.h>\n", options)
+            assert kernel is None or not kernel.cached
+            cache._on_miss().finish_proofs()
+            cache.clear_memory()
+
+
+#: Headers that mention their name, of which no kernel has anything.
+_HARMLESS = {
+    "assertions": "inline __device__ int f(int x) { assert(x > 3); return x; }\n"
+    "template <class T> constexpr __host__ __device__ T g(T x) { assert(x > 0); return x; }\n"
+    "constexpr int G = g(7);\n#define V G\n",
+    "an assertion that is never false": "#define V 1\n"
+    "inline __device__ int f(int x) { assert(sizeof(x) == 4); return x; }\n",
+    "an alias": "#define WHERE __FILE__\n#define CHECK(x) ((x) ? 0 : fail(#x, __FILE__))\n#define V 1\n",
+    "a condition": "#if defined(__FILE__) && !defined __BASE_FILE__\n#define V 2\n#else\n#define V 1\n#endif\n",
+    "its line": "#define WHERE __FILE__\n#define V __LINE__\n",
+    "builtin": "inline __device__ const char* f(const char* s = __builtin_FILE()) { return s; }\n"
+    "#if __has_builtin(__builtin_FILE)\n#define V 1\n#else\n#define V 2\n#endif\n",
+    "line directive": '#line 40 "other.h"\n#define WHERE __FILE__\n#define V __LINE__\n',
+    "text of something else": "#define TEXT(x) #x\n#define V sizeof(TEXT(__FILE__))\n",
+}
+
+
+@pytest.mark.parametrize("harmless", _HARMLESS)
+def test_a_name_that_is_not_used(tmp_path, harmless):
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        for folder, hit in (("a", False), ("b/b", True), ("c", True)):
+            options = _tree(tmp_path / folder, _HARMLESS[harmless])
+            assert agreed(cache, "#include <x.h>\n" + KERNEL, options).cached is hit
+        assert cache.stats().proofs == 1
+
+
+def test_a_kernel_that_uses_its_own_name(cache, tmp_path):
+    """The source's name is the same everywhere."""
+    own = "assert(*out != 3); *out = sizeof(__FILE__) + __FILE__[1] + __LINE__ +"
+    source = "#include <x.h>\n" + KERNEL.replace("*out =", own)
+    for folder, hit in (("a", False), ("b/b", True), ("c", True)):
+        assert agreed(cache, source, _tree(tmp_path / folder, _MENTIONS)).cached is hit
+
+
+def test_the_next_header_uses_its_name(cache, tmp_path):
+    for folder in ("a" * 50, "b" * 70, "c"):
+        write(tmp_path / folder / "first/x.h", "#include_next <x.h>\n")
+        write(
+            tmp_path / folder / "next/x.h",
+            f"__device__ constexpr bool V = sizeof(__FILE__) < {len(str(tmp_path)) + 20};\n",
+        )
+        paths = [tmp_path / folder / name for name in ("first", "next")]
+        options = ARCH.replace(include_paths=paths)
+        assert not agreed(cache, "#include <x.h>\n" + KERNEL, options).cached
+
+
+@pytest.mark.parametrize(
+    "option", ["--pre-include=y.h", "--diag-suppress=2282", "-D__builtin_FILE=__builtin_FILE"]
+)
+def test_an_option_that_lets_a_name_through(tmp_path, option):
+    """One header before the source, and options that change what is an error."""
+    length = len(str(tmp_path / "xc/inc/y.h")) + 1
+    before = f"constexpr int Y = sizeof(__FILE__) == {length};\n"
+    text = f"#define TEXT(x) #x\n#define TEXTS(x) TEXT(x)\n#define V sizeof(TEXTS(PATH)) == {length + 2}\n"
+    text += "constexpr auto PATH_SIZE = sizeof(TEXTS(__FILE__));\n"
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for folder in (tmp_path / ("l" * 60), tmp_path / "xc"):
+            write(folder / "inc/y.h", before)
+            options = _tree(folder, text).replace(extra_options=[option])
+            source = f"#include <x.h>\n#include <y.h>\n{KERNEL}".replace(
+                "V", f"Y + (PATH_SIZE == {length + 2})"
+            )
+            agree(cache, source, options)
+            cache._on_miss().finish_proofs()
+
+
+def test_a_worker_is_as_before_after_a_proof(tmp_path):
+    """`__FILE__` is what it was in the next compile, and so are warnings."""
+    text = "#define TEXT(x) #x\n#define V sizeof(__FILE__) + sizeof(TEXT(\\u0429))\n"
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager", workers=1) as cache:
+        agreed(cache, "#include <x.h>\n" + KERNEL, _tree(tmp_path / "a", _MENTIONS))
+        cache._on_miss().finish_proofs()
+        assert cache.stats().proofs == 1
+        kernel = agreed(cache, "#include <x.h>\n" + KERNEL, _tree(tmp_path / "b", text))
+        assert "2282-D" in kernel.log
+
+
+def test_a_compiler_whose_macro_has_no_name_that_can_be_changed():
+    with pytest.raises(OSError, match="constants"), opaque.renamed("/no/such/library.so"):
+        pass

@@ -4,9 +4,9 @@ A proof of relocation has to show that an outcome is the same wherever its heade
 show that for those paths alone. So the compiler's macro `__FILE__` gets another name for one
 compile, and in headers `__FILE__` is now a call of a function that nothing defines:
 
-- A call is no constant, no literal and no array. Lengths, letters, hashes, deduced sizes and joined
-  literals of a name are errors. The call stands in braces, so that it has no type either: `sizeof`,
-  `decltype` and templates can't look at it.
+- A call is no constant and no literal. Letters, hashes and joined literals of a name are errors. The
+  call stands in braces, so that it has no type: `sizeof`, `decltype` and templates can't look at it.
+  The array in them has no size, for the constructor that takes whatever is in the braces.
 - Whoever evaluates it has the call in the output, which then differs. An `assert` that is not
   compiled into the kernel, which is what most headers have, does no harm.
 - A text made of it by `#` is an error: the type in the call has a letter that is valid in a name,
@@ -44,7 +44,9 @@ _EVADES = re.compile(
     rb"\b(?:define|undef|push_macro|pop_macro)\b(?:[\s(\"\\]|/\*.*?\*/)*"
     rb"(?:__FILE__|__BASE_FILE__|__INCLUDE_LEVEL__|__builtin_FILE|__builtin_source_location)\b"
     # The error's number, also to other bases.
-    rb"|\b2282\b|\b0[xX]0*8[eE][aA]\b|\b0+4352\b|\b0[bB]0*100011101010\b",
+    rb"|\b2282\b|\b0[xX]0*8[eE][aA]\b|\b0+4352\b|\b0[bB]0*100011101010\b"
+    # What makes a literal of another kind.
+    rb"|\b(?:L|u8?|U)\s*##|\b[A-Z_][A-Z_0-9]*\s*\(\s*(?:L|u8?|U)\s*,",
     re.DOTALL,
 )
 _BUILTIN = re.compile(rb"builtin_FILE\b|\bbuiltin_\s*##|\w*builtin_\b|##\s*FILE\b")
@@ -78,7 +80,7 @@ def told(
     lines = (
         # Long, so that a literal of another kind is longer than those of paths.
         f"typedef int {own}{'z' * 300}\\u0429;",
-        f"__host__ __device__ const char* {own}f(int);",
+        f"__host__ __device__ const char (&{own}f(int))[];",
         f"#define {own}v {{{own}f(({own}{'z' * 300}\\u0429)0)}}",
         f"#define {own}a(n) {own}b(n)",
         f"#define {own}b(n) {own}_##n",

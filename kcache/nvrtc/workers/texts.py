@@ -31,6 +31,9 @@ _E = re.compile(rb"E(?:(?<=TIME)|(?<=DATE)|(?<=FILE)|(?<=ME)__|(?<=TE)__|(?<=LE)
 _MP = re.compile(rb"P(?<=MP)__")
 #: Where a word ends that may be the last part of a macro's name; its last letters.
 _LAST_PARTS = re.compile(rb"E__\b|P__\b")
+#: The compiler's own `assert` has `__FILE__` in it, which `#` may make a text of, and calls one of
+#: two functions, which a text may define as macros.
+_ASSERT = re.compile(rb"assert(?:(?<=\bassert)\b|_?fail)")
 _LAST_WORD = re.compile(rb"\w+\Z")
 _LONGEST = len("__TIMESTAMP__") + 1
 _WORD = re.compile(rb"\b_?(?:DATE|TIME|TIMESTAMP)_?\b")
@@ -47,7 +50,7 @@ def flags_of(text: bytes) -> int:
     if _SPLICE.search(text) or b"??/" in text:
         text = _JOINS.sub(b"", text)
     flags = PATHS if _PATH.search(text) else 0
-    if b"source_location" in text:
+    if b"source_location" in text or _ASSERT.search(text):
         flags |= NAMES
     if _E.search(text) or _MP.search(text):
         flags |= _words(text)

@@ -157,7 +157,7 @@ class _Worker:
         )
 
     def _prove(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Outputs:
-        """Compile with the names of headers opaque; without a precompiled one, which has its own."""
+        """Compile with the names of headers opaque; without a precompiled one."""
         source, flags = opaque.told(ask.source, ask.flags, environment)
         try:
             with opaque.renamed(self._path):
