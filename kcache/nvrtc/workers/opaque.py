@@ -4,15 +4,15 @@ A proof of relocation has to show that an outcome is the same wherever its heade
 show that for those paths alone. So the compiler's macro `__FILE__` gets another name for one
 compile, and in headers `__FILE__` is now a call of a function that nothing defines:
 
-- A call is no constant and no literal. Letters, hashes and joined literals of a name are errors. The
-  call stands in braces, so that it has no type: `sizeof`, `decltype` and templates can't look at it.
+- A call is no constant and no literal. Letters, hashes and joined literals of a name are errors.
+  It stands in braces, so that it has no type: `sizeof`, `decltype` and templates can't look at it.
   The array in them has no size, for the constructor that takes whatever is in the braces.
 - Whoever evaluates it has the call in the output, which then differs. An `assert` that is not
   compiled into the kernel, which is what most headers have, does no harm.
 - A text made of it by `#` is an error: the type in the call has a letter that is valid in a name,
   and that no literal of `char` can hold.
-- In the source itself, at `__INCLUDE_LEVEL__` 0, the macro is the source's name as ever. That does
-  not depend on a location, and `assert` in a kernel needs it.
+- In the source itself, at `__INCLUDE_LEVEL__` 0, the macro is the source's name as ever, unless its
+  directory is to be any other as well. `assert` in a kernel needs it. So is `__BASE_FILE__`.
 - Texts that define one of these macros are refused; so are those that change what is an error, and
   those that spell `__builtin_FILE` otherwise than as a call or as a question whether there is one.
 
@@ -29,15 +29,16 @@ from contextlib import contextmanager
 
 __all__ = ["evades", "renamed", "told"]
 
-_NAME = b"__FILE__"
-#: Of equal length, and no identifier: no text can use it.
-_HIDDEN = b"__F!LE__"
+#: The compiler's names, and others of equal length that are no identifiers: no text can use them.
+_NAMES = {b"__FILE__": b"__F!LE__", b"__BASE_FILE__": b"__BASE_F!LE__"}
 #: The error "Unicode character not Latin-1", in a literal.
 _ERROR = 2282
 #: Deepest nesting of includes that has a macro; the compiler's own limit is 200.
 _LEVELS = 256
 #: Options with a directory or a macro in them.
 _PLACES = ("-I", "-D")
+#: A name that is the same between quotes.
+_PRINTED = re.compile(r"[\w.,:;/@%+=~^ -]+", re.ASCII)
 _READ, _WRITE, _EXECUTE = 1, 2, 4
 _JOINS = re.compile(rb"(?:\\|\?\?/)[ \t]*\r?\n")
 _EVADES = re.compile(
@@ -62,7 +63,7 @@ def evades(text: bytes) -> bool:
 
 
 def told(
-    source: str, given: Sequence[str], environment: Mapping[bytes, bytes]
+    source: str, name: str | None, given: Sequence[str], environment: Mapping[bytes, bytes]
 ) -> tuple[str, Sequence[str]]:
     """Return the source and the options with which the name of a header is opaque.
 
@@ -71,12 +72,15 @@ def told(
 
     Args:
         source: the request's source.
+        name: what it is called; None if that is to be opaque, too.
         given: its options.
         environment: variables of the compile; the compiler takes options from some.
     """
     sure = not any("include" in each or "optf" in each for each in given if each[:2] not in _PLACES)
     sure = sure and not any(b"NVRTC" in name for name in environment)
+    sure = sure and name is not None and _PRINTED.fullmatch(name) is not None
     own = f"__kc{os.urandom(8).hex()}"
+    main = f'"{name}"' if sure else f"{own}v"
     lines = (
         # Long, so that a literal of another kind is longer than those of paths.
         f"typedef int {own}{'z' * 300}\\u0429;",
@@ -84,7 +88,7 @@ def told(
         f"#define {own}v {{{own}f(({own}{'z' * 300}\\u0429)0)}}",
         f"#define {own}a(n) {own}b(n)",
         f"#define {own}b(n) {own}_##n",
-        f"#define {own}_0 {'__BASE_FILE__' if sure else f'{own}v'}",
+        f"#define {own}_0 {main}",
         *(f"#define {own}_{level} {own}v" for level in range(1, _LEVELS)),
         "#line 1",
         source,
@@ -92,6 +96,7 @@ def told(
     flags = (
         *given,
         f"-D__FILE__={own}a(__INCLUDE_LEVEL__)",
+        f"-D__BASE_FILE__={own}_0",
         f"-D__builtin_FILE()={own}v",
         "-D__builtin_source_location()=__has_include@",
         f"--diag-error={_ERROR}",
@@ -112,20 +117,22 @@ def renamed(library: str) -> Generator[None]:
     Raises:
         OSError: there is no such constant, or it can't be written.
     """
-    found = list(_constants(library))
-    if not found:
+    found = {name: list(_constants(library, name)) for name in _NAMES}
+    if not all(found.values()):
         raise OSError("the compiler's constants are not known")
     try:
-        for address, rights in found:
-            _write(address, _HIDDEN, rights)
+        for name, places in found.items():
+            for address, rights in places:
+                _write(address, _NAMES[name], rights)
         yield
     finally:
-        for address, rights in found:
-            _write(address, _NAME, rights)
+        for name, places in found.items():
+            for address, rights in places:
+                _write(address, name, rights)
 
 
-def _constants(library: str) -> Generator[tuple[int, int]]:
-    """Yield where the name lies in the library's constants, and the rights of that memory."""
+def _constants(library: str, name: bytes) -> Generator[tuple[int, int]]:
+    """Yield where a name lies in the library's constants, and the rights of that memory."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         lines = maps.read().splitlines()
     for line in lines:
@@ -135,7 +142,7 @@ def _constants(library: str) -> Generator[tuple[int, int]]:
         start, end = (int(each, 16) for each in span.split("-"))
         memory = memoryview((ctypes.c_char * (end - start)).from_address(start)).cast("B")
         executable = _EXECUTE if rights[2] == "x" else 0
-        for match in re.finditer(rb"\0(%s)\0" % _NAME, memory):
+        for match in re.finditer(rb"\0(%s)\0" % name, memory):
             yield start + match.start(1), _READ | executable
 
 

@@ -158,7 +158,8 @@ class _Worker:
 
     def _prove(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Outputs:
         """Compile with the names of headers opaque; without a precompiled one."""
-        source, flags = opaque.told(ask.source, ask.flags, environment)
+        name = None if any(map(ask.source_name.startswith, ask.moved)) else ask.source_name
+        source, flags = opaque.told(ask.source, name, ask.flags, environment)
         try:
             with opaque.renamed(self._path):
                 outputs = self._compile(ask._replace(source=source, flags=flags, preamble=0))
