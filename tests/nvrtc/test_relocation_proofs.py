@@ -477,6 +477,9 @@ _HARMLESS = {
     "builtin": "inline __device__ const char* f(const char* s = __builtin_FILE()) { return s; }\n"
     "#if __has_builtin(__builtin_FILE)\n#define V 1\n#else\n#define V 2\n#endif\n",
     "line directive": '#line 40 "other.h"\n#define WHERE __FILE__\n#define V __LINE__\n',
+    "printed": "inline __device__ void f(int x) {\n"
+    'if (x) printf("%s:%d: %s\\n", __FILE__, __LINE__, "x"); else printf("%d %f %s", x, 1., __FILE__); }\n'
+    '#define V printf("%d %s", *out, "abc")\n',
     "text of something else": "#define TEXT(x) #x\n#define V sizeof(TEXT(__FILE__))\n",
 }
 

@@ -7,6 +7,7 @@ compile, and in headers `__FILE__` is now a call of a function that nothing defi
 - A call is no constant and no literal. Letters, hashes and joined literals of a name are errors.
   It stands in braces, so that it has no type: `sizeof`, `decltype` and templates can't look at it.
   The array in them has no size, for the constructor that takes whatever is in the braces.
+  Functions take it as `const char*`; `printf` has overloads that do.
 - Whoever evaluates it has the call in the output, which then differs. An `assert` that is not
   compiled into the kernel, which is what most headers have, does no harm.
 - A text made of it by `#` is an error: the type in the call has a letter that is valid in a name,
@@ -39,6 +40,17 @@ _LEVELS = 256
 _PLACES = ("-I", "-D")
 #: A name that is the same between quotes.
 _PRINTED = re.compile(r"[\w.,:;/@%+=~^ -]+", re.ASCII)
+#: `printf` with a name in braces, which `...` does not take, as one of the first arguments.
+_PRINTF = [
+    f"template <{types}class... T> __host__ __device__ int printf("
+    f"const char*, {arguments}const char* const (&)[1], T...);"
+    for types, arguments in (
+        ("", ""),
+        ("class A, ", "A, "),
+        ("class A, class B, ", "A, B, "),
+        ("class A, class B, class C, ", "A, B, C, "),
+    )
+]
 _READ, _WRITE, _EXECUTE = 1, 2, 4
 _JOINS = re.compile(rb"(?:\\|\?\?/)[ \t]*\r?\n")
 _EVADES = re.compile(
@@ -85,6 +97,7 @@ def told(
         # Long, so that a literal of another kind is longer than those of paths.
         f"typedef int {own}{'z' * 300}\\u0429;",
         f"__host__ __device__ const char (&{own}f(int))[];",
+        *_PRINTF,
         f"#define {own}v {{{own}f(({own}{'z' * 300}\\u0429)0)}}",
         f"#define {own}a(n) {own}b(n)",
         f"#define {own}b(n) {own}_##n",
