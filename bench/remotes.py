@@ -1,17 +1,13 @@
-"""What tiers cost: a hit from a remote beside the bare client, a dead remote, a layer.
+"""What tiers cost where they have nothing to give: a dead remote; and a hit in a layer.
 
-`python bench/remotes.py` prints a table. Redis and nginx are started on free ports of 127.0.0.1;
-the rows of a program that is not installed are left out.
+`python bench/remotes.py` prints a table. Redis is started on a free port of 127.0.0.1. Hits from
+remotes are measured by the chapter `remotes` of `bench/ratios.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import http.client
 import os
-import random
-import socket
 import statistics
 import sys
 import tempfile
@@ -25,12 +21,7 @@ from remote import servers
 from remote.proxy import Faults, Proxy
 
 import kcache
-from kcache.entry import Entry, encode
-from kcache.kernels.compiled_kernel import CompiledKernel
-from kcache.nvrtc import PRODUCER
-from kcache.remote.protocol import Upload
 
-SIZE = 100 * 1024
 COUNT = 200
 LOOKUPS = 1000
 ROUNDS = 9
@@ -58,40 +49,6 @@ def row(what: str, ours: float, theirs: float, against: str, target: float | Non
         goal = f" of {target}x, {'reached' if ratio <= target else 'missed'}"
     times = f"{1e6 * ours:9.1f} us  {against:20} {1e6 * theirs:9.1f} us"
     print(f"{what:45} {times}  {ratio:6.3f}x{goal}", flush=True)
-
-
-def keys() -> list[str]:
-    return [hashlib.sha256(b"%d" % number).hexdigest() for number in range(COUNT)]
-
-
-def remote_hits(remote: str, bare: Callable[[str], bytes], against: str, folder: Path) -> None:
-    """A kernel of 100 KiB through the agent, verified, beside the bare client's GET."""
-    kept = kcache.KernelCache(folder / "kept", remote=remote, memory_size=0)
-    remotes = kept._on_miss().remotes
-    assert remotes is not None
-    client = remotes._client
-    code = random.Random(0).randbytes(SIZE)
-    for key in keys():
-        envelope = encode(key, Entry({"cubin": code}), producer=PRODUCER.encode())
-        client.put(Upload((key, envelope)))
-    assert client.flush(60)
-    asked = keys()
-
-    def read(at: int) -> None:
-        key, entry, _ = next(iter(remotes._entries(asked[at])))
-        assert len(CompiledKernel.from_entry(entry, key, ()).cubin or b"") == SIZE
-
-    def whole(at: int) -> None:
-        assert remotes._kernel((asked[at],), (), None) is not None
-
-    def plain(at: int) -> None:
-        assert len(bare(asked[at])) >= SIZE
-
-    times = interleaved({"read": read, "whole": whole, "plain": plain}, COUNT)
-    row("a hit of 100 KiB, verified", times["read"], times["plain"], against, 2.0)
-    row("the same, and kept on disk", times["whole"], times["plain"], against, None)
-    client.stop()
-    kept.close()
 
 
 def dead_remotes(port: int, folder: Path) -> None:
@@ -166,40 +123,11 @@ def place() -> Iterator[Path]:
         yield Path(folder)
 
 
-def http_get(port: int) -> Callable[[str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.connect()
-    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def get(key: str) -> bytes:
-        connection.request("GET", f"/cache/kcache/{key[:2]}/{key[2:]}")
-        return connection.getresponse().read()
-
-    return get
-
-
 def main() -> None:
-    import redis
-
-    patient = "slow=60&timeout=60&connect_timeout=60"
     with place() as folder:
         layer_hits(folder)
         with servers.redis(folder / "redis") as server:
-            client = redis.Redis(port=server.port)
-            prefix = "kcache:"
-
-            def get(key: str) -> bytes:
-                found = client.get(prefix + key)
-                assert isinstance(found, bytes)
-                return found
-
-            remote = f"redis://127.0.0.1:{server.port}/0?{patient}"
-            remote_hits(remote, get, "redis-py, GET", folder / "redis-cache")
             dead_remotes(server.port, folder)
-            client.close()
-        with servers.nginx(folder / "nginx") as web:
-            remote = f"http://127.0.0.1:{web.port}/cache/kcache?{patient}"
-            remote_hits(remote, http_get(web.port), "http.client, GET", folder / "http-cache")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,8 +16,13 @@ from harness.findings import Absent, Comparison, Timing
 from harness.measure import interleave, per_call
 from harness.plan import KIB, Found, Plan
 
+from kcache import KernelCache
+from kcache.entry import Entry, encode
+from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.nvrtc import PRODUCER
 from kcache.remote.address import parse_addresses
 from kcache.remote.keys import make_keys, write_keys
+from kcache.remote.protocol import Upload
 from kcache.remote.seal import Sealer, make_sealer
 from kcache.remote.store import open_store
 
@@ -26,6 +32,10 @@ LOOPS = 100
 #: What a get may take of the bare client's, its seal checked.
 TARGET = 2.0
 BARE = "the bare client"
+#: From a program's question to the kernel in its hands: the agent asks the server and checks the
+#: seal, the program checks the envelope and takes it apart. Storing it in the local cache, which is
+#: done once for each machine, comes after it, and is a put of the chapter about backends.
+HIT = "a hit, through the agent"
 _NGINX = """
 daemon off; {user} worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 64; }}
@@ -72,11 +82,13 @@ def _compared(
     for kind, ask in asks.items():
         if ask() != VALUE:
             raise RuntimeError(f"{name}, {kind}: another value")
-    tasks = [per_call(kind, ask, LOOPS) for kind, ask in asks.items()]
-    rounds = interleave(plan.calls, tasks)
+    with _through_the_agent(f"{address}?timeout=60&connect_timeout=60&slow=60") as ask:
+        asks[HIT] = ask
+        tasks = [per_call(kind, ask, LOOPS) for kind, ask in asks.items()]
+        rounds = interleave(plan.calls, tasks)
     store.close()
-    for kind in sealers:
-        target = TARGET if kind == "unsigned" else None
+    for kind in (*sealers, HIT):
+        target = TARGET if kind in ("unsigned", HIT) else None
         yield Comparison("remotes", rounds).ratio(
             f"get of 100 KiB by {name}, {kind}", kind, BARE, BARE, target=target
         )
@@ -92,6 +104,42 @@ def _asking(get: Callable[[], bytes | None], sealer: Sealer, key: str) -> Callab
         return sealer.unseal(key, sealed)
 
     return ask
+
+
+@contextmanager
+def _through_the_agent(address: str) -> Iterator[Callable[[], bytes]]:
+    """Yields what returns the code of a kernel from a remote to this program."""
+    key = "ff" * 32
+    with tempfile.TemporaryDirectory(prefix="kcb-") as folder, _runtime(folder):
+        cache = KernelCache(Path(folder, "cache"), remote=address, memory_size=0)
+        remotes = cache._on_miss().remotes
+        if remotes is None:
+            raise RuntimeError(f"{address} is not used")
+        entry = encode(key, Entry({"cubin": VALUE}), producer=PRODUCER.encode())
+        remotes._client.put(Upload((key, entry)))
+        if not remotes._client.flush(60):
+            raise RuntimeError("it is not stored")
+
+        def ask() -> bytes:
+            found, entry, _ = next(iter(remotes._entries(key)))
+            return CompiledKernel.from_entry(entry, found, ()).cubin or b""
+
+        yield ask
+        remotes._client.stop()
+        cache.close()
+
+
+@contextmanager
+def _runtime(folder: str) -> Iterator[None]:
+    """Has the agent of the block listen in a folder of its own."""
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    os.environ["XDG_RUNTIME_DIR"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["XDG_RUNTIME_DIR"]
+        if before is not None:
+            os.environ["XDG_RUNTIME_DIR"] = before
 
 
 def _sealers(folder: Path) -> dict[str, Sealer]:

@@ -23,8 +23,10 @@ def test_it_compares_with_the_bare_clients(tmp_path: Path, monkeypatch: pytest.M
     assert ratios["get of 100 KiB by Redis, unsigned"] == 2.0
     assert ratios["get of 100 KiB by HTTP, unsigned"] == 2.0
     assert ratios["get of 100 KiB by HTTP, HMAC-SHA256"] is None
+    for name in ("Redis", "HTTP"):
+        assert ratios[f"get of 100 KiB by {name}, {remote_gets.HIT}"] == 2.0
     rows = {each.row for each in found if isinstance(each, Timing)}
-    assert rows >= {remote_gets.BARE, "unsigned", "HMAC-SHA256"}
+    assert rows >= {remote_gets.BARE, "unsigned", "HMAC-SHA256", remote_gets.HIT}
 
 
 def test_without_servers_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
