@@ -283,7 +283,7 @@ def test_commands_tell_what_happened(
 
     for command in ("stats", "info"):
         text = said(command)
-        assert f"{COUNT} hits, 1 misses, 0 without an answer" in text
+        assert f"{COUNT} hits, 1 miss, 0 without an answer" in text
         assert f"{COUNT} hits, 1 misses, 1 uploads" in text
     (told,) = json.loads(said("stats", "--json"))["remotes"]
     assert (told["hits"], told["misses"], told["breaker"]) == (COUNT, 1, "closed")
