@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.errors import ConfigError
 from kcache.util.record import Record
-from kcache.util.units import parse_flag, parse_seconds, parse_size
+from kcache.util.units import Size, parse_flag, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,8 @@ def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
 
 
 def _parse_cap(value: str | int, *, name: str) -> int:
-    return min(parse_size(value, name=name, least=1), _MOST_BYTES)
+    size = min(parse_size(value, name=name, least=1), _MOST_BYTES)
+    return size if size == value else Size.of(size, value)
 
 
 def _parse_workers(value: str | int, *, name: str) -> int:

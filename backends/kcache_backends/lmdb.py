@@ -33,8 +33,6 @@ SMALLEST_MAP = 1 << 20
 #: No cap is larger than this, in bytes. The map takes up twice the cap of the addresses of a
 #: process, of which there are 128 TiB: https://docs.kernel.org/arch/x86/x86_64/mm.html
 LARGEST_CAP = 16 << 40
-#: What kcache takes for any larger cap, bytes.
-_NO_LIMIT = 1 << 60
 #: Uses are noted for this many keys at most, and the first of them written after this time (in
 #: nanoseconds) at the latest, so that a read costs no write transaction; all of them at close and
 #: before anything is evicted.
@@ -91,9 +89,8 @@ class LmdbBackend(Reader):
         file_system: Callable[[str], FileSystem] = file_system,
     ) -> None:
         if max_size > LARGEST_CAP:
-            more = " or more" if max_size >= _NO_LIMIT else ""
             raise ConfigError(
-                f"max_size={max_size}{more} is not allowed with LMDB; allowed: at most "
+                f"max_size={max_size!r} is not allowed with LMDB; allowed: at most "
                 f"{LARGEST_CAP} (16 TiB), because the file is mapped into memory; use the backend "
                 "file or zstd"
             )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime, tzinfo
 
 __all__ = [
+    "Size",
     "counted",
     "format_age",
     "format_size",
@@ -47,6 +48,29 @@ def counted(count: int, noun: str = "entry", plural: str = "entries") -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
+class Size(int):
+    """A size in bytes that remembers what somebody wrote, such as `"64TiB"`; `repr` shows that.
+
+    So a message that refuses a size (`f"{size!r}"`) has the words of the user in it. In everything
+    else it is an int.
+    """
+
+    given: object
+
+    @classmethod
+    def of(cls, size: int, given: object) -> Size:
+        """Return a size that was given as `given`."""
+        made = cls(size)
+        made.given = given
+        return made
+
+    def __repr__(self) -> str:
+        """Return what was given, as Python writes it."""
+        return repr(self.given)
+
+    __str__ = int.__repr__
+
+
 def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
     """Return a size in bytes from an integer or text such as `"512MB"` or `"1.5GiB"`.
 
@@ -73,11 +97,11 @@ def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
 
 def format_size(size: float) -> str:
     """Return bytes in the largest fitting unit of 1024, such as `"1.5 MiB"`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} TiB"
+    return f"{size:.1f} EiB"
 
 
 def format_time(seconds: float) -> str:

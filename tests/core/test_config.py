@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from kcache import ConfigError, KernelCache, UnknownBackendError, default_cache_directory
 from kcache.config import VARIABLES, Config
 from kcache.remote.address import parse_addresses
-from kcache.util.units import parse_size
+from kcache.util.units import format_size, parse_size
 
 # -- sizes ---------------------------------------------------------------------------------------
 
@@ -301,3 +302,23 @@ engine.close()
     output_of(code, tmp_path)
     assert os.listdir(tmp_path / "elsewhere") == []
     assert {"stats", "file"} <= set(os.listdir(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("written", "size", "shown"),
+    [("17TiB", 17 << 40, "'17TiB'"), (2**63, 1 << 60, str(2**63)), (5, 5, "5"), ("5", 5, "'5'")],
+)
+def test_a_cap_is_a_number_that_messages_show_as_it_was_given(
+    written: int | str, size: int, shown: str
+) -> None:
+    cap = Config.load({"max_size": written}, environ={}).max_size.value
+    assert (cap, f"{cap!r}") == (size, shown)
+    assert (f"{cap}", str(cap), "%d" % cap, json.dumps(cap)) == (str(size),) * 4  # noqa: UP031
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(1023, "1023 B"), (1 << 40, "1.0 TiB"), (3 << 50, "3.0 PiB"), (1 << 60, "1.0 EiB")],
+)
+def test_sizes_are_shown_in_the_largest_unit_that_fits(size: int, text: str) -> None:
+    assert format_size(size) == text
