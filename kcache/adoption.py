@@ -28,6 +28,7 @@ _ODD = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 _SALT = 0x6B63616368652F31
 _LOCK_TABLE, _NOTE = 8192, 16
 _FLIGHT = b"kcache-flight/1\0"
+_SETTINGS = b'{"format": "kcache-settings/1", '
 _LMDB_MAGIC = b"\xde\xc0\xef\xbe"
 _LMDB_LOCK = b"kcache lmdb 1\n"
 _SHARD = re.compile(r"[0-9a-f]{2}")
@@ -114,6 +115,13 @@ def _journal(path: str) -> bool:
     if found and not _EVENT.match(found):
         raise _StrangerError(path)
     return bool(found)
+
+
+def _settings(path: str) -> bool:
+    found = _read(path, len(_SETTINGS))
+    if not _SETTINGS.startswith(found):  # less than all of it: killed in the middle of writing
+        raise _StrangerError(path)
+    return found == _SETTINGS
 
 
 def _flight(path: str) -> bool:
@@ -227,6 +235,8 @@ _CHECKS: dict[str, Callable[[str], bool]] = {
     "journal.1": _journal,
     "flight": _flight,
     "slots": _empty,
+    "settings.json": _settings,
+    ".settings.json.new": _settings,
     "trace": _trace,
     "file": _file,
     "zstd": _file,

@@ -343,7 +343,7 @@ def _from_variable(
             raise
         # Nobody asked for the default directory, which may have no room or be shared: none at all.
         nowhere = variable.setting == "directory"
-        effect = "this process caches in memory alone" if nowhere else "the default is used"
+        effect = "this process caches in memory alone" if nowhere else "it does not count"
         complain(f"{error}. Until then {effect}")
     return Setting(variable.default, variable.name if nowhere else "default")
 

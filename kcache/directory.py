@@ -70,6 +70,16 @@ class CacheDirectory:
         return f"{self.path}/slots"
 
     @property
+    def settings(self) -> str:
+        """The settings that stay with the cache; see `saved_settings`."""
+        return f"{self.path}/settings.json"
+
+    @property
+    def settings_draft(self) -> str:
+        """The settings that will be in the place of those, for the moment of writing them."""
+        return f"{self.path}/.settings.json.new"
+
+    @property
     def tag(self) -> str:
         """The file that tells backup programs that the directory can be left out."""
         return f"{self.path}/CACHEDIR.TAG"

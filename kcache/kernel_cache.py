@@ -17,7 +17,7 @@ from kcache.kernels.request_factory import ClosedRequests, Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest
-from kcache.registry import load_settings, open_as_set
+from kcache.registry import open_as_set, open_place
 from kcache.util.units import parse_size
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class KernelCache:
     Args:
         directory: the directory of the cache; by default `KCACHE_DIR`, else a directory in the
             user's cache directory.
-        backend: the name of a backend, or a `Backend`; by default `KCACHE_BACKEND`, else `"file"`.
+        backend: the name of a backend, or a `Backend`; `"file"` by default.
         max_size: the cap, in bytes or as text such as `"512MB"`; 1 GiB by default. The stored bytes
             never exceed the cap; with the backends file and zstd, each concurrent writer may exceed
             it by one entry.
@@ -78,8 +78,9 @@ class KernelCache:
             layers (`"file:///opt/kernels"`), and remotes (`"https://"`, `"redis://"`, `"s3://"`,
             ...). By default `KCACHE_REMOTE`; `()` for none.
 
-    What is wrong with an environment variable is no error: kcache logs one warning and ignores the
-    variable. If `KCACHE_DIR` can't be used, this process caches in memory alone.
+    An argument comes before the environment, and that before what is saved with the directory
+    (`kcache config --set`). What is wrong there is no error: kcache logs one warning and ignores
+    it. If `KCACHE_DIR` can't be used, this process caches in memory alone.
 
     Raises:
         ConfigError: an argument has a value that is not allowed, or `directory` is unsafe.
@@ -115,7 +116,7 @@ class KernelCache:
         remote: str | Sequence[str] | None = None,
     ) -> None:
         given = backend if isinstance(backend, Backend) else None
-        self.config = config = load_settings(
+        place = self._place = open_place(
             {
                 "directory": directory,
                 "backend": None if given is not None else backend,
@@ -131,18 +132,15 @@ class KernelCache:
                 "compile_timeout": compile_timeout,
                 "remote": remote,
             },
-            find_backend=given is None,
+            given,
         )
-        #: The backend's name, or the class of a backend that the caller made.
-        self._backend = config.backend.value if given is None else type(given).__name__
+        self.config = config = place.config
         self._disabled = config.disable.value
         share = int(config.memory_size.value * _REQUEST_SHARE)
         #: Requests by how they were asked for, so that asking again is one look-up.
         self._requests = Requests(share, record_to=config.record.value)
         self._async: AsyncFront | None = None
-        self._directory, self.engine = open_as_set(
-            config, given, memory_size=config.memory_size.value - share, producer=PRODUCER
-        )
+        self.engine = open_as_set(place, PRODUCER, memory_size=config.memory_size.value - share)
         self._finder = build_finder(self.engine, config)
         if config.remote.value and self._finder.reads:
             from kcache.kernels.tiers import with_layers  # few use remotes
@@ -288,6 +286,7 @@ class KernelCache:
         if kernel is None and started >= self._ask_remotes_at:
             kernel, self._ask_remotes_at = self._on_miss().find_remotely(request, started)
         if kernel is None:
+            self._place.look_elsewhere()
             self.engine.counters.add("misses")
         return kernel
 
@@ -334,11 +333,11 @@ class KernelCache:
     @property
     def directory(self) -> Path | None:
         """The directory of the cache, or None for a `Backend` that the caller made."""
-        if self._directory is None:
+        if self._place.path is None:
             return None
         from pathlib import Path  # costs a fresh process 8 ms
 
-        return Path(self._directory.path)
+        return Path(self._place.path)
 
     @property
     def size_bytes(self) -> int:
@@ -370,8 +369,8 @@ class KernelCache:
         """Print the directory, the size and the counts of the cache to `file` or stdout."""
         from kcache.admin.info import format_info  # not needed for a hit
 
-        where = "(none)" if self._directory is None else self._directory.path
-        text = format_info(self.engine, directory=where, backend=self._backend)
+        where = self._place.path or "(none)"
+        text = format_info(self.engine, directory=where, backend=self._place.name)
         print(text, file=sys.stdout if file is None else file)
 
     def clear(self) -> int:
@@ -425,8 +424,8 @@ class KernelCache:
         """Return the directory and the size of the cache; never raise an exception."""
         from kcache.admin.info import one_line  # not needed for a hit
 
-        where = None if self._directory is None else self._directory.path
-        return f"KernelCache({one_line(self.engine, directory=where, backend=self._backend)})"
+        place = self._place
+        return f"KernelCache({one_line(self.engine, directory=place.path, backend=place.name)})"
 
     def __enter__(self) -> Self:
         """Return the cache itself."""
@@ -442,9 +441,10 @@ class KernelCache:
         if self._resolver is None:
             from kcache.kernels.wiring import build_resolver  # not needed for a hit
 
+            self._place.look_elsewhere()
             with self.engine.counters.lock:
                 if self._resolver is None:
                     self._resolver = build_resolver(
-                        self._finder, self.config, self._directory, self._requests.for_compiler
+                        self._finder, self._place, self._requests.for_compiler
                     )
         return self._resolver

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from kcache.backend import GROUP, Backend, NoBackend, UnavailableBackend
@@ -15,28 +15,32 @@ from kcache.config import (
     default_cache_directory,
     temporary_cache_directory,
 )
-from kcache.directory import CacheDirectory, prepare, prepare_layer
-from kcache.errors import BackendError, ConfigError, KcacheError, UnknownBackendError
+from kcache.directory import CacheDirectory, prepare
+from kcache.errors import BackendError, ConfigError, UnknownBackendError
 from kcache.util import log
 
 if TYPE_CHECKING:
+    from kcache.elsewhere import Holder
     from kcache.engine.engine import CacheEngine
     from kcache.engine.journal import Journal
-    from kcache.remote.address import Address
-    from kcache.remote.layer import Layer
 
 __all__ = [
     "GROUP",
+    "READ_SIZE",
+    "Place",
     "backend_names",
-    "load_settings",
+    "backends_in",
+    "holders",
     "open_as_set",
     "open_backend",
     "open_engine",
-    "open_layers",
+    "open_place",
+    "require_backend",
+    "settled",
 ]
 
-#: The cap that a layer is read with: its files may be as large as whoever made it allowed.
-_LAYER_SIZE = 1 << 34
+#: The cap that a backend is only read with: its files may be as large as whoever made it allowed.
+READ_SIZE = 1 << 34
 
 #: First-party backends, found without scanning entry points (which costs 15 to 50 ms).
 _FIRST_PARTY = {
@@ -77,12 +81,91 @@ def _load(name: str) -> object:
 
     for point in entry_points(group=GROUP, name=name):
         return point.load()
-    raise UnknownBackendError(
-        f"backend={name!r} is not known; allowed: {', '.join(backend_names())}"
-    )
+    raise _unknown(name)
 
 
-def _open_place(config: Config, *, read_only: bool) -> tuple[CacheDirectory | None, Backend]:
+def _unknown(name: str) -> UnknownBackendError:
+    known = ", ".join(backend_names())
+    return UnknownBackendError(f"backend={name!r} is not known; allowed: {known}")
+
+
+def require_backend(name: str) -> None:
+    """Refuse a backend that is not installed.
+
+    Raises:
+        UnknownBackendError: it is not.
+    """
+    if name not in _FIRST_PARTY and name not in backend_names():
+        raise _unknown(name)
+
+
+class Place:
+    """Where a cache is: its settings, its directory, and the backend that is opened there.
+
+    Threads: safe to share.
+
+    Args:
+        config: the settings, with those that are saved in the directory.
+        directory: None where there is none that can be used.
+        backend: of the cache.
+        given: whether the program made the backend; then the directory is for statistics alone.
+    """
+
+    def __init__(
+        self, config: Config, directory: CacheDirectory | None, backend: Backend, *, given: bool
+    ) -> None:
+        self.config = config
+        self.directory = directory
+        self.backend = backend
+        self.given = given
+        #: The backend's name, or the class of a backend that the program made.
+        self.name = type(backend).__name__ if given else config.backend.value
+        #: Whether somebody has looked already if the kernels are in another backend.
+        self._looked = given or config.disable.value
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing may be written."""
+        return self.config.read_only.value or self.config.disable.value
+
+    @property
+    def path(self) -> str | None:
+        """The path of the directory, or None."""
+        return None if self.directory is None else self.directory.path
+
+    def look_elsewhere(self) -> None:
+        """Warn, at the first miss, if it is another backend that has the directory's kernels."""
+        if self._looked:
+            return
+        self._looked = True
+        files = self.directory
+        found = [] if files is None else holders(files, besides=self.name)
+        if files is not None and found:
+            from kcache.elsewhere import warn_if_empty  # seldom
+
+            warn_if_empty(self.backend, files, self.config.backend, found)
+
+
+def open_place(arguments: Mapping[str, object], given: Backend | None) -> Place:
+    """Return the place that arguments and environment lead to, and log what is wrong with it.
+
+    Args:
+        arguments: settings by name.
+        given: a backend that the program made.
+
+    Raises:
+        ConfigError, UnknownBackendError: as for `KernelCache`.
+    """
+    config = _load_settings(arguments, find_backend=given is None)
+    if given is None:
+        return _place_of(config)
+    files = _prepared(config)
+    if files is not None:
+        config = settled(config, files, find_backend=False)
+    return Place(config, files, given, given=True)
+
+
+def _place_of(config: Config) -> Place:
     """Return a directory that is safe to use, and the backend in it.
 
     A directory that the program named must be safe, or ConfigError says why not. What the
@@ -92,7 +175,8 @@ def _open_place(config: Config, *, read_only: bool) -> tuple[CacheDirectory | No
     """
     named, source = config.directory
     if named is None and source != "default":
-        return None, NoBackend(f"{source} is not allowed")
+        return _nowhere(config, NoBackend(f"{source} is not allowed"))
+    read_only = config.read_only.value or config.disable.value
     reason = "no directory"
     for directory in _candidates(named):
         try:
@@ -105,14 +189,20 @@ def _open_place(config: Config, *, read_only: bool) -> tuple[CacheDirectory | No
                 log.warning_once(
                     f"{source}: {reason}. Until then this process caches in memory alone"
                 )
-                return None, NoBackend(reason)
+                return _nowhere(config, NoBackend(reason))
         except BackendError as error:
             reason = str(error)
         else:
+            files = CacheDirectory(directory)
+            config = settled(config, files)
             backend = _backend_there(config, directory, read_only=read_only)
-            return CacheDirectory(directory), backend
+            return Place(config, files, backend, given=False)
         log.info("not usable: %s", reason)
-    return None, UnavailableBackend(reason)
+    return _nowhere(config, UnavailableBackend(reason))
+
+
+def _nowhere(config: Config, backend: Backend) -> Place:
+    return Place(config, None, backend, given=False)
 
 
 def _candidates(named: str | None) -> Iterator[str]:
@@ -123,7 +213,7 @@ def _candidates(named: str | None) -> Iterator[str]:
         yield temporary_cache_directory()
 
 
-def load_settings(arguments: Mapping[str, object], *, find_backend: bool) -> Config:
+def _load_settings(arguments: Mapping[str, object], *, find_backend: bool) -> Config:
     """Return the settings of a cache, and log what is wrong with those of the environment.
 
     With `find_backend`, the backend is one that is registered, if the program did not name it.
@@ -142,18 +232,71 @@ def load_settings(arguments: Mapping[str, object], *, find_backend: bool) -> Con
     return config
 
 
+def settled(config: Config, files: CacheDirectory, *, find_backend: bool = True) -> Config:
+    """Return the settings with those that are saved in a directory, and the backend that it has.
+
+    Where nobody names a backend and the default has no folder, it is the one that has the entries.
+
+    Args:
+        config: as the program and the environment have it.
+        files: of a directory that is safe.
+        find_backend: whether the backend is one in that directory.
+    """
+    if os.path.lexists(files.settings):  # a hit where nothing is saved need not import this
+        from kcache.saved_settings import read
+
+        saved = read(files)
+        for problem in saved.problems:
+            log.warning_once(problem)
+        config = saved.below(config)
+        if find_backend:
+            config = _with_known_backend(config, log.warning_once)
+    name, source = config.backend
+    if find_backend and source == "default" and not os.path.isdir(files.backend(name)):
+        for other in holders(files, besides=name):
+            return config.replace(backend=Setting(other.name, "its entries"))
+    return config
+
+
+def holders(files: CacheDirectory, *, besides: str) -> list[Holder]:
+    """Return the other backends that have entries in a directory, the one with the most first."""
+    names = backends_in(files, besides=besides)
+    if not names:
+        return []
+    from kcache.elsewhere import look  # seldom
+
+    def opened(name: str) -> Backend:
+        return open_backend(name, files.path, max_size=READ_SIZE, read_only=True)
+
+    return look(names, opened)
+
+
+def backends_in(files: CacheDirectory, *, besides: str = "") -> list[str]:
+    """Return the names of the backends that have a folder in a directory."""
+    try:
+        with os.scandir(files.path) as items:
+            folders = {item.name for item in items if item.is_dir()}
+    except OSError:  # it need not be readable, if one can go through it
+        folders = {name for name in _FIRST_PARTY if os.path.isdir(files.backend(name))}
+    folders.discard(besides)
+    if folders <= _FIRST_PARTY.keys():  # entry points are scanned only where it must be
+        return sorted(folders)
+    return sorted(folders.intersection(backend_names()))
+
+
 def _with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
     """Return the settings, with the default in place of a backend that nobody has registered.
 
-    That is for a name from the environment. One that the program gave stays, and `open_backend`
-    raises an error.
+    That is for a name that the environment or a directory's settings give. One that the program
+    gave stays, and `open_backend` raises an error.
     """
     name, source = config.backend
     if source == "argument" or name in _FIRST_PARTY or name in backend_names():
         return config
     default = Setting("file", "default")
     known = ", ".join(backend_names())
-    complain(f"{source}={name!r} is not known; allowed: {known}. Until then the default is used")
+    named = source if source.startswith("KCACHE_") else f"{source}: backend"
+    complain(f"{named}={name!r} is not known; allowed: {known}. Until then it does not count")
     return config.replace(backend=default)
 
 
@@ -177,13 +320,14 @@ def _backend_there(config: Config, directory: str, *, read_only: bool) -> Backen
         return UnavailableBackend(str(error))
 
 
-def _prepared(config: Config, read_only: bool) -> CacheDirectory | None:
+def _prepared(config: Config) -> CacheDirectory | None:
     """Return a directory for the statistics, or None where there is none or it can't be used.
 
     Raises:
         ConfigError: the program named it, and it is unsafe.
     """
     directory, source = config.directory
+    read_only = config.read_only.value or config.disable.value
     if directory is not None:
         try:
             prepare(directory, read_only=read_only)
@@ -196,60 +340,6 @@ def _prepared(config: Config, read_only: bool) -> CacheDirectory | None:
             log.info("not usable: %s", error)
             return None
     return None if directory is None else CacheDirectory(directory)
-
-
-def open_layers(
-    addresses: Sequence[Address], *, strict: bool, key_file: str | None = None
-) -> list[Layer]:
-    """Return the layers among the addresses of tiers, in order.
-
-    One that can't be used is left out, with a warning. With a file of keys that sign, so is a
-    bundle that is not signed.
-
-    Raises:
-        ConfigError: one is not safe, or no cache; only if `strict`.
-    """
-    layers: list[Layer] = []
-    for address in addresses:
-        if address.kind != "layer":
-            continue
-        try:
-            layers.append(_open_layer(address, key_file))
-        except ConfigError as error:
-            if strict:
-                raise
-            log.warning_once(f"{error}. Until then the cache works without it")
-        except (KcacheError, OSError) as error:
-            log.warning_once(f"{error}. The cache works without this layer")
-    return layers
-
-
-def _open_layer(address: Address, key_file: str | None) -> Layer:
-    """Return a layer.
-
-    Raises:
-        ConfigError, BackendError: it can't be used.
-    """
-    from kcache.remote.layer import DirectoryLayer
-
-    path = address.path
-    prepare_layer(path)
-    if os.path.isfile(path):
-        from kcache.remote.bundle_layer import BundleLayer
-
-        return BundleLayer(path, keep=address.keep, key_file=key_file)
-    named = address.option("backend")
-
-    def there(names: Iterable[str]) -> list[str]:
-        return [name for name in names if os.path.isdir(CacheDirectory(path).backend(name))]
-
-    # Entry points are scanned only where it must be.
-    found = [named] if named else there(_FIRST_PARTY) or there(backend_names())
-    if not found:
-        raise BackendError(f"layer {path} has no entries in it")
-    # One engine wrote one of them; where there are several, all that they hold is offered.
-    backends = [open_backend(n, path, max_size=_LAYER_SIZE, read_only=True) for n in found]
-    return DirectoryLayer(path, backends, keep=address.keep)
 
 
 def open_engine(
@@ -289,36 +379,29 @@ def open_engine(
     return _engine(config, opened, files, memory_size=memory, read_only=read_only)
 
 
-def open_as_set(
-    config: Config, given: Backend | None, *, memory_size: int, producer: str
-) -> tuple[CacheDirectory | None, CacheEngine]:
-    """Return the directory that the settings lead to, if there is one, and the engine of a cache.
+def open_as_set(place: Place, producer: str, *, memory_size: int) -> CacheEngine:
+    """Return the engine of a cache, with the settings of its place.
 
-    `given` is a backend that the program made; then the directory is for the statistics alone.
-
-    Raises:
-        ConfigError: as for `KernelCache`.
-        UnknownBackendError: as for `KernelCache`.
+    Args:
+        place: where it is.
+        producer: of its entries.
+        memory_size: of the memory tier, in bytes.
     """
     from kcache.engine.journal import Journal, limit_for
 
-    read_only = config.read_only.value or config.disable.value
-    if given is None:
-        files, opened = _open_place(config, read_only=read_only)
-    else:
-        files, opened = _prepared(config, read_only), given
+    files, config = place.directory, place.config
     journal = Journal(
-        files.path if files is not None and given is None else None,
+        None if files is None or place.given else files.path,
         config.backend.value,
-        read_only=read_only,
+        read_only=place.read_only,
         limit=limit_for(config.max_size.value),
     )
-    return files, _engine(
+    return _engine(
         config,
-        opened,
+        place.backend,
         files,
         memory_size=memory_size,
-        read_only=read_only,
+        read_only=place.read_only,
         producer=producer,
         journal=journal,
     )

@@ -19,7 +19,16 @@ SOURCES = sorted((ROOT / "kcache" / "dropin" / "native").glob("*.[ch]"))
 #: Lines of a module, at most.
 LONGEST = 450
 #: Names of files in a cache's directory.
-FILES = {"stats", "history", "journal", "journal.1", "flight", "slots", "CACHEDIR.TAG"}
+FILES = {
+    "stats",
+    "history",
+    "journal",
+    "journal.1",
+    "flight",
+    "slots",
+    "CACHEDIR.TAG",
+    "settings.json",
+}
 #: The only modules that may join them to a path: a directory's names, and the marker's.
 OWNERS = {"kcache/directory.py", "kcache/util/marker.py"}
 

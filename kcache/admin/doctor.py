@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from kcache import elsewhere
 from kcache.admin.machine_facts import Facts
 from kcache.config import VARIABLES
 from kcache.util.cuda_driver import Version
@@ -110,6 +111,11 @@ def _settings(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             PROBLEM, "settings", sentence, "Correct the variable, or unset it for the default."
         )
+    for sentence in facts.bad_saved:
+        do = (
+            "Save it anew: kcache config --set NAME=VALUE; or forget it: kcache config --unset NAME"
+        )
+        yield Finding(PROBLEM, "settings", sentence, do)
     known = [variable.name.removeprefix("KCACHE_") for variable in VARIABLES]
     for name in facts.unknown_variables:
         meant = nearest(name.removeprefix("KCACHE_"), known)
@@ -241,7 +247,8 @@ def _room(facts: Facts) -> Iterator[Finding]:
     if location is None or not location.total:
         return
     held = 0 if facts.contents is None else facts.contents.size
-    cap = facts.config.max_size.value
+    cap, source = facts.config.max_size
+    named = format_size(cap) if source == "default" else f"{format_size(cap)} ({source})"
     free = f"{format_size(location.free)} free"
     if location.free < _LITTLE_ROOM:
         yield Finding(
@@ -254,8 +261,8 @@ def _room(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "room",
-            f"the cap, {format_size(cap)}, is more than the disk has room for ({free})",
-            "Set KCACHE_MAX_SIZE to less.",
+            f"the cap, {named}, is more than the disk has room for ({free})",
+            "Set KCACHE_MAX_SIZE to less, or save a lower cap: kcache config --set max_size=SIZE",
         )
     else:
         yield Finding(OK, "room", f"{format_size(held)} of {format_size(cap)}; {free} on the disk")
@@ -290,6 +297,23 @@ def _entries(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding(OK, "entries", f"{contents.sampled} read, none is damaged")
+
+
+def _elsewhere(facts: Facts) -> Iterator[Finding]:
+    contents, named = facts.contents, facts.config.backend
+    if not facts.elsewhere or contents is None:
+        return
+    if not contents.sampled:
+        what = elsewhere.sentence(named, facts.elsewhere)
+        yield Finding(WARNING, "backend", what, f"{elsewhere.advice(named, facts.elsewhere)}")
+        return
+    for other in facts.elsewhere:
+        yield Finding(
+            WARNING,
+            "backend",
+            f"{elsewhere.amount(other)} more in the backend {other.name}, which is not in use",
+            f"Move them: kcache migrate --from {other.name} --to {named.value}",
+        )
 
 
 def _statistics(facts: Facts) -> Iterator[Finding]:
@@ -398,6 +422,7 @@ _CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _file_system,
     _room,
     _entries,
+    _elsewhere,
     _statistics,
     _compiler,
     _driver,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kcache.elsewhere import Holder, amount
 from kcache.errors import KcacheError
+from kcache.nvrtc.inventory import KERNEL, MANIFEST, items
 from kcache.remote.counts import COUNTS
 from kcache.util.units import counted, format_size, format_time
 
@@ -13,7 +17,50 @@ if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.engine.stats import Stats
 
-__all__ = ["format_info", "one_line", "remote_lines", "stats_lines"]
+__all__ = ["Kinds", "count_kinds", "format_info", "one_line", "remote_lines", "stats_lines"]
+
+
+#: Entries that are read to tell kernels from manifests: 2,000 take 0.06 s with LMDB, and 0.15 s as
+#: files. Keys are digests, so the first of them are a fair sample; of 2,000 it is 1 % off.
+_READ = 2000
+
+
+class Kinds(NamedTuple):
+    """How many entries are what.
+
+    Attributes:
+        kernels: entries that are kernels.
+        manifests: those that lead from a source with includes to its kernels.
+        others: damaged ones, and those of another version of kcache or another program.
+        read: how many were read. If that is less than all, the other numbers are estimates.
+    """
+
+    kernels: int
+    manifests: int
+    others: int
+    read: int
+
+    @property
+    def all(self) -> int:
+        """All entries."""
+        return self.kernels + self.manifests + self.others
+
+
+def count_kinds(engine: CacheEngine, producer: str) -> Kinds:
+    """Return how many entries are what: exact up to 2,000 entries, else estimated from so many.
+
+    Reading records no use of an entry.
+
+    Raises:
+        BackendError: the entries can't be listed.
+    """
+    entries = engine.entry_count
+    seen = Counter(item.kind for item in islice(items(engine.backend, producer), _READ))
+    read = seen.total()
+    share = entries / read if read == _READ < entries else 1
+    kernels, manifests = round(seen[KERNEL] * share), round(seen[MANIFEST] * share)
+    every = entries if share > 1 else read
+    return Kinds(kernels, manifests, max(0, every - kernels - manifests), read)
 
 
 def one_line(engine: CacheEngine, *, directory: str | None, backend: str) -> str:
@@ -29,23 +76,46 @@ def one_line(engine: CacheEngine, *, directory: str | None, backend: str) -> str
 
 
 def format_info(
-    engine: CacheEngine, *, directory: str, backend: str, stats: Stats | None = None
+    engine: CacheEngine,
+    *,
+    directory: str,
+    backend: str,
+    stats: Stats | None = None,
+    kinds: Kinds | None = None,
+    elsewhere: Sequence[Holder] = (),
 ) -> str:
     """Return where a cache is, how full it is and what it has done, one line per figure.
 
-    `stats` stands for what the engine itself has done, where that is not what is wanted.
+    Args:
+        engine: of the cache.
+        directory: of the cache.
+        backend: its name.
+        stats: what was done, where that is not what the engine itself has done.
+        kinds: how many entries are what, if that was counted.
+        elsewhere: other backends in the directory that have entries.
     """
     usage = f"{format_size(engine.size_bytes)} of {format_size(engine.max_size)}"
     share = engine.size_bytes / engine.max_size
     lines = [
         ("directory", directory),
         ("backend", backend),
+        *(("elsewhere", f"{amount(each)} in {each.name}") for each in elsewhere),
         ("entries", str(engine.entry_count)),
+        *_kinds_lines(kinds),
         ("size", f"{usage} ({share:.1%})"),
         *stats_lines(engine.stats() if stats is None else stats),
     ]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def _kinds_lines(kinds: Kinds | None) -> Iterator[tuple[str, str]]:
+    if kinds is not None:
+        how = "" if kinds.read >= kinds.all else f" (estimated from {kinds.read} entries)"
+        yield "kernels", f"{kinds.kernels}{how}"
+        yield "manifests", f"{kinds.manifests}{how}"
+        if kinds.others:
+            yield "others", f"{kinds.others}{how}"
 
 
 def stats_lines(stats: Stats) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.config import (
     VARIABLES,
@@ -23,13 +23,14 @@ from kcache.config import (
     default_cache_directory,
     temporary_cache_directory,
 )
-from kcache.directory import CacheDirectory, prepare
+from kcache.directory import CacheDirectory, is_cache, prepare
 from kcache.environment import unknown_variables
 from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError, KcacheError
 from kcache.util.cuda_driver import Version, driver_version
 from kcache.util.mounts import FileSystem, file_system
 
 if TYPE_CHECKING:
+    from kcache.elsewhere import Holder
     from kcache.engine.stats import Stats
 
 __all__ = ["Compiler", "Contents", "Facts", "CacheLocation", "gather"]
@@ -132,6 +133,8 @@ class Facts:
         driver: the newest CUDA version that the driver supports; None where there is no driver.
         recording_problem: why compiles can't be recorded, or empty.
         unknown_variables: names that begin with `KCACHE_`, and that kcache does not read.
+        bad_saved: what is wrong with the settings that are saved in the directory, a sentence each.
+        elsewhere: other backends in the directory that have entries.
     """
 
     python: tuple[int, ...]
@@ -148,6 +151,8 @@ class Facts:
     driver: Version | None
     recording_problem: str
     unknown_variables: tuple[str, ...] = ()
+    bad_saved: tuple[str, ...] = ()
+    elsewhere: tuple[Holder, ...] = ()
 
 
 def gather(
@@ -170,6 +175,10 @@ def gather(
     libraries, broken = _libraries()
     location = None if bad.keys() & {"directory"} else _location(config, system)
     there = location is not None and location.exists and not location.refused
+    saved = _Saved(config, (), ())
+    if location is not None and there:
+        saved = _saved(config, location.path)
+        config = saved.config
     return Facts(
         python=tuple(sys.version_info[:3]),
         libraries=libraries,
@@ -185,6 +194,8 @@ def gather(
         driver=(driver or driver_version)(),
         recording_problem=_recording_problem(),
         unknown_variables=tuple(unknown_variables()),
+        bad_saved=saved.problems,
+        elsewhere=saved.elsewhere,
     )
 
 
@@ -296,6 +307,33 @@ def _obstacle(directory: str, *, probe: bool) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+class _Saved(NamedTuple):
+    """What a directory adds to the settings, what is wrong with it, and its other backends."""
+
+    config: Config
+    problems: tuple[str, ...]
+    elsewhere: tuple[Holder, ...]
+
+
+def _saved(config: Config, path: str) -> _Saved:
+    from kcache.registry import backend_names, holders, settled
+    from kcache.saved_settings import read
+
+    files = CacheDirectory(path)
+    try:
+        if not is_cache(path):
+            return _Saved(config, (), ())
+    except KcacheError:  # it is unsafe or no cache, which is told elsewhere
+        return _Saved(config, (), ())
+    saved = read(files)
+    problems = list(saved.problems)
+    backend = saved.values.get("backend")
+    if backend is not None and backend not in backend_names():
+        problems.append(f"{files.settings}: there is no backend {backend!r}; it does not count")
+    config = settled(config, files)
+    return _Saved(config, tuple(problems), tuple(holders(files, besides=config.backend.value)))
 
 
 def _contents(config: Config, path: str) -> Contents:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from kcache.config import Config, default_cache_directory
 from kcache.directory import CacheDirectory, is_cache
-from kcache.errors import ConfigError
+from kcache.elsewhere import warn_if_empty
+from kcache.errors import BackendError, ConfigError
+from kcache.registry import holders, require_backend, settled
+from kcache.saved_settings import read
 
 if TYPE_CHECKING:
     from kcache import KernelCache
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "directory_option",
     "json_option",
+    "load_settings",
     "may_write",
     "named_directory",
     "open_cache",
@@ -89,7 +93,8 @@ def open_existing(
         UnknownBackendError: no such backend is installed.
     """
     config = Config.load({"directory": directory, "backend": backend})
-    directory, backend = config.directory.value, config.backend.value
+    require_backend(config.backend.value)
+    directory = config.directory.value
     cache = open_cache(directory, backend=backend, read_only=True)
     if cache.directory is None:
         if not os.path.lexists(named_directory(directory)):
@@ -99,10 +104,35 @@ def open_existing(
     if not is_cache(place):
         cache.close()
         return None
-    if read_only or not os.path.isdir(CacheDirectory(place).backend(cache.config.backend.value)):
+    files, named = CacheDirectory(place), cache.config.backend
+    if backend is None:
+        others = holders(files, besides=named.value)
+        if others:
+            warn_if_empty(cache.engine.backend, files, named, others)
+    if read_only or not os.path.isdir(files.backend(named.value)):
         return cache
     cache.close()
     return open_cache(place, backend=backend)
+
+
+def load_settings(directory: str | None) -> tuple[Config, Mapping[str, str]]:
+    """Return the settings with those that are saved in the directory, and the texts of the latter.
+
+    What is wrong with the saved ones is a warning.
+
+    Raises:
+        ConfigError: the option or a variable is not allowed.
+    """
+    config = Config.load({"directory": directory})
+    place = named_directory(directory)
+    try:
+        there = is_cache(place)
+    except (BackendError, ConfigError):  # it is unsafe, or no cache: the command that uses it says
+        there = False
+    if not there:
+        return config, {}
+    files = CacheDirectory(place)
+    return settled(config, files), read(files).texts
 
 
 def named_directory(directory: str | None) -> str:

@@ -6,15 +6,20 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kcache import environment
-from kcache.errors import KcacheError
-from kcache.registry import open_layers
+from kcache.directory import CacheDirectory, prepare_layer
+from kcache.errors import BackendError, ConfigError, KcacheError
+from kcache.registry import READ_SIZE, backends_in, open_backend
+from kcache.util import log
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kcache.config import Config
     from kcache.kernels.find import Finder
     from kcache.kernels.remotes import RemoteKernels
     from kcache.remote.address import Address
     from kcache.remote.agent_setup import Setup
+    from kcache.remote.layer import Layer
 
 __all__ = ["build_remotes", "remote_status", "with_layers"]
 
@@ -26,7 +31,7 @@ def with_layers(finder: Finder, config: Config) -> Finder:
         ConfigError: a layer that the program named is not safe, or no cache.
     """
     remote = config.remote
-    layers = open_layers(
+    layers = _open_layers(
         remote.value,
         strict=remote.source == "argument",
         key_file=config.signing_key_file.value,
@@ -42,6 +47,56 @@ def with_layers(finder: Finder, config: Config) -> Finder:
         writes=not config.disable.value,
         layers=layers,
     )
+
+
+def _open_layers(
+    addresses: Sequence[Address], *, strict: bool, key_file: str | None = None
+) -> list[Layer]:
+    """Return the layers among the addresses of tiers, in order.
+
+    One that can't be used is left out, with a warning. With a file of keys that sign, so is a
+    bundle that is not signed.
+
+    Raises:
+        ConfigError: one is not safe, or no cache; only if `strict`.
+    """
+    layers: list[Layer] = []
+    for address in addresses:
+        if address.kind != "layer":
+            continue
+        try:
+            layers.append(_open_layer(address, key_file))
+        except ConfigError as error:
+            if strict:
+                raise
+            log.warning_once(f"{error}. Until then the cache works without it")
+        except (KcacheError, OSError) as error:
+            log.warning_once(f"{error}. The cache works without this layer")
+    return layers
+
+
+def _open_layer(address: Address, key_file: str | None) -> Layer:
+    """Return a layer.
+
+    Raises:
+        ConfigError, BackendError: it can't be used.
+    """
+    from kcache.remote.layer import DirectoryLayer
+
+    path = address.path
+    prepare_layer(path)
+    if os.path.isfile(path):
+        from kcache.remote.bundle_layer import BundleLayer
+
+        return BundleLayer(path, keep=address.keep, key_file=key_file)
+    named = address.option("backend")
+
+    found = [named] if named else backends_in(CacheDirectory(path))
+    if not found:
+        raise BackendError(f"layer {path} has no entries in it")
+    # One engine wrote one of them; where there are several, all that they hold is offered.
+    backends = [open_backend(n, path, max_size=READ_SIZE, read_only=True) for n in found]
+    return DirectoryLayer(path, backends, keep=address.keep)
 
 
 def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:

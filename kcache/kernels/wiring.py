@@ -11,32 +11,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kcache.config import Config
-    from kcache.directory import CacheDirectory
     from kcache.kernels.find import Finder
     from kcache.kernels.remotes import RemoteKernels
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.request import Request
+    from kcache.registry import Place
 
 __all__ = ["build_resolver"]
 
 
 def build_resolver(
-    finder: Finder,
-    config: Config,
-    directory: CacheDirectory | None,
-    for_compiler: Callable[[Request, str], Request],
+    finder: Finder, place: Place, for_compiler: Callable[[Request, str], Request]
 ) -> Resolver:
     """Return the resolver of a cache.
 
     Args:
         finder: of the cache.
-        config: its settings.
-        directory: where its processes exclude each other; None where they can't.
+        place: where it is, with its settings.
         for_compiler: see `Factories`.
     """
-    engine = finder.engine
-    shared = None if engine.read_only else directory
+    engine, config = finder.engine, place.config
+    #: Where its processes exclude each other; None where they can't.
+    shared = None if engine.read_only else place.directory
 
     def build_flight() -> Flight[Answer]:
         path = None if shared is None else shared.flight

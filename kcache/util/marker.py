@@ -20,7 +20,7 @@ from typing import cast
 from kcache.util.locks import RangeLocks
 from kcache.util.open_file import NotOursError, OpenFile, is_own, open_own, owner_problem
 
-__all__ = ["NAME", "claim", "is_empty", "is_marked", "mark", "open_or_replace"]
+__all__ = ["NAME", "claim", "is_empty", "is_marked", "mark", "open_or_replace", "set_aside"]
 
 NAME = "kcache.json"
 _FORMAT = "kcache-directory/1"
@@ -140,7 +140,7 @@ def open_or_replace(path: str, flags: int, is_sound: Callable[[OpenFile], bool])
         # Of several who find the damage one sets the file aside; the others find the new one then.
         with RangeLocks(file).held(_ASIDE, 1, timeout=1.0):
             if file.is_at(path):
-                _set_aside(path)
+                set_aside(path)
     raise NotOursError("it is no file of kcache, time and again", path)
 
 
@@ -150,7 +150,13 @@ def _require_cache(path: str) -> None:
         raise NotOursError(reason, path)
 
 
-def _set_aside(path: str) -> None:
+def set_aside(path: str) -> None:
+    """Give a file of ours that is damaged another name: its own, with `.damaged` behind it.
+
+    Raises:
+        NotOursError: something that is not ours has the other name.
+        OSError: it can't be renamed.
+    """
     aside = f"{path}.damaged"
     try:
         status = os.stat(aside, follow_symlinks=False)

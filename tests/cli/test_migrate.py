@@ -50,7 +50,7 @@ def test_every_entry_arrives_in_the_order_of_use(
     said = here("migrate", "--from", origin, "--to", target)
     assert (said.code, said.err) == (0, "")
     assert re.match(rf"moved 13 entries, .*, from {re.escape(origin)} to ", said.out)
-    assert said.out.endswith(f"To use them: export KCACHE_BACKEND={target}\n")
+    assert f"\nSaved with the cache: backend={target}. " in said.out
     assert contents(cache_directory, target) == entries
     assert held(cache_directory, target) == order
     assert contents(cache_directory, origin) == {}
@@ -76,6 +76,8 @@ def test_the_default_origin_is_the_configured_one(
     monkeypatch.setenv("KCACHE_BACKEND", "lmdb")
     assert here("migrate", "--to", "file").code == 0
     assert len(held(cache_directory)) == 13
+    assert here("migrate", "--to", "lmdb").code == 0  # from where the entries are
+    assert len(held(cache_directory, "lmdb")) == 13
     said = here("migrate", "--to", "lmdb")
     assert (said.code, said.out) == (2, "")
     assert "--from" in said.err

@@ -127,6 +127,7 @@ class TestConfig:
             "value": 2 << 20,
             "source": "KCACHE_MAX_SIZE",
             "variable": "KCACHE_MAX_SIZE",
+            "saved": None,
         }
         assert settings["directory"]["value"] == str(cache_directory)
         assert settings["directory"]["source"] == "KCACHE_DIR"

@@ -402,7 +402,9 @@ def test_the_kernel_alone_was_deleted(
     assert "deleted" in why(*PATHS).the("deleted")["what"]
 
 
-def test_cleared_trimmed_and_moved(compile_: Callable, why: Why, here: Callable) -> None:
+def test_cleared_trimmed_and_moved(
+    compile_: Callable, why: Why, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compile_()
     assert here("clear", "--yes").code == 0
     assert "was cleared on 2" in why().the("cleared")["what"]
@@ -411,6 +413,9 @@ def test_cleared_trimmed_and_moved(compile_: Callable, why: Why, here: Callable)
     assert why().the("trimmed")
     compile_()
     assert here("migrate", "--to", "zstd").code == 0
+    assert why().kinds == []  # a hit: programs look where the entries are
+    assert here("clear", "--yes").code == 0
+    monkeypatch.setenv("KCACHE_BACKEND", "file")
     assert why().the("moved")  # whether it came back after the trim or not
     compile_("-D", "B")
     assert here("rm", why("-D", "B").all["key"]).code == 0

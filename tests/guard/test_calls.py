@@ -80,7 +80,8 @@ KERNELS = {
         stat cache, stat cache,
         open cache/kcache.json, fstat cache/kcache.json, read cache/kcache.json,
         fstat cache/kcache.json, close cache/kcache.json,
-        stat cache/file, stat cache/file,
+        stat cache/settings.json,
+        stat cache/file, stat cache/file, stat cache/file,
         open cache/file/counters, fstat cache/file/counters, read cache/file/counters,
         fstat cache/file/counters, close cache/file/counters
     """,

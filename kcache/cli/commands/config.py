@@ -1,20 +1,25 @@
-"""`kcache config`: every setting, its value and where that came from."""
+"""`kcache config`: every setting, its value and where that came from; and those that are saved."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 import click
 
 from kcache._version import __version__
+from kcache.admin.saving import save
 from kcache.cli.open_cache import (
     directory_option,
     json_option,
+    load_settings,
+    may_write,
     named_directory,
 )
-from kcache.cli.terminal import columns, show
-from kcache.config import VARIABLES, Config, Setting
+from kcache.cli.terminal import columns, plain, say, show
+from kcache.config import VARIABLES, Setting
 from kcache.nvrtc import library
+from kcache.saved_settings import NAMES
 from kcache.util.distribution import how_to_install
 from kcache.util.units import format_size
 
@@ -23,32 +28,80 @@ __all__ = ["config"]
 _SIZES = ("max_size", "memory_size")
 
 
-@click.command(short_help="Show every setting with its value and its source.")
+@click.command(short_help="Show every setting with its source, or save one with the cache.")
+@click.option(
+    "--set",
+    "given",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Save a setting with the cache, such as max_size=5GiB. Repeatable.",
+)
+@click.option(
+    "--unset",
+    "gone",
+    metavar="NAME",
+    multiple=True,
+    help="Forget a setting that is saved with the cache. Repeatable.",
+)
 @json_option("object")
 @directory_option
-def config(*, as_json: bool, directory: str | None) -> None:
-    """Show every setting with its value and its source, and the compiler that kcache uses."""
+def config(
+    *, given: tuple[str, ...], gone: tuple[str, ...], as_json: bool, directory: str | None
+) -> None:
+    """Show every setting with its value and its source, and the compiler that kcache uses.
+
+    A setting that is saved with `--set` stays with the directory of the cache, in the file
+    settings.json. It holds for every program and command that uses the directory. Arguments and
+    environment variables come before it. These can be saved: backend, max_size, memory_size,
+    header_check, relocation, wait, workers, compile_timeout.
+    """
+    wanted = _pairs(given)
+    both = sorted(wanted.keys() & set(gone))
+    if both:
+        raise click.UsageError(f"--set and --unset exclude each other: {', '.join(both)}.")
+    if given or gone:
+        may_write("config --set")
+        for warning in save(named_directory(directory), wanted, gone):
+            say(f"warning: {plain(warning)}")
     settings = _settings(directory)
-    compiler = library.find()
     if as_json:
-        found = None if compiler is None else compiler._asdict()
-        about = {"version": __version__, "compiler": found, "settings": settings}
+        found = library.find()
+        compiler = None if found is None else found._asdict()
+        about = {"version": __version__, "compiler": compiler, "settings": settings}
         show(json.dumps(about, indent=2))
-        return
-    rows = [("setting", "from", "value")]
-    for name, setting in settings.items():
-        rows.append((name, str(setting["source"]), _text(name, setting["value"])))
+    elif given or gone:
+        show(_rows({name: settings[name] for name in settings if name in (*wanted, *gone)}))
+    else:
+        show(f"{_rows(settings)}\n\n{columns(_facts())}")
+
+
+def _pairs(given: Sequence[str]) -> dict[str, str]:
+    """Return name -> value of what `--set` was given.
+
+    Raises:
+        click.UsageError: one has no `=`.
+    """
+    found: dict[str, str] = {}
+    for pair in given:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise click.UsageError(f"--set {pair!r}: write NAME=VALUE, such as max_size=5GiB.")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _facts() -> list[tuple[str, str]]:
+    """Return what `kcache config` tells beside the settings."""
+    compiler = library.find()
     facts = [("kcache", __version__)]
     if compiler is None:
-        facts.append(("compiler", f"none: {how_to_install('cu13')} (CUDA 12: cu12)"))
-    else:
-        facts += [("compiler", compiler.path), ("identity", compiler.identity)]
-    show(f"{columns(rows)}\n\n{columns(facts)}")
+        return [*facts, ("compiler", f"none: {how_to_install('cu13')} (CUDA 12: cu12)")]
+    return [*facts, ("compiler", compiler.path), ("identity", compiler.identity)]
 
 
 def _settings(directory: str | None) -> dict[str, dict[str, object]]:
-    """Return every setting by name: its value, where that came from, and the variable for it."""
-    loaded = Config.load({"directory": directory})
+    """Return every setting by name: its value, where that came from, and who else may name it."""
+    loaded, saved = load_settings(directory)
     found: dict[str, dict[str, object]] = {}
     for variable in VARIABLES:
         setting: Setting[object] = getattr(loaded, variable.setting)
@@ -58,7 +111,17 @@ def _settings(directory: str | None) -> dict[str, dict[str, object]]:
             "source": "--directory" if setting.source == "argument" else setting.source,
             "variable": variable.name,
         }
+        if variable.setting in NAMES:
+            found[variable.setting]["saved"] = saved.get(variable.setting)
     return found
+
+
+def _rows(settings: Mapping[str, Mapping[str, object]]) -> str:
+    """Return a table of settings."""
+    rows = [("setting", "from", "value")]
+    for name, setting in settings.items():
+        rows.append((name, str(setting["source"]), _text(name, setting["value"])))
+    return columns(rows)
 
 
 def _shown(value: object) -> object:

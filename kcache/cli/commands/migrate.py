@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.admin.migration import Migration, remove_emptied
+from kcache.admin.saving import save_backend
 from kcache.backend import Usage
 from kcache.cli.open_cache import (
     directory_option,
     json_option,
+    load_settings,
     may_write,
+    named_directory,
     open_cache,
     open_existing,
 )
@@ -23,7 +26,7 @@ from kcache.engine.journal import MOVED
 from kcache.errors import UnknownBackendError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, coldest_first
-from kcache.registry import backend_names
+from kcache.registry import backend_names, holders
 from kcache.util.units import format_size
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ __all__ = ["migrate"]
     "--from",
     "origin",
     metavar="BACKEND",
-    help="The old backend.  [default: $KCACHE_BACKEND, else file]",
+    help="The old backend.  [default: the one in use, or the one that has the entries]",
 )
 @click.option("--keep", is_flag=True, help="Copy the entries, and keep the old ones.")
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be moved; change nothing.")
@@ -59,10 +62,10 @@ def migrate(
 
     Each backend has its own folder there. The entries move one at a time, the least recently used
     one first. So the order of use survives, and both backends together stay below the cap. If the
-    command is interrupted, run it again and it continues. At the end it tells you to set
-    KCACHE_BACKEND.
+    command is interrupted, run it again and it continues. At the end it saves the new backend with
+    the directory, so that programs use it, unless an argument or KCACHE_BACKEND names another.
     """
-    origin = origin or Config.load().backend.value
+    origin = origin or _origin(directory, target)
     _check_names(origin, target)
     if not dry_run:
         may_write("migrate")
@@ -88,6 +91,17 @@ def migrate(
     if empty and not keep:
         remove_emptied(CacheDirectory(place).backend(origin))  # LMDB's file does not shrink
     _tell(migration, origin, target, keep=keep, as_json=as_json)
+    _tell_backend(place, target, keep=keep, quiet=as_json)
+
+
+def _origin(directory: str | None, target: str) -> str:
+    """Return the backend that programs use now; if that is the target, the one with entries."""
+    settings, _ = load_settings(directory)
+    name = settings.backend.value
+    if name == target:
+        for holder in holders(CacheDirectory(named_directory(directory)), besides=target):
+            return holder.name
+    return name
 
 
 def _check_names(origin: str, target: str) -> None:
@@ -134,4 +148,20 @@ def _tell(migration: Migration, origin: str, target: str, *, keep: bool, as_json
         return
     amount = f"{counted(migration.moved)}, {format_size(migration.bytes)}"
     show(f"{'copied' if keep else 'moved'} {amount}, from {origin} to {target}")
-    show(f"To use them: export KCACHE_BACKEND={target}")
+
+
+def _tell_backend(place: str, target: str, *, keep: bool, quiet: bool) -> None:
+    """Save the backend with the directory, and say so, or how to have programs use it."""
+    if keep:
+        if not quiet:
+            show(f"To use them: kcache config --set backend={target}")
+        return
+    problem = save_backend(place, target)
+    if problem:
+        say(f"warning: {problem}. To use them: export KCACHE_BACKEND={target}")
+        return
+    if not quiet:
+        show(f"Saved with the cache: backend={target}. Programs of this directory find them there.")
+    name, source = Config.load(complain=lambda _: None).backend
+    if source != "default" and name != target:
+        say(f"warning: {source}={name} is set, and comes before that: unset it")

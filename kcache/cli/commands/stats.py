@@ -15,12 +15,12 @@ from kcache.backend import Usage
 from kcache.cli.open_cache import (
     directory_option,
     json_option,
+    load_settings,
     may_write,
     named_directory,
     open_existing,
 )
 from kcache.cli.terminal import columns, say, show
-from kcache.config import Config
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import StatsFile
 from kcache.kernels.tiers import remote_status
@@ -51,13 +51,13 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
         place = named_directory(directory) if cache is None else str(cache.directory)
         totals = _stats_file(place).total()
         usage = _usage(cache)
-        tiers = remote_status(Config.load({"directory": directory}))
+        settings, _ = load_settings(directory) if cache is None else (cache.config, None)
+        tiers = remote_status(settings)
         if as_json:
             figures = {"directory": place, "entries": usage.entries, "size_bytes": usage.bytes}
             remotes = {"remotes": tiers} if tiers else {}
             show(json.dumps({**figures, **totals.to_dict(), **remotes}, indent=2))
         elif prometheus:
-            settings = Config.load({"directory": directory})
             about = {
                 "version": __version__,
                 "directory": place,

@@ -14,6 +14,7 @@ import click
 from kcache.cli.open_cache import (
     directory_option,
     json_option,
+    load_settings,
     may_write,
     open_cache,
     open_existing,
@@ -76,7 +77,7 @@ def warm(
         _show_plan(wanted, _there(wanted, directory), as_json=as_json, quiet=quiet)
         return
     may_write("warm")
-    config = Config.load({"directory": directory})
+    config, _ = load_settings(directory)
     with open_cache(
         config.directory.value, relocation=_relocation(config), workers=_workers(config, jobs)
     ) as cache:

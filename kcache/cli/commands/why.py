@@ -14,7 +14,13 @@ import click
 from kcache.admin.explain import Explanation, aside, explain, set_aside
 from kcache.cli.compile_arguments import CompileArguments, NvccCommand, compile_options
 from kcache.cli.keys import SHORT
-from kcache.cli.open_cache import directory_option, json_option, named_directory, open_existing
+from kcache.cli.open_cache import (
+    directory_option,
+    json_option,
+    load_settings,
+    named_directory,
+    open_existing,
+)
 from kcache.cli.terminal import columns, plain, show
 from kcache.config import Config
 from kcache.errors import BackendError
@@ -46,7 +52,7 @@ def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str |
     nothing, and is not counted.
     """
     del quiet
-    settings = Config.load({"directory": directory})
+    settings, _ = load_settings(directory)
     unusable = ""
     cache: KernelCache | None = None
     try:
