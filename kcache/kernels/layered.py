@@ -66,8 +66,9 @@ class LayeredFinder(Finder):
         for number, layer in enumerate(self._layers):
             try:
                 if request.self_contained:
-                    for key in filter(None, (request.key, request.named_key)):
-                        kernel = kernel or self._from_layer(layer, key, (), started)
+                    kernel = self._from_layer(layer, request.key, (), started)
+                    if kernel is None and (named := request.named_key):
+                        kernel = self._from_layer(layer, named, (), started)
                 else:
                     kernel = self._find_in(number, layer, request, started)
             except CorruptEntryError as error:
