@@ -174,6 +174,7 @@ def test_a_compiler_that_crashes_twice_is_an_error_that_says_so(cache: KernelCac
     agreed(cache, KERNEL.replace("V", "1"))
 
 
+@pytest.mark.timeout(3600)
 def test_many_crashes_among_many_compiles(tmp_path: Path, long: bool) -> None:
     """Workers are killed at random moments; every request ends right."""
     count, kills = (200, 50) if long else (24, 6)
