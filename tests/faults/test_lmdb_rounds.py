@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -220,6 +221,7 @@ def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
     """The finalizer of one runs in a thread that opens, or writes to, the same directory."""
     real = getattr(Environment, method)
     count = 20 if long else 3
+    dropped: list[weakref.ref[Cycle]] = []
 
     def collected(*arguments: object, **options: object) -> object:
         gc.collect()
@@ -228,6 +230,7 @@ def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
         return result
 
     gc.disable()
+    gc.freeze()  # what other tests have left is not looked at each time; all that is dropped is new
     try:
         kept = open_engine(tmp_path, backend="lmdb", max_size=CAP)
         for number in range(count):
@@ -237,7 +240,7 @@ def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
             other = open_engine(tmp_path, backend="lmdb", max_size=CAP)
             for number in range(count):
                 assert other.get(key(number))  # uses, to be written at the end
-            Cycle(other)
+            dropped.append(weakref.ref(Cycle(other)))
 
         monkeypatch.setattr(Environment, method, collected)
         threads = []
@@ -259,9 +262,11 @@ def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
             for thread in threads:
                 thread.join(60)
                 assert not thread.is_alive(), "it waits for ever"
+            assert dropped[-1]() is None
         monkeypatch.undo()
         kept.close()
     finally:
+        gc.unfreeze()
         gc.enable()
         gc.collect()
 
