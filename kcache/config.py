@@ -375,7 +375,10 @@ def temporary_cache_directory() -> str:
     """Return the last resort: a per-user directory below the temporary directory."""
     import tempfile
 
-    owner = os.getuid() if sys.platform != "win32" else os.environ.get("USERNAME", "user")
+    if sys.platform == "win32":
+        owner = os.environ.get("USERNAME", "user")
+    else:
+        owner = str(os.getuid())
     return os.path.join(tempfile.gettempdir(), f"kcache-{owner}")
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from kcache.errors import BackendError, ConfigError
 from kcache.util.marker import NAME, is_empty, is_marked, mark
 from kcache.util.open_file import NotOursError, open_own
-from kcache.util.safe_path import make_private, trust, unsafe_part
+from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
 
 __all__ = ["CacheDirectory", "is_cache", "prepare", "prepare_layer"]
 
@@ -246,7 +246,7 @@ def _stranger(directory: str) -> str:
 
 
 def _check_owner(directory: str, status: os.stat_result) -> None:
-    user = os.geteuid()
+    user = present_user()
     if status.st_uid != user:
         raise ConfigError(
             f"directory={directory!r} belongs to user {status.st_uid}, and you are user {user}: "

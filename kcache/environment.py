@@ -97,7 +97,9 @@ def worker_variables() -> dict[bytes, bytes]:
 
     That cache would answer instead of the compiler; libcuda, which keeps it, asks for the variable.
     """
-    found = dict(os.environb) if sys.platform != "win32" else {}
+    found: dict[bytes, bytes] = {}
+    if sys.platform != "win32":
+        found = dict(os.environb)
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
@@ -42,7 +43,7 @@ class MissingError(BackendError):
 def is_full(error: BaseException | None, path: str) -> bool:
     """Tell whether an error says that there is no room: in the map, on the disk, in the quota."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
-    if code == errno.EIO and hasattr(os, "statvfs"):
+    if code == errno.EIO and sys.platform != "win32":
         # LMDB's word for a write that was cut short, which is what a disk does that becomes full.
         with suppress(OSError):
             disk = os.statvfs(path)

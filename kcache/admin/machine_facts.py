@@ -28,6 +28,7 @@ from kcache.environment import unknown_variables
 from kcache.errors import ConfigError, CorruptEntryError, IncompatibleEntryError, KcacheError
 from kcache.util.cuda_driver import Version, driver_version
 from kcache.util.mounts import FileSystem, file_system
+from kcache.util.safe_path import present_user
 
 if TYPE_CHECKING:
     from kcache.elsewhere import Holder
@@ -185,7 +186,7 @@ def gather(
         broken=broken,
         bad_settings=tuple(bad.values()),
         config=config,
-        user=os.geteuid() if sys.platform != "win32" else None,
+        user=None if sys.platform == "win32" else present_user(),
         location=location,
         homeless=location is not None and _is_homeless(location),
         backends=_backend_names(),

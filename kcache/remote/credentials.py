@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.environment import remote_token
 from kcache.errors import ConfigError
 from kcache.util.open_file import SAFE
+from kcache.util.safe_path import present_user
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address
@@ -109,7 +110,7 @@ def _private_text(path: str) -> str:
         with open(os.open(path, os.O_RDONLY | (SAFE & ~getattr(os, "O_NOFOLLOW", 0))), "rb") as f:
             status = os.fstat(f.fileno())
             text = f.read(_MOST_BYTES) if stat.S_ISREG(status.st_mode) else b""
-        if os.name != "nt" and status.st_uid not in (os.geteuid(), 0):
+        if os.name != "nt" and status.st_uid not in (present_user(), 0):
             raise ConfigError(f"{path} is not used: it belongs to user {status.st_uid}")
         if os.name != "nt" and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             mode = f"{stat.S_IMODE(status.st_mode):04o}"

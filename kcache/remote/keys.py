@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kcache.errors import ConfigError
 from kcache.util.open_file import SAFE
-from kcache.util.safe_path import unsafe_part
+from kcache.util.safe_path import present_user, unsafe_part
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -186,7 +186,7 @@ def _problem(status: os.stat_result, *, secret: bool) -> str:
     """Return why the owner or the mode of a file is not safe; always empty on Windows."""
     if os.name == "nt":
         return ""
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (present_user(), 0):
         return f"it belongs to user {status.st_uid}"
     if secret and status.st_mode & _OTHERS:
         return f"others can read it (mode {stat.S_IMODE(status.st_mode):04o}; allowed: 0600)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kcache.remote.protocol import MAX_MESSAGE, STATS
 from kcache.remote.store import RemoteError
 from kcache.util.private_socket import MOST_PATH, bound, is_same_user, private_folder
+from kcache.util.safe_path import present_user
 from kcache.util.wire import WireError, receive, send
 
 if TYPE_CHECKING:
@@ -46,9 +46,11 @@ def socket_path(folders: Sequence[str], setup: Setup) -> str:
     Raises:
         RemoteError: there is no private folder for it.
     """
+    if sys.platform == "win32":
+        raise RemoteError("the agent that asks remotes needs Linux; layers do without")
     name = setup.digest(sys.executable, _ROOT)
     for folder in folders:
-        private = os.path.join(folder, f"kcache-agent-{os.geteuid()}")
+        private = os.path.join(folder, f"kcache-agent-{present_user()}")
         path = os.path.join(private, f"{name}.socket")
         if len(os.fsencode(path)) <= MOST_PATH:
             with suppress(OSError):
@@ -66,6 +68,8 @@ def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket
     connection = _connect(path)
     if connection is not None:
         return connection
+    import fcntl
+
     try:
         with open(f"{path}.lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

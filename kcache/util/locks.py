@@ -199,7 +199,7 @@ class RangeLocks:
 
 # -- reading and writing at an offset, also where the system has no such calls ---------------------
 
-if TYPE_CHECKING or hasattr(os, "pread"):
+if sys.platform != "win32":
     pread = os.pread
     pwrite = os.pwrite
 else:  # Windows; untested there

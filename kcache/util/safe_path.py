@@ -12,7 +12,7 @@ import stat
 import sys
 from contextlib import suppress
 
-__all__ = ["make_private", "trust", "trusted", "unsafe_part"]
+__all__ = ["make_private", "present_user", "trust", "trusted", "unsafe_part"]
 
 _MOST_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -26,6 +26,13 @@ _known: set[tuple[str, int]] = set()
 #: Owners of the layers that the user has named: whoever may provide a layer is trusted with
 #: kernels. Only reading goes by it; what is written belongs to the present user alone.
 trusted: set[int] = set()
+
+
+def present_user() -> int:
+    """Return the present user's id; 0 on Windows, which says 0 of every file's owner."""
+    if sys.platform == "win32":
+        return 0
+    return os.geteuid()
 
 
 def trust(owner: int) -> None:
@@ -125,6 +132,8 @@ def _is_private_group(group: int, user: int) -> bool:
     """
     if group == _ROOT:
         return True
+    if sys.platform == "win32":
+        return False
     import grp
     import pwd
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
@@ -18,6 +19,8 @@ __all__ = ["server"]
 
 
 def _path() -> str:
+    if sys.platform != "linux":
+        raise DropinError("the drop-in needs Linux")
     return at.user_socket(env.runtime_folders(env.current()))
 
 
