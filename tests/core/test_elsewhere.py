@@ -11,15 +11,17 @@ import pytest
 SIMULATED = Path(__file__).with_name("without_posix.py")
 
 _ENGINES = """
+import os
 import sys
 import kcache
 
+payloads = [os.urandom(5000) for _ in range(60)]
 for backend in ("file", "zstd"):
     with kcache.open_engine(f"{sys.argv[1]}/{backend}", backend=backend, max_size=200_000) as engine:
         keys = [f"{n:064x}" for n in range(60)]
         for number, key in enumerate(keys):
-            assert engine.put(key, kcache.Entry({"x": bytes([number]) * 5000}, {}))
-        assert engine.get(keys[-1]).payload["x"] == bytes([59]) * 5000
+            assert engine.put(key, kcache.Entry({"x": payloads[number]}, {}))
+        assert engine.get(keys[-1]).payload["x"] == payloads[59]
         assert engine.size_bytes <= 200_000
         assert engine.delete(keys[-1])
         assert engine.get_or_create(keys[0], lambda: kcache.Entry({"x": b"1"}, {})) is not None

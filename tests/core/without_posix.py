@@ -1,47 +1,26 @@
 """Makes this process look like Windows to kcache: what POSIX alone has is gone.
 
-Run as `python without_posix.py SCRIPT ARGUMENT...`. The standard library's own modules are imported
-first, as they were made for the real system. A simulation shows that nothing of kcache's asks for a
-call that is not there; it does not show that kcache works on Windows.
+Run as `python without_posix.py SCRIPT ARGUMENT...`. Modules of others are imported before, as they
+were made for the real system. A simulation shows that kcache asks for no call that is not there; it
+does not show that kcache works on Windows.
 """
 
-import asyncio
-import concurrent.futures
-import contextlib
-import ctypes.util
 import fcntl
-import hashlib
-import importlib.metadata
-import inspect
-import json
-import logging
-import multiprocessing
+import importlib
 import os
-import platform
 import runpy
 import select
-import shutil
 import signal
 import socket
-import ssl
-import stat
-import subprocess
 import sys
-import sysconfig
-import tempfile
-import threading
-import uuid
-import zoneinfo
-from pathlib import Path
 from types import ModuleType
 
-import click.shell_completion
-import filelock
-import lmdb
-import rich.console
-import rich.progress
-import xxhash
-
+_FIRST = (
+    *("asyncio", "concurrent.futures", "contextlib", "ctypes.util", "hashlib", "inspect", "json"),
+    *("importlib.metadata", "logging", "multiprocessing", "platform", "shutil", "ssl", "stat"),
+    *("subprocess", "sysconfig", "tempfile", "threading", "uuid", "zoneinfo", "pathlib"),
+    *("click.shell_completion", "filelock", "rich.console", "rich.progress", "xxhash"),
+)
 _MODULES = ("fcntl", "grp", "pwd", "resource", "termios", "pty", "tty", "syslog")
 _OS = (
     *("fork", "forkpty", "register_at_fork", "geteuid", "getuid", "getegid", "getgid", "getgroups"),
@@ -53,29 +32,34 @@ _OS = (
 )
 _SOCKET = ("AF_UNIX", "SO_PEERCRED", "socketpair")
 _SIGNALS = ("SIGALRM", "SIGSTOP", "SIGCONT", "SIGHUP", "SIGUSR1", "pthread_sigmask")
-
+#: These have parts for each system; the ones loaded are for the system that this really is.
+_REAL = ("filelock", "shutil")
 
 
 def _locking(fd: int, mode: int, length: int) -> None:
-    """Locks a range at the file's position, as `msvcrt.locking` does."""
+    """Locks a range at the position of a file, as `msvcrt.locking` does."""
     kind = fcntl.LOCK_UN if mode == _msvcrt.LK_UNLCK else fcntl.LOCK_EX | fcntl.LOCK_NB
     fcntl.lockf(fd, kind, length, os.lseek(fd, 0, os.SEEK_CUR))
 
 
+for name in _FIRST:
+    importlib.import_module(name)
 _msvcrt = ModuleType("msvcrt")
 vars(_msvcrt).update(LK_UNLCK=0, LK_LOCK=1, LK_NBLCK=2, locking=_locking)
 sys.modules["msvcrt"] = _msvcrt
-
-#: These have parts for each system; the ones loaded are for the system that this really is.
-_real = ModuleType("os")
-vars(_real).update(vars(os))
+_os = ModuleType("os")
+vars(_os).update(vars(os))
 for name, module in list(sys.modules.items()):
-    if name.partition(".")[0] in ("filelock", "shutil") and hasattr(module, "os"):
-        module.os = _real  # type: ignore[attr-defined]
-
+    if name.partition(".")[0] in _REAL and hasattr(module, "os"):
+        module.os = _os  # type: ignore[attr-defined]
 for name in _MODULES:
     sys.modules[name] = None  # type: ignore[assignment]
-for module, names in ((os, _OS), (socket, _SOCKET), (signal, _SIGNALS), (select, ("poll", "epoll"))):
+for module, names in (
+    (os, _OS),
+    (socket, _SOCKET),
+    (signal, _SIGNALS),
+    (select, ("poll", "epoll")),
+):
     for name in names:
         if hasattr(module, name):
             delattr(module, name)
