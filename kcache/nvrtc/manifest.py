@@ -161,7 +161,7 @@ class StoredHeaderSet:
         sections = self.sections()
         raw = self._with_last(f"x0\0{sections.bound}") if sections.proof else self.raw
         fields = [("request", request_key.encode()), ("headers", raw)]
-        return digest_fields("kcache-result/2", fields)
+        return digest_fields("kcache-result/3", fields)
 
     def _with_last(self, group: str, *, unless: str = "") -> bytes:
         """Return the encoding with another group ``x``, or none; and without the kinds `unless`."""
