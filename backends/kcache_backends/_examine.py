@@ -10,7 +10,7 @@ from contextlib import suppress
 from kcache.backend import is_key
 from kcache.errors import CorruptEntryError
 from kcache_backends._coldest import Used
-from kcache_backends._files import is_temporary, listing
+from kcache_backends._files import is_temporary, listing, names_in
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 
 __all__ = ["ORPHAN_AGE", "examine", "glance", "require_credible", "sum_of_shards"]
@@ -55,9 +55,7 @@ def glance(folder: str, count: int) -> list[Used]:
     """Return (mtime, key) of `count` entries of a shard, chosen at random."""
     import random  # 3 ms of a fresh process, and seldom needed
 
-    if os.path.islink(folder):  # as `listing`
-        return []
-    names = [name for name in os.listdir(folder) if is_key(name)]
+    names = [name for name in names_in(folder) if is_key(name)]
     found: list[Used] = []
     for name in random.sample(names, min(count, len(names))):
         with suppress(OSError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from stat import S_ISDIR, S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
@@ -23,6 +23,7 @@ __all__ = [
     "is_temporary",
     "listing",
     "make_shard",
+    "names_in",
     "read_on",
     "rename",
     "require_ours",
@@ -38,6 +39,10 @@ _OTHERS_WRITE = 0o022
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 #: To open an entry for reading. Without waiting: a pipe that somebody put there would never open.
 READ = os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0)
+#: To open a directory that is no link; None where the system can't.
+_DIRECTORY = os.O_RDONLY | _FLAGS | os.O_DIRECTORY if hasattr(os, "O_DIRECTORY") else None
+#: What that says of a link, or of anything else that is no directory.
+_NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 #: To create a file that must not be there.
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
 _NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -103,10 +108,10 @@ def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
     Nothing of what a link leads to: that is not in the cache.
     """
-    if os.path.islink(directory):
-        return
-    try:
-        with os.scandir(directory) as items:
+    with _opened(directory) as folder:
+        if folder is None:
+            return
+        with os.scandir(folder) as items:
             for item in items:
                 try:
                     status = item.stat(follow_symlinks=False)
@@ -114,8 +119,31 @@ def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
                     continue
                 if S_ISREG(status.st_mode):
                     yield item.name, status
-    except (FileNotFoundError, NotADirectoryError):
+
+
+def names_in(directory: str) -> list[str]:
+    """Return the names in a directory; none of what a link leads to."""
+    with _opened(directory) as folder:
+        return [] if folder is None else os.listdir(folder)
+
+
+@contextmanager
+def _opened(directory: str) -> Generator[int | str | None]:
+    """Open a directory that is no link; None if there is none. Its name where that can't be."""
+    if os.scandir not in os.supports_fd or _DIRECTORY is None:
+        yield None if os.path.islink(directory) or not os.path.isdir(directory) else directory
         return
+    try:
+        folder = os.open(directory, _DIRECTORY)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY:
+            raise
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def read_on(key: str, fd: int, value: bytes, size: int) -> bytes:
@@ -154,13 +182,18 @@ def make_shard(directory: str, make_root: Callable[[], object]) -> None:
 
 
 def require_own_shard(directory: str) -> None:
-    """Refuse a shard that is a link, or no directory: what is written there would be elsewhere.
+    """Refuse a shard that is a link: what is written there would be elsewhere.
 
     Raises:
         NotOursError: it is; FileNotFoundError: it is not there.
     """
-    if not S_ISDIR(os.lstat(directory).st_mode):
-        raise NotOursError("it is a link or no directory, and kcache made none", directory)
+    try:
+        os.readlink(directory)
+    except FileNotFoundError:
+        raise
+    except OSError:  # it is no link
+        return
+    raise NotOursError("it is a link, and kcache made none", directory)
 
 
 def require_private(directory: str) -> None:

@@ -90,7 +90,7 @@ def _metric(name: str, kind: str, meaning: str, value: float, labels: str = "") 
     full = f"kcache_{name}"
     yield f"# HELP {full} {meaning}"
     yield f"# TYPE {full} {kind}"
-    yield f"{full}{labels} {value!r}"
+    yield f"{full}{labels} {value}"  # not its repr: that of a size is what somebody wrote
 
 
 def _label(value: str) -> str:

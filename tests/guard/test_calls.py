@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(no_strace() is not None, reason=no_strace() or "
 _READ_ENTRY = "open ENTRY, fstat ENTRY, read ENTRY, close ENTRY"
 _WRITE_ENTRY = """
     stat counters, read counters,
-    lock counters, read counters, stat SHARD, stat ENTRY, write counters,
+    lock counters, read counters, readlink SHARD, stat ENTRY, write counters,
     open TEMPORARY, write TEMPORARY, utime TEMPORARY, close TEMPORARY, rename TEMPORARY,
     write counters, unlock counters, fstat counters
 """
@@ -32,7 +32,8 @@ FILE = {
     "put": _WRITE_ENTRY,
     "put again": _WRITE_ENTRY,
     "delete": """
-        lock counters, read counters, stat ENTRY, stat SHARD, write counters, unlink ENTRY, write counters,
+        lock counters, read counters, stat ENTRY, readlink SHARD, write counters, unlink ENTRY,
+        write counters,
         unlock counters
     """,
     "usage": "stat counters, read counters",
