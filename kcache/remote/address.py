@@ -179,6 +179,8 @@ def _parse(text: object, name: str) -> Address:
     scheme = scheme.lower()
     if not separator or scheme not in KINDS:
         shown = f"{scheme}://" if separator and scheme.replace("+", "").isalnum() else "an address"
+        if not separator:
+            shown = "an address without '://'"
         raise ConfigError(f"{name}: {shown} is not known; allowed: {_ALLOWED}")
     shown = _shown(scheme, rest)
     refused = f"{name}={shown!r} is not allowed"

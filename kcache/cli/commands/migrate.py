@@ -61,9 +61,10 @@ def migrate(
     """Move every entry to another backend in the same directory.
 
     Each backend has its own folder there. The entries move one at a time, the least recently used
-    one first. So the order of use survives, and both backends together stay below the cap. If the
-    command is interrupted, run it again and it continues. At the end it saves the new backend with
-    the directory, so that programs use it, unless an argument or KCACHE_BACKEND names another.
+    one first. So the order of use survives, and both backends together stay below the cap. The
+    times of use do not: each entry counts as used now. If the command is interrupted, run it again
+    and it continues. At the end it saves the new backend with the directory, so that programs use
+    it, unless an argument or KCACHE_BACKEND names another.
     """
     origin = origin or _origin(directory, target)
     _check_names(origin, target)
