@@ -89,7 +89,7 @@ def told(
         environment: variables of the compile; the compiler takes options from some.
     """
     sure = not any("include" in each or "optf" in each for each in given if each[:2] not in _PLACES)
-    sure = sure and not any(b"NVRTC" in name for name in environment)
+    sure = sure and not any(name.startswith(b"NVRTC") for name in environment)
     sure = sure and name is not None and _PRINTED.fullmatch(name) is not None
     own = f"__kc{os.urandom(8).hex()}"
     main = f'"{name}"' if sure else f"{own}v"
