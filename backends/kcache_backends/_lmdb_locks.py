@@ -17,6 +17,11 @@ __all__ = ["GIVEN_UP", "HARDLY", "OPENING", "WRITING", "LockFile", "Locks", "giv
 
 #: The bytes of the file that are locked: to open, exchange or discard the database; and to write.
 OPENING, WRITING = 0, 1
+#: Whoever waits for a lock holds the byte this far behind it. Otherwise a thread that writes again
+#: and again would take the lock each time before those that look for it now and then.
+_TURN = 2
+#: Seconds to wait for one's turn. A process that was stopped while it waited must not block others.
+_TURN_PATIENCE = 1.0
 #: Bytes of the file `lock`, allocated for a full disk: LMDB copies what it changes, so that without
 #: them not even an eviction could be written. An eviction of 10 % copies some 3 % of small entries.
 _RESERVE = 256 << 10
@@ -74,22 +79,33 @@ class LockFile:
     def held(self, start: int, timeout: float) -> Generator[None]:
         """Hold a lock while the block runs; wait for it for so many seconds at most.
 
+        Waiters come in no certain order, but a holder that comes back must wait for its turn, too.
+
         Raises:
             TimeoutError: another process or thread held it all the time.
         """
-        deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
+        deadline = time.monotonic() + timeout
         with ExitStack() as stack:
-            while True:
-                try:
-                    # This frame refers to the object, which keeps the file open.
-                    stack.enter_context(self._locks.held(start, 1, timeout=0.0))
-                    break
-                except TimeoutError:
-                    if time.monotonic() + pause > deadline:
-                        raise
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+            with ExitStack() as turn:
+                with suppress(TimeoutError):
+                    patience = min(timeout, _TURN_PATIENCE)
+                    turn.enter_context(self._locks.held(start + _TURN, 1, timeout=patience))
+                self._enter(stack, start, deadline)
+            # This frame refers to the object, which keeps the file open.
             yield
+
+    def _enter(self, stack: ExitStack, start: int, deadline: float) -> None:
+        """Take a lock until the stack is closed."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                stack.enter_context(self._locks.held(start, 1, timeout=0.0))
+                return
+            except TimeoutError:
+                if time.monotonic() + pause > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def give_reserve(self) -> None:
         """Give the reserve to whoever needs a page on a full disk: what evicts, it is hoped."""

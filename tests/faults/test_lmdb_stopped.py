@@ -16,7 +16,7 @@ from faults.places import is_whole, sealed
 
 from kcache import CacheEngine, open_engine
 from kcache_backends import _environment as environment_module
-from kcache_backends import _lmdb_connection
+from kcache_backends import _lmdb_connection, _lmdb_locks
 from kcache_backends._lmdb_folder import Folder
 from kcache_backends._lmdb_locks import LockFile, given_up
 
@@ -274,3 +274,43 @@ def test_a_reader_that_is_stopped_costs_nothing_but_the_coldest(tmp_path: Path, 
         assert engine.stats().errors == engine.stats().corrupt == engine.stats().rejected == 0
         assert list(engine.backend.check()) == []
         assert sorted(os.listdir(tmp_path / "lmdb")) == ["db", "lock"]
+
+
+def test_a_holder_that_comes_back_lets_a_waiter_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    monkeypatch.setattr(_lmdb_locks, "_TURN_PATIENCE", 60.0)
+    order: list[str] = []
+    with Folder(str(tmp_path / "lmdb")) as root:
+        holder, waiter = LockFile(root), LockFile(root)
+
+        def wait_for_it() -> None:
+            with waiter.held(WRITING, 60):
+                order.append("waiter")
+
+        thread = threading.Thread(target=wait_for_it)
+        with holder.held(WRITING, 5):
+            thread.start()
+            while not is_waited_for(root):
+                time.sleep(0.001)
+        with holder.held(WRITING, 60):
+            order.append("again")
+        thread.join()
+    assert order == ["waiter", "again"]
+
+
+def is_waited_for(root: Folder) -> bool:
+    try:
+        with LockFile(root).held(WRITING + _lmdb_locks._TURN, 0):
+            return False
+    except TimeoutError:
+        return True
+
+
+def test_who_was_stopped_while_it_waited_blocks_nobody(tmp_path: Path) -> None:
+    fill(tmp_path)
+    with stopped(hold(tmp_path, WRITING + _lmdb_locks._TURN)), opened(tmp_path) as engine:
+        for number in range(20):
+            assert engine.put(key(number), sealed(number, 2, 3000))
+        all_hit(engine)
