@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import weakref
@@ -20,6 +21,9 @@ OPENING, WRITING = 0, 1
 #: Whoever waits for a lock holds the byte this far behind it. Otherwise a thread that writes again
 #: and again would take the lock each time before those that look for it now and then.
 _TURN = 2
+#: Every so many times, a lock is taken in turn even if it is free: not each time, for two calls of
+#: the system each.
+_TURNS = 16
 #: Seconds to wait for one's turn. A process that was stopped while it waited must not block others.
 _TURN_PATIENCE = 1.0
 #: Bytes of the file `lock`, allocated for a full disk: LMDB copies what it changes, so that without
@@ -56,6 +60,7 @@ class LockFile:
         self._path = os.path.join(root.path, LOCK)
         self._fd = root.open_file(LOCK, os.O_RDWR)
         self._locks = RangeLocks(self._fd)
+        self._entered = 0
         LockFile._all.add(self)
         with suppress(OSError):
             if os.fstat(self._fd).st_size < _RESERVE and hasattr(os, "posix_fallocate"):
@@ -79,33 +84,39 @@ class LockFile:
     def held(self, start: int, timeout: float) -> Generator[None]:
         """Hold a lock while the block runs; wait for it for so many seconds at most.
 
-        Waiters come in no certain order, but a holder that comes back must wait for its turn, too.
+        Waiters come in no certain order, but a holder that comes back again and again lets one of
+        them go first.
 
         Raises:
             TimeoutError: another process or thread held it all the time.
         """
-        deadline = time.monotonic() + timeout
+        self._entered += 1
         with ExitStack() as stack:
-            with ExitStack() as turn:
-                with suppress(TimeoutError):
-                    patience = min(timeout, _TURN_PATIENCE)
-                    turn.enter_context(self._locks.held(start + _TURN, 1, timeout=patience))
-                self._enter(stack, start, deadline)
+            if self._entered % _TURNS == 0 or not self._take(stack, start):
+                self._take_in_turn(stack, start, timeout)
             # This frame refers to the object, which keeps the file open.
             yield
 
-    def _enter(self, stack: ExitStack, start: int, deadline: float) -> None:
-        """Take a lock until the stack is closed."""
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                stack.enter_context(self._locks.held(start, 1, timeout=0.0))
-                return
-            except TimeoutError:
+    def _take(self, stack: ExitStack, start: int) -> bool:
+        """Take a lock until the stack is closed, if it is free; tell whether it was."""
+        try:
+            stack.enter_context(self._locks.held(start, 1, timeout=0.0))
+        except TimeoutError:
+            return False
+        return True
+
+    def _take_in_turn(self, stack: ExitStack, start: int, timeout: float) -> None:
+        """Take a lock until the stack is closed; wait for it, and let others know meanwhile."""
+        deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
+        with ExitStack() as turn:
+            with suppress(TimeoutError):
+                patience = min(timeout, _TURN_PATIENCE)
+                turn.enter_context(self._locks.held(start + _TURN, 1, timeout=patience))
+            while not self._take(stack, start):
                 if time.monotonic() + pause > deadline:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                    raise TimeoutError(errno.ETIMEDOUT, "somebody else holds the lock")
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
 
     def give_reserve(self) -> None:
         """Give the reserve to whoever needs a page on a full disk: what evicts, it is hoped."""
