@@ -28,7 +28,7 @@ from kcache.engine.journal import _SHARE as _JOURNAL_SHARE
 from kcache.engine.single_flight import _LONGEST_PAUSE
 from kcache.nvrtc.files import FRESH_NS
 from kcache.nvrtc.workers.pool import IDLE_SECONDS
-from kcache_backends._environment import PATIENCE as LMDB_PATIENCE
+from kcache_backends._lmdb_environment import PATIENCE as LMDB_PATIENCE
 from kcache_backends._shards import PATIENCE as FILE_PATIENCE
 
 PARTS = [part for page in pages.pages() for part in pages.parts_of(page)]

@@ -11,7 +11,7 @@ from lmdb import verify
 
 from kcache.errors import BackendError
 from kcache_backends import _lmdb_records as records
-from kcache_backends._environment import PATIENCE, Environment
+from kcache_backends._lmdb_environment import PATIENCE, Environment
 from kcache_backends._lmdb_errors import DAMAGE, MissingError, translated
 
 __all__ = ["check"]

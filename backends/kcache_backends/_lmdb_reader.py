@@ -12,7 +12,7 @@ import lmdb
 
 from kcache.backend import Backend, EntryInfo
 from kcache.errors import BackendError, CorruptEntryError, FullError
-from kcache_backends._environment import Environment
+from kcache_backends._lmdb_environment import Environment
 from kcache_backends._lmdb_errors import DAMAGE, MissingError, is_full, translated
 
 __all__ = ["Infos", "Reader"]

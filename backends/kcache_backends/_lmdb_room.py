@@ -10,7 +10,7 @@ import lmdb
 
 from kcache.errors import FullError
 from kcache_backends import _lmdb_records as records
-from kcache_backends._environment import HARDLY, Environment
+from kcache_backends._lmdb_environment import HARDLY, Environment
 from kcache_backends._lmdb_errors import is_full
 
 __all__ = ["free_some", "require_room"]

@@ -17,7 +17,7 @@ from kcache.errors import BackendError, ConfigError
 from kcache.util.forks import after_fork
 from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
-from kcache_backends._environment import HARDLY, PATIENCE, Environment
+from kcache_backends._lmdb_environment import HARDLY, PATIENCE, Environment
 from kcache_backends._lmdb_errors import DAMAGE, is_full
 from kcache_backends._lmdb_reader import Reader
 from kcache_backends._lmdb_room import free_some, require_room

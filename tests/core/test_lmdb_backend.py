@@ -18,7 +18,7 @@ from kcache.entry import encode
 from kcache.errors import FullError
 from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import lmdb as module
-from kcache_backends._environment import Environment
+from kcache_backends._lmdb_environment import Environment
 from kcache_backends.file import FileBackend
 from kcache_backends.lmdb import LmdbBackend
 

@@ -19,7 +19,7 @@ from core.helpers import fork, key, wait
 from faults.places import is_whole, sealed
 
 from kcache import BackendError, CacheEngine, open_engine
-from kcache_backends._environment import Environment
+from kcache_backends._lmdb_environment import Environment
 from kcache_backends.lmdb import LmdbBackend
 
 NAMES = pytest.mark.parametrize("name", ["lmdb", "zstd+lmdb"])

@@ -15,8 +15,8 @@ from core.helpers import fork, key, wait
 from faults.places import is_whole, sealed
 
 from kcache import CacheEngine, open_engine
-from kcache_backends import _environment as environment_module
 from kcache_backends import _lmdb_connection, _lmdb_locks
+from kcache_backends import _lmdb_environment as environment_module
 from kcache_backends._lmdb_folder import Folder
 from kcache_backends._lmdb_locks import LockFile, given_up
 

@@ -17,7 +17,7 @@ from faults.places import NAMES, disk_bound, disk_usage, is_lmdb, is_whole, seal
 
 from kcache import BackendError, CacheEngine, open_engine
 from kcache.util.mounts import FileSystem
-from kcache_backends import _environment, _shards
+from kcache_backends import _lmdb_environment, _shards
 from kcache_backends.lmdb import LmdbBackend
 
 _SMALL = 1_500_000
@@ -113,7 +113,7 @@ def test_eight_processes_stay_below_one_cap(name: str, long: bool, tmp_path: Pat
 def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_environment, "PATIENCE", 0.3)
+    monkeypatch.setattr(_lmdb_environment, "PATIENCE", 0.3)
     monkeypatch.setattr(_shards, "PATIENCE", 0.3)
     reading, writing = os.pipe()
 

@@ -47,7 +47,14 @@ WAIT = {
 }
 _FILE = {"_coldest", "_examine", "_file_check", "_files", "_shards", "file"}
 _LMDB = {
-    *("_environment", "_files", "_lmdb_connection", "_lmdb_errors", "_lmdb_files", "_lmdb_folder"),
+    *(
+        "_lmdb_environment",
+        "_files",
+        "_lmdb_connection",
+        "_lmdb_errors",
+        "_lmdb_files",
+        "_lmdb_folder",
+    ),
     *(
         "_lmdb_forks",
         "_lmdb_locks",
