@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.engine.single_flight import Busy, copied
+from kcache.kernels.job_threads import Workers, usable_cores
 from kcache.kernels.resolver import Answer
-from kcache.kernels.worker_pool import Workers, usable_cores
 
 if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel

@@ -67,7 +67,7 @@ def _compiled(
     """Yield (index, result) of each request, in the order in which they are done."""
     left = set(range(len(requests)))
     with suppress(RuntimeError):  # no thread can be started, or the interpreter is ending
-        from kcache.kernels.worker_pool import Workers, usable_cores
+        from kcache.kernels.job_threads import Workers, usable_cores
 
         workers = Workers(min(jobs or usable_cores(), len(requests)))
         try:
