@@ -232,7 +232,7 @@ class Resolver:
 
         The key's lock is held. The proof takes the time of a compile, so no time is saved.
         """
-        from kcache.kernels.relocation import provable, prove
+        from kcache.kernels.proofs import provable, prove
         from kcache.kernels.store import KernelWriter
 
         header_set = provable(self.finder, request)
@@ -253,7 +253,7 @@ class Resolver:
 
     def _prove_later(self, request: Request, header_set: StoredHeaderSet) -> None:
         """Prove a kernel that was stored, and store what that shows; for the queue."""
-        from kcache.kernels.relocation import prove
+        from kcache.kernels.proofs import prove
         from kcache.kernels.store import KernelWriter
 
         verdict = prove(self.finder, self._compilers(), request, header_set)
