@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 #: Prints the modules that getting the kernel imports, beyond what `measure` imports before.
 IMPORTS = """import sys
 from types import SimpleNamespace
-from kcache.cli.commands import demo_process
+from kcache.cli import demo_process
 seen = []
 def perf_counter():
     seen.append(set(sys.modules))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from kcache.cli.commands.demo_process import NAMES, Job, Measurement
+from kcache.cli.demo_process import NAMES, Job, Measurement
 from kcache.cli.open_cache import json_option
 from kcache.cli.terminal import STDOUT, naming, show, spinner
 from kcache.errors import ConfigError, KcacheError
@@ -109,7 +109,7 @@ def _run(job: Job, title: str) -> Run:
         sys.executable,
         "-P",
         "-m",
-        "kcache.cli.commands.demo_process",
+        "kcache.cli.demo_process",
         json.dumps(job._asdict()),
     ]
     with spinner(title):
