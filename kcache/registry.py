@@ -20,9 +20,9 @@ from kcache.errors import BackendError, ConfigError, UnknownBackendError
 from kcache.util import log
 
 if TYPE_CHECKING:
-    from kcache.elsewhere import Holder
     from kcache.engine.engine import CacheEngine
     from kcache.engine.journal import Journal
+    from kcache.other_backends import Holder
 
 __all__ = [
     "GROUP",
@@ -141,7 +141,7 @@ class Place:
         files = self.directory
         found = [] if files is None else holders(files, besides=self.name)
         if files is not None and found:
-            from kcache.elsewhere import warn_if_empty  # seldom
+            from kcache.other_backends import warn_if_empty  # seldom
 
             warn_if_empty(self.backend, files, self.config.backend, found)
 
@@ -263,7 +263,7 @@ def holders(files: CacheDirectory, *, besides: str) -> list[Holder]:
     names = backends_in(files, besides=besides)
     if not names:
         return []
-    from kcache.elsewhere import look  # seldom
+    from kcache.other_backends import look  # seldom
 
     def opened(name: str) -> Backend:
         return open_backend(name, files.path, max_size=READ_SIZE, read_only=True)

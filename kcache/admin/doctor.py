@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from kcache import elsewhere
+from kcache import other_backends
 from kcache.admin.machine_facts import Facts
 from kcache.config import VARIABLES
 from kcache.util.cuda_driver import Version
@@ -304,14 +304,14 @@ def _elsewhere(facts: Facts) -> Iterator[Finding]:
     if not facts.elsewhere or contents is None:
         return
     if not contents.sampled:
-        what = elsewhere.sentence(named, facts.elsewhere)
-        yield Finding(WARNING, "backend", what, f"{elsewhere.advice(named, facts.elsewhere)}")
+        what = other_backends.sentence(named, facts.elsewhere)
+        yield Finding(WARNING, "backend", what, f"{other_backends.advice(named, facts.elsewhere)}")
         return
     for other in facts.elsewhere:
         yield Finding(
             WARNING,
             "backend",
-            f"{elsewhere.amount(other)} more in the backend {other.name}, which is not in use",
+            f"{other_backends.amount(other)} more in the backend {other.name}, which is not in use",
             f"Move them: kcache migrate --from {other.name} --to {named.value}",
         )
 

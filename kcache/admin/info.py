@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kcache.elsewhere import Holder, amount
 from kcache.errors import KcacheError
 from kcache.nvrtc.inventory import KERNEL, MANIFEST, items
+from kcache.other_backends import Holder, amount
 from kcache.remote.counts import COUNTS
 from kcache.util.units import counted, format_size, format_time
 

@@ -31,8 +31,8 @@ from kcache.util.mounts import FileSystem, file_system
 from kcache.util.safe_path import present_user
 
 if TYPE_CHECKING:
-    from kcache.elsewhere import Holder
     from kcache.engine.stats import Stats
+    from kcache.other_backends import Holder
 
 __all__ = ["Compiler", "Contents", "Facts", "CacheLocation", "gather"]
 

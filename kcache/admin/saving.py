@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from kcache.config import VARIABLES, Config, Setting
 from kcache.directory import CacheDirectory, prepare
-from kcache.elsewhere import advice, sentence
 from kcache.errors import BackendError, ConfigError
+from kcache.other_backends import advice, sentence
 from kcache.registry import holders, open_backend, require_backend
 from kcache.saved_settings import SOURCE, change, read
 

@@ -10,8 +10,8 @@ import click
 
 from kcache.config import Config, default_cache_directory
 from kcache.directory import CacheDirectory, is_cache
-from kcache.elsewhere import warn_if_empty
 from kcache.errors import BackendError, ConfigError
+from kcache.other_backends import warn_if_empty
 from kcache.registry import holders, require_backend, settled
 from kcache.saved_settings import read
 

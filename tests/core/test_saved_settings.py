@@ -483,7 +483,7 @@ def test_a_hit_where_nothing_is_saved_does_not_load_the_module(files: CacheDirec
     text = """
 import sys, kcache
 with kcache.KernelCache(sys.argv[1]) as cache:
-    print(sorted(name for name in sys.modules if name in ("kcache.saved_settings", "kcache.elsewhere")))
+    print(sorted(name for name in sys.modules if name in ("kcache.saved_settings", "kcache.other_backends")))
 """
     filled(files, "file")
     assert output_of(text, files.path) == "[]"
