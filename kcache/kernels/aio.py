@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.engine.single_flight import Busy, copied
-from kcache.kernels.job_threads import Workers, usable_cores
+from kcache.kernels.job_threads import JobThreads, usable_cores
 from kcache.kernels.resolver import Answer
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class AsyncFront:
         self._pending: dict[Hashable, _Pending] = {}
         self._guard = threading.Lock()
         self._looking = ThreadPoolExecutor(_LOOKING, thread_name_prefix="kcache-look")
-        self._compiling = Workers(usable_cores())
+        self._compiling = JobThreads(usable_cores())
 
     async def get(self, asked: CompileRequest) -> CompiledKernel:
         """Return the kernel that is asked for.

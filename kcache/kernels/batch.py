@@ -67,9 +67,9 @@ def _compiled(
     """Yield (index, result) of each request, in the order in which they are done."""
     left = set(range(len(requests)))
     with suppress(RuntimeError):  # no thread can be started, or the interpreter is ending
-        from kcache.kernels.job_threads import Workers, usable_cores
+        from kcache.kernels.job_threads import JobThreads, usable_cores
 
-        workers = Workers(min(jobs or usable_cores(), len(requests)))
+        workers = JobThreads(min(jobs or usable_cores(), len(requests)))
         try:
             futures: dict[Future[CompiledKernel | CompileError], int] = {}
             with suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""Workers: threads that carry out jobs, and put aside those that would have to wait for others."""
+"""JobThreads: threads that run jobs. A job that would have to wait for others goes to the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from kcache.engine.single_flight import Busy
 from kcache.nvrtc.workers.cores import usable_cores
 
-__all__ = ["Workers", "usable_cores"]
+__all__ = ["JobThreads", "usable_cores"]
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.025
 
 
-class Workers:
+class JobThreads:
     """Threads that carry out jobs in order, except that a busy one goes to the end of the queue.
 
     So processes that are given the same list of kernels at the same time compile different ones,
