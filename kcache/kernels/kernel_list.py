@@ -1,6 +1,6 @@
 """KernelList: the kernels to compile ahead of time, read from a file.
 
-The file is a list in TOML or JSON, or a recording that a `Recorder` wrote.
+The file is a list in TOML or JSON, or a recording that a `RequestRecorder` wrote.
 docs/reference/kernel-list.md describes the format.
 """
 

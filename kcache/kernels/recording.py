@@ -1,4 +1,4 @@
-"""Recorder: writes down every request of a run, so that `kcache warm` can compile them elsewhere.
+"""RequestRecorder: writes down all requests of a run, for `kcache warm` to compile elsewhere.
 
 A recording is text, one JSON object per line:
 
@@ -27,14 +27,14 @@ from kcache.util import log
 if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest, Request
 
-__all__ = ["MARK", "RecordedRequest", "Recorder", "read_recording"]
+__all__ = ["MARK", "RecordedRequest", "RequestRecorder", "read_recording"]
 
 #: What a line of a recording begins with, and the version of its form.
 MARK = "kcache_request"
 VERSION = 1
 
 
-class Recorder:
+class RequestRecorder:
     """Appends requests to a file, each once per process.
 
     Threads: safe to share. Processes: any number may append to one file (on a local disk: network

@@ -14,7 +14,7 @@ from kcache.util import log
 from kcache.util.memory_tier import MemoryTier
 
 if TYPE_CHECKING:
-    from kcache.kernels.recording import Recorder
+    from kcache.kernels.recording import RequestRecorder
     from kcache.nvrtc.request import CompileRequest, Request
     from kcache.nvrtc.surroundings import Surroundings
 
@@ -53,7 +53,7 @@ class Requests:
     def __init__(self, memory_size: int, *, record_to: str | None = None) -> None:
         self._known: MemoryTier[_Call | _CallFor, Request] = MemoryTier(memory_size)
         self._compiler: str | None = None
-        self.recorders: tuple[Recorder, ...] = ()
+        self.recorders: tuple[RequestRecorder, ...] = ()
         if record_to is not None:
             self.record(record_to)
 
@@ -120,11 +120,11 @@ class Requests:
                 recorder.note(request)
         return request
 
-    def record(self, path: str) -> Recorder:
+    def record(self, path: str) -> RequestRecorder:
         """Record every request from now on into a file; return what does so."""
-        from kcache.kernels.recording import Recorder  # few runs are recorded
+        from kcache.kernels.recording import RequestRecorder  # few runs are recorded
 
-        recorder = Recorder(path)
+        recorder = RequestRecorder(path)
         self.recorders = (*self.recorders, recorder)
         return recorder
 

@@ -17,7 +17,7 @@ from core.helpers import fork, wait
 
 from kcache import CompileOptions, ConfigError
 from kcache.kernels.kernel_list import ListedKernel, read_list
-from kcache.kernels.recording import Recorder
+from kcache.kernels.recording import RequestRecorder
 from kcache.nvrtc.request import Request
 
 KERNEL = "__global__ void k() {}\n"
@@ -384,7 +384,7 @@ def several() -> Iterator[Request]:
 
 
 def test_what_is_read_is_what_was_recorded(folder: Path, tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "kernels.jsonl")
+    recorder = RequestRecorder(tmp_path / "kernels.jsonl")
     made = list(several())
     for each in made:
         recorder.note(each)
@@ -401,7 +401,7 @@ def test_what_is_read_is_what_was_recorded(folder: Path, tmp_path: Path) -> None
 
 
 def test_other_archs_change_nothing_else(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "kernels.jsonl")
+    recorder = RequestRecorder(tmp_path / "kernels.jsonl")
     for arch in ("sm_80", "sm_90"):
         recorder.note(request(INCLUDING, RICH.replace(arch=arch)))
     recorder.note(request(options=CompileOptions(extra_options=["-arch", "sm_80"])))
@@ -419,7 +419,7 @@ def test_other_archs_change_nothing_else(tmp_path: Path) -> None:
 
 def test_each_request_is_written_once_but_once_for_each_place(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "kernels.jsonl"
-    recorder = Recorder("../kernels.jsonl")
+    recorder = RequestRecorder("../kernels.jsonl")
     for place in ("elsewhere", "project", "elsewhere"):
         os.chdir(tmp_path / place)
         for _ in range(3):
@@ -428,7 +428,7 @@ def test_each_request_is_written_once_but_once_for_each_place(folder: Path, tmp_
     assert len(path.read_bytes().split()) > 3
     assert path.read_bytes().count(b"\n") == 3
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 or os.name == "nt"
-    Recorder(path).note(request(INCLUDING))
+    RequestRecorder(path).note(request(INCLUDING))
     assert path.read_bytes().count(b"\n") == 4
     assert len(read_list(str(path))) == 3
     recorder.close()
@@ -439,7 +439,7 @@ def test_each_request_is_written_once_but_once_for_each_place(folder: Path, tmp_
 
 def test_torn_lines_spoil_only_themselves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "kernels.jsonl"
-    recorder = Recorder(path)
+    recorder = RequestRecorder(path)
     recorder.note(request())
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])  # as of a process that was killed in its write
@@ -495,7 +495,7 @@ def test_a_line_that_is_no_request_is_told(line: str, said: str, tmp_path: Path)
 
 
 def test_a_recording_is_known_by_its_lines_too(tmp_path: Path) -> None:
-    Recorder(tmp_path / "kernels").note(request())
+    RequestRecorder(tmp_path / "kernels").note(request())
     assert len(read_list(str(tmp_path / "kernels"))) == 1
     (tmp_path / "empty.jsonl").write_bytes(b"")
     assert read_list(str(tmp_path / "empty.jsonl")) == []
@@ -510,7 +510,7 @@ def test_a_recording_moves_with_its_folder(
         90, include_paths=[folder / "include", "src", tmp_path / "elsewhere", tmp_path / "gone"]
     )
     os.chdir(folder)
-    Recorder(folder / "kernels.jsonl").note(request(INCLUDING, given))
+    RequestRecorder(folder / "kernels.jsonl").note(request(INCLUDING, given))
     moved = tmp_path / "moved"
     folder.rename(moved)
     os.chdir(tmp_path)
@@ -533,7 +533,7 @@ def test_a_recording_moves_with_its_folder(
 def test_a_recording_that_can_not_be_written_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = Recorder(tmp_path / "missing" / "kernels.jsonl")
+    recorder = RequestRecorder(tmp_path / "missing" / "kernels.jsonl")
     recorder.note(request())
     recorder.note(request(names="f"))
     (record,) = caplog.records
@@ -546,13 +546,13 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    Recorder(tmp_path / "pipe").note(request())
+    RequestRecorder(tmp_path / "pipe").note(request())
     assert len(caplog.records) == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder("/dev/full")
+    recorder = RequestRecorder("/dev/full")
     for name in "abc":
         recorder.note(request(names=name))
     (record,) = caplog.records
@@ -560,7 +560,7 @@ def test_a_full_disk_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_threads_write_each_request_once(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "kernels.jsonl")
+    recorder = RequestRecorder(tmp_path / "kernels.jsonl")
     made = [request(names=f"f<{n}>") for n in range(200)]
     start = threading.Barrier(8)
 
@@ -587,7 +587,7 @@ def test_threads_write_each_request_once(tmp_path: Path) -> None:
 def test_processes_append_whole_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Children that were forked in mid-recording, and their parent, into one file."""
     path = tmp_path / "kernels.jsonl"
-    recorder = Recorder(path)
+    recorder = RequestRecorder(path)
     recorder.note(request())
     comment = "/" * 20_000  # larger than a pipe's atomic write
 
