@@ -27,7 +27,7 @@ from kcache.cli.html_report.attention import NOTE, WARNING, remarks
 from kcache.cli.html_report.charts import _lengths
 from kcache.cli.html_report.markup import el
 from kcache.cli.html_report.sections import page
-from kcache.cli.html_report.snapshot import Portrait, Share, gather
+from kcache.cli.html_report.snapshot import Share, Snapshot, gather
 from kcache.cli.html_report.timeline import days, last_hours
 from kcache.engine.history import COUNTED, HOUR_SECONDS, HOURS, History, Hour
 from kcache.engine.stats import FIELDS, StatsFile
@@ -94,8 +94,8 @@ class Found(HTMLParser):
         return rows[1:]
 
 
-def portrait(**changes: Any) -> Portrait:
-    """Returns a portrait of an empty cache, with changes."""
+def snapshot(**changes: Any) -> Snapshot:
+    """Returns a snapshot of an empty cache, with changes."""
     empty: dict[str, Any] = {
         "written": NOW,
         "about": {"Directory": "/somewhere"},
@@ -109,7 +109,7 @@ def portrait(**changes: Any) -> Portrait:
         "largest": (),
         "coldest": (),
     }
-    return Portrait(**{**empty, **changes})
+    return Snapshot(**{**empty, **changes})
 
 
 def hour(start: float, **counted: float) -> Hour:
@@ -294,13 +294,13 @@ def test_the_how_to_runs_as_printed(
 # -- what the page holds ---------------------------------------------------------------------------
 
 
-def hostile() -> Portrait:
-    """Returns a portrait in which every text that comes from outside is hostile."""
+def hostile() -> Snapshot:
+    """Returns a snapshot in which every text that comes from outside is hostile."""
     items = [
         Item(key(n), 10, NOW, KERNEL, source_name=name, names=(name, name), arch=name)
         for n, name in enumerate(HOSTILE)
     ]
-    return portrait(
+    return snapshot(
         about={"Directory": "".join(HOSTILE)},
         kinds={KERNEL: Share(KERNEL, entries=6, size=60)},
         archs=tuple(Share(name, (), 1, 10) for name in HOSTILE),
@@ -324,14 +324,14 @@ def test_names_cannot_become_markup() -> None:
     assert "\\u202egnp.exe\\x1b[31m\\x00\\ud800\\n" in " ".join(found.text)
 
 
-def hostile_free() -> Portrait:
-    """Returns the same portrait with harmless texts."""
+def hostile_free() -> Snapshot:
+    """Returns the same snapshot with harmless texts."""
     rough = hostile()
     shares = tuple(Share("name", ("a", "b"), 1, 10) for _ in HOSTILE)
     items = tuple(
         item._replace(source_name="name", names=("a", "b"), arch="sm_90") for item in rough.largest
     )
-    return portrait(
+    return snapshot(
         about={"Directory": "/somewhere"},
         kinds=rough.kinds,
         archs=tuple(share._replace(names=()) for share in shares),
@@ -386,7 +386,7 @@ def test_every_chart_has_words_and_every_table_a_caption() -> None:
     [(0, 0, "Nothing saved yet"), (0, 5, "0%"), (9999, 1, "99%"), (5, 0, "100%")],
 )
 def test_the_hit_rate_is_not_rounded_up(hits: int, misses: int, told: str) -> None:
-    text = page(portrait(stats=Stats(hits=hits, misses=misses, hit_seconds=1)), UTC)
+    text = page(snapshot(stats=Stats(hits=hits, misses=misses, hit_seconds=1)), UTC)
     assert f">{told}<" in text
 
 
@@ -429,11 +429,11 @@ NOTED = {
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_counts_deserve_attention_or_not(name: str) -> None:
-    found = remarks(portrait(stats=Stats(**{name: 7})))
+    found = remarks(snapshot(stats=Stats(**{name: 7})))
     assert [(remark.level, remark.number) for remark in found] == (
         [(NOTED[name], 7)] if name in NOTED else []
     )
-    assert ("Worth a look" in page(portrait(stats=Stats(**{name: 7})))) == (name in NOTED)
+    assert ("Worth a look" in page(snapshot(stats=Stats(**{name: 7})))) == (name in NOTED)
 
 
 def test_what_is_small_is_seen_on_a_phone_and_the_whole_stays_whole() -> None:
@@ -447,7 +447,7 @@ def test_what_is_small_is_seen_on_a_phone_and_the_whole_stays_whole() -> None:
 
 
 def test_warnings_come_first() -> None:
-    found = remarks(portrait(stats=Stats(**dict.fromkeys(FIELDS, 1))))
+    found = remarks(snapshot(stats=Stats(**dict.fromkeys(FIELDS, 1))))
     assert [remark.level for remark in found] == [WARNING] * 4 + [NOTE] * 4
 
 
@@ -490,7 +490,7 @@ def test_no_count_is_lost_between_hours_and_days(
 
 def test_the_table_below_a_chart_has_its_figures() -> None:
     hours = tuple(hour(NOW - n * 86400, hits=n, misses=1, evictions=2) for n in (3, 1))
-    found = Found(page(portrait(hours=hours, stats=Stats(hits=4)), UTC))
+    found = Found(page(snapshot(hours=hours, stats=Stats(hits=4)), UTC))
     assert found.table("Hits and misses by day") == [
         ["Thursday, 19 November 2026", "3", "1", "2", "\N{EN DASH}"],
         ["Saturday, 21 November 2026", "1", "1", "2", "\N{EN DASH}"],
@@ -550,8 +550,8 @@ def pages(folder: Path) -> dict[str, Path]:
         hour(NOW - n * HOUR_SECONDS, hits=n % 24 * 40, misses=n % 7, saved_seconds=60 * (n % 24))
         for n in reversed(range(31 * 24))
     )
-    full = Portrait(**{**{n: getattr(hostile(), n) for n in Portrait.__slots__}, "hours": busy})
-    named = {"full": full, "empty": portrait()}
+    full = Snapshot(**{**{n: getattr(hostile(), n) for n in Snapshot.__slots__}, "hours": busy})
+    named = {"full": full, "empty": snapshot()}
     for name, told in named.items():
         (folder / f"{name}.html").write_text(page(told, UTC), "utf-8")
     return {name: folder / f"{name}.html" for name in named}
@@ -584,7 +584,7 @@ def test_a_browser_shows_it_without_a_word_or_a_request(
 def test_a_browser_shows_the_smallest_part_on_a_phone(
     tab: Callable[..., Tab], tmp_path: Path
 ) -> None:
-    told = portrait(
+    told = snapshot(
         max_size=10**9,
         size=10**8,
         kinds={KERNEL: Share(KERNEL, (), 3, 10**8)},

@@ -45,14 +45,14 @@ def report(*, output: str, directory: str | None) -> None:
             f"there is no cache in {named_directory(directory)}: nothing has been cached yet"
         )
     with cache, progress("Reading entries", cache.entry_count) as seen:
-        portrait = gather(cache, str(cache.directory), seen=seen)
-    data = page(portrait).encode()
+        snapshot = gather(cache, str(cache.directory), seen=seen)
+    data = page(snapshot).encode()
     if output == "-" or not _is_file(output):
         write_output(data, output)
     else:
         _replace(output, data)
     if output != "-":
-        what = f"report of {counted(portrait.entries)}"
+        what = f"report of {counted(snapshot.entries)}"
         say(f"{what} -> {plain(output)} ({format_size(len(data))})")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kcache.cli.html_report.snapshot import Portrait
+from kcache.cli.html_report.snapshot import Snapshot
 from kcache.nvrtc.inventory import DAMAGED, UNREADABLE
 from kcache.util.units import format_size
 
@@ -31,13 +31,13 @@ class Remark(NamedTuple):
     do: str
 
 
-def remarks(portrait: Portrait) -> list[Remark]:
+def remarks(snapshot: Snapshot) -> list[Remark]:
     """Return what deserves attention, warnings first."""
-    found = [remark for remark in (*_entries(portrait), *_counts(portrait)) if remark.number]
+    found = [remark for remark in (*_entries(snapshot), *_counts(snapshot)) if remark.number]
     return sorted(found, key=lambda remark: remark.level != WARNING)
 
 
-def _entries(portrait: Portrait) -> Iterator[Remark]:
+def _entries(snapshot: Snapshot) -> Iterator[Remark]:
     for kind, what, do in (
         (
             DAMAGED,
@@ -50,12 +50,12 @@ def _entries(portrait: Portrait) -> Iterator[Remark]:
             "Run kcache verify, which names them; check permissions and the disk.",
         ),
     ):
-        share = portrait.kinds.get(kind)
+        share = snapshot.kinds.get(kind)
         yield Remark(WARNING, 0 if share is None else share.entries, what, do)
 
 
-def _counts(portrait: Portrait) -> Iterator[Remark]:
-    stats = portrait.stats
+def _counts(snapshot: Snapshot) -> Iterator[Remark]:
+    stats = snapshot.stats
     yield Remark(
         WARNING,
         stats.corrupt,

@@ -10,7 +10,7 @@ from kcache.cli.html_report import charts
 from kcache.cli.html_report.charts import Bar
 from kcache.cli.html_report.markup import Node, el
 from kcache.cli.html_report.pieces import NONE, card, number_of, table
-from kcache.cli.html_report.snapshot import Portrait
+from kcache.cli.html_report.snapshot import Snapshot
 from kcache.cli.html_report.timeline import Span, days, last_hours
 from kcache.util.units import format_time
 
@@ -20,13 +20,13 @@ __all__ = ["over_time"]
 _UNITS = ((3600.0, " h"), (60.0, " min"), (1.0, " s"))
 
 
-def over_time(portrait: Portrait, zone: tzinfo | None) -> tuple[Node, ...]:
+def over_time(snapshot: Snapshot, zone: tzinfo | None) -> tuple[Node, ...]:
     """Return the charts of the days and of the last hours, or one card that says there are none."""
-    spans = days(portrait.hours, portrait.written, zone)
+    spans = days(snapshot.hours, snapshot.written, zone)
     if not spans:
         text = "Nothing was counted in the last 90 days. Processes add their counts when they end."
         return (card("Over time", el("p", text, class_="empty"), wide=True),)
-    hours = last_hours(portrait.hours, portrait.written, zone)
+    hours = last_hours(snapshot.hours, snapshot.written, zone)
     by_day = _requests("Hits and misses by day", spans, "Day", wide=True)
     if not hours:
         return by_day, _saved(spans, wide=True)

@@ -1,4 +1,4 @@
-"""Sections: the parts of the page, from a portrait alone."""
+"""Sections: the parts of the page, from a snapshot alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kcache.cli.html_report.attention import WARNING, remarks
 from kcache.cli.html_report.markup import Node, document, el
 from kcache.cli.html_report.over_time import over_time
 from kcache.cli.html_report.pieces import NONE, TIMES, card, cut, date, number_of, table
-from kcache.cli.html_report.snapshot import Portrait, Share
+from kcache.cli.html_report.snapshot import Share, Snapshot
 from kcache.cli.keys import SHORT
 from kcache.engine.stats import Stats
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item
@@ -22,25 +22,25 @@ __all__ = ["page"]
 _COLOURS = 5
 
 
-def page(portrait: Portrait, zone: tzinfo | None = None) -> str:
+def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
     """Return the whole page; `zone` is that of its times, by default this machine's."""
-    parts = [_head(portrait, zone), _figures(portrait), _room(portrait)]
-    parts += over_time(portrait, zone)
-    attention = _attention(portrait)
-    if portrait.entries:
-        parts.append(_archs(portrait, alone=attention is None))
+    parts = [_head(snapshot, zone), _figures(snapshot), _room(snapshot)]
+    parts += over_time(snapshot, zone)
+    attention = _attention(snapshot)
+    if snapshot.entries:
+        parts.append(_archs(snapshot, alone=attention is None))
     if attention is not None:
         parts.append(attention)
-    if portrait.entries:
-        parts += [_kernels(portrait), *_singles(portrait)]
-    return document("kcache report", el("main", *parts, _about(portrait, zone)))
+    if snapshot.entries:
+        parts += [_kernels(snapshot), *_singles(snapshot)]
+    return document("kcache report", el("main", *parts, _about(snapshot, zone)))
 
 
 # -- the head --------------------------------------------------------------------------------------
 
 
-def _head(portrait: Portrait, zone: tzinfo | None) -> Node:
-    stats = portrait.stats
+def _head(snapshot: Snapshot, zone: tzinfo | None) -> Node:
+    stats = snapshot.stats
     if stats.hits:
         big, small = format_time(stats.saved_seconds), "of compiling saved"
         said = (
@@ -52,7 +52,7 @@ def _head(portrait: Portrait, zone: tzinfo | None) -> Node:
         said = (
             "No request has been answered from the cache so far. The next run of the same kernels "
             "will be."
-            if portrait.entries
+            if snapshot.entries
             else "The cache is empty. Once programs have used it, this page tells what it saved."
         )
     rate = f"{int(100 * stats.hit_rate)}%"  # not rounded up to 100 while there are misses
@@ -60,7 +60,7 @@ def _head(portrait: Portrait, zone: tzinfo | None) -> Node:
         "header",
         el(
             "div",
-            el("p", f"kcache report · {date(portrait.written, zone)}", class_="eyebrow"),
+            el("p", f"kcache report · {date(snapshot.written, zone)}", class_="eyebrow"),
             el("h1", el("strong", big), f" {small}" if small else None),
             el("p", said, class_="lead"),
         ),
@@ -72,9 +72,9 @@ def _head(portrait: Portrait, zone: tzinfo | None) -> Node:
     )
 
 
-def _figures(portrait: Portrait) -> Node:
-    stats = portrait.stats
-    kernels = portrait.kinds.get(KERNEL, Share(KERNEL)).entries
+def _figures(snapshot: Snapshot) -> Node:
+    stats = snapshot.stats
+    kernels = snapshot.kinds.get(KERNEL, Share(KERNEL)).entries
     elsewhere = stats.layer_hits + stats.remote_hits
     disk = stats.hits - stats.memory_hits - elsewhere
     tiles = [
@@ -89,7 +89,7 @@ def _figures(portrait: Portrait) -> Node:
             else "none so far",
         ),
         ("Shared compiles", f"{stats.coalesced:,}", "requests waited instead of compiling, too"),
-        ("Kernels", f"{kernels:,}", f"{number_of(portrait.entries, 'entry', 'entries')} in all"),
+        ("Kernels", f"{kernels:,}", f"{number_of(snapshot.entries, 'entry', 'entries')} in all"),
     ]
     if elsewhere or stats.remote_misses or stats.remote_errors:
         told = f"{stats.remote_hits:,} from remotes, {stats.layer_hits:,} from layers"
@@ -118,14 +118,14 @@ def _speed(stats: Stats) -> str:
 # -- what fills it ---------------------------------------------------------------------------------
 
 
-def _room(portrait: Portrait) -> Node:
-    share = portrait.size / portrait.max_size
-    said = f"{format_size(portrait.size)} of {format_size(portrait.max_size)} ({share:.1%})"
-    parts = _parts(portrait)
+def _room(snapshot: Snapshot) -> Node:
+    share = snapshot.size / snapshot.max_size
+    said = f"{format_size(snapshot.size)} of {format_size(snapshot.max_size)} ({share:.1%})"
+    parts = _parts(snapshot)
     shown = [(f"m{n}", f"{name}: {format_size(size)}", size) for n, (name, size, _) in parts]
     bar = charts.meter(
         f"Size against cap: {said}. " + "; ".join(title for _, title, _ in shown),
-        [(colour, title, size / portrait.max_size) for colour, title, size in shown],
+        [(colour, title, size / snapshot.max_size) for colour, title, size in shown],
     )
     legend = (
         el(
@@ -140,7 +140,7 @@ def _room(portrait: Portrait) -> Node:
         )
         for n, (name, size, count) in parts
     )
-    free = max(0, portrait.max_size - portrait.size)
+    free = max(0, snapshot.max_size - snapshot.size)
     rest = el(
         "li",
         charts.swatch("rest"),
@@ -151,40 +151,40 @@ def _room(portrait: Portrait) -> Node:
     return card("Size against cap", key, bar, el("ul", *legend, rest), wide=True)
 
 
-def _parts(portrait: Portrait) -> list[tuple[int, tuple[str, int, int]]]:
+def _parts(snapshot: Snapshot) -> list[tuple[int, tuple[str, int, int]]]:
     """Return colour and (name, bytes, entries) of each part: targets first, then what is none."""
-    archs = [(_arch(share), share.size, share.entries) for share in portrait.archs]
+    archs = [(_arch(share), share.size, share.entries) for share in snapshot.archs]
     first, rest = archs[: _COLOURS - 1], archs[_COLOURS - 1 :]
     if rest:
         first.append(("Other targets", sum(r[1] for r in rest), sum(r[2] for r in rest)))
     parts = list(enumerate(first, 1))
-    manifests = portrait.kinds.get(MANIFEST)
+    manifests = snapshot.kinds.get(MANIFEST)
     if manifests is not None:
         parts.append((_COLOURS + 1, ("Manifests", manifests.size, manifests.entries)))
-    others = [share for kind, share in portrait.kinds.items() if kind not in (KERNEL, MANIFEST)]
+    others = [share for kind, share in snapshot.kinds.items() if kind not in (KERNEL, MANIFEST)]
     if others:
         size, count = sum(s.size for s in others), sum(s.entries for s in others)
         parts.append((_COLOURS + 2, ("Not in use", size, count)))
     return parts
 
 
-def _archs(portrait: Portrait, *, alone: bool) -> Node:
+def _archs(snapshot: Snapshot, *, alone: bool) -> Node:
     caption = "Kernels by the architecture that they were compiled for, largest share first"
     head = "By architecture", "Architecture"
-    return _shares(head, caption, portrait.archs, "a1", wide=alone)
+    return _shares(head, caption, snapshot.archs, "a1", wide=alone)
 
 
-def _kernels(portrait: Portrait) -> Node:
+def _kernels(snapshot: Snapshot) -> Node:
     caption = "Kernels by source and name expressions, largest share first"
     head = "By kernel", "Kernel"
-    return _shares(head, caption, portrait.kernels, "a2", wide=True)
+    return _shares(head, caption, snapshot.kernels, "a2", wide=True)
 
 
-def _singles(portrait: Portrait) -> tuple[Node, Node]:
+def _singles(snapshot: Snapshot) -> tuple[Node, Node]:
     cold = "The entries that were used longest ago, and are evicted first"
     return (
-        _single("Largest entries", "The entries that take most room", portrait, portrait.largest),
-        _single("Coldest entries", cold, portrait, portrait.coldest),
+        _single("Largest entries", "The entries that take most room", snapshot, snapshot.largest),
+        _single("Coldest entries", cold, snapshot, snapshot.coldest),
     )
 
 
@@ -225,7 +225,7 @@ def _arch(share: Share) -> str:
     return "Other targets" if share.merged else cut(share.name) or "unknown"
 
 
-def _single(title: str, caption: str, portrait: Portrait, items: Iterable[Item]) -> Node:
+def _single(title: str, caption: str, snapshot: Snapshot, items: Iterable[Item]) -> Node:
     """Return a table of single entries."""
     rows = [
         (
@@ -238,7 +238,7 @@ def _single(title: str, caption: str, portrait: Portrait, items: Iterable[Item])
                 scope="row",
             ),
             el("td", format_size(item.size)),
-            el("td", f"{format_age(portrait.written - item.used)} ago"),
+            el("td", f"{format_age(snapshot.written - item.used)} ago"),
         )
         for item in items
     ]
@@ -257,12 +257,12 @@ def _item_name(item: Item) -> str:
 # -- attention, and the end ------------------------------------------------------------------------
 
 
-def _attention(portrait: Portrait) -> Node | None:
+def _attention(snapshot: Snapshot) -> Node | None:
     """Return what is worth a look; None where nothing is."""
-    found = remarks(portrait)
+    found = remarks(snapshot)
     if not found:
         return None
-    wide = not portrait.entries  # nothing stands beside it
+    wide = not snapshot.entries  # nothing stands beside it
     rows = (
         el(
             "li",
@@ -276,8 +276,8 @@ def _attention(portrait: Portrait) -> Node | None:
     return card("Worth a look", el("ul", *rows, class_="remarks"), wide=wide)
 
 
-def _about(portrait: Portrait, zone: tzinfo | None) -> Node:
-    facts = {**portrait.about, "Written": date(portrait.written, zone)}
+def _about(snapshot: Snapshot, zone: tzinfo | None) -> Node:
+    facts = {**snapshot.about, "Written": date(snapshot.written, zone)}
     rows = (el("div", el("dt", name), el("dd", value)) for name, value in facts.items())
     note = "Counts are of all processes; a running one adds its own every few seconds."
     return el("footer", el("dl", *rows), el("p", note))

@@ -1,4 +1,4 @@
-"""Portrait: what a page tells of a cache, gathered in one pass over its entries.
+"""Snapshot: what a page tells of a cache, gathered in one pass over its entries.
 
 Gathering changes nothing and is no use of an entry. What is kept is bounded by the page, but for
 one tally per kernel and target.
@@ -24,7 +24,7 @@ from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items
 if TYPE_CHECKING:
     from kcache import KernelCache
 
-__all__ = ["Portrait", "Share", "gather"]
+__all__ = ["Snapshot", "Share", "gather"]
 
 #: Entries in a list of single ones, targets, and kernels.
 _SINGLE, _ARCHS, _KERNELS = 10, 8, 12
@@ -59,7 +59,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Portrait:
+class Snapshot:
     """What is known of a cache.
 
     Attributes:
@@ -100,7 +100,7 @@ def gather(
     *,
     seen: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,
-) -> Portrait:
+) -> Snapshot:
     """Return what is known of the cache in `directory`.
 
     Args:
@@ -116,7 +116,7 @@ def gather(
     for item in items(cache.engine.backend, PRODUCER):
         census.add(item)
         seen()
-    return Portrait(
+    return Snapshot(
         written=clock(),
         about=_about(cache, directory),
         max_size=cache.engine.max_size,
