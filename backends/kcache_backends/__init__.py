@@ -1,1 +1,1 @@
-"""Backends that come with kcache; `kcache.registry` finds them by name."""
+"""The backends that come with kcache; `kcache.registry` finds them by name."""

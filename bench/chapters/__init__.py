@@ -1,1 +1,1 @@
-"""One module per chapter: what is measured, and what it is compared with."""
+"""One module for each chapter of the benchmarks: what it measures, and against what."""

@@ -1,1 +1,1 @@
-"""kcache and what it is compared with, behind one interface."""
+"""kcache and the caches that it is compared with, behind one interface."""

@@ -1,1 +1,1 @@
-"""List, explain, diagnose, verify, migrate: without a terminal."""
+"""What the commands do, without a terminal: explain, diagnose, verify, migrate, bundle."""

@@ -1,1 +1,1 @@
-"""Bundles: one file with many entries, which can be read without unpacking it."""
+"""Bundles: one file with many entries, which is read without unpacking it."""

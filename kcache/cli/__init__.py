@@ -1,4 +1,4 @@
-"""Commands for a terminal: the shared pieces, and the entry point `kcache`."""
+"""The command `kcache`: its entry point, and what its commands share."""
 
 from __future__ import annotations
 

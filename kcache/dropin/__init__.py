@@ -1,1 +1,1 @@
-"""NVRTC's interface, answered by kcache: programs hit the cache without a changed line."""
+"""Answers NVRTC's interface for programs that do not know kcache; the C code is in `native/`."""

@@ -1,1 +1,1 @@
-"""A bounded, counted, checked cache; knows no kernels and no files."""
+"""A bounded, checked cache over any backend, with its counts and locks; knows no kernels."""

@@ -1,1 +1,1 @@
-"""From arguments to a kernel: find it, or have it compiled."""
+"""From the arguments of a call to a kernel: finds it in the cache, or has it compiled."""

@@ -1,4 +1,4 @@
-"""Kernels loaded on a GPU, each module loaded once for each context.
+"""Loads kernels onto a GPU, each module once for each context.
 
 Importing this imports nothing of CUDA. `CompiledKernel.load` looks for the driver first, through
 ctypes: without one, cuda.core raises SystemError at its first call and hangs at the second (1.2.2).

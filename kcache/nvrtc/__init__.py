@@ -1,4 +1,4 @@
-"""The compiler: options, request, key, one compile, and which headers decided its outcome."""
+"""NVRTC: options, requests, keys, one compile, and the headers that its result depends on."""
 
 from __future__ import annotations
 

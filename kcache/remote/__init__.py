@@ -1,1 +1,1 @@
-"""Tiers beyond this machine: layers, HTTP, Redis, object stores."""
+"""Tiers behind the local cache: layers, HTTP servers, Redis, object stores."""

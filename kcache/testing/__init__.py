@@ -1,4 +1,4 @@
-"""The contract suite for authors of backends, with a model and backends to test against.
+"""For authors of backends: the contract as tests, a model, and backends to test against.
 
 `BackendContract` needs pytest and Hypothesis, `run_cache_machine` Hypothesis, the rest nothing:
 the extra `testing`. Nothing else in kcache imports this package.

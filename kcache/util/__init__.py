@@ -1,1 +1,1 @@
-"""Knows nothing of caches: locks, forks, mounts, units, CUDA driver."""
+"""Helpers that know no kernels and no backends: locks, forks, safe paths, units, CUDA driver."""

@@ -1,1 +1,1 @@
-"""One file per command, named as the command."""
+"""One file for each command, with the name of the command."""

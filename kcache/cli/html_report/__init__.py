@@ -1,1 +1,1 @@
-"""The page that `kcache report` writes: HTML about a cache."""
+"""The HTML page that `kcache report` writes."""

@@ -1,4 +1,4 @@
-"""Processes that compile and nothing else."""
+"""Worker processes, which compile and do nothing else."""
 
 from __future__ import annotations
 
