@@ -1,4 +1,4 @@
-"""The chapter about bundles: an export beside `tar`, and a hit in one beside a hit on disk.
+"""Bundles: measures an export beside `tar`, and a hit in a bundle beside a hit on disk.
 
     python bench/bundles.py [--json] [--entries N] [--size BYTES]
 

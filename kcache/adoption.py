@@ -1,4 +1,4 @@
-"""Adoption: is a directory without a marker a cache that an earlier version of kcache made?
+"""Adoption: decides whether a directory without a marker is a cache of an earlier version.
 
 Earlier versions wrote no marker, and on a full disk none can be written. Such a directory is
 recognised by everything in it: each name has to be one that kcache gives, and each file has to be

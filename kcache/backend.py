@@ -1,4 +1,4 @@
-"""The Backend contract: what a place that keeps bytes under keys has to promise."""
+"""Backend: the contract. It says what a place that keeps bytes under keys has to promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory that a cache lives in: checked before it is used, and the names of its files."""
+"""CacheDirectory: decides whether a directory may be used as a cache, and names its files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Environment: what a miss and the remotes read of the environment.
+"""Environment: reads the variables that a miss and the remotes need.
 
-What a hit reads is in `kcache.config`: a program that only hits need not import this.
+What a hit reads is in `kcache.config`, so that a program that only hits need not import this. What
+the drop-in reads is in `kcache.dropin.environment`. No other Python module reads the environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""KernelCache: the front door, and the only place that connects the objects."""
+"""KernelCache: the front door, which connects the parts of a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elsewhere: kernels of a directory that are in another backend than the one that is in use."""
+"""Other backends: finds the kernels of a directory that the backend in use does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry: from the name of a backend to the class behind it, and to a cache's directory."""
+"""Registry: finds the class of a backend by its name, and opens it in a cache's directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ColdSample: the least recently used of many files, found by looking at a few of them.
+"""ColdSample: finds the least recently used of many files, by looking at a few of them.
 
 The shards that hold most are listed until there are `SAMPLE` entries; sorted by mtime, the coldest
 quarter of them is offered, then the next sample is taken. What is left over serves the next time.

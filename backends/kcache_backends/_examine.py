@@ -1,4 +1,4 @@
-"""examine: what is really in a shard of the file backend, and whether a file can be an entry."""
+"""Examine: finds out what is really in a shard of the file backend."""
 
 from __future__ import annotations
 

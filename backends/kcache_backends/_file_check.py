@@ -1,4 +1,4 @@
-"""check: what is wrong with a directory of the file backend, and mended if asked."""
+"""File check: finds what is wrong with a directory of the file backend, and mends it if asked."""
 
 from __future__ import annotations
 

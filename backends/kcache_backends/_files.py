@@ -1,4 +1,4 @@
-"""The file system below the file backend: what `os` offers, with the cases that are no error."""
+"""Files: what the file backend asks of `os`, with the cases that are no error."""
 
 from __future__ import annotations
 

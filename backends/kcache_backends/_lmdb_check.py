@@ -1,4 +1,4 @@
-"""check: what is wrong with an LMDB database, found by reading all of it, and mended if asked."""
+"""LMDB check: reads all of a database, finds what is wrong with it, and mends it if asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connection: one LMDB database of this process, and who may open and close it when."""
+"""Connection: decides who may open and close an LMDB database of this process, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment: the LMDB database of one directory, one per process, whatever happens to its files.
+"""Environment: the LMDB database of one directory, whatever happens to its files.
 
 Files of the directory::
 

@@ -1,4 +1,4 @@
-"""What LMDB raises, and what a backend raises for it."""
+"""LMDB errors: turns what LMDB raises into what a backend raises."""
 
 from __future__ import annotations
 

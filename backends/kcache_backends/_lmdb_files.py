@@ -1,4 +1,4 @@
-"""The files of an LMDB database: recognised as ours, checked before LMDB maps them, opened."""
+"""LMDB files: recognises a database's files as ours, checks them before LMDB maps them."""
 
 from __future__ import annotations
 

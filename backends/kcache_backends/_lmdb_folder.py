@@ -1,4 +1,4 @@
-"""Folder: an open directory whose files are found by name in it, whatever becomes of its path."""
+"""Folder: an open directory. Its files are found by name, whatever becomes of its path."""
 
 from __future__ import annotations
 

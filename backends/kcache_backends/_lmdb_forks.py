@@ -1,4 +1,4 @@
-"""Forks and exits: what becomes of open databases when a process forks or its interpreter ends."""
+"""LMDB forks: what becomes of open databases at a fork, and at the end of a process."""
 
 from __future__ import annotations
 

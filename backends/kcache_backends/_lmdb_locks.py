@@ -1,4 +1,4 @@
-"""Locks between the processes that use one LMDB database, each waited for with a limit."""
+"""LMDB locks: exclude processes that use one database. Each wait has a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening an LMDB database in a directory, and replacing it: what needs no other state."""
+"""LMDB opening: opens a database in a directory, and replaces it."""
 
 from __future__ import annotations
 

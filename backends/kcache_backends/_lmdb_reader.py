@@ -1,4 +1,4 @@
-"""Reader: how values and rows are read from an LMDB database that others may exchange meanwhile."""
+"""Reader: reads values and rows from an LMDB database that others may exchange meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of the LMDB backend: what its B-tree holds beside the values, read and written.
+"""LMDB records: what the B-tree holds beside the values, read and written.
 
 The keys of the tree begin with a letter. Numbers are little-endian, except the times in keys, which
 are big-endian so that they sort; KEY is the 32 bytes that the hexadecimal digits say::

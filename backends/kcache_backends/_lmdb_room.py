@@ -1,4 +1,4 @@
-"""Making room in an LMDB database in which, or on whose disk, not a page is free."""
+"""LMDB room: makes room where neither the database nor its disk has a free page."""
 
 from __future__ import annotations
 

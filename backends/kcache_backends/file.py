@@ -1,4 +1,4 @@
-"""FileBackend: one file per entry in 256 shards; the tree is the truth, there is no index.
+"""FileBackend: one file for each entry, in 256 shards. The tree is the truth; no index.
 
 Layout of the directory::
 

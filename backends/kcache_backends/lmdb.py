@@ -1,4 +1,4 @@
-"""LmdbBackend: values in one LMDB database, with an index by recency, so eviction is in order."""
+"""LmdbBackend: values in one LMDB database, with an index in the order of use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers: every cache that is compared, behind the same four functions.
+"""Contenders: every cache that is compared, behind the same four functions.
 
 `CONTENDERS` has kcache with each backend and the peers, each at the settings that `settings` names.
 All of them are given the same keys, 64 hexadecimal digits, and values as bytes; all return bytes.

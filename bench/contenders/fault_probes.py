@@ -1,4 +1,4 @@
-"""Probes: what a cache does with damage, an object that is too large, and a disk that fails.
+"""Fault probes: show what a cache does with damage, a large object and a failing disk.
 
 Each runs in a process of its own, since some of what happens here ends it. A probe is a function of
 a contender and an empty folder; it returns in a word or two what was found out. The chapter "trust"

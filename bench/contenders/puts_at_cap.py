@@ -1,4 +1,4 @@
-"""Putting: a cache at its cap, and the tasks that put into it what it does not hold yet."""
+"""Puts at the cap: put into a full cache what it does not hold yet."""
 
 import os
 import time

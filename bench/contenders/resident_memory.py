@@ -1,4 +1,4 @@
-"""Resident: what memory a process takes that opens a population, reads and puts.
+"""Resident memory: what a process takes that opens a population, reads and puts.
 
 A new process each time. Anonymous memory is what no file is behind: a database that is mapped
 belongs to the page cache, which gives its pages back.

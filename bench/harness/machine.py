@@ -1,4 +1,4 @@
-"""What a figure was measured with: the machine, the versions, and the day."""
+"""Machine: what a figure was measured with, the machine, the versions and the day."""
 
 import os
 import platform

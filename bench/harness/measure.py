@@ -1,4 +1,4 @@
-"""Measuring: interleaved rounds, summaries of many values, and whole processes.
+"""Measure: interleaves rounds, sums up many values, and runs whole processes.
 
 Two figures are compared only if both were taken in the same round, a moment apart; what is reported
 is the median of the rounds' ratios, with its quartiles. A machine that is slow for a while then

@@ -1,4 +1,4 @@
-"""Where the time of a miss goes: a stopwatch around the parts of kcache that a miss runs through.
+"""Miss stopwatch: measures each part of kcache that a miss runs through.
 
 The parts are functions of the library, wrapped while a miss runs; each is charged its own time less
 that of the parts inside it. They are implementation details: one that the library no longer has is

@@ -1,4 +1,4 @@
-"""The bare compile: a corpus case through `cuda.bindings.nvrtc` alone, with its time.
+"""Raw NVRTC: compiles a corpus case by `cuda.bindings.nvrtc` alone, and measures the time.
 
 This is the floor that a cache miss is measured against. From the command line:
 

@@ -1,4 +1,4 @@
-"""Running: chapter after chapter, each in a folder of its own, with what is found kept at once."""
+"""Run chapters: runs each in a folder of its own, and keeps what it finds at once."""
 
 import os
 import sys

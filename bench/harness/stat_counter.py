@@ -1,4 +1,4 @@
-"""Looks: counts the files that are looked at, through stat or while a directory is listed."""
+"""Stat counter: counts files that are looked at, by stat or while a directory is listed."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Workers: several processes that stay, and do the same at the same time when they are told to."""
+"""Worker processes: stay alive, and do the same at the same time when they are told to."""
 
 import json
 import subprocess

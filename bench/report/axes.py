@@ -1,4 +1,4 @@
-"""Frames: what every chart has around its plot: title, axes, legend; and how axes are divided."""
+"""Axes: what every chart has around its plot: title, axes and legend."""
 
 import math
 import textwrap

@@ -1,4 +1,4 @@
-"""Bars: charts of figures by name, each with its figure at its end."""
+"""Bar chart: figures by name, each with its figure at its end."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Plots: which charts a chapter has, as data; `charts` draws them, with Matplotlib."""
+"""Chart specs: which charts a chapter has, as data; `draw` draws them with Matplotlib."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Charts: drawn as SVG by Matplotlib, each for a light and for a dark page.
+"""Draw: draws charts as SVG by Matplotlib, for a light and for a dark page.
 
 The same data and the same Matplotlib give the same bytes. Text stays text. A chart is 420 CSS
 pixels wide, so that on a phone's 330 its smallest letters have 9 pixels; pages show it larger.

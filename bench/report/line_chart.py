@@ -1,4 +1,4 @@
-"""Lines: charts of figures against a number, with the quartiles as a band."""
+"""Line chart: figures against a number, with the quartiles as a band."""
 
 from typing import TYPE_CHECKING, Any
 

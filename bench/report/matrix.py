@@ -1,4 +1,4 @@
-"""Matrices: everybody in a column of their own, beside us."""
+"""Matrix: everybody in a column of their own, beside us."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Inks: which colour, marker and stroke each series has, on light paper and on dark."""
+"""Palette: the colour, marker and stroke of each series, on light paper and on dark."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Contents: what of a cache goes into a bundle."""
+"""Bundle contents: decides which entries of a cache go into a bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import: what a bundle holds, put into a cache."""
+"""Bundle import: puts the entries of a bundle into a cache."""
 
 from __future__ import annotations
 

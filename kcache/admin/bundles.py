@@ -1,4 +1,4 @@
-"""Bundles of kernels: made of a cache, listed, verified."""
+"""Bundles: makes a bundle from a cache, lists one, and verifies one."""
 
 from __future__ import annotations
 

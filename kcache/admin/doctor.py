@@ -1,4 +1,4 @@
-"""Diagnosis: what is right and wrong with a machine's set-up, decided from facts alone.
+"""Doctor: decides from facts alone what is right and wrong with a machine's set-up.
 
 `diagnose` reads nothing but the `Facts` (`machine_facts`) that it is given. Every check is
 a function that yields findings, so that what is not known yields none.

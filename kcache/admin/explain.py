@@ -1,4 +1,4 @@
-"""Why: the reasons for which a request would be compiled, or that it is in the cache.
+"""Explain: says why a request would be compiled, or that it is in the cache.
 
 `explain` looks and changes nothing: no statistics, no use of an entry, no compiler. `causes` in
 `miss_causes` decides, from what was found.

@@ -1,4 +1,4 @@
-"""Filters: which entries a command is about, by name, target and age."""
+"""Filters: select the entries that a command works on, by name, target and age."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text that `print_info` prints."""
+"""Info: the text that `print_info` prints."""
 
 from __future__ import annotations
 

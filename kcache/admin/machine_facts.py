@@ -1,4 +1,4 @@
-"""Facts: what `kcache.admin.doctor` judges of this machine, gathered without changing anything.
+"""Machine facts: gathers what `doctor` judges, and changes nothing on the machine.
 
 Gathering does not fail: what can't be found out is None, or the reason as text. Nothing that may be
 broken is imported before it is asked for, so this works where a dependency is missing.

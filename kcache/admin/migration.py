@@ -1,4 +1,4 @@
-"""Migration: entries on their way from one backend to another."""
+"""Migration: copies or moves entries from one backend to another."""
 
 from __future__ import annotations
 

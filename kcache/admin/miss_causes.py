@@ -1,4 +1,4 @@
-"""Miss causes: from what was found out of a request and its cache to why it is compiled."""
+"""Miss causes: decides why a request is compiled, from what was found out about it."""
 
 from __future__ import annotations
 

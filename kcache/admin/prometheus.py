@@ -1,4 +1,4 @@
-"""The statistics in Prometheus' text exposition format, version 0.0.4.
+"""Prometheus: writes the statistics in its text exposition format, version 0.0.4.
 
 As in https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules beside it:
 counters end in `_total`, units are seconds and bytes. Pure: figures in, text out.

@@ -1,4 +1,4 @@
-"""Contrast: in what one request differs from another, in words."""
+"""Request diff: says in words how one request differs from another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving: settings into the directory of a cache, checked together with what is there."""
+"""Saving: saves settings in the directory of a cache, and checks them with those there."""
 
 from __future__ import annotations
 

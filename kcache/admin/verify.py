@@ -1,4 +1,4 @@
-"""Verify: every entry of a cache read and checked, and the medium below them."""
+"""Verify: reads and checks every entry of a cache, and the backend's own files."""
 
 from __future__ import annotations
 

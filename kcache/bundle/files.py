@@ -1,4 +1,4 @@
-"""Files of bundles: replaced as a whole, and read from a pipe, too."""
+"""Bundle files: replaces a file as a whole, and reads a bundle from a pipe, too."""
 
 from __future__ import annotations
 

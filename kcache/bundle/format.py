@@ -1,4 +1,4 @@
-"""Format: what the bytes of a bundle mean.
+"""Format: defines the bytes of a bundle.
 
 A bundle is a head, the values without gaps, an index and a trailer. All integers are little-endian.
 

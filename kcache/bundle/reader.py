@@ -1,4 +1,4 @@
-"""Bundle: a file of entries, opened for reading; a layer, too."""
+"""Bundle: opens a file with entries for reading; it may also serve as a layer."""
 
 from __future__ import annotations
 

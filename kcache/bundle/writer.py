@@ -1,4 +1,4 @@
-"""BundleWriter: a bundle, written from its beginning to its end."""
+"""BundleWriter: writes a bundle from its beginning to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app: every command by its name, and how whatever they raise becomes an exit code."""
+"""App: finds each command by its name, and turns what it raises into an exit code."""
 
 from __future__ import annotations
 

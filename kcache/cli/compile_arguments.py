@@ -1,4 +1,4 @@
-"""The source of a compile and the options beside it, for `kcache compile` and `kcache why`."""
+"""Compile arguments: the source and the options of `kcache compile` and `kcache why`."""
 
 from __future__ import annotations
 

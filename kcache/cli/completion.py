@@ -1,4 +1,4 @@
-"""Completion: the keys that a shell offers."""
+"""Completion: offers keys to the shell."""
 
 from __future__ import annotations
 

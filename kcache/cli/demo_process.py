@@ -1,4 +1,4 @@
-"""One process of the demo: gets the demo's kernel once, and says how that went.
+"""Demo process: gets the demo's kernel once, and says how that went.
 
 Run as `python -m kcache.cli.demo_process JOB`, with a `Job` as JSON. Writes a
 `Measurement` to standard output, as JSON too.

@@ -1,4 +1,4 @@
-"""The options that select entries: `--name`, `--arch`, `--used-within` and `--older-than`."""
+"""Filters: the options `--name`, `--arch`, `--used-within` and `--older-than`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups: a command with commands, which names the near one where one is not known."""
+"""Group: a command with commands. It answers a misspelt one with the most similar one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys as people type them: any unique prefix of at least four digits."""
+"""Keys: finds the key that somebody typed, any unique prefix of at least four digits."""
 
 from __future__ import annotations
 

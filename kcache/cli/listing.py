@@ -1,4 +1,4 @@
-"""Lists of entries: as a table that fits the terminal, and as JSON."""
+"""Listing: shows entries as a table that fits the terminal, and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache that a command works on: the option `--directory`, and how it is opened."""
+"""Open cache: opens the cache that a command works on, by the option `--directory`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs of a compile on their way out: which one is meant, and into which file it goes."""
+"""Output: decides which output of a compile is meant, and which file it is written to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal: results on standard output, everything else on standard error, a spinner there."""
+"""Terminal: writes results to standard output, and everything else to standard error."""
 
 from __future__ import annotations
 

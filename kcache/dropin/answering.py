@@ -1,4 +1,4 @@
-"""Answering: an NVRTC program becomes a request to a `KernelCache`, a kernel NVRTC's answer.
+"""Answering: turns an NVRTC program into a request, and a kernel into NVRTC's answer.
 
 The only module of the drop-in that knows kcache. What can't be answered exactly is declined, with a
 reason; the program then asks the real NVRTC.

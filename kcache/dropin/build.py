@@ -1,4 +1,4 @@
-"""Build: compiles the interface libraries from `native/`, where there is a C compiler.
+"""Build: compiles the interface libraries from `native/`, if there is a C compiler.
 
 Imports nothing of kcache: the wheel's build hook runs this file before anything is installed.
 """

@@ -1,4 +1,4 @@
-"""Counts: what a server did for the programs that it served."""
+"""Counts: what a server has done for the programs that it serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnosis: whether programs under `kcache run` are reached, and why one is not.
+"""Diagnosis: decides whether `kcache run` reaches a program, and says why it does not.
 
 What a program does with NVRTC can't be known without running it; what its file says can be:
 set-uid, linked statically, linked with another C library than the interface libraries.

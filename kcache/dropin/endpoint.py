@@ -1,4 +1,4 @@
-"""Endpoint: the socket that programs find a server at, in a private directory, and short questions.
+"""Endpoint: the socket of a server, in a private directory, and short questions to it.
 
 Imported by the launcher before the program starts, so it imports little.
 """

@@ -1,4 +1,4 @@
-"""Environment: what the launcher reads of it, and what it hands to the program.
+"""Environment: reads the launcher's variables, and makes those of the program.
 
 Beside `kcache.config` and `kcache.environment`, the only module that reads the environment. Those
 take as long to import as everything else that `kcache run` does before the program starts (16 ms).

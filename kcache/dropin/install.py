@@ -1,4 +1,4 @@
-"""Install: the drop-in for a Python program that runs already."""
+"""Install: puts the drop-in into a Python program that already runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known: version and architectures of the NVRTC builds that were asked once, in small files.
+"""Known: keeps version and architectures of NVRTC builds in small files, to ask only once.
 
 A program asks for them before its first compile. To load the library for the answer takes 100 ms;
 the same build always gives the same.

@@ -1,4 +1,4 @@
-"""Libraries: where the interface libraries are, built on first use where the wheel has none."""
+"""Libraries: finds the interface libraries, and builds them if the wheel has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process: a server in a process of its own, forked from the launcher, in no one's way.
+"""Process: forks a server from the launcher, into a process of its own.
 
 It is forked twice, so that the program that the launcher becomes has no child that it does not
 know, and has a session of its own: Ctrl-C and Ctrl-Z are not for it.

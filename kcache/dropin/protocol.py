@@ -1,4 +1,4 @@
-"""The protocol between the interface library and the server: frames, and what is in them.
+"""Protocol: the frames between the interface library and the server, and what is in them.
 
 A frame is a head of 16 bytes and a payload. All numbers are little-endian and have 32 bits, except
 where it says otherwise; a byte string is its size, and then its bytes; a list is its length, and

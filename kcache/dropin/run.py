@@ -1,4 +1,4 @@
-"""Run: `kcache run`, a program with the drop-in before NVRTC.
+"""Run: `kcache run`, which starts a program with the drop-in before NVRTC.
 
 The launcher starts a server beside itself and becomes the program: same process, same parent,
 same terminal, so that exit status, signals and job control are the program's own. With `--stats` it

@@ -1,4 +1,4 @@
-"""The server: answers programs over a Unix socket, until the process that it serves has ended."""
+"""Server: answers programs over a Unix socket, until the process that it serves has ended."""
 
 from __future__ import annotations
 

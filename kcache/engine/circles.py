@@ -1,4 +1,4 @@
-"""Circles: threads that wait for one another, so that none of them would ever go on."""
+"""Circles: finds threads that wait for each other, so that none would ever go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Journal: what became of entries that are no longer there, in a small file of the directory.
+"""Journal: records what became of entries that left the cache, in a small file.
 
 One line per event, and one write for each line or for several, so that the lines of several
 processes never mix::

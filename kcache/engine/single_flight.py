@@ -1,4 +1,4 @@
-"""Flight: of all threads and processes that miss one key at the same time, one makes the value."""
+"""Flight: single flight. If many threads and processes miss one key, one makes the value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AsyncFront: requests of asyncio tasks, without ever blocking an event loop."""
+"""AsyncFront: answers the requests of asyncio tasks, and never blocks an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many requests at once: each kernel compiled once, over all cores, the results in order."""
+"""Batch: compiles many requests over all cores, each kernel once, and keeps their order."""
 
 from __future__ import annotations
 

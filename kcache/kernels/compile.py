@@ -1,4 +1,4 @@
-"""Compile: one run of the compiler for a request that missed, logged and counted."""
+"""Compile: runs the compiler once for a request that missed, logs it and counts it."""
 
 from __future__ import annotations
 

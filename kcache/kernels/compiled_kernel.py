@@ -1,4 +1,4 @@
-"""CompiledKernel: what a compile returned, and the same from the cache."""
+"""CompiledKernel: the result of a compile, or the same result from the cache."""
 
 from __future__ import annotations
 

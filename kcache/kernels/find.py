@@ -1,4 +1,4 @@
-"""Find: from a request to its kernel in the cache. Here is all that a hit needs.
+"""Find: finds the kernel of a request in the cache. Everything that a hit needs is here.
 
 Three jobs, each a class: `Finder` reads kernels, `HeaderChecks` decides which header set of a
 request holds, and `RequestCounts` counts requests. What a miss needs is in `resolver`.

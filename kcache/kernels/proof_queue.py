@@ -1,4 +1,4 @@
-"""ProofQueue: kernels to be proven good in other locations, in the background."""
+"""ProofQueue: proves kernels good for other locations, in the background."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Relocation: the proof that a kernel does not depend on where its headers lie.
+"""Proofs: prove that a kernel does not depend on where its headers lie.
 
 A kernel whose headers mention `__FILE__` may depend on where they lie. It is stored for its
-location alone, until a second compile under told paths (`nvrtc.relocation`) gives the same bytes.
-With the setting `relocation="lazy"` that happens when a second location asks for the kernel, with
-`"eager"` in the background after the first compile: then whoever gets a copy of the cache need not
-compile at all.
+location alone, until a second compile with other paths (`nvrtc.relocation`) gives the same bytes.
+With the setting `relocation="lazy"`, that happens when a second location asks for the kernel. With
+`"eager"`, it happens in the background after the first compile. Then somebody who gets a copy of
+the cache need not compile at all.
 """
 
 from __future__ import annotations

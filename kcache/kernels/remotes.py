@@ -1,4 +1,4 @@
-"""RemoteKernels: kernels from remotes, and compiled kernels to them, through the agent."""
+"""RemoteKernels: gets kernels from remotes, and sends compiled ones there, by the agent."""
 
 from __future__ import annotations
 

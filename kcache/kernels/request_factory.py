@@ -1,4 +1,4 @@
-"""Requests: turns the arguments of a call into the request that the cache works on."""
+"""Request factory: turns the arguments of a call into the request that the cache works on."""
 
 from __future__ import annotations
 

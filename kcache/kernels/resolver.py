@@ -1,4 +1,4 @@
-"""Resolver: what happens to a request that missed, from top to bottom.
+"""Resolver: handles a request that missed, from beginning to end.
 
 1. `Resolver.get`: one thread of one process goes on, and the others wait (`engine.single_flight`).
 2. `Resolver.compute`: if the cache has the kernel for another location, a compile may prove that it

@@ -1,4 +1,4 @@
-"""Store: puts what was compiled into the cache, the kernel first and then its manifest."""
+"""Store: puts a compiled kernel into the cache, and then its manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiers: from the setting `remote` to layers below the cache, and to remotes behind it."""
+"""Tiers: makes the layers below the cache and the remotes behind it, as `remote` says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wiring: builds from the settings what a miss needs: flight, compiler, remotes and resolver."""
+"""Wiring: builds what a miss needs from the settings: flight, compiler, remotes, resolver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses: where a value's device memory is."""
+"""Addresses: finds the device memory of a value."""
 
 from __future__ import annotations
 

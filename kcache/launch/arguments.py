@@ -1,4 +1,4 @@
-"""Arguments: Python values as the bytes that a kernel's parameters take.
+"""Arguments: turns Python values into the bytes that a kernel's parameters take.
 
 Pure but for the addresses of device memory, which `Addresses` looks up. A value that is not
 certain to arrive as it was meant is refused: cuda.core by itself passes every Python int as 8

@@ -1,4 +1,4 @@
-"""Code: what PTX and CUBIN say of themselves: their architecture, their kernels and parameters.
+"""Code: reads architecture, kernels and parameters from PTX and CUBIN.
 
 Pure functions over the bytes that a compiler returned. The sources are the PTX ISA ("Kernel
 Entry Points", ".param") and the ELF gABI; what NVIDIA puts into ELF has no public description and

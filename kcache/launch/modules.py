@@ -1,4 +1,4 @@
-"""Modules: what is loaded into one context, bounded, each loaded once."""
+"""Modules: the modules of one context. Each is loaded once, and their bytes are bounded."""
 
 from __future__ import annotations
 

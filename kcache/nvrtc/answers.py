@@ -1,4 +1,4 @@
-"""Answers: what the operating system says now to the rarer questions of a record.
+"""Answers: asks the operating system the rarer questions of a record again.
 
 Each has to say what `workers/recorder.py` wrote down when the compiler asked.
 """

@@ -1,4 +1,4 @@
-"""The compiler: one compile of a request, in a worker where that is possible.
+"""Compiler: compiles one request, in a worker if that is possible.
 
 Compiles happen in processes of our own (`workers/`), each known to be clean. Where no interpreter
 can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` says so, the compile happens

@@ -1,4 +1,4 @@
-"""The current GPU's architecture, asked of the driver."""
+"""Device: asks the driver for the architecture of the current GPU."""
 
 from __future__ import annotations
 

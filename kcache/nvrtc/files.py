@@ -1,10 +1,10 @@
-"""FileDigests: what files hold, by content, remembered as long as their status proves no change.
+"""FileDigests: compares files with their digests, and trusts a file whose status is the same.
 
 A digest is trusted without reading the file again while size, mtime, ctime, inode and device are
-what they were when it was made: ctime can't be set back by a program. The exception is a file that
-was changed less than `FRESH_NS` before it was read: another change within the clock's granularity
-would not show, so such a file is read every time until it has aged (as git does with its index,
-see "Racy Git" in git's documentation).
+the same as when the digest was made. A program can't set ctime back. There is one exception: a file
+that was changed less than `FRESH_NS` before it was read. Another change within the granularity of
+the clock would not show, so such a file is read each time until it is older. (Git does the same
+with its index, see "Racy Git" in git's documentation.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The frontend: compiles a request, and says what its outcome depends on."""
+"""Frontend: compiles a request, and says what the result depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HeaderSet: what decided a compile's outcome, beside its request.
+"""HeaderSet: everything but the request that the result of a compile depends on.
 
 It is made of the compile's record: all that the compiler asked the operating system, with the
 answers. The outcome is good as long as every question gets the answer that it got. So nothing here

@@ -1,4 +1,4 @@
-"""Catalogue: what the entries of a backend are, found out without recording a use of them.
+"""Inventory: finds out what the entries of a backend are, without recording a use of them.
 
 Everything here reads through `Backend.scan` and `Backend.get`, one payload at a time, and changes
 nothing. Entries that vanish meanwhile are left out; damaged ones are described as such.

@@ -1,4 +1,4 @@
-"""CacheKey: what makes two compile requests the same request, as one SHA-256 digest."""
+"""CacheKey: the key of a request, one SHA-256 digest. Headers on disk are not part of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The NVRTC library on this machine: which file it is, and what code is in it.
+"""Library: finds the NVRTC library of this machine, and tells which code is in it.
 
 The identity of a compiler is the GNU build id of libnvrtc and of its builtins library, because
 patch releases report one version and generate different code. It is read from the files, without

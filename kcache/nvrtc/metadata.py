@@ -1,4 +1,4 @@
-"""RequestSummary: what an entry's metadata says of its request, for tools that tell of it.
+"""RequestSummary: what an entry's metadata says about its request, for tools that show it.
 
 Nothing that decides whether an entry is served: the key does. Entries of older versions say less.
 """

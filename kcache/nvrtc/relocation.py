@@ -1,14 +1,14 @@
-"""Relocation: where an outcome is good, and the same compile as it would be somewhere else.
+"""Relocation: decides where a result is good, and makes up the other paths of a proof.
 
-An outcome may depend on where its include directories lie, by `__FILE__` for example. One that has
-such a path in it is good for that location alone. One that has none may still depend on it, if a
-text that was read could have used a path (in a comparison, or as a length). For these there is a
-*proof*: the request is compiled once more, and the worker tells the compiler other paths of the
-include directories and of the working directory. If all bytes are the same, the outcome is good
-everywhere.
+An outcome may depend on where its include directories lie, for example by `__FILE__`. If it has
+such a path in it, it is good for that location alone. If it has none, it may still depend on the
+location: a text that was read may have used a path in a comparison, or as a length. For these
+outcomes there is a *proof*. The request is compiled once more, and the worker tells the compiler
+other paths of the include directories and of the working directory. If all bytes are the same, the
+outcome is good everywhere.
 
-The proof needs no copy of the files: the worker answers what the compiler asks for below a told
-directory with what is in the real one.
+The proof needs no copy of the files. A path below a directory that the compiler was told is
+answered with what is in the real directory.
 
 A second compile at another real location would prove less: two checkouts often have paths of equal
 length, and a relative path from one include directory to another leads to the same in both.

@@ -1,4 +1,4 @@
-"""Roots: the directories that a compile's paths start from, so that they can be found elsewhere.
+"""HeaderSearch: the roots of a compile, which are the directories that its paths start from.
 
 A path that the compiler asked for is kept as a root's number and the rest below that root. In
 another checkout or container the same request has other roots, and the same questions.

@@ -1,4 +1,4 @@
-"""Surroundings: where a compile is made for, if that is another process than this one."""
+"""Surroundings: directory, variables and NVRTC of another process that wants a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setup: what an agent is made with; handed to it through a pipe, never by arguments."""
+"""Agent setup: what an agent is made with. It comes through a pipe, never by arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breaker: when a remote is worth a question, and when it is left alone for a while."""
+"""Breaker: decides whether a remote is asked, or left alone for a while."""
 
 from __future__ import annotations
 

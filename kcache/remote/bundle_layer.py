@@ -1,4 +1,4 @@
-"""BundleLayer: a bundle as a layer, read where it is."""
+"""BundleLayer: a bundle as a layer, read without unpacking it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client: the program's side of its agent: short questions, and never a long wait.
+"""Client: asks the agent on behalf of a program: short questions, and never a long wait.
 
 Imports nothing of a protocol. Starting an agent is left to `kcache.remote.start`, with the first
 question.

@@ -1,4 +1,4 @@
-"""Counts: what one remote has been asked, and what became of it."""
+"""Counts: what one remote was asked, and with which results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials: from where a user and a password, or a token, for a remote come.
+"""Credentials: finds the user and password, or the token, for a remote.
 
 In this order: the address (`https://user:password@host`), the file that the address names
 (`token_file`, `password_file`), `KCACHE_REMOTE_TOKEN`, the user's `~/.netrc`. Never from the

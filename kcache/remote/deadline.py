@@ -1,4 +1,4 @@
-"""Deadline: a socket on which everything together has to be done by a point in time.
+"""DeadlineSocket: a socket with one deadline for everything that happens on it.
 
 A socket's own time-out begins anew with each byte, so a server that sends one byte a second is
 waited for without end. Here each wait is as long as what is left. Bytes are bounded likewise, for

@@ -1,4 +1,4 @@
-"""GET over a connection of http.client: most answers are read here, in a third of its time.
+"""HTTP GET: reads most answers over http.client's connection itself, in a third of its time.
 
 http.client parses headers as those of electronic mail, which takes longer than a kernel's way from
 a server nearby. What is said plainly (a length, no transfer coding) is read here. Everything else

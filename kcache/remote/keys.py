@@ -1,4 +1,4 @@
-"""Keys: what signs kernels that travel, and what proves who signed them. Files in PEM.
+"""Keys: sign kernels that travel, and prove who signed them. They are files in PEM.
 
 A file holds one or more of these, one behind the other:
 

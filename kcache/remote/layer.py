@@ -1,4 +1,4 @@
-"""Layer: kernels that somebody else put on this machine, read below the user's own cache."""
+"""Layer: a cache that somebody else put on this machine, read below the user's own cache."""
 
 from __future__ import annotations
 

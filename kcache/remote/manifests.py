@@ -1,4 +1,4 @@
-"""Manifests: header sets of one request from several machines, put together.
+"""Manifests: merges the header sets of one request from several machines.
 
 A manifest's entry has the sections `set0`, `set1`, ... (see `kcache.nvrtc.manifest`); the others
 are what one machine remembers of its own files, which says nothing elsewhere and tells its paths.

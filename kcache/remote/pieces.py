@@ -1,4 +1,4 @@
-"""Pieces: what comes over a connection, taken line by line and by counted bytes, copied once."""
+"""Pieces: takes lines and counted bytes from a connection, and copies them once."""
 
 from __future__ import annotations
 

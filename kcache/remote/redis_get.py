@@ -1,4 +1,4 @@
-"""GETRANGE of some keys in one round trip, read without redis-py's parser, which copies four times.
+"""Redis GETRANGE: gets keys in one round trip. The parser of redis-py copies four times.
 
 Connections come from redis-py, which has named the user, chosen the database and done TLS. What is
 not the plain answer is left to redis-py, over another connection.

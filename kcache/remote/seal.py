@@ -1,4 +1,4 @@
-r"""Seal: what travels between machines, a checked and perhaps signed wrapper around an entry.
+r"""Seal: the checked, perhaps signed wrapper around an entry that travels between machines.
 
 The entry's envelope (`kcache.entry`) is inside, and is checked again where it is used.
 

@@ -1,4 +1,4 @@
-"""Tier: one remote as the agent uses it: sealed, counted, and left alone while it fails."""
+"""Tier: one remote in the agent. It seals and counts, and leaves a failing remote alone."""
 
 from __future__ import annotations
 

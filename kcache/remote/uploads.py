@@ -1,4 +1,4 @@
-"""Uploads: what is on its way to one remote, bounded, while the programs go on or have ended."""
+"""Uploads: a bounded queue to one remote, sent while programs go on or have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machine: what the machines have in common, an engine at a place of its own and a clock."""
+"""Machine: what the state machines share, an engine at a place of its own and a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks, and the end: what a child process needs before anybody uses kcache in it.
+"""Forks: makes kcache safe in a forked child, and at the end of an interpreter.
 
 Objects with locks of their own register with `after_fork`. And imports are made safe: kcache
 imports most of its modules when they are first needed, perhaps in one thread while another forks.

@@ -1,4 +1,4 @@
-"""Nearest: the name that somebody may have meant who wrote another one."""
+"""Nearest: finds the name that somebody meant who wrote a wrong one."""
 
 from __future__ import annotations
 

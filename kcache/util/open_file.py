@@ -1,4 +1,4 @@
-"""OpenFile: a descriptor that has an owner, of a file that is checked to be ours as it is opened.
+"""OpenFile: a descriptor with an owner. The file is checked to be ours when it is opened.
 
 A bare descriptor is a number. If one thread closes it while another is about to write, the number
 may be another file's by then, and the write lands there. So nobody in kcache keeps a bare number

@@ -1,4 +1,4 @@
-"""`kcache bundle`: kernels from one cache to another, in one file."""
+"""`kcache bundle`: copies kernels from one cache to another, in one file."""
 
 from __future__ import annotations
 

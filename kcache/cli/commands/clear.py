@@ -1,4 +1,4 @@
-"""`kcache clear`: every entry, deleted."""
+"""`kcache clear`: deletes every entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache compile`: one source file, from the cache or through NVRTC."""
+"""`kcache compile`: gets one source file from the cache, or compiles it by NVRTC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache config`: every setting, its value and where that came from; and those that are saved."""
+"""`kcache config`: shows each setting, its value and where that came from; and saves settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache demo`: a real kernel, compiled in one process and got from the cache by the next."""
+"""`kcache demo`: compiles a real kernel in one process, and hits it in the next."""
 
 from __future__ import annotations
 

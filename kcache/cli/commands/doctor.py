@@ -1,4 +1,4 @@
-"""`kcache doctor`: what is wrong with this machine's set-up, and what to do about it."""
+"""`kcache doctor`: says what is wrong with this machine's set-up, and what to do about it."""
 
 from __future__ import annotations
 

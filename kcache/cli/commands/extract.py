@@ -1,4 +1,4 @@
-"""`kcache extract`: a kernel's machine code or PTX, written to a file."""
+"""`kcache extract`: writes a kernel's machine code or PTX to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache info`: where a cache is, how full it is, and what was done with it."""
+"""`kcache info`: says where a cache is, how full it is, and what was done with it."""
 
 from __future__ import annotations
 

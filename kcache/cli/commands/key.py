@@ -1,4 +1,4 @@
-"""`kcache key`: make keys that sign kernels which travel between machines, and look at them."""
+"""`kcache key`: makes and shows keys that sign kernels which travel between machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache ls`: one line per entry."""
+"""`kcache ls`: prints one line for each entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache migrate`: every entry from one backend to another in the same directory."""
+"""`kcache migrate`: moves every entry to another backend in the same directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `kcache report`."""
+"""`kcache report`: writes an HTML page about a cache."""
 
 from __future__ import annotations
 

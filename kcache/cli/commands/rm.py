@@ -1,4 +1,4 @@
-"""`kcache rm`: entries, deleted by their keys or by what they are."""
+"""`kcache rm`: deletes entries by their keys, or by what they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache run`: a program whose NVRTC is answered from the cache."""
+"""`kcache run`: runs a program, and answers its NVRTC compiles from the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache server`: one server for all of a user's programs, for those who want to keep one."""
+"""`kcache server`: keeps one server for all programs of a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache show`: everything that is known of one entry."""
+"""`kcache show`: prints everything that is known of one entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache stats`: what all processes have done with a cache."""
+"""`kcache stats`: prints what all processes have done with a cache."""
 
 from __future__ import annotations
 

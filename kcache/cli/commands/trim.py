@@ -1,4 +1,4 @@
-"""`kcache trim`: the entries that were used least recently leave."""
+"""`kcache trim`: evicts the entries that were used least recently."""
 
 from __future__ import annotations
 

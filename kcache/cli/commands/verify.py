@@ -1,4 +1,4 @@
-"""`kcache verify`: every entry read and checked, and the medium below them."""
+"""`kcache verify`: reads and checks every entry, and the backend's own files."""
 
 from __future__ import annotations
 

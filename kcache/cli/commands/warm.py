@@ -1,4 +1,4 @@
-"""`kcache warm`: a list of kernels, compiled ahead of time."""
+"""`kcache warm`: compiles a list of kernels ahead of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache why`: why the next compile of a source would miss, or that it would hit."""
+"""`kcache why`: says why the next compile of a source would miss, or that it would hit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention: which counts of a cache deserve it, and what to do about each."""
+"""Attention: finds the counts that need attention, and says what to do about each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts: bars, areas, a ring and a meter as SVG, sized in percent, so that no text is ever scaled.
+"""Charts: bars, areas, a ring and a meter as SVG. Sizes are in percent, so text is not scaled.
 
 Each is one image to a screen reader, with a label that says what it shows; what points at a part
 gets the figures through `<title>`. Colours are classes, which the style sheet gives a value for

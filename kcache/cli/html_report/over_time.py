@@ -1,4 +1,4 @@
-"""Over time: the charts of what happened in the last 90 days."""
+"""Over time: makes the charts of the last 90 days."""
 
 from __future__ import annotations
 

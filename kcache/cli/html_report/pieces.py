@@ -1,4 +1,4 @@
-"""Pieces: what the sections of the page are made of."""
+"""Pieces: the elements that all sections of the page use."""
 
 from __future__ import annotations
 

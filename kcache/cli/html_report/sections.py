@@ -1,4 +1,4 @@
-"""Sections: the parts of the page, from a snapshot alone."""
+"""Sections: makes the parts of the page from a `Snapshot` alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshot: what a page tells of a cache, gathered in one pass over its entries.
+"""Snapshot: what the page says about a cache, gathered in one pass over its entries.
 
 Gathering changes nothing and is no use of an entry. What is kept is bounded by the page, but for
 one tally per kernel and target.

@@ -1,4 +1,4 @@
-"""Timeline: the hours of a history, put together to the days and hours that a chart shows."""
+"""Timeline: adds the hours of a history up to the days and hours that a chart shows."""
 
 from __future__ import annotations
 

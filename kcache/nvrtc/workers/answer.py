@@ -1,4 +1,4 @@
-"""Answer: what the compiler was told of one path, with its status as C lays that out."""
+"""Answer: what the compiler was told about one path; the status has C's layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FileAnswers: what the compiler is told of files, one answer for each path of a compile."""
+"""FileAnswers: what the compiler is told about files, one answer for each path of a compile."""
 
 from __future__ import annotations
 

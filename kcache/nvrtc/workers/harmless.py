@@ -1,4 +1,4 @@
-"""Harmless options: those after which a compiler compiles everything else as a new one would.
+"""Harmless: lists the options after which a compiler compiles as a new one does.
 
 NVRTC keeps state between compiles. After one with `-G` (12.9 to 13.5), `-Ofc=max` or `--restrict`
 (13.5), later compiles of other sources give other code until the process ends. Nothing in its

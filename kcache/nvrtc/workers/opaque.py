@@ -1,4 +1,4 @@
-"""Opaque: a compile in which a header's name can be passed on, and not be computed with.
+"""Opaque: a compile in which a header can pass its name on, but can't compute with it.
 
 A proof of relocation has to show that an outcome is the same wherever its headers lie. Other paths
 show that for those paths alone. So the compiler's macro `__FILE__` gets another name for one

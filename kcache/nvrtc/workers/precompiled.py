@@ -1,4 +1,4 @@
-"""Precompiled headers: what sources begin with, parsed once and kept by the worker.
+"""Precompiled headers: parses what sources begin with once, and keeps it in the worker.
 
 What a source begins with, its *preamble*, are its comments and directives up to the first token of
 anything else; the program finds its end (`kcache.nvrtc.preamble`). After a plain compile the

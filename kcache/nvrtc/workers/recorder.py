@@ -1,9 +1,9 @@
-"""Recorder: what one compile asked the operating system, and what it was told.
+"""Recorder: records what one compile asks the operating system, and the answers.
 
-A compile is a function of its request and of the answers that it gets. If every question gets the
-answer that it got before, the next question is the same, and so is the outcome. (Such a record is
-a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build systems a la carte", 2018.) So the
-recorder stands between the compiler and libc, by the compiler's import table, and:
+The result of a compile depends only on its request and on the answers that it gets. If every
+question gets the same answer as before, the next question is the same, and so is the result. (Such
+a record is a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build systems a la carte",
+2018.) So the recorder stands between the compiler and libc, by the compiler's import table, and:
 
 - gives each question one answer per compile, so that the outcome belongs to one state of the files
   even while somebody changes them;

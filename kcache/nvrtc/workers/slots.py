@@ -1,4 +1,4 @@
-"""Slots: how many compiles may run at a time, over all processes that share a directory."""
+"""Slots: bound how many compiles run at a time, over all processes that share a directory."""
 
 from __future__ import annotations
 

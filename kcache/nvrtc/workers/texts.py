@@ -1,4 +1,4 @@
-"""What of a text has to be known beside its bytes: may it ask for the time, or for a path?
+"""Texts: decides whether a text may ask for the time, or for a path.
 
 The only place where kcache looks at C++. Both questions err on yes: a text that may use the clock's
 macros is not cached, and one that may use the name of a file, or that writes an absolute path, is
