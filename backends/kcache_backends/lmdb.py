@@ -149,8 +149,11 @@ class LmdbBackend(Reader):
                     txn.abort()
             except lmdb.Error:
                 value = None
-            if value is not None:
-                return value
+            else:
+                if value is not None:
+                    return value
+                if self._is_current(env):
+                    return None
         return self._find(lambda txn: self._value(txn, name), buffers=True)
 
     def use(self, key: str) -> bytes | None:
@@ -173,8 +176,10 @@ class LmdbBackend(Reader):
                 finally:
                     txn.abort()
             except lmdb.Error:
-                value = None
-        if value is None:
+                value = env = None
+        else:
+            env = None
+        if value is None and (env is None or not self._is_current(env)):
             value = self.get(key)
             self._look_at_ns = now + LOOK_AGAIN_NS
         if value is not None and not self._read_only:
@@ -182,6 +187,10 @@ class LmdbBackend(Reader):
             if now >= self._touch_by or len(self._touched) >= MAX_TOUCHED:
                 self._touches_due(now)
         return value
+
+    def _is_current(self, env: lmdb.Environment) -> bool:
+        """Tell whether what an open database does not have is nowhere: it was not exchanged."""
+        return not self._closed and not self._renewed() and env is self._environment.open
 
     def touch(self, key: str) -> None:
         """Note a use of `key`, to be written with the next ones."""

@@ -24,6 +24,8 @@ __all__ = ["LayeredFinder"]
 
 #: Manifests of layers are remembered up to this many in each process.
 _MAX_MANIFESTS = 4096
+#: What reading a layer may raise. It is then as if the layer had nothing.
+_SURVIVED = (BackendError, OSError)
 
 
 class LayeredFinder(Finder):
@@ -60,25 +62,45 @@ class LayeredFinder(Finder):
         self, request: Request, started: float, *, again: bool = False
     ) -> CompiledKernel | None:
         """Return the kernel from the cache or a layer, counted as a hit, or None, not counted."""
+        if request.self_contained:
+            # Every tier is asked for the plain key first. Few outcomes have a named one, which
+            # takes a digest, and a look into every tier.
+            kernel = self._find_under(request.key, started, again=again)
+            if kernel is None and (named := request.named_key):
+                kernel = self._find_under(named, started, again=again)
+            return kernel
         kernel = super().find(request, started, again=again)
         if kernel is not None:
             return kernel
         for number, layer in enumerate(self._layers):
             try:
-                if request.self_contained:
-                    kernel = self._from_layer(layer, request.key, (), started)
-                    if kernel is None and (named := request.named_key):
-                        kernel = self._from_layer(layer, named, (), started)
-                else:
-                    kernel = self._find_in(number, layer, request, started)
-            except CorruptEntryError as error:
-                if not again:
-                    self.engine.refuse(request.key, error)
-            except (BackendError, OSError) as error:
-                self.engine.report("layer", error)
+                kernel = self._find_in(number, layer, request, started)
+            except _SURVIVED as error:
+                self._survive(request.key, error, again=again)
             if kernel is not None:
                 return kernel
         return None
+
+    def _find_under(self, key: str, started: float, *, again: bool) -> CompiledKernel | None:
+        """Return the kernel that the cache or a layer has under `key`, counted, or None."""
+        kernel = self._load(key, (), started, again=again)
+        if kernel is not None:
+            return kernel
+        for layer in self._layers:
+            try:
+                kernel = self._from_layer(layer, key, (), started)
+            except _SURVIVED as error:
+                self._survive(key, error, again=again)
+            if kernel is not None:
+                return kernel
+        return None
+
+    def _survive(self, key: str, error: Exception, *, again: bool) -> None:
+        """Count and log what a layer failed at."""
+        if not isinstance(error, CorruptEntryError):
+            self.engine.report("layer", error)
+        elif not again:
+            self.engine.refuse(key, error)
 
     def _find_in(
         self, number: int, layer: Layer, request: Request, started: float

@@ -249,6 +249,33 @@ def test_an_exchanged_database_is_noticed_by_who_only_hits(
     assert backend.get(key(1)) == b"new"
 
 
+@pytest.mark.parametrize("by_whom", ["another process", "another thread"])
+@pytest.mark.parametrize("ask", ["get", "use"])
+def test_an_exchange_while_a_read_finds_nothing(
+    ask: str, by_whom: str, backend: LmdbBackend, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The value is in the database that has taken the place of the one that was read."""
+    backend.put(key(1), b"here")
+    assert backend.use(key(1)) == b"here"
+    other = LmdbBackend(place.parent / "other")
+    other.put(key(2), b"new")
+    other.close()
+    renew = backend._renewed
+    exchanged: list[bool] = []
+
+    def late() -> bool:
+        if exchanged:
+            return renew()
+        exchanged.append(True)
+        (place / "db").rename(place.parent / "away")
+        (place.parent / "other" / "db").rename(place / "db")
+        return renew() and by_whom == "another process"
+
+    monkeypatch.setattr(backend, "_renewed", late)
+    assert getattr(backend, ask)(key(2)) == b"new"
+    assert exchanged
+
+
 def test_reading_only_makes_no_table_of_readers(tmp_path: Path) -> None:
     with open_engine(tmp_path, backend="lmdb") as engine:
         engine.put(key(1), entry())

@@ -12,6 +12,7 @@ from nvrtc.reference import ARCH, KERNEL, working_directory, write
 
 import kcache
 from kcache.errors import ConfigError
+from kcache.kernels.layered import LayeredFinder
 from kcache.remote.keys import make_keys, write_keys
 from kcache.util import safe_path
 
@@ -77,6 +78,42 @@ def test_without_a_memory_tier(tmp_path: Path) -> None:
         for count in range(1, 4):
             assert cache.get_or_compile(source(), options=ARCH).cached
             assert cache.stats().layer_hits == count
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_hit_takes_one_look_into_each_tier(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key of an outcome that shows the source's name is made where the plain one leads nowhere.
+
+    The compiler's warning shows the name.
+    """
+    warned = source(2).replace("{", "{ int unused;")
+    with kcache.KernelCache(tmp_path / "layer", backend=backend) as cache:
+        plain = cache.get_or_compile(source(), options=ARCH)
+        named = cache.get_or_compile(warned, options=ARCH, source_name="one.cu")
+    assert "one.cu" in named.log
+    layer = f"file://{tmp_path}/layer"
+    looks: list[str] = []
+    with kcache.KernelCache(
+        tmp_path / "own", backend=backend, remote=layer, memory_size=0
+    ) as cache:
+        finder = cache._finder
+        assert isinstance(finder, LayeredFinder)
+        (below,) = finder._layers
+        own, layered = cache.engine._read, below.get
+        monkeypatch.setattr(
+            cache.engine, "_read", lambda key: looks.append(f"own {key}") or own(key)
+        )
+        monkeypatch.setattr(below, "get", lambda key: looks.append(f"layer {key}") or layered(key))
+        assert cache.get_or_compile(source(), options=ARCH) == plain.replace(cached=True)
+        assert looks == [f"own {plain.key}", f"layer {plain.key}"]
+        looks.clear()
+        found = cache.get_or_compile(warned, options=ARCH, source_name="one.cu")
+        assert found == named.replace(cached=True)
+        assert looks[2:] == [f"own {named.key}", f"layer {named.key}"]
+        assert len({look.split()[1] for look in looks}) == 2
+        assert cache.lookup(warned, options=ARCH, source_name="other.cu") is None
 
 
 def test_headers_are_checked_in_a_layer_too(tmp_path: Path) -> None:
