@@ -13,6 +13,8 @@ FAILURES = 3
 #: Seconds until it is tried again, doubled by each failure up to the larger one. A restarted Redis
 #: is back within seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+#: Seconds until a program asks again, at the least, while it is open.
+SOON = 0.05
 #: Seconds until it is tried again after the remote has refused the user: credentials change seldom.
 REFUSED_PAUSE = 300.0
 
@@ -37,7 +39,7 @@ class Breaker:
         self._failures = 0
         self._pause = FIRST_PAUSE
         self._until: float | None = None
-        self._probing = False
+        self._probe_began: float | None = None
         self.reason = ""
 
     @property
@@ -46,9 +48,16 @@ class Breaker:
         return self._until is not None
 
     def wait(self) -> float:
-        """Return the seconds until it may close; 0.0 if it is closed."""
-        until = self._until
-        return 0.0 if until is None else max(0.05, until - self._clock())
+        """Return the seconds until it is worth asking again; 0.0 if it is closed.
+
+        While a probe is under way, that is as long as it has taken already: a remote that is back
+        is soon used, and one that never answers is asked about only a few times.
+        """
+        until, began = self._until, self._probe_began
+        if until is None:
+            return 0.0
+        now = self._clock()
+        return max(SOON, until - now if began is None else now - began)
 
     def is_slow(self, seconds: float) -> bool:
         """Tell whether a miss that takes so long makes a remote useless."""
@@ -81,14 +90,18 @@ class Breaker:
     def begin_probe(self) -> bool:
         """Tell whether the caller is the one who is to send a probe now."""
         with self._lock:
-            due = self._until is not None and self._clock() >= self._until and not self._probing
-            self._probing |= due
-            return due
+            if self._until is None or self._probe_began is not None:
+                return False
+            now = self._clock()
+            if now < self._until:
+                return False
+            self._probe_began = now
+            return True
 
     def end_probe(self, failure: str, *, refused: bool = False) -> None:
         """Close it if `failure` is empty, else leave it open for longer."""
         with self._lock:
-            self._probing = False
+            self._probe_began = None
             if not failure:
                 self._failures = 0
                 self._until = None

@@ -226,7 +226,10 @@ class Tier:
         if not self.breaker.is_open:
             return False
         if self.breaker.begin_probe():
-            threading.Thread(target=self._probe, daemon=True).start()
+            try:
+                threading.Thread(target=self._probe, daemon=True).start()
+            except RuntimeError as error:  # the machine has no more threads
+                self.breaker.end_probe(str(error))
         return True
 
     def _probe(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from remote.fakes import MemoryStore, agent, client_at, tier, until
 
 from kcache.entry import Entry, decode, encode
-from kcache.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE, Breaker
+from kcache.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE, SOON, Breaker
 from kcache.remote.client import FIRST_PAUSE as CLIENT_PAUSE
 from kcache.remote.client import Client, Lease
 from kcache.remote.protocol import Found, Upload
@@ -274,6 +274,47 @@ def test_the_breaker() -> None:
     assert not breaker.is_open
     breaker.failed("who are you?", refused=True)
     assert breaker.wait() == pytest.approx(REFUSED_PAUSE)
+
+
+def test_a_probe_that_takes_long_is_asked_about_a_few_times() -> None:
+    clock = _Clock()
+    breaker = Breaker(0.25, clock)
+    for _ in range(FAILURES):
+        breaker.failed("down")
+    clock.now += breaker.wait()
+    assert breaker.begin_probe()
+    assert breaker.wait() == SOON, "a remote that is back is soon used"
+    end = clock.now + 10
+    asked = 0
+    while clock.now < end:
+        clock.now += breaker.wait()
+        asked += 1
+    assert asked < 12
+    breaker.end_probe("still down")
+    assert breaker.wait() == pytest.approx(2 * FIRST_PAUSE)
+    clock.now += breaker.wait()
+    assert breaker.begin_probe()
+    assert breaker.wait() == SOON
+
+
+def test_a_probe_without_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock()
+    remote = tier(MemoryStore())
+    remote.breaker = Breaker(0.25, clock)
+    for _ in range(FAILURES):
+        remote.breaker.failed("down")
+
+    def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    clock.now += FIRST_PAUSE
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        assert remote.get(KEY) is None
+    assert remote.breaker.is_open
+    clock.now += remote.breaker.wait()
+    assert remote.get(KEY) is None
+    until(lambda: not remote.breaker.is_open)
 
 
 def test_slow_misses_open_the_breaker_and_slow_hits_do_not() -> None:
