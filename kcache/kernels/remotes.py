@@ -231,13 +231,20 @@ class RemoteKernels:
             self._finder.engine.report("upload", error)
             return
         held = None if lease is None else (lease.key, lease.token)
-        if self._client.put(Upload(kernel, manifest, held), lease):
-            self._finder.engine.counters.add("remote_puts")
+        self._put(Upload(kernel, manifest, held), lease)
 
     def upload_proven(self, request: Request, header_set: StoredHeaderSet) -> None:
         """Tell the remotes that a kernel they have is good in every location."""
         if self._writes:
-            self._client.put(Upload(None, self._portable(request, header_set)))
+            self._put(Upload(None, self._portable(request, header_set)))
+
+    def _put(self, upload: Upload, lease: Lease | None = None) -> None:
+        counters, failures = self._finder.engine.counters, self._client.failures
+        if not self._client.put(upload, lease):
+            if self._client.failures != failures:
+                counters.add("remote_errors")
+        elif upload.kernel is not None:
+            counters.add("remote_puts")
 
     def _portable(self, request: Request, header_set: StoredHeaderSet) -> tuple[str, bytes]:
         """Return the key and the envelope of a header set, without what this machine remembers."""

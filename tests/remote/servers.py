@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -23,6 +24,7 @@ __all__ = [
     "S3",
     "certificate",
     "free_port",
+    "frozen",
     "nginx",
     "redis",
     "redis_cluster",
@@ -31,6 +33,27 @@ __all__ = [
 
 #: Seconds until a server that was started has to answer, on a loaded machine.
 START = 60.0
+
+
+@contextmanager
+def frozen(process: int) -> Iterator[None]:
+    """Stops a process for the block: it has come to a halt when the block begins."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + START
+        while any(_state(thread) not in "Tt" for thread in Path(f"/proc/{process}/task").iterdir()):
+            assert time.monotonic() < deadline, f"process {process} does not stop"
+            time.sleep(0.005)
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def _state(thread: Path) -> str:
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "T"  # it has ended
 
 
 def program(name: str, package: str) -> str:

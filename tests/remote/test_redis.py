@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -321,10 +320,8 @@ def test_a_stopped_server(store: Open, tmp_path: Path) -> None:
         cache = store(f"redis://127.0.0.1:{server.port}", "connect_timeout=60&timeout=0.5")
         patient = store(f"redis://127.0.0.1:{server.port}")
         patient.put(key(17), VALUE)
-        server.process.send_signal(signal.SIGSTOP)
-        with pytest.raises(RemoteTimeout):
+        with servers.frozen(server.process.pid), pytest.raises(RemoteTimeout):
             cache.get(key(17), MOST)
-        server.process.send_signal(signal.SIGCONT)
         assert patient.get(key(17), MOST) == VALUE
         server.process.kill()
         server.process.wait(timeout=60)

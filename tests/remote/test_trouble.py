@@ -20,6 +20,8 @@ from remote.proxy import Faults, Proxy
 import kcache
 from kcache.entry import Entry, encode
 from kcache.remote.breaker import FAILURES
+from kcache.remote.client import Lease
+from kcache.remote.protocol import Upload
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 #: No miss on a loaded machine is a failure here.
@@ -139,12 +141,9 @@ def test_frozen(hosts: Machines, tmp_path: Path) -> None:
         cache = hosts.cache("a", f"redis://127.0.0.1:{server.port}/0?{HASTY}")
         ask(cache, 1)
         assert of_client(cache).flush(60)
-        server.process.send_signal(signal.SIGSTOP)
-        try:
+        with servers.frozen(server.process.pid):
             ask(cache, *range(2, 2 + 2 * FAILURES))
             counts = of_agent(cache)
-        finally:
-            server.process.send_signal(signal.SIGCONT)
         assert counts["timeouts"] >= FAILURES
         assert counts["breaker"] == "open"
         assert cache.stats().compiles == 1 + 2 * FAILURES
@@ -232,13 +231,33 @@ def test_an_agent_that_is_killed_or_frozen(hosts: Machines, redis_server: server
     assert status["process"] != process
     assert cache.stats().remote_errors == 0
     client.timeout = 0.5
-    os.kill(int(str(status["process"])), signal.SIGSTOP)
-    try:
+    with servers.frozen(int(str(status["process"]))):
         ask(cache, 3, 4, 5)
-    finally:
-        os.kill(int(str(status["process"])), signal.SIGCONT)
     assert cache.stats().compiles == 5
     assert cache.stats().remote_errors == 1
+    client.timeout = 60
+
+
+def test_an_upload_that_the_agent_does_not_take_is_counted(
+    hosts: Machines, redis_server: servers.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = f"redis://127.0.0.1:{redis_server.port}/10?{PATIENT}"
+    cache = hosts.cache("a", remote)
+    ask(cache, 1)
+    client = of_client(cache)
+    status = client.status()
+    assert status is not None
+    put = client.put
+
+    def put_late(upload: Upload, lease: Lease | None = None) -> bool:
+        client.timeout = 0.5
+        with servers.frozen(int(str(status["process"]))):
+            return put(upload, lease)
+
+    monkeypatch.setattr(client, "put", put_late)
+    ask(cache, 2, 3)
+    stats = cache.stats()
+    assert (stats.compiles, stats.remote_puts, stats.remote_errors) == (3, 1, 1)
     client.timeout = 60
 
 
