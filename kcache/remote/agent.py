@@ -2,7 +2,8 @@
 
 A program starts it by exec with its first question, and hands it the listening socket and, through
 a pipe, its `Setup`. It has a session of its own. It goes on with uploads after the last program has
-ended, for `LINGER` seconds at most, and ends when nobody has needed it for `IDLE` seconds.
+ended, for `LINGER` seconds at most, and ends when nobody has needed it for `IDLE` seconds
+(`LACKING_IDLE` where a package or a file is missing).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
-from kcache.errors import ConfigError
 from kcache.remote import protocol
 from kcache.remote.agent_setup import Setup
+from kcache.remote.breaker import LACKING
 from kcache.remote.channel import Channel
 from kcache.remote.counts import Counts, save_counts, saved_counts
 from kcache.remote.protocol import Found, ProtocolError, Upload, key_in, number_in, seconds_in
@@ -39,6 +41,9 @@ __all__ = ["IDLE", "LINGER", "Agent", "main"]
 #: Seconds after the last program has hung up until the agent ends: the next command of a shell
 #: script need not start another.
 IDLE = 60.0
+#: The same where this machine lacks something for a remote: the package may be installed meanwhile,
+#: and where this process does not look for packages. The next program's agent looks there.
+LACKING_IDLE = 2.0
 #: Seconds that uploads may take after the last program has ended, or the agent was told to end.
 LINGER = 60.0
 #: Connections at the same time, each with a thread; more are closed at once.
@@ -66,13 +71,9 @@ class Agent:
         listener: a socket that listens.
         path: where programs find it.
         tiers: the remotes, in order.
-        problem: why there are none, in words.
     """
 
-    def __init__(
-        self, listener: socket.socket, path: str, tiers: Sequence[Tier], *, problem: str = ""
-    ) -> None:
-        self._problem = problem
+    def __init__(self, listener: socket.socket, path: str, tiers: Sequence[Tier]) -> None:
         self._listener = listener
         self._path = path
         self._tiers = tiers
@@ -108,8 +109,12 @@ class Agent:
                 self._save_counts()
             pending = any(uploads.pending for uploads in self._uploads)
             idle = now - needed
+            lacking = any(tier.breaker.cause == LACKING for tier in self._tiers)
+            enough = LACKING_IDLE if lacking else IDLE
             found = _inode(self._path) == self._inode
-            if idle > LINGER + IDLE or (not pending and (idle > IDLE or (idle > 0 and not found))):
+            if idle > LINGER + IDLE or (
+                not pending and (idle > enough or (idle > 0 and not found))
+            ):
                 break
         self._stop()
 
@@ -279,7 +284,6 @@ class Agent:
         return {
             "process": os.getpid(),
             "started": self._started,
-            "problem": self._problem,
             "pending": sum(uploads.pending for uploads in self._uploads),
             "tiers": [tier.as_dict() for tier in self._tiers],
         }
@@ -353,15 +357,10 @@ def main() -> None:
 
 def run(listener: socket.socket, path: str, setup: Setup) -> None:
     """Serve with a setup until nobody needs it."""
-    problem = ""
-    tiers: list[Tier] = []
-    try:
-        sealer = make_sealer(setup.settings.get("signing_key_file"))
-        past = saved_counts(path)
-        tiers = [
-            Tier(address, sealer, Counts(past.get(address.redacted())))
-            for address in setup.addresses
-        ]
-    except ConfigError as error:  # without keys, nothing from a remote can be trusted
-        problem = str(error)
-    Agent(listener, path, tiers, problem=problem).serve()
+    # Keys that can't be read, or not without a package, may be there the next time.
+    sealer = cache(lambda: make_sealer(setup.settings.get("signing_key_file")))
+    past = saved_counts(path)
+    tiers = [
+        Tier(address, sealer, Counts(past.get(address.redacted()))) for address in setup.addresses
+    ]
+    Agent(listener, path, tiers).serve()

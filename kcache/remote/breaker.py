@@ -6,7 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Breaker"]
+__all__ = ["DOWN", "LACKING", "REFUSED", "Breaker"]
+
+#: Causes of a failure: the remote does not answer as it should; it refuses this user; this machine
+#: lacks what it needs for the remote (a package, a file of keys).
+DOWN, REFUSED, LACKING = "down", "refused", "lacking"
 
 #: So many failures in a row open it: one may be a lost packet. Each costs a program a time-out.
 FAILURES = 3
@@ -15,15 +19,21 @@ FAILURES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 #: Seconds until a program asks again, at the least, while it is open.
 SOON = 0.05
-#: Seconds until it is tried again after the remote has refused the user: credentials change seldom.
-REFUSED_PAUSE = 300.0
+#: Seconds until it is tried again after the remote has refused the user: somebody has to change
+#: something there first, and servers log each attempt.
+REFUSED_PAUSE = 60.0
+#: Seconds until it is looked again for what this machine lacks, which asks nobody else: a failed
+#: import takes less than a millisecond.
+LACKING_PAUSE = 1.0
+_PAUSES = {REFUSED: REFUSED_PAUSE, LACKING: LACKING_PAUSE}
 
 
 class Breaker:
     """Counts failures of one remote; open means that nobody asks it.
 
-    Closed, it lets every question through. It opens after `FAILURES` in a row. When its pause is
-    over, one probe may be sent, which nobody waits for: its success closes the breaker.
+    Closed, it lets every question through. It opens after `FAILURES` in a row, at once after a
+    refusal, and where this machine lacks what the remote needs. When its pause is over, one probe
+    may be sent, which nobody waits for: its success closes the breaker.
 
     Threads: safe to share. Lives in the agent, so all programs of a user share it.
 
@@ -41,6 +51,8 @@ class Breaker:
         self._until: float | None = None
         self._probe_began: float | None = None
         self.reason = ""
+        #: Of the last failure; empty after an answer.
+        self.cause = ""
 
     @property
     def is_open(self) -> bool:
@@ -69,18 +81,22 @@ class Breaker:
             self.failed(f"a miss took {seconds:.2f} s")
             return
         with self._lock:
-            self._failures = 0
-            self._until = None
-            self._pause = FIRST_PAUSE
-            self.reason = ""
+            self._close()
 
-    def failed(self, reason: str, *, refused: bool = False) -> None:
-        """Count a failure."""
+    def _close(self) -> None:
+        self._failures = 0
+        self._until = None
+        self._pause = FIRST_PAUSE
+        self.reason = ""
+        self.cause = ""
+
+    def failed(self, reason: str, cause: str = DOWN) -> None:
+        """Count a failure, with the reason in words and one of the causes."""
         with self._lock:
             self._failures += 1
-            self.reason = reason
-            if refused:
-                self._until = self._clock() + REFUSED_PAUSE
+            self.reason, self.cause = reason, cause
+            if cause != DOWN:
+                self._until = self._clock() + _PAUSES[cause]
             elif self._until is not None:
                 # Questions that were under way when it opened say nothing new.
                 self._until = max(self._until, self._clock() + self._pause / 2)
@@ -98,16 +114,13 @@ class Breaker:
             self._probe_began = now
             return True
 
-    def end_probe(self, failure: str, *, refused: bool = False) -> None:
+    def end_probe(self, failure: str, cause: str = DOWN) -> None:
         """Close it if `failure` is empty, else leave it open for longer."""
         with self._lock:
             self._probe_began = None
             if not failure:
-                self._failures = 0
-                self._until = None
-                self._pause = FIRST_PAUSE
-                self.reason = ""
+                self._close()
                 return
-            self.reason = failure
+            self.reason, self.cause = failure, cause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._until = self._clock() + (REFUSED_PAUSE if refused else self._pause)
+            self._until = self._clock() + _PAUSES.get(cause, self._pause)

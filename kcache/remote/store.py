@@ -132,6 +132,7 @@ def open_store(address: Address) -> RemoteStore:
         RemoteError: it can't be made otherwise.
     """
     module, name = _STORES[address.kind]
+    importlib.invalidate_caches()  # the package may have been installed since it was missing
     try:
         make: Callable[[Address], RemoteStore] = getattr(importlib.import_module(module), name)
     except ImportError as error:

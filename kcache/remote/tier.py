@@ -6,11 +6,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kcache.entry import decode, encode, producer_of
 from kcache.errors import ConfigError, CorruptEntryError
-from kcache.remote.breaker import Breaker
+from kcache.remote.breaker import DOWN, LACKING, REFUSED, Breaker
 from kcache.remote.manifests import merged
 from kcache.remote.seal import DAMAGED, OTHER_KEY, SealError
 from kcache.remote.store import (
@@ -44,13 +45,22 @@ READ_ONLY_PAUSE = 600.0
 class Tier:
     """One remote. Nothing that happens to it raises here; it is counted and logged.
 
+    Where this machine lacks what the remote needs (a package, a file of keys), the next question
+    looks again after a second: nothing that somebody has mended stays refused.
+
     Threads: safe to share; the store is made once, by the first thread that needs it.
+
+    Args:
+        address: of the remote.
+        make_sealer: returns what seals and unseals; raises ConfigError, each time anew.
+        counts: of the remote.
+        make: returns its client; raises ConfigError, likewise.
     """
 
     def __init__(
         self,
         address: Address,
-        sealer: Sealer,
+        make_sealer: Callable[[], Sealer],
         counts: Counts,
         *,
         make: Callable[[Address], RemoteStore] = open_store,
@@ -58,7 +68,7 @@ class Tier:
         self.address = address
         self.counts = counts
         self.breaker = Breaker(address.slow)
-        self._sealer = sealer
+        self._make_sealer = make_sealer
         self._make = make
         self._store: RemoteStore | None = None
         self._opening = threading.Lock()
@@ -135,15 +145,18 @@ class Tier:
         )
 
     def _write(self, write: Callable[[RemoteStore, bytes], object], key: str, value: bytes) -> bool:
-        if not (self.address.writable and self._sealer.can_seal):
+        if not self.address.writable:
             return False
         if self._is_left_alone() or time.monotonic() < self._read_only_until:
             self.counts.add("dropped")
             return False
         started = time.monotonic()
         try:
+            store = self._opened()
+            if not self._sealer.can_seal:
+                return False
             sealed = self._sealer.seal(key, value)
-            write(self._opened(), sealed)
+            write(store, sealed)
         except RemoteReadOnly as error:  # it may let us read, so it is not left alone
             self._read_only_until = time.monotonic() + READ_ONLY_PAUSE
             self.counts.add("refused")
@@ -195,11 +208,30 @@ class Tier:
 
     # -- the store and its failures ----------------------------------------------------------------
 
+    @property
+    def _sealer(self) -> Sealer:
+        """What seals and unseals. Raises ConfigError."""
+        return self._make_sealer()
+
     def _opened(self) -> RemoteStore:
+        """Return the client of the remote, if there are the keys, too: without, nothing is trusted.
+
+        Raises:
+            ConfigError: this machine lacks something for it.
+        """
         with self._opening:
             if self._store is None:
+                self._make_sealer()
                 self._store = self._make(self.address)
             return self._store
+
+    def _reopen(self) -> None:
+        """Have the client made anew: the files that its credentials are from may have changed."""
+        with self._opening:
+            store, self._store = self._store, None
+        if store is not None:
+            with suppress(Exception):
+                store.close()
 
     def _unsealed(self, key: str, sealed: bytes) -> bytes | None:
         """Return the envelope if its seal is right, or None, counted and logged."""
@@ -212,40 +244,56 @@ class Tier:
             return None
 
     def _count_failure(self, operation: str, error: Exception) -> None:
-        refused = isinstance(error, (RemoteRefused, ConfigError))
-        kind = "timeouts" if isinstance(error, RemoteTimeout) else "errors"
-        self.counts.add("refused" if refused else kind)
-        self.breaker.failed(f"{operation}: {error}", refused=refused)
+        text, cause = _told(error)
+        down = "timeouts" if isinstance(error, RemoteTimeout) else "errors"
+        self.counts.add(down if cause == DOWN else "refused")
+        self.breaker.failed(f"{operation}: {text}", cause)
         if not isinstance(error, (RemoteError, ConfigError)):
             log.warning("%s: %s failed: %r", self.address, operation, error)
         else:
             log.debug("%s: %s failed: %s", self.address, operation, error)
 
     def _is_left_alone(self) -> bool:
-        """Tell whether the breaker is open; if its pause is over, probe, and nobody waits."""
+        """Tell whether the breaker is open; if its pause is over, probe, and nobody waits.
+
+        Whether this machine still lacks something is seen at once.
+        """
         if not self.breaker.is_open:
             return False
         if self.breaker.begin_probe():
+            if self.breaker.cause == LACKING:
+                self._look_again()
+                return self.breaker.is_open
             try:
                 threading.Thread(target=self._probe, daemon=True).start()
             except RuntimeError as error:  # the machine has no more threads
                 self.breaker.end_probe(str(error))
         return True
 
+    def _look_again(self) -> None:
+        """See whether this machine still lacks something, without asking the remote."""
+        try:
+            self._opened()
+        except Exception as error:
+            self.breaker.end_probe(*_told(error))
+        else:
+            self.breaker.end_probe("")
+
     def _probe(self) -> None:
         """Ask for what can't be there."""
         started = time.monotonic()
-        failure, refused = "", False
+        failure, cause = "", DOWN
+        if self.breaker.cause == REFUSED:
+            self._reopen()
         try:
             self._opened().get(secrets.token_hex(32), self.address.max_entry)
         except Exception as error:
-            failure = str(error) or type(error).__name__
-            refused = isinstance(error, (RemoteRefused, ConfigError))
+            failure, cause = _told(error)
         else:
             seconds = time.monotonic() - started
             if self.breaker.is_slow(seconds):
                 failure = f"a miss took {seconds:.2f} s"
-        self.breaker.end_probe(failure, refused=refused)
+        self.breaker.end_probe(failure, cause)
 
     def as_dict(self) -> dict[str, object]:
         """Return what is told of this remote."""
@@ -263,3 +311,11 @@ class Tier:
         """Close the connections."""
         if self._store is not None:
             self._store.close()
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """Return why a remote could not be asked, and the cause."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, ConfigError):
+        return text, LACKING
+    return text, REFUSED if isinstance(error, RemoteRefused) else DOWN

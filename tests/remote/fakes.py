@@ -78,7 +78,7 @@ def addresses(*texts: str) -> tuple[Address, ...]:
 
 def tier(store: MemoryStore, address: str = "http://memory?slow=60") -> Tier:
     (parsed,) = addresses(address)
-    return Tier(parsed, make_sealer(), Counts(), make=lambda _: store)
+    return Tier(parsed, make_sealer, Counts(), make=lambda _: store)
 
 
 def client_at(path: str, *remotes: Address) -> Client:

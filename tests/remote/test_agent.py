@@ -9,15 +9,33 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from remote.fakes import MemoryStore, agent, client_at, tier, until
+from remote.fakes import MemoryStore, addresses, agent, client_at, tier, until
 
 from kcache.entry import Entry, decode, encode
-from kcache.remote.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE, SOON, Breaker
+from kcache.errors import ConfigError
+from kcache.remote import agent as agent_module
+from kcache.remote.address import Address
+from kcache.remote.agent import Agent
+from kcache.remote.breaker import (
+    FAILURES,
+    FIRST_PAUSE,
+    LACKING,
+    LACKING_PAUSE,
+    LONGEST_PAUSE,
+    REFUSED,
+    REFUSED_PAUSE,
+    SOON,
+    Breaker,
+)
 from kcache.remote.client import FIRST_PAUSE as CLIENT_PAUSE
 from kcache.remote.client import Client, Lease
+from kcache.remote.counts import Counts
+from kcache.remote.keys import make_keys, write_keys
 from kcache.remote.protocol import Found, Upload
 from kcache.remote.seal import make_sealer
 from kcache.remote.store import RemoteError, RemoteRefused, RemoteTimeout
+from kcache.remote.tier import Tier
+from kcache.util.private_socket import bound
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -209,6 +227,89 @@ def test_a_refusal_is_found_out_once(tmp_path: Path) -> None:
     assert told["dropped"] == 20
 
 
+def test_a_package_that_was_missing_is_used_once_it_is_there(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.values[KEY] = make_sealer().seal(KEY, envelope(KEY))
+    there: list[MemoryStore] = []
+
+    def make(_: Address) -> MemoryStore:
+        if not there:
+            raise ConfigError("no package")
+        return store
+
+    lacking = Tier(addresses()[0], make_sealer, Counts(), make=make)
+    with agent(tmp_path, lacking) as client:
+        client.get(KEY)
+        assert client.nothing_until <= client._clock() + LACKING_PAUSE
+        assert counts(client)["reason"] == "get: no package"
+        there.append(store)
+        lacking.breaker._until = client.nothing_until = 0.0  # the pause is over
+        found = client.get(KEY)
+        assert found is not None
+        assert found.value == envelope(KEY), "the first question after it"
+        assert counts(client)["breaker"] == "closed"
+
+
+def test_keys_that_could_not_be_read_are_read_once_they_are_there(tmp_path: Path) -> None:
+    store = MemoryStore()
+    path = tmp_path / "keys.pem"
+    signed = Tier(addresses()[0], lambda: make_sealer(str(path)), Counts(), make=lambda _: store)
+    with agent(tmp_path, signed) as client:
+        client.put(Upload((KEY, envelope(KEY))))
+        assert client.flush(30)
+        assert not store.operations, "without keys nothing goes, and nothing is asked for"
+        write_keys(str(path), make_keys("hmac")[0])
+        signed.breaker._until = 0.0
+        client.put(Upload((KEY, envelope(KEY))))
+        assert client.flush(30)
+        assert store.operations == ["put"]
+
+
+def test_credentials_are_read_again_after_a_refusal(tmp_path: Path) -> None:
+    """The file of a password may have another one by the time of the probe."""
+    made: list[MemoryStore] = []
+
+    def refuse(_: str) -> None:
+        raise RemoteRefused("wrong password")
+
+    def make(_: Address) -> MemoryStore:
+        made.append(MemoryStore())
+        if len(made) == 1:
+            made[0].trouble = refuse
+        return made[-1]
+
+    refused = Tier(addresses()[0], make_sealer, Counts(), make=make)
+    with agent(tmp_path, refused) as client:
+        client.get(KEY)
+        refused.breaker._until = client.nothing_until = 0.0
+        client.get(KEY)
+        until(lambda: not refused.breaker.is_open)
+    assert len(made) == 2
+
+
+def test_an_agent_that_lacks_a_package_goes_with_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package may be installed where this agent does not look; the next agent looks there."""
+    monkeypatch.setattr(agent_module, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(agent_module, "LACKING_IDLE", 0.05)
+
+    def make(_: Address) -> MemoryStore:
+        raise ConfigError("no package")
+
+    path = str(tmp_path / "agent.socket")
+    lacking = Tier(addresses()[0], make_sealer, Counts(), make=make)
+    served = Agent(socket.socket(fileno=bound(path)), path, [lacking])
+    thread = threading.Thread(target=served.serve, daemon=True)
+    thread.start()
+    client = client_at(path)
+    client.get(KEY)
+    client.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not os.path.exists(path)
+
+
 def test_a_store_that_raises_anything_is_survived(tmp_path: Path) -> None:
     store = MemoryStore()
 
@@ -272,8 +373,10 @@ def test_the_breaker() -> None:
     assert breaker.begin_probe()
     breaker.end_probe("")
     assert not breaker.is_open
-    breaker.failed("who are you?", refused=True)
+    breaker.failed("who are you?", REFUSED)
     assert breaker.wait() == pytest.approx(REFUSED_PAUSE)
+    breaker.failed("no package", LACKING)
+    assert breaker.wait() == pytest.approx(LACKING_PAUSE)
 
 
 def test_a_probe_that_takes_long_is_asked_about_a_few_times() -> None:
