@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from kcache import other_backends
@@ -46,12 +46,18 @@ class Finding(NamedTuple):
         topic: what was looked at, in a word.
         what: what was found, one line.
         do: what to do about it, one line; empty where there is nothing to do.
+        about: the same for programs, of what there are several (remotes, layers); else None.
     """
 
     level: str
     topic: str
     what: str
     do: str = ""
+    about: Mapping[str, object] | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """Return what JSON shows of it; without `about` where there is nothing more to say."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def diagnose(facts: Facts) -> list[Finding]:

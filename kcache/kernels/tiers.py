@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kcache.remote.agent_setup import Setup
     from kcache.remote.layer import Layer
 
-__all__ = ["build_remotes", "remote_status", "with_layers"]
+__all__ = ["agent_problem", "build_remotes", "open_layer", "remote_status", "with_layers"]
 
 
 def with_layers(finder: Finder, config: Config) -> Finder:
@@ -65,7 +65,7 @@ def _open_layers(
         if address.kind != "layer":
             continue
         try:
-            layers.append(_open_layer(address, key_file))
+            layers.append(open_layer(address, key_file))
         except ConfigError as error:
             if strict:
                 raise
@@ -75,11 +75,11 @@ def _open_layers(
     return layers
 
 
-def _open_layer(address: Address, key_file: str | None) -> Layer:
-    """Return a layer.
+def open_layer(address: Address, key_file: str | None) -> Layer:
+    """Return the layer at an address; a bundle in it has to be signed where there is a key file.
 
     Raises:
-        ConfigError, BackendError: it can't be used.
+        ConfigError, BackendError, OSError: it can't be used.
     """
     from kcache.remote.layer import DirectoryLayer
 
@@ -101,7 +101,7 @@ def _open_layer(address: Address, key_file: str | None) -> Layer:
 
 def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
     """Return what asks the remotes that the settings name, or None if they name none."""
-    addresses = tuple(each for each in config.remote.value if each.kind != "layer")
+    addresses = _remote_addresses(config)
     if not addresses or config.disable.value:
         return None
     from kcache.kernels.remotes import RemoteKernels
@@ -119,14 +119,14 @@ def remote_status(config: Config) -> list[dict[str, Any]]:
 
     Where no agent runs, that is what the last one has counted since the machine was started.
     """
-    addresses = tuple(each for each in config.remote.value if each.kind != "layer")
+    addresses = _remote_addresses(config)
     if not addresses:
         return []
     from kcache.remote.counts import saved_counts
-    from kcache.remote.start import asked_if_running, socket_path
+    from kcache.remote.start import asked_if_running
 
     try:
-        path = socket_path(environment.runtime_folders(), _setup(config, addresses))
+        path = _agent_path(config, addresses)
     except KcacheError:
         return []
     running = asked_if_running(path)
@@ -135,6 +135,29 @@ def remote_status(config: Config) -> list[dict[str, Any]]:
         told |= {str(each["address"]): each for each in running.get("tiers", [])}
     shown = [address.redacted() for address in addresses]
     return [told.get(address, {"address": address, "breaker": "unknown"}) for address in shown]
+
+
+def agent_problem(config: Config) -> str:
+    """Return why no agent can be started for the remotes that the settings name, or empty."""
+    addresses = _remote_addresses(config)
+    if not addresses:
+        return ""
+    try:
+        _agent_path(config, addresses)
+    except KcacheError as error:
+        return str(error)
+    return ""
+
+
+def _remote_addresses(config: Config) -> tuple[Address, ...]:
+    return tuple(each for each in config.remote.value if each.kind != "layer")
+
+
+def _agent_path(config: Config, addresses: tuple[Address, ...]) -> str:
+    """Return where the agent listens that programs with these settings use; raises RemoteError."""
+    from kcache.remote.start import socket_path
+
+    return socket_path(environment.runtime_folders(), _setup(config, addresses))
 
 
 def _setup(config: Config, addresses: tuple[Address, ...]) -> Setup:

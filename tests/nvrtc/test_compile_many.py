@@ -268,7 +268,7 @@ options = kcache.CompileOptions(arch="sm_80")
 sources = ['extern "C" __global__ void k(int* out) { *out = %d; }' % n for n in range(4)]
 def late():
     threading.main_thread().join()
-    with kcache.KernelCache(sys.argv[1]) as cache:
+    with kcache.KernelCache(sys.argv[1], compile_timeout=300) as cache:
         kernels = cache.compile_many([(source, (), options) for source in sources])
         print(len([k for k in kernels if isinstance(k, kcache.CompiledKernel)]))
 threading.Thread(target=late).start()

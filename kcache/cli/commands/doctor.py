@@ -12,7 +12,10 @@ from kcache.cli.open_cache import directory_option, json_option
 from kcache.cli.terminal import counted, plain, show, width
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kcache.admin.doctor import Finding
+    from kcache.admin.machine_facts import Facts
 
 __all__ = ["doctor"]
 
@@ -33,8 +36,9 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None) -> None
     """Check everything that the cache depends on, and say how to fix what is wrong.
 
     Checks the settings, the directory, the disk, the backend, a sample of the entries, NVRTC, the
-    driver, and whether `kcache run` reaches programs. Changes nothing. Exits with 1 if there is a
-    problem. A warning is not a problem: the cache works in spite of it.
+    driver, whether `kcache run` reaches programs, and each layer and each remote of KCACHE_REMOTE.
+    Changes nothing. Exits with 1 if there is a problem. A warning is not a problem: the cache works
+    in spite of it.
     """
     from kcache.admin.doctor import PROBLEM, WARNING, diagnose
     from kcache.admin.machine_facts import gather
@@ -43,9 +47,10 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None) -> None
     if program is not None:
         findings = list(diagnosis.diagnose_program(program))
     else:
-        findings = [*diagnose(gather(directory)), *diagnosis.diagnose()]
+        facts = gather(directory)
+        findings = [*diagnose(facts), *diagnosis.diagnose(), *_tiers(facts)]
     if as_json:
-        show(json.dumps([finding._asdict() for finding in findings], indent=2))
+        show(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:
         show("\n".join(map(_text, findings)))
         levels = [finding.level for finding in findings]
@@ -56,6 +61,15 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None) -> None
         )
     if any(finding.level == PROBLEM for finding in findings):
         raise click.exceptions.Exit(1)
+
+
+def _tiers(facts: Facts) -> Iterator[Finding]:
+    """Yield what is found of layers and remotes, if there are any, and if they could be asked."""
+    config = facts.config
+    if (config.remote.value or config.signing_key_file.value) and not facts.broken:
+        from kcache.kernels import tier_diagnosis
+
+        yield from tier_diagnosis.diagnose(config)
 
 
 def _text(finding: Finding) -> str:

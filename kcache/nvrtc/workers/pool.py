@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from kcache import environment as process_environment
@@ -231,9 +231,13 @@ class WorkerPool:
     def _watch(self) -> None:
         """Have idle workers ended after a while."""
         if self._timer is None:
-            self._timer = threading.Timer(IDLE_SECONDS, self._end_idle)
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(IDLE_SECONDS, self._end_idle)
+            timer.daemon = True
+            # Python 3.12 starts no thread once the main one has ended; the others may go on and
+            # compile. Then the workers end with the interpreter, soon.
+            with suppress(RuntimeError):
+                timer.start()
+                self._timer = timer
 
     def _end_idle(self) -> None:
         with self._changed:

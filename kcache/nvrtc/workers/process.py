@@ -155,7 +155,8 @@ class WorkerProcess:
         if timeout is not None:
             timer = threading.Timer(timeout, self._stop_late, (late,))
             timer.daemon = True
-            timer.start()
+            with suppress(RuntimeError):  # the interpreter ends: then the limit can't be kept
+                timer.start()
         try:
             send(self._to, ask.pack())
             reply = Reply.unpack(receive(self._from))

@@ -1,0 +1,198 @@
+"""`kcache doctor` about tiers: each remote and each layer, used or not, and why."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import Said
+from remote.servers import free_port
+
+from kcache import KernelCache, export_bundle
+from kcache.admin.doctor import Finding
+from kcache.cli.app import app
+from kcache.config import Config
+from kcache.kernels.tier_diagnosis import diagnose
+from kcache.remote.keys import make_keys, write_keys
+
+pytest.importorskip("click", reason="the extra cli is not installed")
+
+
+@contextmanager
+def server(status: int) -> Iterator[str]:
+    """A server that answers everything alike; yields host and port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{served.server_port}"
+        finally:
+            served.shutdown()
+            thread.join()
+
+
+def findings(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[Finding]:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"KCACHE_{name}", value)
+    return list(diagnose(Config.load(), limit=60))
+
+
+def about(finding: Finding) -> dict[str, Any]:
+    assert finding.about is not None
+    return dict(finding.about)
+
+
+def test_without_tiers_there_is_nothing_to_say() -> None:
+    assert list(diagnose(Config.load(environ={}))) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "what"),
+    [
+        (404, "ok", "(HTTP): answers in "),
+        (401, "problem", "(HTTP): refused: "),
+        (500, "warning", "(HTTP): not reachable: "),
+        (None, "warning", "(HTTP): not reachable: "),
+    ],
+)
+def test_a_remote(
+    status: int | None, level: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if status is None:
+        told = findings(monkeypatch, REMOTE=f"http://u:hunter2@127.0.0.1:{free_port()}/x")
+    else:
+        with server(status) as host:
+            told = findings(monkeypatch, REMOTE=f"http://u:hunter2@{host}/x")
+    keys, remote = told
+    assert (keys.level, keys.topic) == ("ok", "signing")
+    assert "no keys" in keys.what
+    assert (remote.level, remote.topic) == (level, "remote")
+    assert what in remote.what
+    assert about(remote)["reachable"] is (status == 404)
+    assert about(remote)["refused"] is (status == 401)
+    assert about(remote)["kind"] == "HTTP"
+    assert "hunter2" not in str(told)
+    assert "***@" in remote.what
+
+
+def test_a_package_or_a_file_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "kcache.remote.redis", None)
+    secret = tmp_path / "none"
+    told = findings(
+        monkeypatch, REMOTE=f"redis://127.0.0.1:9 http://127.0.0.1:9/?token_file={secret}"
+    )
+    _, redis, http_ = told
+    assert (redis.level, http_.level) == ("problem", "problem")
+    assert "(Redis): refused: " in redis.what
+    assert f"refused: {secret} can't be read" in http_.what
+    assert about(redis)["refused"] is about(http_)["refused"] is True
+
+
+def test_what_hangs_does_not_keep_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def hang(*_: object) -> None:
+        released.wait(600)
+
+    monkeypatch.setattr("kcache.kernels.tier_diagnosis._see_remote", hang)
+    monkeypatch.setenv("KCACHE_REMOTE", "http://127.0.0.1:9/a http://127.0.0.1:9/b")
+    try:
+        told = list(diagnose(Config.load(), limit=0.05))
+    finally:
+        released.set()
+    assert [finding.level for finding in told] == ["ok", "warning", "warning"]
+    assert "not reachable: no answer within 0.05 s" in told[1].what
+
+
+def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, open_to_all, empty = (tmp_path / name for name in ("good", "open", "empty"))
+    with KernelCache(good, backend="zstd") as cache:
+        export_bundle(cache, tmp_path / "kernels.kcb")
+        cache.engine.backend.put("ab" * 32, b"value")
+    empty.mkdir()
+    with closing(KernelCache(open_to_all)):
+        pass
+    open_to_all.chmod(0o777)
+    paths = (good, tmp_path / "kernels.kcb", open_to_all, empty, tmp_path / "none")
+    told = findings(monkeypatch, REMOTE=" ".join(f"file://{path}" for path in paths))[1:]
+    assert [finding.level for finding in told] == ["ok", "ok", "problem", "problem", "problem"]
+    for finding, words in zip(
+        told,
+        (
+            "accepted, the directory of a cache",
+            "accepted, a bundle",
+            "refused: layer",
+            "it is no cache",
+            "No such file or directory",
+        ),
+        strict=True,
+    ):
+        assert words in finding.what
+        assert about(finding)["accepted"] is (finding.level == "ok")
+        assert bool(about(finding)["reason"]) is (finding.level != "ok")
+    assert "others can write to it (mode 0777)" in told[2].what
+
+
+def test_signing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography", reason="the extra signing is not installed")
+    private, public = make_keys("ed25519")
+    assert public is not None
+    for name, text in (("private", private), ("public", public), ("open", private)):
+        write_keys(str(tmp_path / name), text)
+    (tmp_path / "open").chmod(0o644)
+    with server(404) as host:
+        remote = f"http://{host}/"
+        keys, asked = findings(
+            monkeypatch, REMOTE=remote, SIGNING_KEY_FILE=str(tmp_path / "private")
+        )
+        assert (keys.level, about(keys)["signs"], about(asked)["signed"]) == ("ok", True, True)
+        assert asked.what.endswith("read and written, signed")
+        keys, asked = findings(monkeypatch, SIGNING_KEY_FILE=str(tmp_path / "public"))
+        assert (keys.level, about(keys)["signs"]) == ("warning", False)
+        assert asked.what.endswith("only read, signed")
+        keys, asked = findings(monkeypatch, SIGNING_KEY_FILE=str(tmp_path / "open"))
+        assert (keys.level, asked.level) == ("problem", "problem")
+        assert about(asked)["refused"] is True
+    # An address that only reads needs no key that signs.
+    keys, _ = findings(
+        monkeypatch, REMOTE="http://127.0.0.1:9/?ro", SIGNING_KEY_FILE=str(tmp_path / "public")
+    )
+    assert keys.level == "ok"
+
+
+def test_the_command_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("KCACHE_REMOTE", f"file://{tmp_path}/none http://x:hunter2@127.0.0.1:9/?ro")
+
+    def said(*arguments: str) -> Said:
+        code = app.run(arguments)
+        return Said(code, *capsys.readouterr())
+
+    text, as_json = said("doctor"), said("doctor", "--json")
+    assert text.code == as_json.code == 1
+    assert "hunter2" not in text.out + as_json.out + text.err + as_json.err
+    assert f"layer            file://{tmp_path}/none: refused: " in text.out
+    assert "remote           http://***@127.0.0.1:9/?ro (HTTP): not reachable: " in text.out
+    rows = [row for row in json.loads(as_json.out) if "about" in row]
+    assert [row["topic"] for row in rows] == ["signing", "layer", "remote"]
+    assert rows[2]["about"]["writable"] is False
