@@ -124,9 +124,9 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
     lines = [
         ("hits", f"{stats.hits} ({stats.memory_hits} from memory, {disk} from the backend)"),
         ("misses", str(stats.misses)),
-        ("hit rate", f"{stats.hit_rate:.1%}"),
-        ("average compile time", format_time(stats.avg_compile_time_ms / 1e3)),
-        ("average cache time", format_time(stats.avg_cache_time_ms / 1e3)),
+        ("hit rate", f"{stats.hit_rate:.1%}" if stats.requests else "-"),
+        ("average compile time", _mean(stats.avg_compile_time_ms, stats.compiles)),
+        ("average cache time", _mean(stats.avg_cache_time_ms, stats.hits)),
         ("compile time saved", format_time(stats.saved_seconds)),
         ("evictions", f"{stats.evictions} ({format_size(stats.bytes_evicted)})"),
         ("corrupt", str(stats.corrupt)),
@@ -144,6 +144,11 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
         lines.append(("remotes", f"{asked}, {stats.remote_errors} without an answer"))
         lines.append(("remote puts", str(stats.remote_puts)))
     return lines
+
+
+def _mean(milliseconds: float, samples: int) -> str:
+    """Return a mean time, or a dash where there is nothing to take the mean of."""
+    return format_time(milliseconds / 1e3) if samples else "-"
 
 
 def remote_lines(tiers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -145,12 +145,18 @@ class Explanation(NamedTuple):
         causes: why not, the first ones the surest; empty for a hit.
         key: the key of the request.
         near: the entry that the request was compared with, if there is one that is much like it.
+        kernel: the key of the kernel, under which `kcache ls` shows it; empty where the headers
+            decide that, and nothing that is cached fits them.
+        manifest: the key of the manifest that leads to the kernel; empty for a source without
+            headers.
     """
 
     hit: bool
     causes: tuple[Cause, ...]
     key: str
     near: Near | None = None
+    kernel: str = ""
+    manifest: str = ""
 
     @property
     def clauses(self) -> str:
@@ -176,7 +182,12 @@ def causes(facts: Facts) -> Explanation:
     else:
         found += _missing(facts)
     near = facts.near if found and not facts.uncacheable else None
-    return Explanation(not found, tuple(found), facts.about.request or facts.own.key, near)
+    key, own = facts.about.request or facts.own.key, facts.own.key
+    if facts.self_contained:
+        return Explanation(not found, tuple(found), key, near, own)
+    good = any_good(facts.sets)
+    kernel = "" if good is None or good.elsewhere else good.kernel.key
+    return Explanation(not found, tuple(found), key, near, kernel, own)
 
 
 def _missing(facts: Facts) -> list[Cause]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -78,9 +79,7 @@ def test_the_default_origin_is_the_configured_one(
     assert len(held(cache_directory)) == 13
     assert here("migrate", "--to", "lmdb").code == 0  # from where the entries are
     assert len(held(cache_directory, "lmdb")) == 13
-    said = here("migrate", "--to", "lmdb")
-    assert (said.code, said.out) == (2, "")
-    assert "--from" in said.err
+    assert here("migrate", "--to", "lmdb").out == "already in lmdb; nothing to migrate\n"
 
 
 def test_a_copy_leaves_the_origin(cache_directory: Path, here: Callable) -> None:
@@ -129,7 +128,7 @@ def test_damaged_entries_are_left_out_and_counted(cache_directory: Path, here: C
         (),
         ("--to", "floppy"),
         ("--to", "lmdb", "--from", "floppy"),
-        ("--to", "file"),
+        ("--to", "file", "--from", "file"),
         ("--to", "../x"),
     ],
 )
@@ -140,6 +139,20 @@ def test_backends_that_there_are_not_are_wrong_usage(
     said = here("migrate", *arguments)
     assert (said.code, said.out) == (2, "")
     assert len(held(cache_directory)) == 13
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--keep",)])
+def test_a_second_time_there_is_nothing_to_do(
+    more: tuple[str, ...], cache_directory: Path, here: Callable
+) -> None:
+    fill(cache_directory, mixed())
+    assert here("migrate", "--to", "zstd").code == 0
+    before = contents(cache_directory, "zstd")
+    said = here("migrate", "--to", "zstd", *more)
+    assert (said.code, said.out, said.err) == (0, "already in zstd; nothing to migrate\n", "")
+    told = json.loads(here("migrate", "--to", "zstd", "--json", *more).out)
+    assert (told["from"], told["to"], told["entries"]) == ("zstd", "zstd", 0)
+    assert contents(cache_directory, "zstd") == before
 
 
 def test_without_a_cache(cache_directory: Path, here: Callable) -> None:

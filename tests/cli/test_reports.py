@@ -48,6 +48,22 @@ class TestInfo:
         assert table["hit rate"] == "33.3%"
         assert {"size", "average compile time", "average cache time", "evictions"} <= table.keys()
 
+    @pytest.mark.parametrize("command", ["info", "stats"])
+    def test_a_mean_of_nothing_is_a_dash(
+        self, command: str, cache_directory: Path, here: Callable
+    ) -> None:
+        with kcache.open_engine(cache_directory) as engine:
+            engine.put(KEYS[0], kcache.Entry({"ptx": b"p"}, {}))
+        table = lines(here(command).out)
+        named = ("hit rate", "average compile time", "average cache time")
+        assert [table[name] for name in named] == ["-", "-", "-"]
+        with kcache.open_engine(cache_directory) as engine:
+            engine.get(KEYS[0])
+        table = lines(here(command).out)
+        assert table["hit rate"] == "100.0%"
+        assert "-" not in table["average cache time"]
+        assert table["average compile time"] == "-"
+
     def test_makes_no_directory(self, cache_directory: Path, here: Callable) -> None:
         said = here("info")
         assert said.code == 0

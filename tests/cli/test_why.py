@@ -393,6 +393,33 @@ def test_deleted_by_rm(compile_: Callable, why: Why, here: Callable, backend: st
     assert why().hit
 
 
+def test_the_keys_are_those_that_ls_shows(
+    compile_: Callable, why: Why, here: Callable, headers: Path
+) -> None:
+    """The key of the kernel is what a reader looks for; the manifest's has a word of its own."""
+
+    def shown(*arguments: str) -> dict[str, str]:
+        lines = here("why", "k.cu", "--arch", "sm_90", "-o", "k.cubin", *arguments).out.splitlines()
+        rows = dict(line.split(None, 1) for line in lines[2:])
+        return {name: rows[name] for name in ("kernel", "manifest", "key") if name in rows}
+
+    compile_(*PATHS)
+    entries = json.loads(here("ls", "--all", "--json").out)
+    keys = {entry["kind"]: entry["key"] for entry in entries}
+    assert shown(*PATHS) == {"kernel": keys["kernel"], "manifest": keys["manifest"]}
+    assert here("show", shown(*PATHS)["kernel"][:12]).code == 0
+    told = why(*PATHS).all
+    assert (told["kernel"], told["manifest"]) == (keys["kernel"], keys["manifest"])
+    (headers / "two" / "a.h").write_text("#define SCALE 4\n")
+    assert shown(*PATHS) == {"manifest": keys["manifest"]}, "nobody knows the kernel's"
+    assert why(*PATHS).all["kernel"] is None
+    (headers / "k.cu").write_text(PLAIN)
+    compile_()
+    (plain,) = (e for e in json.loads(here("ls", "--json").out) if e["key"] not in keys.values())
+    assert shown() == {"kernel": plain["key"]}
+    assert why().all["manifest"] is None
+
+
 def test_the_kernel_alone_was_deleted(
     compile_: Callable, why: Why, here: Callable, headers: Path
 ) -> None:

@@ -64,15 +64,21 @@ def migrate(
     one first. So the order of use survives, and both backends together stay below the cap. The
     times of use do not: each entry counts as used now. If the command is interrupted, run it again
     and it continues. At the end it saves the new backend with the directory, so that programs use
-    it, unless an argument or KCACHE_BACKEND names another.
+    it, unless an argument or KCACHE_BACKEND names another. If the entries are there already, it
+    says so and changes nothing.
     """
+    if origin == target:
+        raise click.UsageError(f"--from and --to both name {target}.")
     origin = origin or _origin(directory, target)
     _check_names(origin, target)
     if not dry_run:
         may_write("migrate")
     source = open_existing(directory, backend=origin, read_only=dry_run)
-    if source is None:
+    if source is None or origin == target:
         nothing = "nothing to move: nothing has been cached yet"
+        if source is not None:
+            source.close()
+            nothing = f"already in {target}; nothing to migrate"
         show(_json(origin, target, keep, dry_run, Usage(0, 0)) if as_json else nothing)
         return
     with source:
@@ -110,8 +116,6 @@ def _check_names(origin: str, target: str) -> None:
     for name in (origin, target):
         if name not in known:
             raise UnknownBackendError(f"backend={name!r} is not known; allowed: {', '.join(known)}")
-    if origin == target:
-        raise click.UsageError(f"The entries are in {origin} already. Name where they are: --from.")
 
 
 def _run(migration: Migration, origin: CacheEngine, title: str) -> None:

@@ -76,8 +76,7 @@ def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str |
     if as_json:
         show(json.dumps(_as_json(asked, told, place, settings.backend.value), indent=2))
         return
-    rows = [("directory", f"{place} ({settings.backend.value})"), ("key", told.key)]
-    rows += _rows(told)
+    rows = [("directory", f"{place} ({settings.backend.value})"), *_keys(told), *_rows(told)]
     if settings.read_only.value and not told.hit:
         rows.append(("note", f"{settings.read_only.source} is set: what is compiled is not kept"))
     text = columns((plain(name), plain(value)) for name, value in rows)
@@ -100,6 +99,14 @@ def _sentence(asked: CompileArguments, told: Explanation) -> str:
     if told.hit:
         return f"{what} is in the cache: it would not be compiled."
     return f"{what} would be compiled: {told.clauses}."
+
+
+def _keys(told: Explanation) -> Iterator[tuple[str, str]]:
+    """Yield the keys of the entries, by which the other commands know them."""
+    if told.kernel:
+        yield "kernel", told.kernel
+    if told.manifest:
+        yield "manifest", told.manifest
 
 
 def _rows(told: Explanation) -> Iterator[tuple[str, str]]:
@@ -136,6 +143,8 @@ def _as_json(
         "source": asked.source.path,
         "arch": asked.options.target,
         "key": told.key,
+        "kernel": told.kernel or None,
+        "manifest": told.manifest or None,
         "nearest": None
         if near is None
         else {
