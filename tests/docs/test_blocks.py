@@ -104,6 +104,8 @@ def read(page: str, place: Path, request: pytest.FixtureRequest, also: str = "")
     try:
         for block in found:
             follow(reader, block)
+        left = [name for name in reader.environ if name.startswith("KCACHE_")]
+        assert lenient or not left, f"{page} leaves {', '.join(left)} in the reader's terminal"
     finally:
         reader.close()
 
@@ -130,6 +132,47 @@ def test_a_page_with_its_blocks_for_a_gpu(
 ) -> None:
     pytest.importorskip("cuda.core", reason="the extra launch is not installed")
     read(page, tmp_path / "reader", request, "gpu")
+
+
+#: What sets variables for the rest of the terminal, and what forgets them.
+_EXPORTS = re.compile(r"(?:^|[;&|]|\bthen)\s*(?:\$ )?(export|unset)\s+([^;&|#\n]*)", re.MULTILINE)
+_NAME = re.compile(r"\bKCACHE_[A-Z_]+(?==|\s|$)")
+
+
+def left_exported(found: Iterable[Block]) -> list[str]:
+    """Returns the variables of kcache's that a reader's terminal has at the end of some blocks."""
+    exported: dict[str, None] = {}
+    for block in found:
+        if block.language not in ("sh", "bash", "console") or block.file is not None:
+            continue
+        for command, names in _EXPORTS.findall(block.text):
+            for name in _NAME.findall(names):
+                if command == "export":
+                    exported[name] = None
+                else:
+                    exported.pop(name, None)
+    return list(exported)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_leaves_no_variable_in_the_terminal(page: str) -> None:
+    """The next page is typed into the same terminal, and means the reader's own cache."""
+    assert left_exported(blocks(PAGES[page])) == [], f"{page} ends without `unset`"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("export KCACHE_DIR=$PWD/x KCACHE_REMOTE=y\n", ["KCACHE_DIR", "KCACHE_REMOTE"]),
+        ("$ export KCACHE_DIR=x\n$ unset KCACHE_DIR\n", []),
+        ("if true; then\n    export KCACHE_REMOTE=x\nfi\n", ["KCACHE_REMOTE"]),
+        ("unset KCACHE_DIR\ncd x && export KCACHE_DIR\n", ["KCACHE_DIR"]),
+        ("export PATH=$KCACHE_DIR:x; unset KCACHE_REMOTE\n", []),
+        ("KCACHE_DIR=x kcache info\n", []),
+    ],
+)
+def test_what_is_left_exported(text: str, left: list[str]) -> None:
+    assert left_exported([Block("x.md", 1, "sh", text, None, {}, False)]) == left
 
 
 @pytest.mark.parametrize("page", PAGES)
