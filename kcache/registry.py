@@ -37,6 +37,7 @@ __all__ = [
     "open_place",
     "require_backend",
     "settled",
+    "with_known_backend",
 ]
 
 #: The cap that a backend is only read with: its files may be as large as whoever made it allowed.
@@ -226,7 +227,7 @@ def _load_settings(arguments: Mapping[str, object], *, find_backend: bool) -> Co
     if config.log.value is not None:
         log.log_to_stderr(config.log.value)
     if find_backend:
-        config = _with_known_backend(config, complaints.append)
+        config = with_known_backend(config, complaints.append)
     for complaint in complaints:
         log.warning_once(complaint)
     return config
@@ -250,7 +251,7 @@ def settled(config: Config, files: CacheDirectory, *, find_backend: bool = True)
             log.warning_once(problem)
         config = saved.below(config)
         if find_backend:
-            config = _with_known_backend(config, log.warning_once)
+            config = with_known_backend(config, log.warning_once)
     name, source = config.backend
     if find_backend and source == "default" and not os.path.isdir(files.backend(name)):
         for other in holders(files, besides=name):
@@ -284,7 +285,7 @@ def backends_in(files: CacheDirectory, *, besides: str = "") -> list[str]:
     return sorted(folders.intersection(backend_names()))
 
 
-def _with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
+def with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
     """Return the settings, with the default in place of a backend that nobody has registered.
 
     That is for a name that the environment or a directory's settings give. One that the program

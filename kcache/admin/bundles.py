@@ -17,6 +17,7 @@ from kcache.config import Config
 from kcache.errors import BackendError, BundleError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at
+from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
@@ -158,7 +159,7 @@ def list_bundle(source: Source) -> Iterator[Item]:
     """
     with opened(source) as bundle:
         bundle.check_index()
-        for each in contents(bundle, sealer_of(Config.load())):
+        for each in contents(bundle, sealer_of(Config.load(complain=log.warning_once))):
             yield each.item
 
 
@@ -176,7 +177,7 @@ def verify_bundle(source: Source) -> BundleContents:
         OSError: it can't be read.
     """
     with opened(source) as bundle:
-        return verified(bundle, sealer_of(Config.load()), lambda _: None)
+        return verified(bundle, sealer_of(Config.load(complain=log.warning_once)), lambda _: None)
 
 
 def sealer_of(config: Config) -> Sealer | None:

@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from kcache.config import Config, default_cache_directory
+from kcache.admin.environment_check import complaints, refused_directory
+from kcache.backend import NoBackend
+from kcache.config import Config, default_cache_directory, variable
 from kcache.directory import CacheDirectory, is_cache
-from kcache.errors import BackendError, ConfigError
+from kcache.errors import BackendError, ConfigError, UnknownBackendError
 from kcache.other_backends import warn_if_empty
-from kcache.registry import holders, require_backend, settled
+from kcache.registry import holders, require_backend, settled, with_known_backend
 from kcache.saved_settings import read
+from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache import KernelCache
 
 __all__ = [
+    "NOTHING_YET",
     "directory_option",
     "json_option",
     "load_settings",
@@ -26,7 +30,11 @@ __all__ = [
     "named_directory",
     "open_cache",
     "open_existing",
+    "why_none",
 ]
+
+#: What there is to say of a cache that nobody has made yet.
+NOTHING_YET = "nothing has been cached yet"
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -78,12 +86,17 @@ def open_cache(
 
 
 def open_existing(
-    directory: str | None, *, backend: str | None = None, read_only: bool = True
+    directory: str | None,
+    *,
+    backend: str | None = None,
+    read_only: bool = True,
+    changes: bool = False,
 ) -> KernelCache | None:
     """Return the cache likewise, or None where there is none yet; makes no directory.
 
-    For commands that look after a cache: what is wrong with the environment is an error. A command
-    that trims must not take another cap than the user meant.
+    What is wrong with the environment is a warning, as in any program: a directory that it names
+    and that is not safe is no cache. For commands that change a cache (`changes`, rehearsals too)
+    it is an error: they must not take another cache or cap than the user meant.
 
     Nor does it make the backend's folder: where the cache has none, it is opened for reading only.
 
@@ -92,12 +105,13 @@ def open_existing(
         ConfigError: it is there and is no cache, it is unsafe, or a setting is not allowed.
         UnknownBackendError: no such backend is installed.
     """
-    config = Config.load({"directory": directory, "backend": backend})
-    require_backend(config.backend.value)
-    directory = config.directory.value
+    if changes:  # as if it were an option, so that it has to be safe
+        directory = _required(directory, backend).directory.value
     cache = open_cache(directory, backend=backend, read_only=True)
     if cache.directory is None:
-        if not os.path.lexists(named_directory(directory)):
+        refused = isinstance(cache.engine.backend, NoBackend)
+        if refused or not os.path.lexists(named_directory(directory)):
+            cache.close()
             return None
         cache.engine.backend.usage()  # raises, with the reason
     place = str(cache.directory)
@@ -115,15 +129,25 @@ def open_existing(
     return open_cache(place, backend=backend)
 
 
-def load_settings(directory: str | None) -> tuple[Config, Mapping[str, str]]:
+def load_settings(
+    directory: str | None, *, changes: bool = False
+) -> tuple[Config, Mapping[str, str]]:
     """Return the settings with those that are saved in the directory, and the texts of the latter.
 
-    What is wrong with the saved ones is a warning.
+    What is wrong with the saved ones is a warning. So is what is wrong with the environment, unless
+    the command changes a cache.
 
     Raises:
-        ConfigError: the option or a variable is not allowed.
+        ConfigError: the option is not allowed; with `changes`, a variable.
+        UnknownBackendError: likewise.
     """
-    config = Config.load({"directory": directory})
+    if changes:
+        config = _required(directory)
+    else:
+        for complaint in complaints({"directory": directory}):
+            log.warning_once(complaint)
+        config = Config.load({"directory": directory}, complain=lambda _: None)
+        config = with_known_backend(config, lambda _: None)
     place = named_directory(directory)
     try:
         there = is_cache(place)
@@ -135,19 +159,53 @@ def load_settings(directory: str | None) -> tuple[Config, Mapping[str, str]]:
     return settled(config, files), read(files).texts
 
 
+def _required(directory: str | None, backend: str | None = None) -> Config:
+    """Return the settings; what is wrong with the environment is an error.
+
+    Raises:
+        ConfigError: an option or a variable is not allowed.
+        UnknownBackendError: no such backend is installed.
+    """
+    config = Config.load({"directory": directory, "backend": backend})
+    name, source = config.backend
+    try:
+        require_backend(name)
+    except UnknownBackendError as error:
+        raise error if source == "argument" else UnknownBackendError(f"{source}: {error}") from None
+    refused = refused_directory(config)
+    if refused:
+        raise ConfigError(refused)
+    return config
+
+
 def named_directory(directory: str | None) -> str:
-    """Return the directory that option, environment or default name, whether it is there or not."""
-    named = Config.load({"directory": directory}).directory.value
+    """Return the directory that option, environment or default name, whether it is there or not.
+
+    What the variable says is returned as it is where that is no path.
+    """
+    named, source = Config.load({"directory": directory}, complain=lambda _: None).directory
+    if named is None and source != "default":
+        return variable(source) or ""
     return os.path.abspath(default_cache_directory() if named is None else named)
 
 
-def may_write(doing: str) -> None:
+def why_none(directory: str | None) -> str:
+    """Return a clause for a command that found no cache: there is none yet, or it is not used."""
+    config = Config.load({"directory": directory}, complain=lambda _: None)
+    named, source = config.directory
+    if (named is None and source != "default") or refused_directory(config):
+        return f"{source} is refused"
+    return NOTHING_YET
+
+
+def may_write(doing: str, directory: str | None = None) -> None:
     """Refuse to change a cache that the environment says is not to be written to.
 
     Raises:
-        ConfigError: it says so.
+        ConfigError: it says so; or it says something that is not allowed.
+        UnknownBackendError: it names a backend that is not installed.
     """
-    config = Config.load()
+    config = _required(directory)
     for setting in (config.read_only, config.disable):
         if setting.value:
             raise ConfigError(f"{setting.source} is set: {doing} would write to the cache")

@@ -48,12 +48,27 @@ def _begin(endpoint: Endpoint, until: int | None) -> None:
     try:
         os.setsid()
         if os.fork() == 0:
+            _complain()
             _detach([endpoint.descriptor, *([] if until is None else [until])])
             serve(endpoint, until)
             atexit._run_exitfuncs()  # temporary directories
     except BaseException:  # nobody is there to be told
         os._exit(1)
     os._exit(0)
+
+
+def _complain() -> None:
+    """Say what is wrong with the variables, while there is a terminal; the program need not wait.
+
+    It is looked for only where there are such variables: the imports delay the first answer.
+    """
+    if not env.settings(env.current()):
+        return
+    with suppress(Exception):  # the server works without
+        from kcache.admin.environment_check import complaints
+
+        for complaint in complaints():
+            os.write(2, f"kcache: warning: {complaint}\n".encode("utf-8", "backslashreplace"))
 
 
 def _detach(kept: list[int]) -> None:

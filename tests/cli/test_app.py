@@ -188,11 +188,10 @@ def test_a_full_disk_behind_standard_output_is_one_line(
     ids=" ".join,
 )
 def test_a_directory_of_somebody_else_is_refused_in_one_line(
-    command: tuple[str, ...], here: Callable, monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], here: Callable
 ) -> None:
     with nobodys_directory() as directory:
-        monkeypatch.setenv("KCACHE_DIR", str(directory))
-        said = here(*command)
+        said = here(*command, "--directory", directory)
         assert (said.code, said.out) == (2, "")
         assert said.err.startswith("kcache: error: directory=")
         assert f"belongs to user {NOBODY}" in said.err
@@ -211,9 +210,9 @@ def test_an_unknown_backend_is_one_line(
 ) -> None:
     cache_directory.mkdir(mode=0o700)
     monkeypatch.setenv("KCACHE_BACKEND", "nothing")
-    said = here("info")
+    said = here("trim")
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("kcache: error: backend='nothing' is not known")
+    assert said.err.startswith("kcache: error: KCACHE_BACKEND: backend='nothing' is not known")
 
 
 def test_warnings_of_the_library_look_like_the_commands_own(

@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_said(here: Here, filled: Path, tmp_path: Path) -> 
 def test_without_a_cache(here: Here, tmp_path: Path, cache_directory: Path) -> None:
     said = here("bundle", "export", "-o", tmp_path / "kernels.kcb")
     assert said.code == 1
-    assert "no cache yet" in said.err
+    assert "nothing has been cached yet" in said.err
     assert not (tmp_path / "kernels.kcb").exists()
     assert not cache_directory.exists()
     said = here("bundle", "verify", tmp_path / "kernels.kcb")

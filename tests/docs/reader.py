@@ -84,7 +84,7 @@ class Reader:
             folder.mkdir(parents=True)
         (self.folder / ".venv").mkdir()
         (self.folder / ".venv" / "bin").symlink_to(tools)
-        dropped = ("KCACHE_", "PYTHONSAFEPATH", "PYTHONPATH", "VIRTUAL_ENV")
+        dropped = ("KCACHE_", "PYTHONSAFEPATH", "PYTHONPATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV")
         self.environ = {
             **{name: text for name, text in os.environ.items() if not name.startswith(dropped)},
             "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', os.defpath)}",

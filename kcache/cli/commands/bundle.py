@@ -18,9 +18,11 @@ from kcache.cli.open_cache import (
     may_write,
     open_cache,
     open_existing,
+    why_none,
 )
 from kcache.cli.terminal import counted, plain, say, show, spinner
 from kcache.config import Config
+from kcache.errors import BackendError
 from kcache.util.units import format_size
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def export(
 
     cache = open_existing(directory)
     if cache is None:
-        raise click.ClickException("there is no cache yet, so there is nothing to export")
+        raise BackendError(f"{why_none(directory)}, so there is nothing to export")
     target = _stdout() if output == "-" else output
     with cache, spinner("writing"):
         done = export_bundle(
@@ -127,7 +129,7 @@ def import_(*, file: str, as_json: bool, directory: str | None) -> None:
     """
     from kcache.admin.bundle_import import import_bundle
 
-    may_write("bundle import")
+    may_write("bundle import", directory)
     source = _stdin() if file == "-" else file
     config = Config.load({"directory": directory})
     with open_cache(config.directory.value) as cache, spinner("reading"):

@@ -23,10 +23,10 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
 
     The counts stay. To reset them, use `kcache stats --zero`.
     """
-    may_write("clear")
+    may_write("clear", directory)
     if not yes and not can_ask():
         raise click.UsageError("There is no terminal to ask on. Pass --yes to delete every entry.")
-    cache = open_existing(directory, read_only=False)
+    cache = open_existing(directory, read_only=False, changes=True)
     if cache is None:
         if as_json:
             show(_json(0, 0))

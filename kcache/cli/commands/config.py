@@ -60,7 +60,7 @@ def config(
     if both:
         raise click.UsageError(f"--set and --unset exclude each other: {', '.join(both)}.")
     if given or gone:
-        may_write("config --set")
+        may_write("config --set", directory)
         for warning in save(named_directory(directory), wanted, gone):
             say(f"warning: {plain(warning)}")
     settings = _settings(directory)

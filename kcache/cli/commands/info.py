@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.admin.info import count_kinds, format_info, remote_lines
-from kcache.cli.open_cache import directory_option, json_option, named_directory, open_existing
+from kcache.cli.open_cache import (
+    directory_option,
+    json_option,
+    named_directory,
+    open_existing,
+    why_none,
+)
 from kcache.cli.terminal import show
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import StatsFile
@@ -39,7 +45,7 @@ def info(*, as_json: bool, directory: str | None) -> None:
         about = {"directory": named_directory(directory), "entries": 0, "size_bytes": 0}
         show(json.dumps(about, indent=2))
     else:
-        show(f"directory  {named_directory(directory)}\n(nothing has been cached yet)")
+        show(f"directory  {named_directory(directory)}\n({why_none(directory)})")
 
 
 def _text(cache: KernelCache) -> str:

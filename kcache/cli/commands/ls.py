@@ -11,7 +11,7 @@ import click
 from kcache.admin.filters import Filters, is_wanted
 from kcache.cli.filters import filter_options
 from kcache.cli.listing import item_json, listing
-from kcache.cli.open_cache import directory_option, json_option, open_existing
+from kcache.cli.open_cache import directory_option, json_option, open_existing, why_none
 from kcache.cli.terminal import say, show
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items, unique_length
@@ -83,7 +83,7 @@ def list_entries(
     elif rows:
         show(listing(rows, digits, now))
     elif cache is None:
-        say("nothing has been cached yet")
+        say(why_none(directory))
     else:
         say("there are no kernels" if filters == Filters() else "no kernel fits the filters")
 

@@ -72,8 +72,8 @@ def migrate(
     origin = origin or _origin(directory, target)
     _check_names(origin, target)
     if not dry_run:
-        may_write("migrate")
-    source = open_existing(directory, backend=origin, read_only=dry_run)
+        may_write("migrate", directory)
+    source = open_existing(directory, backend=origin, read_only=dry_run, changes=True)
     if source is None or origin == target:
         nothing = "nothing to move: nothing has been cached yet"
         if source is not None:
@@ -103,7 +103,7 @@ def migrate(
 
 def _origin(directory: str | None, target: str) -> str:
     """Return the backend that programs use now; if that is the target, the one with entries."""
-    settings, _ = load_settings(directory)
+    settings, _ = load_settings(directory, changes=True)
     name = settings.backend.value
     if name == target:
         for holder in holders(CacheDirectory(named_directory(directory)), besides=target):

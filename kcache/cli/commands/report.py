@@ -9,7 +9,7 @@ import tempfile
 
 import click
 
-from kcache.cli.open_cache import directory_option, named_directory, open_existing
+from kcache.cli.open_cache import directory_option, named_directory, open_existing, why_none
 from kcache.cli.output import OutputPath, write_output
 from kcache.cli.terminal import counted, naming, plain, progress, say
 from kcache.errors import BackendError
@@ -42,7 +42,7 @@ def report(*, output: str, directory: str | None) -> None:
     cache = open_existing(directory)
     if cache is None:
         raise BackendError(
-            f"there is no cache in {named_directory(directory)}: nothing has been cached yet"
+            f"there is no cache in {named_directory(directory)}: {why_none(directory)}"
         )
     with cache, progress("Reading entries", cache.entry_count) as seen:
         snapshot = gather(cache, str(cache.directory), seen=seen)

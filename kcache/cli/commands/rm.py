@@ -51,8 +51,8 @@ def remove(
     if bool(keys) == (filters != Filters()):
         raise click.UsageError("Give either keys, or options that say which kernels to delete.")
     if not dry_run:
-        may_write("rm")
-    cache = open_existing(directory, read_only=dry_run)
+        may_write("rm", directory)
+    cache = open_existing(directory, read_only=dry_run, changes=True)
     if cache is None:
         resolve(None, keys)
         _tell([], 0, dry_run=dry_run, as_json=as_json)

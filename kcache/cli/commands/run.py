@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
-from kcache.cli.open_cache import directory_option
+from kcache.cli.open_cache import directory_option, named_directory
+from kcache.directory import is_cache
+from kcache.errors import BackendError
 
 __all__ = ["run"]
 
@@ -29,4 +33,7 @@ def run(*, stats: bool, directory: str | None, command: tuple[str, ...]) -> None
     """
     from kcache.dropin.run import run as run_command
 
+    if directory is not None:  # what an option says has to be right
+        with suppress(BackendError):
+            is_cache(named_directory(directory))
     raise click.exceptions.Exit(run_command(command, stats=stats, directory=directory))

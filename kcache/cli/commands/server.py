@@ -8,7 +8,7 @@ import sys
 import click
 
 from kcache.cli.groups import Group
-from kcache.cli.open_cache import json_option
+from kcache.cli.open_cache import json_option, load_settings
 from kcache.cli.terminal import show
 from kcache.dropin import endpoint as at
 from kcache.dropin import environment as env
@@ -40,6 +40,7 @@ def start() -> None:
     from kcache.dropin.process import spawn_server
 
     path = _path()
+    load_settings(None)  # warns, which the server can't do
     try:
         spawn_server(at.listen_for_user(path), None)
     except OSError as error:

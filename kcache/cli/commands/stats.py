@@ -45,8 +45,8 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
     if as_json and prometheus:
         raise click.UsageError("--json and --prometheus exclude each other.")
     if zero:
-        may_write("stats --zero")
-    cache = open_existing(directory)
+        may_write("stats --zero", directory)
+    cache = open_existing(directory, changes=zero)
     with cache or nullcontext():
         place = named_directory(directory) if cache is None else str(cache.directory)
         totals = _stats_file(place).total()

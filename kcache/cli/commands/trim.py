@@ -45,10 +45,10 @@ def trim(
     free space at once.
     """
     if not dry_run:
-        may_write("trim")
+        may_write("trim", directory)
     age = None if older_than is None else parse_age(older_than, name="--older-than")
     size = None if max_size is None else parse_size(max_size, name="--max-size")
-    cache = open_existing(directory, read_only=dry_run)
+    cache = open_existing(directory, read_only=dry_run, changes=True)
     if cache is None:
         if as_json:
             show(_json(0, 0, dry_run=dry_run))

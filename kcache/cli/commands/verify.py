@@ -7,7 +7,7 @@ import click
 from kcache.admin.verify import Report
 from kcache.admin.verify import verify as examine
 from kcache.cli.keys import SHORT
-from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
+from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing, why_none
 from kcache.cli.terminal import counted, plain, progress, say, show
 from kcache.engine.journal import REFUSED
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE
@@ -30,13 +30,13 @@ def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
     without `--repair`.
     """
     if repair:
-        may_write("verify --repair")
-    cache = open_existing(directory, read_only=not repair)
+        may_write("verify --repair", directory)
+    cache = open_existing(directory, read_only=not repair, changes=repair)
     if cache is None:
         if as_json:
             _show_json(Report())
         else:
-            show("nothing has been cached yet")
+            show(why_none(directory))
         return
     report = Report()
     with cache:

@@ -76,8 +76,8 @@ def warm(
     if dry_run:
         _show_plan(wanted, _there(wanted, directory), as_json=as_json, quiet=quiet)
         return
-    may_write("warm")
-    config, _ = load_settings(directory)
+    may_write("warm", directory)
+    config, _ = load_settings(directory, changes=True)
     with open_cache(
         config.directory.value, relocation=_relocation(config), workers=_workers(config, jobs)
     ) as cache:
@@ -249,7 +249,7 @@ def _named(wanted: ListedKernel) -> dict[str, object]:
 def _there(wanted: list[ListedKernel], directory: str | None) -> list[bool]:
     """Tell of each kernel whether it is in the cache; changes nothing."""
     there = [False] * len(wanted)
-    cache = open_existing(directory)
+    cache = open_existing(directory, changes=True)
     if cache is None:
         return there
     with cache:

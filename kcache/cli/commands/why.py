@@ -15,11 +15,13 @@ from kcache.admin.explain import Explanation, aside, explain, set_aside
 from kcache.cli.compile_arguments import CompileArguments, NvccCommand, compile_options
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import (
+    NOTHING_YET,
     directory_option,
     json_option,
     load_settings,
     named_directory,
     open_existing,
+    why_none,
 )
 from kcache.cli.terminal import columns, plain, show
 from kcache.config import Config
@@ -59,6 +61,9 @@ def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str |
         cache = open_existing(directory)
     except BackendError as error:
         unusable = str(error)
+    reason = why_none(directory)
+    if cache is None and not unusable and reason != NOTHING_YET:
+        unusable = reason
     with cache or contextlib.nullcontext():
         # In the file's folder, as the compile.
         with contextlib.chdir(asked.source.folder or os.curdir):

@@ -1,0 +1,46 @@
+"""The environment's check: what a program that opens a cache would be warned of."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kcache.config import Config
+from kcache.directory import prepare
+from kcache.errors import BackendError, ConfigError
+from kcache.registry import with_known_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["complaints", "refused_directory"]
+
+
+def complaints(arguments: Mapping[str, object] | None = None) -> list[str]:
+    """Return what is wrong with the environment, in the sentences that a program logs.
+
+    Args:
+        arguments: settings that count instead of variables.
+
+    Raises:
+        ConfigError: one of the arguments is not allowed.
+    """
+    found: list[str] = []
+    config = Config.load(arguments, complain=found.append)
+    with_known_backend(config, found.append)
+    refused = refused_directory(config)
+    if refused:
+        found.append(f"{refused}. Until then this process caches in memory alone")
+    return found
+
+
+def refused_directory(config: Config) -> str:
+    """Return why a cache refuses the directory that a variable names, or empty; changes nothing."""
+    named, source = config.directory
+    if named is not None and source not in ("argument", "default"):
+        try:
+            with suppress(BackendError):  # it is not there yet, or can't be looked at
+                prepare(named, read_only=True)
+        except ConfigError as error:
+            return f"{source}: {error}"
+    return ""
