@@ -204,6 +204,10 @@ class KernelCache:
         kernel = self._finder.get(request, started)
         return self._on_miss().get(request) if kernel is None else kernel
 
+    def _rehearse_for(self, around: Surroundings, call: CompileRequest) -> None:
+        """Go the way of a hit as far as a kernel that is not there; nothing is counted."""
+        self._finder.find(self._requests.make_for(around, call), time.perf_counter(), again=True)
+
     async def aget_or_compile(
         self,
         source: str | os.PathLike[str],

@@ -33,6 +33,7 @@ __all__ = [
     "Program",
     "ProtocolError",
     "frame",
+    "head",
     "pack_answer",
     "pack_info",
     "pack_program",
@@ -117,18 +118,23 @@ class Answer(NamedTuple):
 
 def frame(kind: int, payload: bytes = b"") -> bytes:
     """Return a frame."""
-    return _HEAD.pack(MAGIC, VERSION, kind, len(payload), 0) + payload
+    return head(kind, len(payload)) + payload
 
 
-def unpack_head(head: bytes | bytearray | memoryview) -> tuple[int, int]:
+def head(kind: int, size: int) -> bytes:
+    """Return the head of a frame whose payload has `size` bytes."""
+    return _HEAD.pack(MAGIC, VERSION, kind, size, 0)
+
+
+def unpack_head(data: bytes | bytearray | memoryview) -> tuple[int, int]:
     """Return (kind, size of the payload).
 
     Raises:
         ProtocolError: this is no head of this protocol and version, or the payload is too large.
     """
-    magic, version, kind, size, _ = _HEAD.unpack_from(head)
+    magic, version, kind, size, _ = _HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION:
-        raise ProtocolError(f"not a frame of version {VERSION}: {bytes(head[:8])!r}")
+        raise ProtocolError(f"not a frame of version {VERSION}: {bytes(data[:8])!r}")
     if size > MAX_FRAME:
         raise ProtocolError(f"a frame of {size} bytes is too large")
     return kind, size
@@ -225,19 +231,12 @@ def pack_program(program: Program) -> bytes:
 def pack_answer(answer: Answer) -> bytes:
     """Return the payload of an `ANSWER` frame; names get a NUL at their end."""
     flags = _HIT * answer.hit | _KEEP * answer.keep
-    names = (_text(a + b"\0") + _text(b + b"\0") for a, b in answer.lowered)
-    return b"".join(
-        (
-            _NUMBER.pack(answer.result),
-            _NUMBER.pack(flags),
-            _text(answer.ptx),
-            _text(answer.cubin),
-            _text(answer.ltoir),
-            _text(answer.log),
-            _NUMBER.pack(len(answer.lowered)),
-            *names,
-        )
-    )
+    parts = [_NUMBER.pack(answer.result), _NUMBER.pack(flags)]
+    for output in (answer.ptx, answer.cubin, answer.ltoir, answer.log):  # large: copied once
+        parts += (_NUMBER.pack(len(output)), output)
+    parts.append(_NUMBER.pack(len(answer.lowered)))
+    parts += (_text(a + b"\0") + _text(b + b"\0") for a, b in answer.lowered)
+    return b"".join(parts)
 
 
 def unpack_answer(payload: bytes) -> Answer:

@@ -33,9 +33,12 @@ __all__ = [
     "recording_problem",
     "supported_archs",
     "version",
+    "version_of",
 ]
 
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
+#: Identity of a library that has compiled -> its version.
+_versions: dict[str, tuple[int, int]] = {}
 #: Misses of a family after which a worker precompiles its headers on its own account. Making one
 #: takes as long as two or three misses, and each miss after it takes half as long (CUB, CUTLASS).
 _AUTO_MISSES = 2
@@ -173,6 +176,11 @@ def version(path: str | None = None) -> tuple[int, int]:
     return _hello(path).version
 
 
+def version_of(identity: str) -> tuple[int, int] | None:
+    """Return (major, minor) of a library that has compiled for this process, by its identity."""
+    return _versions.get(identity)
+
+
 def supported_archs(path: str | None = None) -> tuple[int, ...]:
     """Return the architecture numbers that a library knows, ascending; otherwise as `version`."""
     return _hello(path).archs
@@ -235,6 +243,7 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
         raise _failure(request, reply, hello.archs)
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
+    _versions[hello.identity] = hello.version
     compiled = _compiled(request, reply.outputs, reply.lowered_names, reply.log, reply.seconds)
     if reply.record is None:
         return Run(compiled, hello.identity, None, "this platform's compiles can't be recorded")

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.errors import CompilerNotFoundError
 from kcache.nvrtc.key import digest_fields, hash_source
 
 if TYPE_CHECKING:
@@ -108,7 +106,7 @@ def metadata_of(request: Request, key: str) -> dict[str, JSON]:
         "bound": [*request.bound],
         "headers": dict(about.headers or {}),
         "extra_key": about.extra_key,
-        "nvrtc": _nvrtc(),
+        "nvrtc": _nvrtc(request.compiler),
     }
     return found | {name: value for name, value in optional.items() if value}
 
@@ -117,13 +115,11 @@ def _digest(extra_key: bytes) -> str:
     return digest_fields("extra_key", [("", extra_key)])[:32] if extra_key else ""
 
 
-def _nvrtc() -> str:
-    """Return the version of the compiler, which is loaded by now."""
+def _nvrtc(identity: str) -> str:
+    """Return the version of the compiler that has run: for the drop-in, the program's own."""
     from kcache.nvrtc import compiler
 
-    with suppress(CompilerNotFoundError):
-        return ".".join(map(str, compiler.version()))
-    return ""
+    return ".".join(map(str, compiler.version_of(identity) or ()))
 
 
 def text_of(value: object) -> str:

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -270,11 +271,17 @@ static enum outcome receive_frame(int fd, struct kd_reply *reply) {
     return outcome;
 }
 
+/* Head and payload at once: the server wakes up once. */
 static enum outcome send_frame(int fd, enum kd_kind kind, const char *data, size_t size) {
     char head[HEAD];
     put_head(head, kind, size);
-    enum outcome outcome = send_all(fd, head, HEAD);
-    return outcome == DONE ? send_all(fd, data, size) : outcome;
+    struct iovec parts[2] = {{head, HEAD}, {(char *)(uintptr_t)data, size}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    size_t done = sent > 0 ? (size_t)sent : 0; /* what failed, fails again, or does not */
+    enum outcome outcome = done < HEAD ? send_all(fd, head + done, HEAD - done) : DONE;
+    done = done < HEAD ? 0 : done - HEAD;
+    return outcome == DONE ? send_all(fd, data + done, size - done) : outcome;
 }
 
 static enum outcome converse(
