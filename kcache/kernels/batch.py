@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, as_completed
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from kcache.engine.single_flight import Busy
 from kcache.errors import ArgumentTypeError, CompileError, ConfigError
+from kcache.nvrtc.workers.cores import usable_cores
 
 if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
@@ -54,7 +56,7 @@ def compile_all(
         else:
             settle(indices, found)
     if missing:
-        firsts = [requests[indices[0]] for indices in missing]
+        firsts = _with_siblings([requests[indices[0]] for indices in missing], count)
         with resolver.holding_proofs():
             for number, result in _compiled(resolver, firsts, count):
                 settle(missing[number], result)
@@ -67,9 +69,9 @@ def _compiled(
     """Yield (index, result) of each request, in the order in which they are done."""
     left = set(range(len(requests)))
     with suppress(RuntimeError):  # no thread can be started, or the interpreter is ending
-        from kcache.kernels.job_threads import JobThreads, usable_cores
+        from kcache.kernels.job_threads import JobThreads
 
-        workers = JobThreads(min(jobs or usable_cores(), len(requests)))
+        workers = JobThreads(_threads(requests, jobs))
         try:
             futures: dict[Future[CompiledKernel | CompileError], int] = {}
             with suppress(RuntimeError):
@@ -84,6 +86,22 @@ def _compiled(
             workers.close(cancel=True)  # nothing is left to do unless something was raised
     for number in sorted(left):
         yield number, _attempt(resolver, requests[number], None, wait=True)
+
+
+def _threads(requests: Sequence[Request], jobs: int | None) -> int:
+    return min(jobs or usable_cores(), len(requests))
+
+
+def _with_siblings(requests: Sequence[Request], jobs: int | None) -> list[Request]:
+    """Return requests that know how many of their family a worker has to compile."""
+    families = Counter(request.family for request in requests)
+    count = _threads(requests, jobs)
+    return [
+        request
+        if (family := request.family) is None
+        else request._replace(siblings=max(1, families[family] // count))
+        for request in requests
+    ]
 
 
 def _same(requests: Sequence[Request]) -> list[list[int]]:

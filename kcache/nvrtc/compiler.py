@@ -40,8 +40,12 @@ _INVALID_INPUT, _INVALID_OPTION = 3, 5
 #: Identity of a library that has compiled -> its version.
 _versions: dict[str, tuple[int, int]] = {}
 #: Misses of a family after which a worker precompiles its headers on its own account. Making one
-#: takes as long as two or three misses, and each miss after it takes half as long (CUB, CUTLASS).
+#: takes as long as a miss or two, and each miss after it takes two thirds as long (CUTLASS).
 _AUTO_MISSES = 2
+#: If a worker has so many misses of a family before it, it does so before the first; with fewer it
+#: does not pay.
+_MANY = 4
+_NEVER = 1 << 32
 
 
 class Compiled(NamedTuple):
@@ -130,7 +134,7 @@ def compile_request(
     try:
         hello, reply = pool.compile(
             path,
-            _ask(request, moved or {}),
+            _ask(request, moved or {}, hurried=limits.timeout is not None),
             family=request.family,
             timeout=limits.timeout,
             slots=limits.slots,
@@ -217,7 +221,8 @@ def _hello(path: str | None = None) -> Hello:
         return Hello("", nvrtc.version(), nvrtc.supported_archs(), False, False)
 
 
-def _ask(request: Request, moved: Mapping[str, str]) -> Ask:
+def _ask(request: Request, moved: Mapping[str, str], *, hurried: bool) -> Ask:
+    """Return what a worker is asked; if it is hurried it precompiles nothing, which takes time."""
     from kcache.nvrtc.workers.messages import Ask
 
     return Ask(
@@ -229,10 +234,19 @@ def _ask(request: Request, moved: Mapping[str, str]) -> Ask:
         request.search.directory,
         {} if request.surroundings is None else dict(request.surroundings.environment),
         request.preamble,
-        _AUTO_MISSES if request.options.precompiled_headers == "auto" else 1,
+        _NEVER if hurried else _misses_before_precompiling(request),
         request.search.marks(),
         moved,
     )
+
+
+def _misses_before_precompiling(request: Request) -> int:
+    """Return after how many plain compiles a worker precompiles what a request begins with."""
+    if request.siblings >= _MANY:
+        return 0
+    if request.options.precompiled_headers == "auto":
+        return _NEVER if request.siblings else _AUTO_MISSES
+    return 1
 
 
 def _run(request: Request, hello: Hello, reply: Reply) -> Run:

@@ -57,6 +57,8 @@ class Request(NamedTuple):
         bound: what else `key` holds of the directories and the environment.
         variables: of the environment, those that are in the key; see `config`.
         surroundings: of the process that asks, or None if that is this one.
+        siblings: how many requests of its family each worker has to compile now, itself included;
+            0 if nobody knows.
     """
 
     source: str
@@ -76,6 +78,7 @@ class Request(NamedTuple):
     bound: tuple[str, ...]
     variables: tuple[str, ...]
     surroundings: Surroundings | None = None
+    siblings: int = 0
 
     def is_here(self) -> bool:
         """Tell whether the working directory is still the one that the request was made in."""

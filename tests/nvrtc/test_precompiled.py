@@ -14,6 +14,7 @@ import pytest
 from nvrtc.reference import ARCH, KERNEL, agree, agreed, compile_fresh, python, write
 
 import kcache
+from kcache.kernels import batch
 from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Run
 from kcache.nvrtc.frontend import _header_set
@@ -31,12 +32,16 @@ _number = itertools.count()
 class Family:
     """Kernels that begin alike, compiled with precompiled headers by one worker."""
 
+    def __init__(self, siblings: int = 0) -> None:
+        self.siblings = siblings
+
     def request(self, begin: str, options: kcache.CompileOptions, **arguments: Any) -> Request:
         source = f"{begin}__device__ int n{next(_number)};\n{KERNEL}"
         options = options.replace(precompiled_headers=True)
         given: dict[str, Any] = {"source_name": "kernel.cu", "headers": None, **arguments}
         headers = given.pop("headers")
-        return Request.make(source, (), options, headers, b"", compiler="this", **given)
+        made = Request.make(source, (), options, headers, b"", compiler="this", **given)
+        return made._replace(siblings=self.siblings)
 
     def plain(self, request: Request) -> Request:
         return request._replace(options=request.options.replace(precompiled_headers=False))
@@ -81,6 +86,13 @@ def family(nvrtc: tuple[int, int]) -> Iterator[Family]:
     pool.shared().close()
     yield Family()
     pool.shared().close()
+
+
+@pytest.fixture
+def many(family: Family) -> Family:
+    """A family of which each worker is to compile many."""
+    family.siblings = 4
+    return family
 
 
 @pytest.fixture
@@ -172,6 +184,23 @@ def test_a_change_between_two_kernels_is_seen(family: Family, tree: Path, change
     assert not run.precompiled
     assert family.headers_of(family.request(BEGIN, PATHS), run) != before
     assert family.uses(BEGIN, PATHS)  # made anew
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen_where_many_are_to_come(
+    many: Family, tree: Path, change: str, long: bool
+) -> None:
+    if not long and change not in {"edit", "shadowed", "probe found"}:
+        pytest.skip("one of many; all run with --long")
+    write(tree / "first/w.h", "#define Y 40\n#define Z 40\n")
+    write(tree / "w.h", "#define Z 50\n")
+    before = many.compile(BEGIN, PATHS)
+    assert many.uses(BEGIN, PATHS)
+    CHANGES[change]()
+    run = many.run(BEGIN, PATHS)
+    assert not run.precompiled  # it is made anew afterwards
+    assert many.headers_of(many.request(BEGIN, PATHS), run) != before
+    assert many.uses(BEGIN, PATHS)
 
 
 def test_a_header_that_is_gone_is_missed(family: Family, tree: Path) -> None:
@@ -407,6 +436,58 @@ def test_it_takes_two_misses_where_nobody_asks_for_it(family: Family, tree: Path
         return compiler.compile_request(request._replace(options=options)).precompiled
 
     assert [uses() for _ in range(4)] == [False, False, True, True]
+
+
+# -- when ------------------------------------------------------------------------------------------
+
+
+def test_many_that_are_to_come_are_precompiled_before_the_first(many: Family, tree: Path) -> None:
+    assert [many.uses(BEGIN, PATHS) for _ in range(3)] == [True, True, True]
+
+
+def test_few_that_are_to_come_are_not_precompiled_where_nobody_asks(
+    family: Family, tree: Path
+) -> None:
+    for number in (1, 2, 3):
+        request = family.request(BEGIN, PATHS)._replace(siblings=number)
+        options = request.options.replace(precompiled_headers="auto")
+        assert not compiler.compile_request(request._replace(options=options)).precompiled
+
+
+def test_what_cannot_be_precompiled_is_tried_once_where_many_are_to_come(
+    many: Family, tree: Path
+) -> None:
+    (tree / "second/layout.h").write_text("#pragma pack(1)\n")
+    begin = "#include <layout.h>\nstruct B { char a; int b; };\n#define V sizeof(B)\n"
+    for _ in range(3):
+        assert not many.uses(begin, PATHS)
+
+
+def test_a_compile_that_may_take_only_so_long_precompiles_nothing(many: Family, tree: Path) -> None:
+    limits = compiler.Limits(timeout=100.0)
+    for _ in range(3):
+        assert not compiler.compile_request(many.request(BEGIN, PATHS), limits).precompiled
+
+
+def test_a_batch_counts_its_families(family: Family, tree: Path) -> None:
+    ours = [family.request(BEGIN, PATHS) for _ in range(9)]
+    others = [family.request("#define A 1\n" + BEGIN, PATHS) for _ in range(3)]
+    plain = [family.plain(family.request(BEGIN, PATHS)) for _ in range(5)]
+    found = batch._with_siblings([*ours, *others, *plain], 2)
+    assert [request.siblings for request in found] == [4] * 9 + [1] * 3 + [0] * 5
+
+
+def test_a_batch_of_a_family(cache: kcache.KernelCache, tree: Path) -> None:
+    options = PATHS.replace(precompiled_headers="auto")
+    sources = [f"{BEGIN}__device__ int m{number};\n{KERNEL}" for number in range(9)]
+    kernels = cache.compile_many([(source, (), options) for source in sources], jobs=2)
+    for source, kernel in zip(sources, kernels, strict=True):
+        assert isinstance(kernel, kcache.CompiledKernel)
+        fresh = compile_fresh(source, PATHS.flags())
+        assert (kernel.ptx, kernel.cubin) == (fresh.ptx, fresh.cubin)
+    (tree / "second/y.h").write_text("#define Y 2\n")
+    for source in sources:
+        agreed(cache, source, options)
 
 
 # -- threads, processes, files ---------------------------------------------------------------------

@@ -72,7 +72,8 @@ class Ask(NamedTuple):
         environment: variables that differ from those the worker was started with; None for one
             that is not set.
         preamble: length in characters of the part of the source to precompile; 0 for none.
-        misses: how many such compiles a worker does plainly before it precompiles that part.
+        misses: how many such compiles a worker does plainly before it precompiles that part;
+            0 if many such requests come.
         marks: texts that have one of these may reach a directory in another way; see
             `HeaderSearch.marks`.
         moved: directories that the compiler takes to be elsewhere, path that it knows -> real path.

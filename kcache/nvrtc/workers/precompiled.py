@@ -1,9 +1,9 @@
 """Precompiled headers: parses what sources begin with once, and keeps it in the worker.
 
 What a source begins with, its *preamble*, are its comments and directives up to the first token of
-anything else; the program finds its end (`kcache.nvrtc.preamble`). After a plain compile the
-preamble alone is compiled once more with `--create-pch`; later sources with an equal preamble are
-compiled with `--use-pch`.
+anything else; the program finds its end (`kcache.nvrtc.preamble`). After a plain compile, or before
+it where many such sources are known to come, the preamble alone is compiled with `--create-pch`;
+later sources with an equal preamble are compiled with `--use-pch`.
 
 Measured on NVRTC 13.5, the reasons for what is done here:
 
@@ -96,9 +96,15 @@ class Precompiled:
             Refused: the compiler refused it.
         """
         family, args = _family(ask)
+        fails = not ask.misses and family not in (*self._kept, *self._refused)
+        fails = fails and not self._keep(family, args)
         outputs = self._use(family, ask, args)
         self.used = outputs is not None
-        return self._plain(ask, args) if outputs is None else outputs
+        if outputs is None:
+            outputs = self._plain(ask, args)
+        if fails:
+            self._refuse(family)
+        return outputs
 
     def prepare(self, ask: Ask) -> None:
         """Make the precompiled header of a request that was compiled plainly a moment ago."""
@@ -110,18 +116,32 @@ class Precompiled:
         if self._misses[family] < ask.misses:
             return
         self._misses.clear()
+        if not self._keep(family, args, again=True):
+            self._refuse(family, held)
+
+    def _keep(self, family: _Family, args: _Arguments, *, again: bool = False) -> bool:
+        """Make a precompiled header and keep it; tell whether there is one.
+
+        With `again` every question gets the answer that the last compile got.
+        """
         try:
-            kept = self._make(family, args)
+            kept = self._make(family, args, again=again)
         except (Refused, OSError, MemoryError):
             kept = None
+        if not again:
+            self._recorder.restart()
         if kept is None:
-            if len(self._refused) >= _MAX_REFUSED:
-                self._refused.clear()
-            self._refused[family] = held
-            return
+            return False
         while len(self._kept) >= MAX_KEPT:
             self._drop(next(iter(self._kept)))
         self._kept[family] = kept
+        return True
+
+    def _refuse(self, family: _Family, held: int | None = None) -> None:
+        """Note that a family can have none, as long as its headers hold what they do."""
+        if len(self._refused) >= _MAX_REFUSED:
+            self._refused.clear()
+        self._refused[family] = self._contents() if held is None else held
 
     def _contents(self) -> int:
         """Return a number that differs when what the last compile has read differs."""
@@ -170,19 +190,19 @@ class Precompiled:
 
     # -- making ------------------------------------------------------------------------------------
 
-    def _make(self, family: _Family, args: _Arguments) -> _Kept | None:
-        """Make one from the answers that the compile before has got; None if there is none."""
+    def _make(self, family: _Family, args: _Arguments, *, again: bool) -> _Kept | None:
+        """Make one, with `again` from the answers of the compile before; None if there is none."""
         if shutil.disk_usage(tempfile.gettempdir()).free < _ROOM:
             return None
         if not self._heap_set:
             self._nvrtc.set_heap(HEAP)
             self._heap_set = True
-        self._recorder.restart(keep=True)
+        self._recorder.restart(keep=again)
         file = tempfile.TemporaryFile()  # noqa: SIM115  kept
         path = b"/proc/self/fd/%d" % file.fileno()
         self._recorder.own.add(path)
         kept = None
-        with suppress(Refused):
+        with suppress(Refused), self._recorder.heap.used():
             flags = (*args.flags, b"--create-pch=" + path)
             log, _ = self._nvrtc.precompile(family[0], args.name, flags, args.headers)
             around = _around(log, b"creating", path)

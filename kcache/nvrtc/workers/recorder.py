@@ -30,6 +30,7 @@ from typing import Any
 import xxhash
 
 from kcache.nvrtc.workers import PROCESS_ID
+from kcache.nvrtc.workers.anonymous_heap import AnonymousHeap
 from kcache.nvrtc.workers.answer import Answer, kind_of_status, size_of_status
 from kcache.nvrtc.workers.file_answers import FileAnswers
 from kcache.nvrtc.workers.import_table import ImportTable
@@ -63,6 +64,7 @@ class Recorder:
         environment: the variables that the compiler is told.
         unfollowed: what can't be recorded, in words.
         own: paths of files that are ours, which the compiler reads and writes as they are.
+        heap: where precompiled headers are made.
         tells_process: whether the compiler is told its real process id: it names the directories of
             automatic precompiled headers by it.
     """
@@ -84,6 +86,7 @@ class Recorder:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._machine = os.uname().machine
         self._table = ImportTable(library)
+        self.heap = AnonymousHeap(self._table)
         self._fmemopen = self._function("fmemopen", _POINTER, _POINTER, ctypes.c_size_t, _TEXT)
         self._ftell = self._function("ftell", _LONG, _POINTER)
         self._strdup = self._function("strdup", _POINTER, _TEXT)
@@ -336,6 +339,7 @@ class Recorder:
         path = ctypes.string_at(template)
         if os.path.basename(path).startswith(_HEAP_FILE):
             self._heap_files.add(path)
+            self.heap.opened(fd)
         else:
             self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
         return fd
