@@ -150,8 +150,6 @@ class KernelCache:
         self._resolver: Resolver | None = None
         self._ask_remotes_at = 0.0 if config.remote.value and not self._disabled else math.inf
 
-    # -- compiling -----------------------------------------------------------------------------
-
     def get_or_compile(
         self,
         source: str | os.PathLike[str],
@@ -332,8 +330,6 @@ class KernelCache:
         """
         return self._requests.recording(os.fspath(path))
 
-    # -- the cache as a whole --------------------------------------------------------------------
-
     @property
     def directory(self) -> Path | None:
         """The directory of the cache, or None for a `Backend` that the caller made."""
@@ -438,8 +434,6 @@ class KernelCache:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _on_miss(self) -> Resolver:
         if self._resolver is None:
