@@ -1,9 +1,9 @@
 """Adoption: decides whether a directory without a marker is a cache of an earlier version.
 
-Earlier versions wrote no marker, and on a full disk none can be written. Such a directory is
-recognised by everything in it: each name has to be one that kcache gives, and each file has to be
-empty or what kcache writes under that name. Unless all is empty, one of them has to say so itself.
-One other file, and the directory is somebody else's.
+Earlier versions wrote no marker, and on a full disk nobody can write one. So everything in such a
+directory is looked at. Each name has to be one that kcache gives, and each file has to be empty or
+what kcache writes under that name. Unless all files are empty, one of them has to prove by itself
+that it is kcache's. If there is a single other file, the directory is somebody else's.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ sections              variable   the payload, in the table's order, without gaps
 checksum              16         XXH3-128 (big-endian canonical form) of all bytes before it
 ====================  =========  ==========================================================
 
-Every format version ends in the same checksum over the rest, so that damage can be told from
-another version without knowing that version's layout. XXH3 is specified at
+Every format version ends in the same checksum over the rest. So a reader can tell damage from
+another version, even if it does not know the layout of that version. XXH3 is specified at
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md; it detects damage, not forgery.
 """
 

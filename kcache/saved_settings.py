@@ -4,7 +4,7 @@
 
     {"format": "kcache-settings/1", "settings": {"backend": "zstd", "max_size": "5GiB"}}
 
-Arguments and environment variables come before what is saved, and defaults behind it.
+Arguments and environment variables come before saved settings. Defaults come after them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ColdSample: finds the least recently used of many files, by looking at a few of them.
 
-The shards that hold most are listed until there are `SAMPLE` entries; sorted by mtime, the coldest
-quarter of them is offered, then the next sample is taken. What is left over serves the next time.
+It lists the shards that hold most until it has `SAMPLE` entries. It sorts them by mtime, offers the
+coldest quarter, and then takes the next sample. What is left over serves the next time.
 """
 
 from __future__ import annotations

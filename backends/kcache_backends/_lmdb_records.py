@@ -8,9 +8,9 @@ are big-endian so that they sort; KEY is the 32 bytes that the hexadecimal digit
     r time KEY    u64 stored size: the entries by last use
     v KEY         the value
 
-One tree instead of LMDB's named ones: the Python binding opens those in a write transaction, which
-a process that only reads would have to wait for. A record that fails its check means that the
-file is damaged. LMDB: http://www.lmdb.tech/doc/.
+There is one tree and not LMDB's named ones. The Python binding opens those in a write transaction,
+and a process that only reads would have to wait for it. If a record fails its check, the file is
+damaged. LMDB: http://www.lmdb.tech/doc/.
 """
 
 from __future__ import annotations

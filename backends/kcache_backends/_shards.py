@@ -2,10 +2,11 @@
 
 Record of 32 bytes per shard, little-endian: u64 bytes, u64 entries, u64 generation whose lowest
 bit says "an operation is under way", u64 check. The check is an odd linear combination of the
-other three plus a constant, so that one record is verified by itself, and all 256 at once by
-their sums. Records are written under the shard's lock: *charge, then change the tree* and *change
-the tree, then discharge*, so that a kill at any instant leaves the record at or above the truth,
-with the lowest bit set; whoever takes the lock next sees the bit and counts the shard afresh.
+other three plus a constant. So one record verifies itself, and the sums verify all 256 at once.
+A process writes a record only while it holds the shard's lock. For a put, it adds to the record and
+then changes the tree. For a delete, it changes the tree and then subtracts. So after a kill at any
+instant, the record is at or above the truth, and its lowest bit is set. The next process that takes
+the lock sees the bit and counts the shard again.
 """
 
 from __future__ import annotations

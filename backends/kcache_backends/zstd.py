@@ -2,7 +2,7 @@
 
 A stored value is four bytes, ``KCZ`` and a letter, and then
 
-``r``  the value as it is, where compressing would not make it smaller;
+``r``  the value as it is, if compression would not make it smaller;
 ``z``  one Zstandard frame (RFC 8878) that states the size of its content.
 """
 

@@ -1,7 +1,7 @@
 """Doctor: decides from facts alone what is right and wrong with a machine's set-up.
 
 `diagnose` reads nothing but the `Facts` (`machine_facts`) that it is given. Every check is
-a function that yields findings, so that what is not known yields none.
+a function that yields findings. A check whose facts are not known yields none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Explain: says why a request would be compiled, or that it is in the cache.
 
-`explain` looks and changes nothing: no statistics, no use of an entry, no compiler. `causes` in
-`miss_causes` decides, from what was found.
+`explain` looks and changes nothing: no statistics, no use of an entry, no compiler. From what it
+finds, `causes` in `miss_causes` decides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Machine facts: gathers what `doctor` judges, and changes nothing on the machine.
 
-Gathering does not fail: what can't be found out is None, or the reason as text. Nothing that may be
-broken is imported before it is asked for, so this works where a dependency is missing.
+Gathering never fails. If something can't be found out, its fact is None, or the reason as text. A
+module that may be broken is imported only when it is asked for. So this works if a dependency is
+missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prometheus: writes the statistics in its text exposition format, version 0.0.4.
 
-As in https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules beside it:
-counters end in `_total`, units are seconds and bytes. Pure: figures in, text out.
+It follows https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules there:
+counters end in `_total`, units are seconds and bytes. Its functions are pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answering: turns an NVRTC program into a request, and a kernel into NVRTC's answer.
 
-The only module of the drop-in that knows kcache. What can't be answered exactly is declined, with a
-reason; the program then asks the real NVRTC.
+It is the only module of the drop-in that knows kcache. If it can't answer exactly, it declines with
+a reason, and the program asks the real NVRTC.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Build: compiles the interface libraries from `native/`, if there is a C compiler.
 
-Imports nothing of kcache: the wheel's build hook runs this file before anything is installed.
+It imports nothing of kcache, because the wheel's build hook runs this file before anything is
+installed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Diagnosis: decides whether `kcache run` reaches a program, and says why it does not.
 
-What a program does with NVRTC can't be known without running it; what its file says can be:
-set-uid, linked statically, linked with another C library than the interface libraries.
+What a program does with NVRTC can't be known without running it. But its file shows whether it is
+set-uid, linked statically, or linked with another C library than the interface libraries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Endpoint: the socket of a server, in a private directory, and short questions to it.
 
-Imported by the launcher before the program starts, so it imports little.
+The launcher imports it before the program starts, so it imports little itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Environment: reads the launcher's variables, and makes those of the program.
 
-Beside `kcache.config` and `kcache.environment`, the only module that reads the environment. Those
-take as long to import as everything else that `kcache run` does before the program starts (16 ms).
+`kcache.config` and `kcache.environment` also read the environment, but to import them takes as long
+as everything else that `kcache run` does before the program starts (16 ms).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Known: keeps version and architectures of NVRTC builds in small files, to ask only once.
 
-A program asks for them before its first compile. To load the library for the answer takes 100 ms;
-the same build always gives the same.
+A program asks for them before its first compile. To load the library for the answer takes 100 ms.
+The same build always gives the same answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Process: forks a server from the launcher, into a process of its own.
 
-It is forked twice, so that the program that the launcher becomes has no child that it does not
-know, and has a session of its own: Ctrl-C and Ctrl-Z are not for it.
+The launcher becomes the program. The server is forked twice, so that the program has no child that
+it does not know. The server has a session of its own, so that Ctrl-C and Ctrl-Z do not reach it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Protocol: the frames between the interface library and the server, and what is in them.
 
-A frame is a head of 16 bytes and a payload. All numbers are little-endian and have 32 bits, except
-where it says otherwise; a byte string is its size, and then its bytes; a list is its length, and
-then its items.
+A frame is a head of 16 bytes and a payload. Numbers are little-endian and have 32 bits, if nothing
+else is said. A byte string is its size and then its bytes. A list is its length and then its items.
 
 Head: magic `KDI1`, version and kind (16 bits each), size of the payload, zero.
 
-Pure functions, no input or output. Whatever a frame claims, no more is allocated than its own bytes
-take. `native/server.c` and `native/compile.c` are the other end.
+These are pure functions without input or output. Whatever a frame claims, they allocate no more
+than its own bytes take. `native/server.c` and `native/compile.c` are the other end.
 """
 
 from __future__ import annotations

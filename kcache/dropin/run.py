@@ -1,8 +1,8 @@
 """Run: `kcache run`, which starts a program with the drop-in before NVRTC.
 
-The launcher starts a server beside itself and becomes the program: same process, same parent,
-same terminal, so that exit status, signals and job control are the program's own. With `--stats` it
-stays as the program's parent, in the same process group, and does for it what the shell does.
+The launcher starts a server beside itself and becomes the program. Process, parent and terminal
+stay the same, so that exit status, signals and job control are the program's own. With `--stats`,
+the launcher stays as the program's parent, in the same process group, and does what a shell does.
 """
 
 from __future__ import annotations

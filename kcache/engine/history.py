@@ -1,9 +1,9 @@
 """History: what all processes did with a cache in each hour of the last three months, in one file.
 
-The file (``history``) is a header of 64 bytes and `HOURS` records of 64 bytes, 136 KiB in all, and
-never grows. Hours are counted from the epoch; hour `h` has record `h % HOURS`, which the first who
-adds to that hour takes over from the hour that it held before. Record: u32 CRC-32 of the rest, i64
-hour, one IEEE double per field of `COUNTED`, four zeros; everything little-endian.
+The file (``history``) has a header of 64 bytes and `HOURS` records of 64 bytes, 136 KiB in all. It
+never grows. Hours are counted from the epoch, and hour `h` has the record `h % HOURS`. The first
+process that adds to an hour takes the record over from an older hour. Record: u32 CRC-32 of the
+rest, i64 hour, one IEEE double per field of `COUNTED`, four zeros. Everything is little-endian.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ processes never mix::
     1763779521.123 evicted 5f0c1be90db5a5f7b9a0a4d0c4e0a7d1 file
 
 That is seconds since the epoch, the event, the first half of the key (`-` for all of them), the
-backend, and a detail, which may be missing. At `LIMIT` bytes the file becomes ``journal.1``, and
-what that was before is forgotten. Lines that make no sense, cut off by a full disk, are skipped.
+backend, and a detail, which may be missing. At `LIMIT` bytes, the file becomes ``journal.1`` and
+replaces the old one. A reader skips lines that make no sense, for example after a full disk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stats: what a cache has done, counted in memory and summed over processes in one file.
 
 The file (``stats``) is a header of 64 bytes and `SLOTS` records of 256 bytes. A process claims one
-record by locking its bytes for as long as it lives, and adds its counts to what the record
-already holds, so that no two processes ever write the same record and none is ever removed.
+record: it locks the record's bytes for as long as it lives. It adds its counts to what the record
+already holds. So no two processes ever write the same record, and no record is ever removed.
 Record: u32 CRC-32 of the rest, u32 unused, then one IEEE double per field of `FIELDS`.
 Record 0 is never claimed: it holds the sums at the last `zero`, which reading subtracts.
 """

@@ -1,7 +1,7 @@
 """Find: finds the kernel of a request in the cache. Everything that a hit needs is here.
 
-Three jobs, each a class: `Finder` reads kernels, `HeaderChecks` decides which header set of a
-request holds, and `RequestCounts` counts requests. What a miss needs is in `resolver`.
+There is a class for each of three jobs. `Finder` reads kernels, `HeaderChecks` decides which header
+set of a request holds, and `RequestCounts` counts requests. What a miss needs is in `resolver`.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ A recording is text, one JSON object per line:
      "extra_key": "(hexadecimal)", "source_name": ..., "directory": ..., "roots": [...]}
 
 `options` holds the fields of `CompileOptions` that differ from their defaults, `arch` included.
-`directory` is the working directory of the request, null where it means nothing to it. `roots` are
-the directories of the recording and of the Python environment: what lay below them is looked for
-below their present ones where it is gone. Every line is appended by one write that begins with a
-line break, so that a torn one, of a process that was killed, spoils itself only.
+`directory` is the working directory of the request, or null if it makes no difference. `roots` are
+the directories of the recording and of the Python environment. If a path below one of them is gone,
+a reader looks for it below the present one. Every line is appended by one write that begins with a
+line break. So the torn line of a process that was killed spoils only itself.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 1. `Resolver.get`: one thread of one process goes on, and the others wait (`engine.single_flight`).
 2. `Resolver.compute`: if the cache has the kernel for another location, a compile may prove that it
-   is good here, too (`relocation`).
-3. Else the request is compiled (`compile`). The kernel and its manifest are stored (`store`).
-4. With eager relocation the kernel is proven to be good in other locations (`proof_queue`).
-5. Those who waited find the kernel in the cache (`find`), or adopt what was compiled.
+   is good here, too (`proofs`).
+3. Otherwise the request is compiled (`compile`). The kernel and its manifest are stored (`store`).
+4. With eager relocation, a proof shows that the kernel is good in other locations (`proof_queue`).
+5. The threads that waited find the kernel in the cache (`find`), or adopt the result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Loads kernels onto a GPU, each module once for each context.
 
-Importing this imports nothing of CUDA. `CompiledKernel.load` looks for the driver first, through
-ctypes: without one, cuda.core raises SystemError at its first call and hangs at the second (1.2.2).
+This package imports nothing of CUDA by itself. `CompiledKernel.load` first looks for the driver,
+through ctypes. Without a driver, cuda.core 1.2.2 raises SystemError at its first call and hangs at
+the second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Arguments: turns Python values into the bytes that a kernel's parameters take.
 
-Pure but for the addresses of device memory, which `Addresses` looks up. A value that is not
-certain to arrive as it was meant is refused: cuda.core by itself passes every Python int as 8
-bytes and every float as a double, whatever the kernel expects.
+It is pure, except that `Addresses` looks up the addresses of device memory. It refuses a value that
+may not arrive as it was meant. cuda.core alone would pass every Python int as 8 bytes and every
+float as a double, whatever the kernel expects.
 """
 
 from __future__ import annotations

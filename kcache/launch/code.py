@@ -1,8 +1,8 @@
 """Code: reads architecture, kernels and parameters from PTX and CUBIN.
 
 Pure functions over the bytes that a compiler returned. The sources are the PTX ISA ("Kernel
-Entry Points", ".param") and the ELF gABI; what NVIDIA puts into ELF has no public description and
-was read off the output of NVRTC 12.9 and 13.5.
+Entry Points", ".param") and the ELF gABI. There is no public description of what NVIDIA puts into
+ELF. We found it in the output of NVRTC 12.9 and 13.5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Answers: asks the operating system the rarer questions of a record again.
 
-Each has to say what `workers/recorder.py` wrote down when the compiler asked.
+Each answer must have the form that `workers/recorder.py` wrote down when the compiler asked.
 """
 
 from __future__ import annotations

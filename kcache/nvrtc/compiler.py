@@ -1,9 +1,9 @@
 """Compiler: compiles one request, in a worker if that is possible.
 
-Compiles happen in processes of our own (`workers/`), each known to be clean. Where no interpreter
-can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` says so, the compile happens
-in this process, one at a time, and its outcome is not cached: somebody else may have used the same
-library, and what that left behind cannot be seen.
+Compiles happen in processes of our own (`workers/`), each known to be clean. There are exceptions:
+no interpreter can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` says so. Then
+this process compiles, one request at a time, and the outcome is not cached. Somebody else may have
+used the same library, and nobody can see what that has left behind.
 """
 
 from __future__ import annotations

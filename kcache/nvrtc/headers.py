@@ -1,9 +1,9 @@
 """HeaderSet: everything but the request that the result of a compile depends on.
 
-It is made of the compile's record: all that the compiler asked the operating system, with the
-answers. The outcome is good as long as every question gets the answer that it got. So nothing here
-knows what an include is; files that were read, paths where nothing was, directories and variables
-are answers like all others.
+It is made from the record of the compile: everything that the compiler asked the operating system,
+with the answers. The outcome is good as long as every question gets the same answer. So nothing
+here knows what an include is. Files that were read, paths where nothing was, directories and
+variables are answers like all others.
 """
 
 from __future__ import annotations

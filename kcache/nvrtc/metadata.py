@@ -1,6 +1,6 @@
 """RequestSummary: what an entry's metadata says about its request, for tools that show it.
 
-Nothing that decides whether an entry is served: the key does. Entries of older versions say less.
+It does not decide whether an entry is served: the key does. Entries of older versions say less.
 """
 
 from __future__ import annotations

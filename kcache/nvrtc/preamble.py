@@ -1,7 +1,7 @@
 """Preamble: the part of a source that a precompiled header can be made of.
 
-It only decides what is tried: a precompiled header is used where the compiler says that it used it,
-and the record tells what it was made from.
+It only decides what is tried. The compiler says whether it has used a precompiled header, and the
+record tells what the header was made from.
 """
 
 from __future__ import annotations

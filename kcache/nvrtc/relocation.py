@@ -10,8 +10,8 @@ outcome is good everywhere.
 The proof needs no copy of the files. A path below a directory that the compiler was told is
 answered with what is in the real directory.
 
-A second compile at another real location would prove less: two checkouts often have paths of equal
-length, and a relative path from one include directory to another leads to the same in both.
+A second compile at another real location would prove less. Two checkouts often have paths of equal
+length, and a relative path from one include directory to another leads to the same place in both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HeaderSearch: the roots of a compile, which are the directories that its paths start from.
 
-A path that the compiler asked for is kept as a root's number and the rest below that root. In
-another checkout or container the same request has other roots, and the same questions.
+A path that the compiler asked for is stored as the number of a root and the path below that root.
+In another checkout or container, the same request has other roots and the same questions.
 """
 
 from __future__ import annotations

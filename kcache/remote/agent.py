@@ -1,9 +1,9 @@
 """Agent: the process that talks to remotes for all programs of a user with one configuration.
 
-A program starts it by exec with its first question, and hands it the listening socket and, through
-a pipe, its `Setup`. It has a session of its own. It goes on with uploads after the last program has
-ended, for `LINGER` seconds at most, and ends when nobody has needed it for `IDLE` seconds
-(`LACKING_IDLE` where a package or a file is missing).
+A program starts it by exec with its first question. It passes the listening socket to the agent,
+and its `Setup` through a pipe. The agent has a session of its own. It continues uploads after the
+last program has ended, for at most `LINGER` seconds. It ends if nobody has needed it for `IDLE`
+seconds (`LACKING_IDLE` where a package or a file is missing).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Channel: one end of the socket between a program and its agent: one message, then its answer.
 
-The messages are those of `kcache.util.wire`. Most kernels take one system call to send and few to
-receive, and are copied once: a hit from a remote nearby spends more time here than on its way.
+The messages are those of `kcache.util.wire`. Most kernels take one system call to send and a few to
+receive, and are copied once. A hit from a remote nearby spends more time here than on its way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Client: asks the agent on behalf of a program: short questions, and never a long wait.
 
-Imports nothing of a protocol. Starting an agent is left to `kcache.remote.start`, with the first
-question.
+It imports nothing of a protocol. `kcache.remote.start` starts an agent with the first question.
 """
 
 from __future__ import annotations

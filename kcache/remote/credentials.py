@@ -1,8 +1,9 @@
 """Credentials: finds the user and password, or the token, for a remote.
 
-In this order: the address (`https://user:password@host`), the file that the address names
-(`token_file`, `password_file`), `KCACHE_REMOTE_TOKEN`, the user's `~/.netrc`. Never from the
-working directory. What the address does not name itself goes only to this machine or through TLS.
+It looks in this order: the address (`https://user:password@host`), the file that the address names
+(`token_file`, `password_file`), `KCACHE_REMOTE_TOKEN`, the user's `~/.netrc`. It never looks into
+the working directory. Credentials that are not in the address go only to this machine or through
+TLS.
 """
 
 from __future__ import annotations

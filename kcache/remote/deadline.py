@@ -1,8 +1,8 @@
 """DeadlineSocket: a socket with one deadline for everything that happens on it.
 
-A socket's own time-out begins anew with each byte, so a server that sends one byte a second is
-waited for without end. Here each wait is as long as what is left. Bytes are bounded likewise, for
-clients that believe whatever length a server claims.
+A socket's own time-out begins again with each byte. So a wait for a server that sends one byte a
+second has no end. Here, each wait takes at most the time that is left. The number of bytes has a
+limit, too, because some clients believe whatever length a server claims.
 """
 
 from __future__ import annotations

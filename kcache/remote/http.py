@@ -5,9 +5,9 @@ GET and PUT, as ccache's and Bazel's HTTP caches do. The address `https://host/p
 (`layout=flat`) or `https://host/path/ac/abcdef...` (`layout=bazel`, whose server must not look into
 what it stores: bazel-remote's `--disable_http_ac_validation`).
 
-http.client of the standard library does it, all but plain answers to GET (`http_get`). What it
-lacks is here: deadlines for whole answers, bounds, a few open connections, redirects that take no
-credentials to another host.
+http.client of the standard library does all of it, except plain answers to GET (`http_get`). This
+module adds what it lacks: deadlines for whole answers, limits, a few open connections, and
+redirects that take no credentials to another host.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """HTTP GET: reads most answers over http.client's connection itself, in a third of its time.
 
-http.client parses headers as those of electronic mail, which takes longer than a kernel's way from
-a server nearby. What is said plainly (a length, no transfer coding) is read here. Everything else
-is handed to http.client from its first byte on.
+http.client parses headers like those of electronic mail. That takes longer than a kernel needs from
+a server nearby. Plain answers (a length, no transfer coding) are read here. http.client gets all
+others from their first byte on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Manifests: merges the header sets of one request from several machines.
 
-A manifest's entry has the sections `set0`, `set1`, ... (see `kcache.nvrtc.manifest`); the others
-are what one machine remembers of its own files, which says nothing elsewhere and tells its paths.
+A manifest's entry has the sections `set0`, `set1`, ... (see `kcache.nvrtc.manifest`); the other
+sections are what one machine remembers of its own files. They mean nothing on another machine, and
+would tell it paths.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The address `s3://bucket/prefix` and a key make the object `prefix/ab/cdef...`. Credentials come
 from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), for S3 also from `~/.aws/credentials`,
-else from the machine's own identity. Old objects leave by lifecycle rules of the bucket.
+else from the machine's own identity. Lifecycle rules of the bucket delete old objects.
 
-obstore waits without end in a child that was forked after its first use (seen with 0.12.1), so it
-is only imported here, in the agent's process, which was started by exec and never forks.
+obstore waits without end in a child that was forked after its first use (seen with 0.12.1). So only
+this module imports it, in the agent's process, which was started by exec and never forks.
 """
 
 from __future__ import annotations

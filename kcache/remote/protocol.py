@@ -1,7 +1,7 @@
 """Protocol: what a program and its agent say to each other; each message is fields of a wire frame.
 
-A question is its kind and its arguments, an answer its result and what belongs to it. Numbers are
-decimal text. Either side hangs up on what it does not understand.
+A question has its kind and its arguments. An answer has its result and what belongs to it. Numbers
+are decimal text. If a side does not understand a message, it hangs up.
 """
 
 from __future__ import annotations

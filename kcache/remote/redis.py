@@ -2,11 +2,10 @@
 
 The address `redis://user:password@host:port/db/prefix` keeps a value under `kcache:prefix:KEY`. The
 commands are GETRANGE, SET, and EVAL with GET, DEL and PEXPIRE; a user who may not EVAL can neither
-merge nor take leases. Which values leave is the server's business: `expire=30d` lets them end by
-themselves, `maxmemory` with `allkeys-lru` lets the coldest go.
+merge nor take leases. The server decides which values it deletes: with `expire=30d` they end by
+themselves, and with `maxmemory` and `allkeys-lru` the coldest go.
 
-redis-py neither bounds how long an answer takes as a whole nor how long it is. The connections here
-do both.
+redis-py limits neither the time of a whole answer nor its length. The connections here limit both.
 """
 
 from __future__ import annotations

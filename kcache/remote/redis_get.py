@@ -1,7 +1,7 @@
 """Redis GETRANGE: gets keys in one round trip. The parser of redis-py copies four times.
 
-Connections come from redis-py, which has named the user, chosen the database and done TLS. What is
-not the plain answer is left to redis-py, over another connection.
+Connections come from redis-py, which has named the user, chosen the database and done TLS. If an
+answer is not plain, redis-py asks again over another connection.
 """
 
 from __future__ import annotations

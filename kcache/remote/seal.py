@@ -15,8 +15,8 @@ n                     the value
 0, 32 or 64           the signature, of SHA-256 over all but the checksum
 ====================  ============================================================================
 
-The checksum finds accidents. It is no proof of origin: only a signature is one. A reader without a
-signing key checks the checksum alone, whether there is a signature or not.
+The checksum finds accidents. It does not prove who made the value: only a signature does. A reader
+without a signing key checks the checksum alone, whether there is a signature or not.
 """
 
 from __future__ import annotations

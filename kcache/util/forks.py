@@ -1,13 +1,14 @@
 """Forks: makes kcache safe in a forked child, and at the end of an interpreter.
 
-Objects with locks of their own register with `after_fork`. And imports are made safe: kcache
+Objects with locks of their own register with `after_fork`. Imports are made safe, too. kcache
 imports most of its modules when they are first needed, perhaps in one thread while another forks.
-Of a module that a thread was importing the child inherits the lock, and not the thread, so that it
-would wait for ever. So a fork waits for imports under way, at most `PATIENCE` seconds; and what is
-under way all the same is begun anew in the child.
+If a thread was importing a module, the child inherits the lock and not the thread, and would wait
+for ever. So a fork waits for running imports, at most `PATIENCE` seconds. The child begins imports
+again that still run after that.
 
-When an interpreter ends, it kills daemon threads in the middle of whatever they do. What must not
-be killed so (a call of a database, a line to standard error) is refused to them from then on.
+When an interpreter ends, it kills daemon threads in the middle of whatever they do. Some operations
+must not be killed in this way (a call of a database, a line to standard error). So from then on,
+daemon threads may not begin them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The log: the logger `kcache` of the standard library, imported when there is something to say.
 
-Importing `logging` takes 8 ms, which a cache hit in a fresh process need not pay: as long as nobody
+To import `logging` takes 8 ms. A cache hit in a fresh process need not pay this: as long as nobody
 has imported it, nobody can have asked for messages below a warning.
 
 Daemon threads log nothing once the interpreter ends. It kills them in the middle of a line, and

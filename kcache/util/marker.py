@@ -4,8 +4,9 @@
 
     {"format": "kcache-directory/1", "id": "5f0c1be90db5a5f7b9a0a4d0c4e0a7d1"}
 
-It is written when the directory is made, or into an empty one. A directory with other files and
-without it is not kcache's, whatever its files are called: nothing is written or deleted there.
+kcache writes it when it makes the directory, or into an empty one. A directory that has other files
+and not this one is not kcache's, whatever its files are called. kcache writes and deletes nothing
+there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """OpenFile: a descriptor with an owner. The file is checked to be ours when it is opened.
 
 A bare descriptor is a number. If one thread closes it while another is about to write, the number
-may be another file's by then, and the write lands there. So nobody in kcache keeps a bare number
-that somebody else may close: the number belongs to an `OpenFile`.
+may belong to another file by then, and the write goes there. So nobody in kcache keeps a bare
+number that somebody else may close. The number belongs to an `OpenFile`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Record: a frozen value with named fields, which the functions of `dataclasses` accept.
 
-Importing `dataclasses` takes 15 ms (it needs `inspect`), as long as everything else that a cache
-hit in a fresh process needs; see docs/explanation/decisions.md. So the values on that path are
-Records, and `dataclasses` is imported only when somebody calls `fields`, `asdict` or `replace`
+To import `dataclasses` takes 15 ms, because it needs `inspect`. That is as long as everything else
+that a cache hit in a fresh process needs (docs/explanation/decisions.md, 8). So the values on that
+path are Records. `dataclasses` is imported only when somebody calls `fields`, `asdict` or `replace`
 on one.
 """
 

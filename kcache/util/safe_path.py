@@ -1,7 +1,7 @@
 """Safe paths: directories that nobody but their owner can exchange for something else.
 
-Whoever can write to a directory above the cache can put a directory or a link of their own in its
-place, between any look at it and any use. So the directories above are looked at, too.
+Somebody who can write to a directory above the cache can replace the cache by a directory or a link
+of their own, between any check and any use. So the directories above are checked, too.
 """
 
 from __future__ import annotations

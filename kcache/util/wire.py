@@ -1,8 +1,8 @@
 """Wire: messages between a program and processes of its own, lists of byte strings, bounded.
 
 A frame is the magic `KCW1`, a u32 count, one u64 length per field, then the fields, little-endian.
-Nothing in it can run code, and nothing is allocated before its length was checked. A reader that
-meets anything else raises `WireError`; the other side is then ended, not argued with.
+Nothing in it can run code, and nothing is allocated before its length was checked. If a reader gets
+anything else, it raises `WireError`. Then the other side is ended.
 """
 
 from __future__ import annotations

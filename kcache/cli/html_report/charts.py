@@ -1,8 +1,8 @@
 """Charts: bars, areas, a ring and a meter as SVG. Sizes are in percent, so text is not scaled.
 
-Each is one image to a screen reader, with a label that says what it shows; what points at a part
-gets the figures through `<title>`. Colours are classes, which the style sheet gives a value for
-light and for dark.
+To a screen reader, each chart is one image with a label that says what it shows. A mouse that
+points at a part gets the figures through `<title>`. Colours are classes. The style sheet gives each
+a value for light and for dark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Snapshot: what the page says about a cache, gathered in one pass over its entries.
 
-Gathering changes nothing and is no use of an entry. What is kept is bounded by the page, but for
-one tally per kernel and target.
+Gathering changes nothing and is no use of an entry. The page limits what is kept, except for one
+tally for each kernel and target.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 NVRTC keeps state between compiles. After one with `-G` (12.9 to 13.5), `-Ofc=max` or `--restrict`
 (13.5), later compiles of other sources give other code until the process ends. Nothing in its
-interface tells. So this list holds options of which a test has shown otherwise
-(`tests/nvrtc/test_clean.py` compiles probe kernels before and after each, in one process, and
-compares them with those of new processes); a worker that was given any other option, one that is
-unknown here included, is used once.
+interface tells. So this list has only options for which a test has shown that they do no harm:
+`tests/nvrtc/test_clean.py` compiles probe kernels before and after each option, in one process, and
+compares them with those of new processes. A worker that gets any other option is used once. That
+includes options that are unknown here.
 """
 
 from __future__ import annotations

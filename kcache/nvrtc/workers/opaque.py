@@ -1,15 +1,15 @@
 """Opaque: a compile in which a header can pass its name on, but can't compute with it.
 
-A proof of relocation has to show that an outcome is the same wherever its headers lie. Other paths
-show that for those paths alone. So the compiler's macro `__FILE__` gets another name for one
-compile, and in headers `__FILE__` is now a call of a function that nothing defines:
+A proof of relocation must show that an outcome is the same wherever its headers lie. Other paths
+show this for those paths alone. So for one compile, the compiler's macro `__FILE__` gets another
+name. In headers, `__FILE__` is then a call of a function that nothing defines:
 
 - A call is no constant and no literal. Letters, hashes and joined literals of a name are errors.
   It stands in braces, so that it has no type: `sizeof`, `decltype` and templates can't look at it.
   The array in them has no size, for the constructor that takes whatever is in the braces.
   Functions take it as `const char*`; `printf` has overloads that do.
-- Whoever evaluates it has the call in the output, which then differs. An `assert` that is not
-  compiled into the kernel, which is what most headers have, does no harm.
+- If code evaluates it, the call is in the output, which then differs. Most headers have an `assert`
+  that is not compiled into the kernel. That does no harm.
 - A text made of it by `#` is an error: the type in the call has a letter that is valid in a name,
   and that no literal of `char` can hold.
 - In the source itself, at `__INCLUDE_LEVEL__` 0, the macro is the source's name as ever, unless its

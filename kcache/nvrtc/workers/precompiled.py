@@ -1,31 +1,32 @@
 """Precompiled headers: parses what sources begin with once, and keeps it in the worker.
 
-What a source begins with, its *preamble*, are its comments and directives up to the first token of
-anything else; the program finds its end (`kcache.nvrtc.preamble`). After a plain compile, or before
-it where many such sources are known to come, the preamble alone is compiled with `--create-pch`;
-later sources with an equal preamble are compiled with `--use-pch`.
+A source begins with its *preamble*: the comments and directives before the first other token. The
+program finds its end (`kcache.nvrtc.preamble`). The worker compiles the preamble alone with
+`--create-pch`. It does this after a plain compile, or before it if many such sources are known to
+come. It compiles later sources with an equal preamble with `--use-pch`.
 
-Measured on NVRTC 13.5, the reasons for what is done here:
+These are the reasons for what is done here, measured on NVRTC 13.5:
 
-*Nothing is revalidated* by the compiler: a precompiled header is used whatever has become of its
-headers. So each answer that it was made from is asked for again before a use, and belongs to the
-record of the compile that uses it.
+*Nothing is revalidated* by the compiler. It uses a precompiled header whatever has become of its
+headers. So before each use, the worker asks again for each answer that the precompiled header was
+made from. These answers belong to the record of the compile that uses it.
 
-*The outcome* is the same bytes, unless it has debug information (`-G`) or is LTOIR: those name
+*The outcome* is the same bytes, unless it has debug information (`-G`) or is LTOIR. These name
 lambdas by a count of lines that leaves out what was precompiled. They are compiled plainly.
 
-*Packing.* What `#pragma pack` has set is not restored. With a header that names it, everything is
-compiled plainly. CUB, CUTLASS and the CUDA headers have none.
+*Packing.* The compiler does not restore what `#pragma pack` has set. If a header names it,
+everything is compiled plainly. CUB, CUTLASS and the CUDA headers do not use it.
 
-*The log* lacks warnings of the preamble. They are those of the compile that made it, up to the line
-which says so.
+*The log* lacks warnings of the preamble. They are taken from the compile that made the precompiled
+header, up to the line which says so.
 
-*The file* is an image of the compiler's heap, 446 MB for CUTLASS, and mapped: a damaged one crashes
-the process (seen). So it never has a name. A full disk fails the compile that makes it.
+*The file* is an image of the compiler's heap, 446 MB for CUTLASS. The compiler maps it, and a
+damaged file crashes the process (seen). So it never has a name. On a full disk, the compile that
+makes it fails.
 
-*The heap* has one address per process and size: setting the size moves it, so that it is set once,
-before the first precompiled header. It is reserved, not taken. A heap that is too small makes no
-file.
+*The heap* has one address for each process and size. To set the size moves it, so the size is set
+once, before the first precompiled header. The heap is reserved, not taken. If it is too small,
+there is no file.
 """
 
 from __future__ import annotations

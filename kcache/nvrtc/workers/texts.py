@@ -1,11 +1,11 @@
 """Texts: decides whether a text may ask for the time, or for a path.
 
-The only place where kcache looks at C++. Both questions err on yes: a text that may use the clock's
-macros is not cached, and one that may use the name of a file, or that writes an absolute path, is
-good for one location until a second compile has proven otherwise. Nothing else that a text says
-matters, because the compiler's questions tell.
+This is the only place where kcache looks at C++. In doubt, both answers are yes. If a text may use
+the macros of the clock, the kernel is not cached. If a text may use the name of a file, or has an
+absolute path, the kernel is good for one location until a second compile has proven more. Nothing
+else in a text matters, because the compiler's questions tell.
 
-A compile of CUB reads 7 MB in 670 files, so that the usual file is passed over by four searches.
+A compile of CUB reads 7 MB in 670 files. So four searches are enough for the usual file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Worker: the program that a worker process runs.
 
-It loads the one libnvrtc that it is told of, and compiles one request at a time: a message on its
-standard input, an answer on its standard output. It ends when the input ends, also in the middle of
-a compile, or when its parent does; nothing has to tell it to. It reads no file but the ones that
-the compiler asks for, and keeps no state of its own between two requests; what the compiler keeps
-is why the program ends a worker whose next outcome might be another than a new one's.
+It loads the one libnvrtc that it is told of, and compiles one request at a time. A request is a
+message on its standard input, and the answer is on its standard output. The worker ends when the
+input ends, also in the middle of a compile, or when its parent ends. Nothing has to tell it to. It
+reads only the files that the compiler asks for, and keeps no state of its own between two requests.
+But the compiler may keep state. So the program ends a worker whose next outcome might differ from
+that of a new one.
 """
 
 from __future__ import annotations
