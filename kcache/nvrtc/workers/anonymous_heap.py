@@ -9,7 +9,6 @@ time instead of 2.8 s (NVRTC 13.5); where files of temporary directories are slo
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -18,8 +17,8 @@ from kcache.nvrtc.workers.import_table import ImportTable
 
 __all__ = ["AnonymousHeap"]
 
-_FIXED = 0x10
-"""MAP_FIXED, which the module `mmap` lacks; the same on x86-64 and AArch64 (Linux)."""
+#: Flags of `mmap`, the same on x86-64 and AArch64 (Linux); the module `mmap` lacks one of them.
+_PRIVATE, _FIXED, _ANONYMOUS = 0x02, 0x10, 0x20
 _PROTOTYPE = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
     *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
@@ -75,11 +74,11 @@ class AnonymousHeap:
         address, length, protection, flags, fd, offset = given
         with suppress(Exception):  # none may get into the compiler
             if self._is_heap(flags, fd):
-                flags, fd, offset = flags | mmap.MAP_ANONYMOUS, -1, 0
+                flags, fd, offset = flags | _ANONYMOUS, -1, 0
         found: int | None = self._real(address, length, protection, flags, fd, offset)
         return found
 
     def _is_heap(self, flags: int, fd: int) -> bool:
-        if fd != self._fd or fd < 0 or not flags & mmap.MAP_PRIVATE or not flags & _FIXED:
+        if fd != self._fd or fd < 0 or not flags & _PRIVATE or not flags & _FIXED:
             return False
         return os.path.samestat(os.fstat(fd), os.fstat(self._kept))
