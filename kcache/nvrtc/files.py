@@ -9,6 +9,7 @@ with its index, see "Racy Git" in git's documentation.)
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import sys
@@ -20,6 +21,7 @@ import xxhash
 
 __all__ = [
     "FRESH_NS",
+    "LARGEST",
     "NO_STAMP",
     "SIZE",
     "FileDigests",
@@ -40,6 +42,12 @@ NO_STAMP: Stamp = (0, 0, 0, 0, 0)
 #: Bytes of a digest.
 SIZE = 16
 _MAX_FILES = 65_536
+#: A larger header is not compared, and what includes it is compiled each time.
+LARGEST = 1 << 30
+#: Bytes that are read at a time of a file that has more than its status says.
+_PIECE = 1 << 20
+#: Where the system tells of itself; `workers/file_answers.py` records nothing there either.
+_OF_PROCESSES = ("/proc/", "/sys/")
 
 _COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2), which Python does not name
 
@@ -81,20 +89,28 @@ class FileDigests:
         """Return the digest of `content`."""
         return xxhash.xxh3_128_digest(content)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, status: os.stat_result) -> bytes:
         """Return a file's content, and remember its digest.
 
+        A manifest that somebody forged may name any path. So what no compile records is not opened:
+        devices, pipes, and files in which the system tells of itself. Some have no end, some wait
+        for ever, and some do something when they are opened.
+
+        Args:
+            path: of the file.
+            status: of it, as it was a moment ago.
+
         Raises:
-            OSError: it can't be read, or is a pipe.
+            OSError: it can't be read, or is no header.
         """
         self.reads += 1
         now = self._clock()
+        _require_header(path, status)
         with open(path, "rb", buffering=0, opener=_open) as file:
             status = os.fstat(file.fileno())
-            if stat.S_ISFIFO(status.st_mode):
-                raise OSError(f"{path} is a pipe: what it holds can be read once")
+            _require_header(path, status)
             before = stamp_of(status)
-            content = file.readall()
+            content = _content(file, path, before[0])
             after = stamp_of(os.fstat(file.fileno()))
         if before == after and len(content) == before[0]:
             self.remember(path, before, self.of(content), read_at=now)
@@ -130,9 +146,9 @@ class FileDigests:
                 elif now == stamp:
                     self._note(path, now, digest)
                     continue
-                elif self.of(self.read(path)) == digest:
+                elif self.of(self.read(path, status)) == digest:
                     continue
-            except OSError:
+            except (OSError, MemoryError):
                 pass
             yield path
 
@@ -150,6 +166,40 @@ class FileDigests:
         """Return the stamp under which the file's digest is trusted, or None."""
         known = self._known.get(path)
         return None if known is None else known[0]
+
+
+def _require_header(path: str, status: os.stat_result) -> None:
+    """Refuse what no compile records as a header that was read.
+
+    Raises:
+        OSError: it is no regular file, too large, or the system's own.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"{path} is no regular file")
+    if status.st_size > LARGEST:
+        raise OSError(f"{path} has {status.st_size} bytes, more than a header has")
+    if os.path.normpath(path).startswith(_OF_PROCESSES):
+        raise OSError(f"{path} is no file but the system's own")
+
+
+def _content(file: io.FileIO, path: str, size: int) -> bytes:
+    """Return what is in a file of about that size.
+
+    Raises:
+        OSError: it can't be read now, or is too large.
+    """
+    parts: list[bytes] = []
+    room = LARGEST
+    while room > 0:
+        part: bytes | None = file.read(min(size + 1, room))
+        if part is None:
+            raise OSError(f"{path} has nothing to be read at present")
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        room -= len(part)
+        size = _PIECE
+    raise OSError(f"{path} has more bytes than a header has")
 
 
 def _open(path: str, flags: int) -> int:

@@ -7,6 +7,7 @@ own error.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from hypothesis import strategies as st
 from kcache import CompileOptions, KernelCache
 from kcache.entry import decode
 from kcache.nvrtc import PRODUCER
+from kcache.nvrtc.files import SIZE
+from kcache.nvrtc.search import ABSOLUTE
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -182,3 +185,44 @@ def test_no_changed_manifest_gives_another_kernel_or_an_error(cached: Cached, lo
         ends_right(cached, sections)
 
     check()
+
+
+@pytest.mark.parametrize("kind", ["f", "e", "o"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/dev/zero", "/dev/tty", "/dev/null", "/dev/random", "/dev/full", "/dev/watchdog"),
+        *("/proc/kcore", "/proc/kmsg", "/proc/self/mem", "/proc/self/pagemap", "pipe", "sparse"),
+    ],
+)
+def test_what_is_no_header_is_not_read(
+    cached: Cached, path: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of these have no end, some wait for ever, and some do something when they are opened."""
+    if path == "pipe":
+        path = str(cached.place / "pipe")
+        os.mkfifo(path)
+    elif path == "sparse":
+        path = str(cached.place / "sparse")
+        Path(path).touch()
+        os.truncate(path, 1 << 42)
+    raw = cached.sections["set0"]
+    (length,) = struct.unpack_from("<I", raw)
+    group = {
+        "f": f"f{ABSOLUTE}\0{path}",
+        "e": f"e{ABSOLUTE}\0{13}\0{path}",
+        "o": f"o{ABSOLUTE}\0access4\0{path}\0{b'13'.hex()}",
+    }[kind]
+    text = group.encode() + b"\0\0" + raw[4 : 4 + length]
+    digests = bytes(SIZE) * (kind == "f") + raw[4 + length :]
+    forged = struct.pack("<I", len(text)) + text + digests
+    opened: list[object] = []
+    real = os.open
+
+    def open_(path: str, *more: int, **named: int) -> int:
+        opened.append(path)
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", open_)
+    ends_right(cached, [(b"set0", forged)])
+    assert path not in opened or (kind == "e" and Path(path).is_file())
