@@ -113,6 +113,38 @@ check()
     survives(tmp_path, code)
 
 
+def test_no_file_for_what_a_worker_says(tmp_path):
+    code = """
+import tempfile
+def refuse(*_, **__):
+    raise FileNotFoundError(2, "no usable temporary directory")
+os.memfd_create = tempfile.TemporaryFile = refuse
+check()
+"""
+    survives(tmp_path, code)
+
+
+def test_a_worker_that_cannot_be_started_closes_each_descriptor_once(tmp_path):
+    """The second time, its number could be that of a file which another thread has opened."""
+    code = """
+import gc
+from kcache.nvrtc.workers import process
+process._FLAGS = ("\\0",)  # no process can be started with such an argument
+real, again = os.close, []
+def close(fd):
+    try:
+        real(fd)
+    except OSError:
+        again.append(fd)
+        raise
+os.close = close
+kernel = cache.get_or_compile("__global__ void k() {}", (), options)
+gc.collect()
+assert not again, again
+"""
+    survives(tmp_path, code)
+
+
 def _unshared(code: str, *args: object) -> subprocess.CompletedProcess[str]:
     """Run code in a mount namespace of its own; skips where that is not possible."""
     probe = subprocess.run(

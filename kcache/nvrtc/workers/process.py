@@ -140,7 +140,7 @@ class WorkerProcess:
                 process_group=None if sys.platform == "win32" else 0,
             )
         except (OSError, ValueError) as error:
-            os.close(self._said)
+            self._last_words()
             raise NoWorkerError(f"a worker can't be started: {error}") from error
 
     def ask(self, ask: Ask, timeout: float | None) -> Reply:
@@ -246,14 +246,24 @@ class WorkerProcess:
 
 
 def _said_file() -> int:
-    """Return a descriptor of a file without a name, for a worker's standard error."""
+    """Return a descriptor of a file without a name, for a worker's standard error.
+
+    Where no such file can be made, what the worker says is lost.
+
+    Raises:
+        NoWorkerError: no descriptor is left.
+    """
     if hasattr(os, "memfd_create"):
         with suppress(OSError):  # a sandbox may forbid it
             return os.memfd_create("kcache-worker", os.MFD_CLOEXEC)
     import tempfile
 
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    try:
+        with suppress(OSError), tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+        return os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise NoWorkerError(f"a worker can't be started: {error}") from error
 
 
 def _absolute(path: str) -> str:
