@@ -100,6 +100,8 @@ class Bundle:
         """
         record = self.find(key)
         if record is None:
+            if os.fstat(self._fd).st_size != self.size:
+                raise BundleError(f"{self.name}: it was written over while it was open")
             return None
         if record.size > MAX_VALUE or record.offset + record.size > self.layout.index_at:
             raise BundleError(f"{self.name}: the index is damaged at key {key}")

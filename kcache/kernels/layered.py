@@ -25,7 +25,7 @@ __all__ = ["LayeredFinder"]
 #: Manifests of layers are remembered up to this many in each process.
 _MAX_MANIFESTS = 4096
 #: What reading a layer may raise. It is then as if the layer had nothing.
-_SURVIVED = (BackendError, OSError)
+_SURVIVED = (BackendError, OSError, MemoryError)
 
 
 class LayeredFinder(Finder):

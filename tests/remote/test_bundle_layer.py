@@ -83,6 +83,41 @@ def test_a_damaged_bundle_costs_a_compile_and_is_told_of(
     assert "damaged" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "how", ["empty", "cut in a value", "cut in the index", "another", "longer"]
+)
+def test_a_bundle_that_is_written_over_while_it_is_open(
+    tmp_path: Path, bundle: Path, how: str
+) -> None:
+    """Into the same file, which nobody should do: what comes of it is right, or compiled."""
+    with kcache.KernelCache(tmp_path / "more") as cache:
+        for value in range(2, 6):
+            cache.get_or_compile(KERNEL.replace("V", str(value)), options=ARCH)
+        kcache.export_bundle(cache, tmp_path / "another.kcb")
+    layer = f"file://{bundle}"
+    with kcache.KernelCache(tmp_path / "own", remote=layer, memory_size=0) as cache:
+        options = checkout(tmp_path / "two")
+        assert cache.lookup(WITH_HEADER, options=options) is not None
+        content = bundle.read_bytes()
+        changed = {
+            "empty": b"",
+            "cut in a value": content[:500],
+            "cut in the index": content[:-150],
+            "another": (tmp_path / "another.kcb").read_bytes(),
+            "longer": content[:100] + bytes(5000) + content[100:],
+        }[how]
+        bundle.write_bytes(changed)
+        for value in range(1, 6):
+            kernel = cache.get_or_compile(KERNEL.replace("V", str(value)), options=ARCH)
+            assert f", {value};".encode() in (kernel.ptx or b"")
+        scaled = cache.get_or_compile(WITH_HEADER, options=options)
+        with kcache.KernelCache(tmp_path / "alone") as alone:
+            assert alone.get_or_compile(WITH_HEADER, options=options).ptx == scaled.ptx
+        stats = cache.stats()
+        assert stats.compiles > 0
+        assert stats.errors + stats.corrupt > 0
+
+
 def test_what_is_no_bundle_is_refused(tmp_path: Path, bundle: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear reader")

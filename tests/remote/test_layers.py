@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from nvrtc.reference import ARCH, KERNEL, working_directory, write
+from remote.fakes import until
 
 import kcache
-from kcache.errors import ConfigError
+from kcache.errors import BackendError, ConfigError, CorruptEntryError
 from kcache.kernels.layered import LayeredFinder
 from kcache.remote.keys import make_keys, write_keys
 from kcache.util import safe_path
@@ -169,6 +171,97 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path) -> None:
         assert kernel.cubin == made.cubin
         assert cache.stats().corrupt == 1
     assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("error", [MemoryError, OSError, BackendError, CorruptEntryError])
+@pytest.mark.parametrize("header", ["", "#include <x.h>\n"])
+def test_what_fails_in_a_layer_costs_a_compile(
+    tmp_path: Path, error: type[Exception], header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one below it is asked all the same."""
+    write(tmp_path / "inc/x.h", "")
+    options = ARCH.replace(include_paths=[tmp_path / "inc"])
+    fill(tmp_path / "first")
+    with kcache.KernelCache(tmp_path / "second") as cache:
+        made = cache.get_or_compile(header + source(1), options=options)
+    layers = [f"file://{tmp_path}/{name}" for name in ("first", "second")]
+    with kcache.KernelCache(tmp_path / "own", remote=layers) as cache:
+        finder = cache._finder
+        assert isinstance(finder, LayeredFinder)
+
+        def fail(_: str) -> bytes:
+            raise error("out of order")
+
+        monkeypatch.setattr(finder._layers[0], "get", fail)
+        found = cache.get_or_compile(header + source(1), options=options)
+        assert found == made.replace(cached=True)
+        assert not cache.get_or_compile(header + source(2), options=options).cached
+        stats = cache.stats()
+        assert stats.corrupt + stats.errors > 1
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "link", "socket", "nothing", "sparse"])
+def test_what_is_no_entry_in_the_place_of_one(tmp_path: Path, what: str) -> None:
+    (made,) = fill(tmp_path / "layer")
+    (path,) = (tmp_path / "layer").rglob(made.key)
+    path.unlink()
+    if what == "folder":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "link":
+        path.symlink_to("/dev/zero")
+    elif what == "socket":
+        with working_directory(path.parent), socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("s")
+            os.rename("s", path)
+    else:
+        path.touch()
+        os.truncate(path, 0 if what == "nothing" else 1 << 40)
+    with kcache.KernelCache(tmp_path / "own", remote=f"file://{tmp_path}/layer") as cache:
+        kernel = cache.get_or_compile(source(), options=ARCH)
+        assert not kernel.cached
+        assert (kernel.key, kernel.cubin) == (made.key, made.cubin)
+        stats = cache.stats()
+        assert stats.corrupt + stats.errors > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_layer_that_is_exchanged_meanwhile(tmp_path: Path, backend: str) -> None:
+    fill(tmp_path / "layer", 1, 2, backend=backend)
+    fill(tmp_path / "other", 3, 4, backend=backend)
+    own, layer = tmp_path / "own", f"file://{tmp_path}/layer"
+    with kcache.KernelCache(own, remote=layer, memory_size=0) as cache:
+
+        def ask(value: int) -> bool:
+            kernel = cache.get_or_compile(source(value), options=ARCH)
+            assert f", {value};".encode() in (kernel.ptx or b"")
+            return kernel.cached
+
+        assert ask(1)
+        (tmp_path / "layer").rename(tmp_path / "away")
+        ask(5)
+        (tmp_path / "other").rename(tmp_path / "layer")
+        # LMDB looks once in a while whether its database is still the one at its place.
+        until(lambda: cache.lookup(source(3), options=ARCH) is not None)
+        assert ask(4)
+        ask(1)
+        ask(2)
+        assert cache.stats().errors == 0
+    with kcache.KernelCache(own, remote=()) as cache:  # what was compiled is there
+        assert cache.lookup(source(5), options=ARCH) is not None
+        assert cache.lookup(source(3), options=ARCH) is None
+
+
+@pytest.mark.parametrize("more", ["", "?keep=1"])
+def test_a_cache_may_be_its_own_layer(tmp_path: Path, more: str) -> None:
+    fill(tmp_path / "own", 1)
+    layer = f"file://{tmp_path}/own{more}"
+    with kcache.KernelCache(tmp_path / "own", remote=layer, memory_size=0) as cache:
+        hits = [cache.get_or_compile(source(n), options=ARCH).cached for n in (1, 2, 2)]
+        assert hits == [True, False, True]
+        stats = cache.stats()
+        assert (stats.errors, stats.layer_hits, cache.entry_count) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("problem", ["missing", "file", "empty", "writable", "exchangeable"])

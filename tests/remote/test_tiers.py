@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import xxhash
 from nvrtc.reference import ARCH, KERNEL, working_directory, write
 from remote.fakes import MemoryStore, agent, tier, until
 
@@ -200,6 +202,55 @@ def test_a_value_of_another_format_is_refused_and_replaced(
             assert cache.stats().corrupt + cache.stats().stale == 1
             assert client.flush(60)
         assert sealer.unseal(key, store.values[key]) != blob
+
+
+def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its seals are broken, or right around what is no kernel of ours."""
+    from kcache.entry import FORMAT_VERSION, Entry, encode
+    from kcache.nvrtc import PRODUCER
+
+    damaged, good = MemoryStore(), MemoryStore()
+    tiers = (tier(damaged, "http://a?ro&slow=60"), tier(good, "http://b?slow=60"))
+    sealer = tier(good)._sealer
+    write(tmp_path / "inc/x.h", "#define V 7\n")
+    options = ARCH.replace(include_paths=[tmp_path / "inc"])
+    asked = [(source(1), ARCH), (source(2), ARCH), ("#include <x.h>\n" + KERNEL, options)]
+    with agent(tmp_path, *tiers) as client:
+        monkeypatch.setattr("kcache.remote.client.client_for", lambda *_: client)
+        with machine(tmp_path / "maker") as cache:
+            made = [cache.get_or_compile(text, options=o) for text, o in asked]
+            assert client.flush(60)
+        kept = dict(good.values)
+        assert not damaged.values
+
+        def later(key: str) -> bytes:
+            blob = bytearray(sealer.unseal(key, kept[key]))
+            struct.pack_into("<H", blob, 6, FORMAT_VERSION + 1)
+            return bytes(blob[:-16]) + xxhash.xxh3_128_digest(blob[:-16])
+
+        other = encode("ab" * 32, Entry({"cubin": b"x"}), producer=PRODUCER.encode())
+        spoilt: dict[str, Callable[[str], bytes]] = {
+            "bits": lambda key: kept[key][:-20] + bytes(20),
+            "cut": lambda key: kept[key][:-1],
+            "version": lambda key: sealer.seal(key, later(key)),
+            "nonsense": lambda key: sealer.seal(key, b"no envelope at all"),
+            "key": lambda key: sealer.seal(key, other),
+            "empty": lambda _: b"",
+        }
+        for name, spoil in spoilt.items():
+            damaged.values = before = {key: spoil(key) for key in kept}
+            with machine(tmp_path / name) as cache:
+                found = [cache.get_or_compile(text, options=o) for text, o in asked]
+                assert found == [kernel.replace(cached=True) for kernel in made], name
+                stats = cache.stats()
+                assert (stats.compiles, stats.remote_hits) == (0, len(asked)), name
+                assert client.flush(60)
+            assert damaged.values == before, name
+            assert good.values == kept, name
+    assert "put" not in damaged.operations
+    assert "merge" not in damaged.operations
 
 
 def test_a_forked_child_asks_by_itself(client: Client, tmp_path: Path) -> None:
