@@ -7,6 +7,7 @@ a reason, and the program asks the real NVRTC.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.config import COMPILER_VARIABLES
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest
     from kcache.nvrtc.surroundings import Surroundings
 
-__all__ = ["Answering", "Declined"]
+__all__ = ["Answering", "Declined", "standing"]
 
 #: What NVRTC compiles for where no option names an architecture, by major version.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
@@ -76,6 +77,21 @@ class _RefusedError(Exception):
     """Raised to decline; its text is the reason."""
 
 
+def standing() -> bytes:
+    """Return as whom this process runs, and in which tree of files, as `native/server.c` tells it.
+
+    A program may change that after it has connected (chroot(2), `unshare -m`, setuid(2)): then
+    another file may lie at the path of a header.
+    """
+    root = os.stat("/")
+    space = (0, 0)
+    with suppress(OSError):
+        status = os.stat("/proc/thread-self/ns/mnt")
+        space = status.st_dev, status.st_ino
+    numbers = (os.geteuid(), os.getegid(), root.st_dev, root.st_ino, *space)
+    return " ".join(map(str, numbers)).encode()
+
+
 class Answering:
     """Answers programs from a cache.
 
@@ -91,6 +107,7 @@ class Answering:
         self._folder = folder
         self._stamps: dict[bytes, tuple[int, int, int]] = {}
         self._about: dict[bytes, tuple[str, known.Release]] = {}
+        self._standing = standing()
 
     def answer(self, program: Program) -> Answer | Declined:
         """Return NVRTC's answer, from the cache or else by a compile; raises nothing."""
@@ -107,9 +124,10 @@ class Answering:
             log.debug("a request of the drop-in is declined: %r", error)
             return Declined(f"{type(error).__name__}: {error}")
 
-    def about(self, path: bytes) -> known.Release | Declined:
-        """Return version and architectures of the NVRTC at `path`; raises nothing."""
+    def about(self, path: bytes, standing: bytes) -> known.Release | Declined:
+        """Return version and architectures of the NVRTC at a client's `path`; raises nothing."""
         try:
+            self._check_standing(standing)
             return self._known(path)[1]
         except _RefusedError as refusal:
             return Declined(str(refusal))
@@ -156,13 +174,13 @@ class Answering:
 
     def _rehearse(self, path: bytes) -> None:
         """Answer a program that is in no cache, as far as the compile."""
-        about = self.about(path)
+        about = self.about(path, self._standing)
         if isinstance(about, Declined):
             return
         (major, _), _ = about
         text = b"// no program has this source\n"
         self._cache._rehearse_for(
-            *self._asked(Program(major, path, b"/", {}, text, b"", [], [], [text]))
+            *self._asked(Program(major, path, b"/", self._standing, {}, text, b"", [], [], []))
         )
 
     def close(self) -> None:
@@ -172,6 +190,7 @@ class Answering:
     # -- what can be answered exactly --------------------------------------------------------------
 
     def _check(self, program: Program) -> None:
+        self._check_standing(program.standing)
         for option in map(_decoded, program.options):
             if any(part in option for part in _UNFOLLOWED):
                 raise _RefusedError(f"option {option.partition('=')[0]}")
@@ -179,6 +198,11 @@ class Answering:
             raise _RefusedError("two headers of one name")
         if self._known(program.library)[1][0][0] != program.major:
             raise _RefusedError("another NVRTC")
+
+    def _check_standing(self, standing: bytes) -> None:
+        """Check that a path means to the client what it means here, and may be read likewise."""
+        if standing != self._standing:
+            raise _RefusedError("another user, root directory or mount namespace")
 
     def _check_stamp(self, path: bytes) -> None:
         """Check that the library at `path` is the one that was there at first.

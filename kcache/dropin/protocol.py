@@ -39,12 +39,12 @@ __all__ = [
     "unpack_answer",
     "unpack_head",
     "unpack_info",
-    "unpack_path",
     "unpack_program",
+    "unpack_query",
 ]
 
 MAGIC = b"KDI1"
-VERSION = 1
+VERSION = 2
 #: Far more than any source, and than any kernel: the largest of CUTLASS have 10 MB.
 MAX_FRAME = 256 << 20
 
@@ -70,6 +70,7 @@ class Program(NamedTuple):
         major: NVRTC's major version.
         library: path of the NVRTC that the program would have used.
         directory: working directory of the client.
+        standing: as whom the client runs, and in which tree of files; see `answering`.
         environment: those variables of the client that NVRTC reads.
         source, name: as given to `nvrtcCreateProgram`; the name is empty where there is none.
         headers: (include name, text), in order.
@@ -80,6 +81,7 @@ class Program(NamedTuple):
     major: int
     library: bytes
     directory: bytes
+    standing: bytes
     environment: Mapping[bytes, bytes]
     source: bytes
     name: bytes
@@ -195,7 +197,8 @@ def unpack_program(payload: bytes) -> Program:
         ProtocolError: there is none.
     """
     reader = _Reader(payload)
-    major, library, directory = reader.number(), reader.text(), reader.text()
+    major = reader.number()
+    library, directory, standing = (reader.text() for _ in range(3))
     environment = {reader.text(): reader.text() for _ in range(reader.count(8))}
     source, name = reader.text(), reader.text()
     names, texts, options, expressions = (reader.texts() for _ in range(4))
@@ -204,7 +207,8 @@ def unpack_program(payload: bytes) -> Program:
         raise ProtocolError("there are not as many texts of headers as names")
     headers = list(zip(names, texts, strict=True))
     return Program(
-        major, library, directory, environment, source, name, headers, options, expressions
+        *(major, library, directory, standing, environment),
+        *(source, name, headers, options, expressions),
     )
 
 
@@ -216,6 +220,7 @@ def pack_program(program: Program) -> bytes:
             _NUMBER.pack(program.major),
             _text(program.library),
             _text(program.directory),
+            _text(program.standing),
             _NUMBER.pack(len(program.environment)) + variables,
             _text(program.source),
             _text(program.name),
@@ -253,16 +258,16 @@ def unpack_answer(payload: bytes) -> Answer:
     return Answer(result, ptx, cubin, ltoir, log, lowered, hit, keep)
 
 
-def unpack_path(payload: bytes) -> bytes:
-    """Return the path in the payload of a `QUERY` frame.
+def unpack_query(payload: bytes) -> tuple[bytes, bytes]:
+    """Return (path, standing as in `Program`) from the payload of a `QUERY` frame.
 
     Raises:
         ProtocolError: there is none.
     """
     reader = _Reader(payload)
-    path = reader.text()
+    path, standing = reader.text(), reader.text()
     reader.end()
-    return path
+    return path, standing
 
 
 def pack_info(version: tuple[int, int], archs: Sequence[int]) -> bytes:

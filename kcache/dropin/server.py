@@ -342,9 +342,9 @@ class Server:
     def _query(self, payload: bytes) -> tuple[int, bytes]:
         from kcache.dropin.answering import Declined
 
-        path = protocol.unpack_path(payload)
+        path, standing = protocol.unpack_query(payload)
         try:
-            about = self._answers().about(path)
+            about = self._answers().about(path, standing)
         except Exception as error:
             return protocol.DECLINED, f"no cache: {error}".encode()
         if isinstance(about, Declined):

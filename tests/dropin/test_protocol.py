@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache.dropin import known, protocol
-from kcache.dropin.answering import Answering, Declined
+from kcache.dropin.answering import Answering, Declined, standing
 from kcache.dropin.counts import Counts, summary
 from kcache.dropin.protocol import Answer, Program, ProtocolError
 
@@ -21,6 +21,7 @@ NUMBER = st.integers(0, 2**32 - 1)
 PROGRAMS = st.builds(
     Program,
     NUMBER,
+    TEXT,
     TEXT,
     TEXT,
     st.dictionaries(TEXT, TEXT, max_size=3),
@@ -74,7 +75,7 @@ def test_nonsense_is_refused_or_read_and_nothing_else(payload: bytes) -> None:
         protocol.unpack_program,
         protocol.unpack_answer,
         protocol.unpack_info,
-        protocol.unpack_path,
+        protocol.unpack_query,
     ):
         try:
             unpack(payload)
@@ -90,7 +91,7 @@ def test_a_list_that_claims_to_be_long_is_refused_before_it_is_read() -> None:
 def test_frames() -> None:
     whole = protocol.frame(protocol.NOTE, b"why")
     assert protocol.unpack_head(whole) == (protocol.NOTE, 3)
-    for damaged in (b"KDI2" + whole[4:], whole[:4] + b"\2" + whole[5:]):
+    for damaged in (b"KDI2" + whole[4:], whole[:4] + b"\7" + whole[5:]):
         with pytest.raises(ProtocolError):
             protocol.unpack_head(damaged)
     huge = whole[:8] + (protocol.MAX_FRAME + 1).to_bytes(4, "little") + whole[12:]
@@ -150,7 +151,9 @@ class Cache:
         pass
 
 
-PROGRAM = Program(13, b"/nowhere", b"/", {}, b"__global__ void k() {}", b"k.cu", [], [], [])
+PROGRAM = Program(
+    13, b"/nowhere", b"/", standing(), {}, b"__global__ void k() {}", b"k.cu", [], [], []
+)
 
 
 def test_an_nvrtc_that_was_replaced_is_not_answered_for(real: Path, tmp_path: Path) -> None:

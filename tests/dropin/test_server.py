@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import pytest
 
 from kcache.dropin import known, protocol, server
-from kcache.dropin.answering import Answering
+from kcache.dropin.answering import Answering, standing
 from kcache.kernel_cache import KernelCache
 from kcache.nvrtc import library
 from kcache.nvrtc.workers.pool import shared
@@ -91,6 +91,6 @@ def test_getting_ready_counts_nothing(nvrtc: tuple[int, int], tmp_path: Path) ->
         assert shared().pids() == workers  # most programs never compile
         known.remember(str(tmp_path), found.identity, (nvrtc, (75, 90)))
         answering.warm_up()
-        assert answering.about(os.fsencode(found.path)) == (nvrtc, (75, 90))
+        assert answering.about(os.fsencode(found.path), standing()) == (nvrtc, (75, 90))
         stats = cache.stats()
         assert (stats.hits, stats.misses, stats.compiles, cache.entry_count) == (0, 0, 0, 0)

@@ -190,18 +190,24 @@ def _head(version: int, kind: int, size: int) -> bytes:
     )
 
 
+OTHER = protocol.VERSION + 1
+
 NONSENSE = {
     "silence": lambda connection: None,
     "garbage": lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-    "another version": lambda connection: connection.sendall(_head(2, protocol.ANSWER, 0)),
-    "a huge answer": lambda connection: connection.sendall(_head(1, protocol.ANSWER, 1 << 31)),
-    "half an answer": lambda connection: connection.sendall(_head(1, protocol.ANSWER, 99) + b"x"),
+    "another version": lambda connection: connection.sendall(_head(OTHER, protocol.ANSWER, 0)),
+    "a huge answer": lambda connection: connection.sendall(
+        _head(protocol.VERSION, protocol.ANSWER, 1 << 31)
+    ),
+    "half an answer": lambda connection: connection.sendall(
+        _head(protocol.VERSION, protocol.ANSWER, 99) + b"x"
+    ),
     "an answer that lies": lambda connection: connection.sendall(
         protocol.frame(protocol.ANSWER, b"\xff" * 64)
     ),
     "another frame": lambda connection: connection.sendall(protocol.frame(protocol.INFO, b"")),
     "a hang-up": lambda connection: connection.shutdown(socket.SHUT_RDWR),
-    "half a head": lambda connection: (connection.sendall(b"KDI1\1"), connection.close()),
+    "half a head": lambda connection: (connection.sendall(b"KDI1\2"), connection.close()),
 }
 
 
@@ -403,8 +409,8 @@ def test_clients_that_misbehave(
         b"GET / HTTP/1.1\r\n\r\n",
         whole,  # well framed, and nothing in it makes sense
         protocol.frame(99),
-        _head(1, protocol.COMPILE, 1 << 31),
-        _head(7, protocol.COMPILE, 0),
+        _head(protocol.VERSION, protocol.COMPILE, 1 << 31),
+        _head(OTHER, protocol.COMPILE, 0),
         protocol.frame(protocol.QUERY, b"\xff" * 8),
         protocol.frame(protocol.NOTE, b"\xff" * 999),
         *(whole[:length] for length in (1, 15, 16, 17, 500)),

@@ -42,6 +42,7 @@ static bool ask_about(struct about *answer) {
     if (!kd_server_wanted() || !kd_real_path(path, sizeof path))
         return false;
     kd_put_text(&request, path);
+    kd_put_standing(&request);
     if (kd_server_ask(KD_QUERY, &request, &reply)) {
         known = reply.kind == KD_INFO && parse_about(answer, &reply);
         free(reply.data);

@@ -66,6 +66,7 @@ static bool put_request(struct kd_buffer *request, const struct program *mine) {
     kd_put_number(request, KCACHE_MAJOR);
     kd_put_text(request, path);
     kd_put_text(request, directory);
+    kd_put_standing(request);
     put_environment(request);
     kd_put_text(request, mine->source);
     kd_put_text(request, mine->name == NULL ? "" : mine->name); /* the same to NVRTC */

@@ -113,6 +113,8 @@ struct kd_reply {
 void kd_server_set(const char *path); /* instead of what the environment names */
 bool kd_server_wanted(void);          /* whether there may be one */
 bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply);
+/* As whom this thread runs, and in which tree of files: the server must see the same. */
+void kd_put_standing(struct kd_buffer *payload);
 void kd_server_note(const char *reason);
 void kd_server_leave(void); /* closes the connections that are idle */
 void kd_server_lock(void);

@@ -152,6 +152,15 @@ bool kd_exported(const char *name) {
 
 KD_EXPORT void kcache_dropin_set_server(const char *path) { kd_server_set(path); }
 
+/* Loads the real library, and all that it loads for a compile. */
+KD_EXPORT void kcache_dropin_load(void) {
+    kd_program program = NULL;
+    if (kd_real_create(&program, "", NULL, 0, NULL, NULL) == KD_SUCCESS) {
+        kd_real_compile(program, 0, NULL);
+        kd_real_destroy(&program);
+    }
+}
+
 /* -- fork -------------------------------------------------------------------------------------- */
 
 static void before_fork(void) {

@@ -1,4 +1,4 @@
-/* The hook: whoever opens NVRTC by `dlopen` gets the drop-in, which is told what would have been
+/* The hooks: whoever opens NVRTC by `dlopen` gets the drop-in, which is told what would have been
    opened. Every other call goes to the C library as it came: same arguments, same stack, same
    caller, whose RPATH decides where the C library searches. */
 #define _GNU_SOURCE
@@ -14,6 +14,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define NAME "libnvrtc.so"
+#define LEAST_MAJOR 12
+#define MOST_MAJOR 13
 /* What `kd_hook` returns beside a handle. */
 #define PASS ((void *)0)
 #define REFUSE ((void *)1)
@@ -178,6 +180,25 @@ __attribute__((visibility("hidden"), used)) void *kd_hook(
                                               : redirect_path(name, flags);
     errno = saved;
     return result;
+}
+
+/* In another root the real library is not found any more. A program that has opened NVRTC has it
+   loaded by then: so must we. */
+EXPORT int chroot(const char *path) {
+    int (*next)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "chroot");
+    int saved = errno;
+    for (long major = LEAST_MAJOR; major <= MOST_MAJOR; major++) {
+        char own[PATH_MAX];
+        own_path(own, major);
+        void *handle = own[0] == '\0' ? NULL : next_dlopen()(own, RTLD_LAZY | RTLD_NOLOAD);
+        void (*load)(void) = handle == NULL ? NULL : (void (*)(void))dlsym(handle, "kcache_dropin_load");
+        if (load != NULL)
+            load();
+        if (handle != NULL)
+            dlclose(handle);
+    }
+    errno = saved;
+    return next(path);
 }
 
 #if defined(__x86_64__)

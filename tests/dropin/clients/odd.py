@@ -1,0 +1,234 @@
+"""Programs that do what few do, between two compiles. Arguments: library, what to do, more of that.
+
+Each prints what it gets from NVRTC, which has to be the same under `kcache run`.
+"""
+
+import ctypes as c
+import hashlib
+import os
+import resource
+import stat
+import subprocess
+import sys
+import tempfile
+
+PATH, SCENE, *REST = sys.argv[1:]
+nvrtc = c.CDLL(PATH)
+
+
+def create(source, headers=()):
+    program = c.c_void_p()
+    texts = (c.c_char_p * len(headers))(*(text for _, text in headers))
+    names = (c.c_char_p * len(headers))(*(name for name, _ in headers))
+    given = (c.byref(program), source, b"k.cu", len(headers), texts, names)
+    return nvrtc.nvrtcCreateProgram(*given), program
+
+
+def outcome(source, *options, headers=()):
+    """Compile, and return a line about everything that NVRTC returned."""
+    code, program = create(source, headers)
+    told = [code]
+    flags = (b"-arch=sm_90", *options)
+    told.append(nvrtc.nvrtcCompileProgram(program, len(flags), (c.c_char_p * len(flags))(*flags)))
+    for what in ("PTX", "CUBIN", "ProgramLog"):
+        size = c.c_size_t()
+        told.append(getattr(nvrtc, f"nvrtcGet{what}Size")(program, c.byref(size)))
+        buffer = c.create_string_buffer(size.value or 1)
+        told.append(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
+        told.append(hashlib.sha256(buffer.raw).hexdigest()[:16])
+    told.append(nvrtc.nvrtcDestroyProgram(c.byref(program)))
+    return " ".join(map(str, told))
+
+
+def kernel(number):
+    return b'extern "C" __global__ void k(float* a) { a[%d] = 1; }\n' % number
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+# -- descriptors -----------------------------------------------------------------------------------
+
+
+def sockets():
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                found.append(int(name))
+        except OSError:
+            pass
+    return found
+
+
+def closes_all():
+    say(outcome(kernel(1)))
+    os.closerange(3, 1 << 16)
+    say(outcome(kernel(2)))
+    say(outcome(kernel(2)))
+
+
+def takes_the_number():
+    """A file of the program gets the number of every socket: nothing may be written to it."""
+    say(outcome(kernel(1)))
+    with tempfile.TemporaryFile() as file:
+        for number in sockets():
+            os.dup2(file.fileno(), number)
+        say(outcome(kernel(2)))
+        say(os.fstat(file.fileno()).st_size)
+
+
+def takes_the_number_with_a_socket():
+    import socket
+
+    say(outcome(kernel(1)))
+    ours, theirs = socket.socketpair()
+    for number in set(sockets()) - {ours.fileno(), theirs.fileno()}:
+        os.dup2(ours.fileno(), number)
+    say(outcome(kernel(2)))
+    theirs.setblocking(False)
+    try:
+        say(theirs.recv(1))
+    except BlockingIOError:
+        say("nothing was sent")
+
+
+def has_no_descriptor():
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    say(outcome(kernel(1)))  # it loads what it needs meanwhile
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    say(outcome(kernel(1)))
+    say(outcome(kernel(2)))
+
+
+def has_none_at_first():
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    say(outcome(kernel(1)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    say(outcome(kernel(1)))
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def forks():
+    say(outcome(kernel(1)))
+    child = os.fork()
+    lines = [outcome(kernel(number)) for number in (1, 2, 3, 1)]
+    if child == 0:
+        say(*lines)
+        os._exit(0)
+    os.waitpid(child, 0)
+    say(*lines)
+
+
+def starts_another():
+    """By vfork and exec, which runs no handler of a fork."""
+    say(outcome(kernel(1)))
+    for number in (2, 1):
+        subprocess.run([sys.executable, __file__, PATH, "compiles", str(number)], check=True)
+        say(outcome(kernel(number)))
+
+
+def compiles():
+    say(outcome(kernel(int(REST[0]))))
+
+
+def has_no_socket():
+    """A filter of seccomp(2) that refuses socket(2), which is call 41 or 198."""
+    number = {"x86_64": 41, "aarch64": 198}[os.uname().machine]
+
+    class Filter(c.Structure):
+        _fields_ = (("code", c.c_ushort), ("jt", c.c_ubyte), ("jf", c.c_ubyte), ("k", c.c_uint))
+
+    class Program(c.Structure):
+        _fields_ = (("size", c.c_ushort), ("filter", c.POINTER(Filter)))
+
+    rules = (Filter * 4)(
+        Filter(0x20, 0, 0, 0),  # load the number of the call
+        Filter(0x15, 0, 1, number),  # equal?
+        Filter(0x06, 0, 0, 0x00050000 | 1),  # return EPERM
+        Filter(0x06, 0, 0, 0x7FFF0000),  # allow
+    )
+    libc = c.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, c.byref(Program(4, rules)), 0, 0) == 0  # PR_SET_SECCOMP
+    say(outcome(kernel(1)))
+    say(outcome(kernel(1)))
+
+
+# -- where it runs ---------------------------------------------------------------------------------
+
+INCLUDES = b'#include "scale.h"\nextern "C" __global__ void k(float* a) { *a *= SCALE; }\n'
+
+
+def changes_its_root():
+    """The folder has a tree in which the same path leads to another header."""
+    folder, tree = REST
+    say(outcome(INCLUDES, b"-I" + folder.encode()))
+    os.chroot(tree)
+    say(outcome(INCLUDES, b"-I" + folder.encode()))
+    os.chdir("/")
+    say(outcome(INCLUDES, b"-I" + folder.encode()))
+
+
+def becomes_another_user():
+    """Who may not read the header."""
+    say(outcome(INCLUDES, b"-I" + REST[0].encode()))
+    os.seteuid(65534)
+    say(outcome(INCLUDES, b"-I" + REST[0].encode()))
+
+
+# -- what it gives to NVRTC ------------------------------------------------------------------------
+
+
+def says_odd_things():
+    for option in (b"-DX=a\nb", b"-DX=\xff", b"-DX=\xc3\xa9", b"", b"\n", b"-I/\xff", b"-D\n"):
+        say(outcome(kernel(1), option))
+    for source in (
+        b"// \xff\n" + kernel(1),
+        b"// \r\n\v\f\x01\n" + kernel(1),
+        b'#line 7 "\xff"\n#error\n',
+    ):
+        say(outcome(source))
+    say(outcome(b'#include "\xff.h"\n' + kernel(1), headers=[(b"\xff.h", b"#define A 1")]))
+
+
+def is_large():
+    say(outcome(b"//" + b" " * (int(REST[0]) << 20) + b"\n" + kernel(1)))
+
+
+def has_many_headers():
+    headers = [(b"h%d.h" % n, b"#define H%d %d\n" % (n, n)) for n in range(int(REST[0]))]
+    source = b'#include "h%d.h"\n' % (len(headers) - 1) + kernel(1)
+    say(outcome(source, headers=headers))
+    say(outcome(source, headers=headers[::-1]))
+
+
+def uses_what_it_destroyed():
+    code, program = create(kernel(1))
+    stale = c.c_void_p(program.value)
+    say(code, nvrtc.nvrtcDestroyProgram(c.byref(program)), program.value)
+    say(nvrtc.nvrtcDestroyProgram(c.byref(program)), nvrtc.nvrtcCompileProgram(program, 0, None))
+    say(stale.value is not None)
+    for size in ("PTX", "CUBIN", "ProgramLog"):
+        say(getattr(nvrtc, f"nvrtcGet{size}Size")(program, c.byref(c.c_size_t())))
+
+
+def has_a_namespace_of_its_own():
+    """By dlmopen: libraries beside the program's own."""
+    libc = c.CDLL(None)
+    libc.dlmopen.restype = libc.dlsym.restype = c.c_void_p
+    libc.dlmopen.argtypes = (c.c_long, c.c_char_p, c.c_int)
+    libc.dlsym.argtypes = (c.c_void_p, c.c_char_p)
+    handle = libc.dlmopen(-1, PATH.encode(), os.RTLD_NOW)
+    say(handle is not None)
+    major, minor = c.c_int(), c.c_int()
+    version = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)(libc.dlsym(handle, b"nvrtcVersion"))
+    say(version(c.byref(major), c.byref(minor)), major.value, minor.value)
+    say(outcome(kernel(1)))
+
+
+globals()[SCENE]()

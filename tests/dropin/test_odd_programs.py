@@ -1,0 +1,216 @@
+"""Programs that do what few do: each gets from `kcache run` what it gets without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dropin.conftest import CLIENTS, KCACHE, Dropin, Told
+
+from kcache.dropin import build
+
+ODD = CLIENTS / "odd.py"
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
+
+
+def _both(dropin: Dropin, real: Path, *scene: object) -> tuple[Told, Told]:
+    command = (sys.executable, ODD, real, *scene)
+    bare, told = dropin.bare(*command), dropin.run(*command)
+    assert bare.code == told.code == 0, told.errors + bare.errors
+    return bare, told
+
+
+@pytest.mark.parametrize(
+    ("scene", "least"),
+    [
+        (("closes_all",), 3),
+        (("takes_the_number",), 2),
+        (("takes_the_number_with_a_socket",), 2),
+        (("has_no_descriptor",), 3),
+        (("forks",), 5),
+        (("starts_another",), 5),
+        (("has_no_socket",), 0),
+        (("is_large", 8), 1),
+        pytest.param(("is_large", 64), 1, id="long"),
+        (("has_many_headers", 3000), 2),
+        (("uses_what_it_destroyed",), 0),
+        (("has_a_namespace_of_its_own",), 1),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_programs(
+    scene: tuple[object, ...], least: int, real: Path, dropin: Dropin, long: bool
+) -> None:
+    if 64 in scene and not long:
+        pytest.skip("with --long")
+    bare, told = _both(dropin, real, *scene)
+    assert told.output == bare.output
+    assert told.hits + told.misses >= least, told.line
+    assert "left to NVRTC 0" in told.line
+
+
+def test_bytes_that_are_no_text(real: Path, dropin: Dropin) -> None:
+    bare, told = _both(dropin, real, "says_odd_things")
+    assert told.output == bare.output
+    assert "left to NVRTC 5 (not UTF-8: 5)" in told.line
+
+
+def test_without_a_descriptor_at_first(real: Path, dropin: Dropin) -> None:
+    """Neither can load what it needs then, and both can later."""
+    bare, told = _both(dropin, real, "has_none_at_first")
+    for each in (bare, told):
+        assert each.output.splitlines()[0].split()[1] != "0"
+    assert told.output.splitlines()[1] == bare.output.splitlines()[1]
+
+
+# -- where a path means something else -------------------------------------------------------------
+
+
+@AS_ROOT
+def test_another_root_directory(real: Path, dropin: Dropin, include: Path, tmp_path: Path) -> None:
+    other = tmp_path / "root" / str(include).lstrip("/")
+    other.mkdir(parents=True)
+    (other / "scale.h").write_text("#define SCALE 3\n")
+    bare, told = _both(dropin, real, "changes_its_root", include, tmp_path / "root")
+    assert told.output == bare.output
+    assert len(set(bare.output.splitlines())) == 2
+    assert (told.hits, told.misses) == (0, 1)
+
+
+@AS_ROOT
+def test_another_mount_namespace(real: Path, dropin: Dropin, include: Path, tmp_path: Path) -> None:
+    """Another header lies at the same path there."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "scale.h").write_text("#define SCALE 3\n")
+    client = f"{sys.executable} {CLIENTS / 'loaded.py'} {include} {real}"
+    script = f"{client}; unshare -m sh -c 'mount --bind {other} {include} && {client}'; {client}"
+    bare = dropin.bare("sh", "-c", script)
+    if len(bare.output.splitlines()) != 6:
+        pytest.skip(f"no directory can be mounted here: {bare.errors}")
+    told = dropin.run("sh", "-c", script)
+    assert told.output == bare.output
+    assert len(set(bare.output.splitlines())) == 4
+    assert (told.hits, told.misses) == (1, 1), told.line
+    assert "another user, root directory or mount namespace" in told.line
+
+
+@AS_ROOT
+def test_another_user(real: Path, dropin: Dropin, include: Path) -> None:
+    """Who may not read the header."""
+    (include / "scale.h").chmod(0o600)
+    bare, told = _both(dropin, real, "becomes_another_user", include)
+    first, second = told.output.splitlines()
+    assert first == bare.output.splitlines()[0]
+    # As without, if the other user may read NVRTC itself here; if not, it was loaded before.
+    assert second != first
+    assert second.split()[1] != "0"
+
+
+# -- what the loader does --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def linked(real: Path, tmp_path: Path) -> Path:
+    """A program that is linked with NVRTC."""
+    compiler, headers = build.compiler(), real.parent.parent / "include"
+    if compiler is None or not (headers / "nvrtc.h").exists():
+        pytest.skip("there is no C compiler, or no nvrtc.h")
+    program = tmp_path / "linked"
+    flags = [f"-I{headers}", str(real), f"-Wl,-rpath,{real.parent}"]
+    subprocess.run([compiler, CLIENTS / "linked.c", "-o", program, *flags], check=True)
+    return program
+
+
+@AS_ROOT
+def test_a_program_of_another_group(linked: Path, dropin: Dropin, include: Path) -> None:
+    """Set-gid, so the loader ignores what the environment preloads: it has the real NVRTC."""
+    os.chown(linked, 0, 65534)
+    linked.chmod(0o2755)
+    bare, told = dropin.bare(linked, include), dropin.run(linked, include)
+    assert (told.code, told.output) == (bare.code, bare.output) == (0, bare.output)
+    assert "none used NVRTC" in told.line
+    assert told.errors == f"{told.line}\n"
+
+
+def test_an_empty_environment(linked: Path, dropin: Dropin, include: Path) -> None:
+    bare, told = dropin.bare(linked, include), dropin.run("env", "-i", linked, include)
+    assert (told.code, told.output) == (0, bare.output)
+    assert "none used NVRTC" in told.line
+
+
+def test_the_first_of_two_libraries(real: Path, dropin: Dropin, tmp_path: Path) -> None:
+    """`LD_LIBRARY_PATH` is searched in its order: a program gets the NVRTC that it would get."""
+    second = tmp_path / "second"
+    second.mkdir()
+    for path in real.parent.glob("libnvrtc*"):
+        (second / path.name).symlink_to(path)
+    (tmp_path / "first").mkdir()
+    shutil.copy(real, tmp_path / "first" / real.name)  # without its builtins
+    code = (
+        "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); "
+        "library.nvrtcGetPCHHeapSize(None); "  # of the real one
+        "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'libnvrtc.so' in line})"
+    )
+    for order in (("first", "second"), ("second", "first")):
+        variable = ":".join(str(tmp_path / name) for name in order)
+        command = (sys.executable, "-c", code, real.name)
+        told = dropin.run(*command, LD_LIBRARY_PATH=variable)
+        assert told.output == dropin.bare(*command, LD_LIBRARY_PATH=variable).output
+        wanted = tmp_path / "first" / real.name if order[0] == "first" else real
+        assert told.output.strip() == str(wanted)
+
+
+# -- what the user has -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"HOME": "/proc/none"},
+        {"HOME": "/proc/none", "KCACHE_DIR": "", "XDG_CACHE_HOME": ""},
+        {"KCACHE_DIR": "/proc/none"},
+        {"XDG_RUNTIME_DIR": "/proc/none", "TMPDIR": "/proc/none"},
+        {"XDG_RUNTIME_DIR": "relative", "TMPDIR": ""},
+        {"TMPDIR": "/dev/full"},
+    ],
+    ids=str,
+)
+def test_nothing_can_be_written(variables: dict[str, str], real: Path, dropin: Dropin) -> None:
+    command = (sys.executable, ODD, real, "compiles", 1)
+    bare, told = dropin.bare(*command, **variables), dropin.run(*command, **variables)
+    assert (told.code, told.output) == (bare.code, bare.output) == (0, bare.output), told.errors
+    assert told.line
+    assert told.errors == f"{told.line}\n"
+
+
+def test_no_home_is_known(real: Path, dropin: Dropin) -> None:
+    names = ("HOME", "KCACHE_DIR", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "TMPDIR")
+    unset = [part for name in names for part in ("-u", name)]
+    command = (sys.executable, ODD, real, "compiles", 1)
+    bare = dropin.bare(*command)
+    # Nor does the system know one: a test must not write to that.
+    code = (
+        "import os, sys, pwd; os.getuid = lambda: 1 << 30\n"
+        "from kcache.__main__ import main; sys.argv[0] = 'kcache'; main()"
+    )
+    told = dropin.bare("env", *unset, sys.executable, "-c", code, "run", "--stats", "--", *command)
+    assert (told.code, told.output) == (0, bare.output), told.errors
+
+
+def test_arguments_that_are_no_text(dropin: Dropin) -> None:
+    code = "import os, sys; print([os.fsencode(each) for each in sys.argv[1:]])"
+    arguments = [b"a\nb", b"\xff\xfe", "\N{SNOWMAN}".encode(), b"", b"--", b"--stats", b"-"]
+    command = [os.fsencode(each) for each in (*KCACHE, "run", sys.executable, "-c", code)]
+    for variables in ({}, {"LC_ALL": "C"}, {"PYTHONUTF8": "0", "LC_ALL": "POSIX"}):
+        done = subprocess.run(
+            [*command, *arguments],
+            env={**dropin.environment, **variables},
+            capture_output=True,
+            check=True,
+        )
+        assert done.stdout == f"{arguments}\n".encode()
