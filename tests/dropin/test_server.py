@@ -40,12 +40,14 @@ def test_a_thread_that_waits_attends_the_next_client(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(server, "MAX_WAITING", 2)
     seen: SimpleQueue[int] = SimpleQueue()
     free = threading.Semaphore(0)
+    left: SimpleQueue[int] = SimpleQueue()
     ended: SimpleQueue[int] = SimpleQueue()
     client = server._Client(socket.socket(socket.AF_UNIX))
 
     def attend(_client: server._Client, _process: int) -> None:
         seen.put(threading.get_ident())
         free.acquire()
+        left.put(threading.get_ident())
 
     attendants = server.Attendants(attend)
 
@@ -62,6 +64,7 @@ def test_a_thread_that_waits_attends_the_next_client(monkeypatch: pytest.MonkeyP
     assert thread.ident in first
     assert len(set(first)) == 3
     free.release(3)
+    assert {left.get(timeout=60) for _ in range(3)} == set(first)
     _until(lambda: attendants._waiting == 2)  # the third ends: enough wait already
     for _ in range(3):
         attendants.give(client, 0)
