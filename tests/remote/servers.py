@@ -282,8 +282,9 @@ def certificate(path: Path, key: Path) -> Path:
     ca, ca_key = path.with_suffix(".ca"), path.with_suffix(".cakey")
     name = "subjectAltName=IP:127.0.0.1,DNS:localhost"
     leaf = ["-addext", name, "-addext", "basicConstraints=CA:FALSE", "-CA", str(ca)]
+    signs = ["-addext", "keyUsage=critical,keyCertSign"]  # which Python 3.13 demands
     for subject, made, private, more in (
-        ("/CN=tests of kcache", ca, ca_key, []),
+        ("/CN=tests of kcache", ca, ca_key, signs),
         ("/CN=localhost", path, key, [*leaf, "-CAkey", str(ca_key)]),
     ):
         subprocess.run(
