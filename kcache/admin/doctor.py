@@ -307,7 +307,7 @@ def _entries(facts: Facts) -> Iterator[Finding]:
 
 def _elsewhere(facts: Facts) -> Iterator[Finding]:
     contents, named = facts.contents, facts.config.backend
-    if not facts.elsewhere or contents is None:
+    if not facts.elsewhere or contents is None or named.value not in facts.backends:
         return
     if not contents.sampled:
         what = other_backends.sentence(named, facts.elsewhere)

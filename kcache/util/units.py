@@ -106,6 +106,8 @@ def format_size(size: float) -> str:
 
 def format_time(seconds: float) -> str:
     """Return a duration in its natural unit, such as `"1.2 ms"`."""
+    if not seconds:
+        return "0 s"
     for unit, scale in (("us", 1e-3), ("ms", 1.0)):
         if seconds < scale:
             return f"{seconds * 1e3 / scale:.1f} {unit}"

@@ -111,6 +111,20 @@ def test_bad_variables_are_findings(
     assert found[1] == "there is no backend 'floppy'"
 
 
+def test_a_backend_that_there_is_not_is_one_finding(
+    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no advice to move the entries into it."""
+    fill(cache_directory, {key(1): kernel()})
+    monkeypatch.setenv("KCACHE_BACKEND", "redis")
+    said = here("doctor", "--json")
+    (problem,) = problems(said.out)
+    assert problem["what"] == "there is no backend 'redis'"
+    assert [row for row in rows(said.out) if "redis" in str(row["what"]) + str(row["do"])] == [
+        problem
+    ]
+
+
 def test_variables_that_kcache_does_not_read_are_findings(
     cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ class TestInfo:
         table = lines(here(command).out)
         named = ("hit rate", "average compile time", "average cache time")
         assert [table[name] for name in named] == ["-", "-", "-"]
+        assert table["compile time saved"] == "0 s"
         with kcache.open_engine(cache_directory) as engine:
             engine.get(KEYS[0])
         table = lines(here(command).out)

@@ -182,6 +182,8 @@ COMMANDS = {
 }
 #: These look at no cache, so they have nothing to say of the folder.
 WITHOUT = ("run", "server", "bundle list", "bundle verify", "key", "config")
+#: These look at one, or compile: they warn of a folder that the variable names, and do without.
+LOOKING = ("compile", "why", "info", "stats", "report", "ls", "show", "extract", "verify")
 KERNEL = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
 
 
@@ -235,12 +237,20 @@ def runtime() -> Iterator[str]:
 def refuses(name: str, line: str, done: subprocess.CompletedProcess[str]) -> None:
     """Asserts that a command has said what is wrong, and what to do."""
     assert "Traceback" not in done.stderr, done.stderr
-    if name.startswith(WITHOUT) and "set max_size" not in line:
+    option = "PLACE" in line
+    if name.startswith(WITHOUT) and "set max_size" not in line and (name != "run" or not option):
         assert done.returncode == 0, (line, done.stderr)
         return
-    if name == "compile" and "PLACE" not in line:  # which the environment never makes fail
-        assert done.returncode == 0, (line, done.stderr)
+    looks = name in LOOKING and "--zero" not in line and "--repair" not in line
+    if not option and (looks or name == "bundle export"):
         assert "caches in memory alone" in done.stderr
+        if name not in (
+            "report",
+            "show",
+            "extract",
+            "bundle export",
+        ):  # where nothing is, they fail
+            assert done.returncode == 0, (line, done.stderr)
     else:
         assert done.returncode != 0, (line, done.stdout, done.stderr)
     said = done.stdout if name == "doctor" else done.stderr
