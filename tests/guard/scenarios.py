@@ -234,6 +234,28 @@ def _kernel(
     return prepare
 
 
+def _layer(backend: str) -> Callable[[Path, ExitStack], Operation]:
+    """A hit in a layer below an empty cache, from the backend."""
+
+    def prepare(place: Path, stack: ExitStack) -> Operation:
+        source, options = KERNEL.format(7), kcache.CompileOptions(arch=ARCH)
+        with kcache.KernelCache(place / "layer", backend=backend, memory_size=0) as layer:
+            layer.get_or_compile(source, (), options)
+        cache = stack.enter_context(
+            kcache.KernelCache(
+                place / "cache", backend=backend, memory_size=0, remote=f"file://{place}/layer"
+            )
+        )
+        still(cache.engine)
+
+        def hit() -> None:
+            assert cache.get_or_compile(source, (), options).cached
+
+        return hit
+
+    return prepare
+
+
 def _missing_lookup(place: Path, stack: ExitStack) -> Operation:
     cache = stack.enter_context(kcache.KernelCache(place / "cache"))
     still(cache.engine)
@@ -303,6 +325,8 @@ def _all() -> Iterator[Scenario]:
         yield Scenario(f"kernel: hit in {backend}, headers", headers, compiler=True)
     yield Scenario("kernel: lookup that misses", _missing_lookup, compiler=True)
     yield Scenario("kernel: open and close", _open_cache, compiler=True)
+    for backend in ("file", "lmdb"):
+        yield Scenario(f"kernel: hit in a layer, {backend}", _layer(backend), compiler=True)
 
 
 SCENARIOS = {each.name: each for each in _all()}

@@ -55,6 +55,8 @@ KERNELS = {
     "hit in lmdb": [],
     "hit in lmdb, headers": ["stat"] * (HEADERS + 4),
     "lookup that misses": ["open", "open"],
+    "hit in a layer, file": ["open", "open"],
+    "hit in a layer, lmdb": ["stat"],
 }
 
 pytestmark = pytest.mark.skipif(

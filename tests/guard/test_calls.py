@@ -86,6 +86,10 @@ KERNELS = {
         open cache/file/counters, fstat cache/file/counters, read cache/file/counters,
         fstat cache/file/counters, close cache/file/counters
     """,
+    "hit in a layer, file": (
+        f"getcwd ., open cache/file/ENTRY, {_READ_ENTRY.replace('ENTRY', 'layer/file/ENTRY')}"
+    ),
+    "hit in a layer, lmdb": "getcwd ., stat cache/lmdb/db/data.mdb",
 }
 
 

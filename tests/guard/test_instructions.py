@@ -45,6 +45,13 @@ def test_the_table_is_complete(counts: dict[str, int], has_compiler: bool) -> No
     assert set(counts) == {n for n in TABLE if has_compiler or not SCENARIOS[n].compiler}
 
 
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("backend", ["file", "lmdb"])
+def test_a_hit_in_a_layer_takes_a_fifth_more_at_most(backend: str, counts: dict[str, int]) -> None:
+    plain = counts[f"kernel: hit in {backend}"]
+    assert counts[f"kernel: hit in a layer, {backend}"] <= 1.2 * plain
+
+
 def test_it_counts_the_same_again(counts: dict[str, int], tmp_path: Path) -> None:
     again = counted(tmp_path, compiler=False)
     assert again == {name: counts[name] for name in again}
@@ -64,6 +71,8 @@ _KERNELS = {
     "hit in lmdb, headers": (6, 2),
     "lookup that misses": (6, 0),
     "open and close": (0, 0),
+    "hit in a layer, file": (5, 1),
+    "hit in a layer, lmdb": (5, 1),
 }
 #: The scenarios of a put and of a miss make the key that they ask for, which is one SHA-256.
 _ENGINE = {
