@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 from kcache.cli.terminal import cells, columns, cut, fit, plain, width
@@ -23,7 +24,7 @@ def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True
     """Return one line per entry, which fits the terminal if there is one.
 
     Where two kernels have the same source name, names and target, the options that not both of them
-    have stand behind the name.
+    have stand behind the name. Names that would be cut to the same are cut in their middle.
 
     Args:
         items: at least one, in their order.
@@ -45,7 +46,12 @@ def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True
     short = map(_without_folder, items)
     room = _make_room(table, max(map(cells, map(_joined, map(what_it_is, short), apart))))
     names = [_name(item, room) for item in items]
-    table["KERNEL"] = [_joined(name, more, room) for name, more in zip(names, apart, strict=True)]
+    lines = [_joined(name, more, room) for name, more in zip(names, apart, strict=True)]
+    alike = {line for line, count in Counter(lines).items() if count > 1}
+    table["KERNEL"] = [
+        _joined(name, more, room, keep_end=True) if line in alike else line
+        for name, more, line in zip(names, apart, lines, strict=True)
+    ]
     return fit(columns([tuple(table), *zip(*table.values(), strict=True)]))
 
 
@@ -114,15 +120,15 @@ def _taken(head: str, texts: Sequence[str]) -> int:
     return max(map(cells, (head, *texts))) + len(_GAP)
 
 
-def _joined(name: str, more: str, room: int | None = None) -> str:
+def _joined(name: str, more: str, room: int | None = None, *, keep_end: bool = False) -> str:
     """Return a name and what sets it apart, both cut where there is no room for all of them."""
     whole = f"{name}{_GAP}{more}" if more else name
     if room is None or cells(whole) <= room:
         return whole
     if not more:
-        return cut(name, room)
+        return cut(name, room, keep_end=keep_end)
     behind = cut(more, max(room // 2, room - cells(name) - len(_GAP)), keep_end=True)
-    return f"{cut(name, max(0, room - cells(behind) - len(_GAP)))}{_GAP}{behind}"
+    return f"{cut(name, max(0, room - cells(behind) - len(_GAP)), keep_end=keep_end)}{_GAP}{behind}"
 
 
 def _differences(items: Sequence[Item]) -> list[str]:

@@ -358,6 +358,27 @@ def test_a_narrow_terminal_keeps_the_name_readable(
     assert ("COMPILE" in head) == (columns == 200)
 
 
+def test_names_that_differ_at_their_end_differ_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kcache.cli import listing
+    from kcache.nvrtc.inventory import Item
+
+    monkeypatch.setattr(listing, "width", lambda: 60)
+    monkeypatch.setattr(listing, "fit", lambda text: text)
+    names = [f"a_rather_long_name_of_a_kernel_of_mine<{n}>" for n in ("float, 1", "float, 2")]
+    items = [
+        Item(key, 2000, 1e9, "kernel", "", "long.cu", (name,), "sm_90", 1e9, 1.5)
+        for key, name in zip((A, B, C), (*names, "another_rather_long_name_of_mine"), strict=True)
+    ]
+    _, first, second, third = listing.listing(items, 8, 2e9).splitlines()
+    assert first.endswith("<float, 1>")
+    assert second.endswith("<float, 2>")
+    assert "long.cu: a_rather" in first
+    assert "long.cu: another_rather_long_n" in third
+    assert max(map(len, (first, second, third))) <= 60
+
+
 # -- filters of all commands ------------------------------------------------------------------------
 
 
