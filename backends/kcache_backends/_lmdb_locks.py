@@ -33,6 +33,8 @@ _RESERVE = 256 << 10
 #: (to open) to some 10 ms (a commit that the disk confirms).
 _FIRST_PAUSE = 50e-6
 _LONGEST_PAUSE = 5e-3
+#: ... and the part of the time waited so far that it takes.
+_PAUSE_SHARE = 1 / 16
 #: A lock that was waited for in vain is not waited for again for this many seconds: a process that
 #: was stopped (by a debugger, say) usually stays so for longer.
 GIVEN_UP = 60.0
@@ -107,16 +109,18 @@ class LockFile:
 
     def _take_in_turn(self, stack: ExitStack, start: int, timeout: float) -> None:
         """Take a lock until the stack is closed; wait for it, and let others know meanwhile."""
-        deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
+        begun = now = time.monotonic()
         with ExitStack() as turn:
             with suppress(TimeoutError):
                 patience = min(timeout, _TURN_PATIENCE)
                 turn.enter_context(self._locks.held(start + _TURN, 1, timeout=patience))
             while not self._take(stack, start):
-                if time.monotonic() + pause > deadline:
+                # Nobody else gets the lock meanwhile: a long sleep would leave it unused.
+                pause = min(max(_FIRST_PAUSE, (now - begun) * _PAUSE_SHARE), _LONGEST_PAUSE)
+                if now + pause > begun + timeout:
                     raise TimeoutError(errno.ETIMEDOUT, "somebody else holds the lock")
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                now = time.monotonic()
 
     def give_reserve(self) -> None:
         """Give the reserve to whoever needs a page on a full disk: what evicts, it is hoped."""
