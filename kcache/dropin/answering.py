@@ -38,7 +38,7 @@ _UNFOLLOWED = ("optf", "preinclude", "bundled", "pch", "time-trace", "options-fi
 #: A source without these words, once its lines are joined, reads no file and no clock.
 _READS = (b"include", b"import", b"embed", b"__DATE__", b"__TIME", b"??")
 #: Options that name neither files nor the working directory, in the output or otherwise.
-_HARMLESS = (
+_SELF_CONTAINED = (
     "-arch",
     "--gpu-architecture",
     "-std",
@@ -306,7 +306,7 @@ def _decides_itself(program: Program) -> bool:
     return (
         not any(word in joined for word in _READS)
         and not any(word.decode() in option for word in _READS for option in options)
-        and all(option.startswith(_HARMLESS) for option in options)
+        and all(option.startswith(_SELF_CONTAINED) for option in options)
         and not program.headers
     )
 
