@@ -161,9 +161,9 @@ class Answering:
     def warm_up(self) -> None:
         """Do once what the first hit needs: the program that will ask is still starting meanwhile.
 
-        With its modules loaded the first hit took 3 ms, not 20 ms. With all of this, and with a
-        thread that waits, CuPy's first kernel took 2.9 ms, not 3.8 ms (22 and 23 November 2026,
-        two cores shared by others).
+        With its modules loaded the first hit took 3 ms, not 20 ms. With all of this, a thread that
+        waits, and an early connection, CuPy's first kernel took 3.0 ms, not 3.9 ms (22 and 23
+        November 2026, two cores shared by others).
         """
         from kcache.nvrtc import answers, compiler, files, headers, library, manifest, surroundings
 

@@ -112,6 +112,7 @@ struct kd_reply {
 
 void kd_server_set(const char *path); /* instead of what the environment names */
 bool kd_server_wanted(void);          /* whether there may be one */
+void kd_server_greet(void);           /* connects, so that the server is ready for a question */
 bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply);
 /* As whom this thread runs, and in which tree of files: the server must see the same. */
 void kd_put_standing(struct kd_buffer *payload);

@@ -201,6 +201,8 @@ KD_EXPORT bool kcache_dropin_set_real(const char *path) {
         searched = true;
     }
     pthread_mutex_unlock(&lock);
+    if (fits) /* whoever opens NVRTC asks something at once */
+        kd_server_greet();
     return fits;
 }
 

@@ -4,6 +4,8 @@
    question fail, and the caller turns to the real library. After silence or damage this process
    does not ask again; a server that is merely gone costs one refused connection.
 
+   It connects when NVRTC is opened: until the first question the server has a thread ready.
+
    Descriptors: closed on exec, numbered high, and checked before each use to be still ours, since
    programs close descriptors that they don't know. Fork: the child makes connections of its own. */
 #define _GNU_SOURCE
@@ -35,6 +37,8 @@
 /* Nothing compiles for longer; a server that is at it for ever is broken. */
 #define MOST_MS (60 * 60 * 1000)
 #define MAX_IDLE 4
+/* Tries at a connection, 10 ms apart, while as many others wait as the server's socket takes. */
+#define ATTEMPTS 20
 #define LEAST_DESCRIPTOR 64
 
 struct connection {
@@ -145,7 +149,7 @@ static int new_socket(void) {
     return higher;
 }
 
-static bool connect_to(struct connection *connection) {
+static bool connect_to(struct connection *connection, int attempts) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     pthread_mutex_lock(&lock);
     strcpy(address.sun_path, socket_path);
@@ -156,9 +160,9 @@ static bool connect_to(struct connection *connection) {
         return false;
     /* Does not block: a full backlog is EAGAIN, which a moment later may be over. */
     int failed = -1;
-    for (int attempt = 0; attempt < 20; attempt++) {
+    for (int attempt = 0; attempt < attempts; attempt++) {
         failed = connect(fd, (struct sockaddr *)&address, sizeof address);
-        if (failed == 0 || (errno != EAGAIN && errno != EINTR))
+        if (failed == 0 || (errno != EAGAIN && errno != EINTR) || attempt + 1 == attempts)
             break;
         nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
     }
@@ -306,7 +310,7 @@ static bool ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_re
     for (int attempt = 0; attempt < 2 + MAX_IDLE; attempt++) {
         struct connection connection;
         bool used = take_idle(&connection);
-        if (!used && !connect_to(&connection))
+        if (!used && !connect_to(&connection, ATTEMPTS))
             return false;
         bool heard = false;
         enum outcome outcome = converse(connection.fd, kind, payload, reply, &heard);
@@ -338,6 +342,14 @@ bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd
     return answered;
 }
 
+void kd_server_greet(void) {
+    struct connection connection;
+    int saved = errno;
+    if (kd_server_wanted() && (take_idle(&connection) || connect_to(&connection, 1)))
+        keep_idle(&connection);
+    errno = saved;
+}
+
 /* The same text as of `standing` in kcache/dropin/answering.py. */
 void kd_put_standing(struct kd_buffer *payload) {
     struct stat root = {0}, space = {0};
@@ -355,7 +367,7 @@ void kd_put_standing(struct kd_buffer *payload) {
 void kd_server_note(const char *reason) {
     struct connection connection;
     int saved = errno;
-    if (kd_server_wanted() && (take_idle(&connection) || connect_to(&connection))) {
+    if (kd_server_wanted() && (take_idle(&connection) || connect_to(&connection, ATTEMPTS))) {
         enum outcome outcome = send_frame(connection.fd, KD_NOTE, reason, strlen(reason));
         if (outcome == DONE)
             keep_idle(&connection);
