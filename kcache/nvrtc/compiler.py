@@ -120,7 +120,7 @@ def compile_request(
             has its whole log.
     """
     surroundings = request.surroundings
-    path = find().path if surroundings is None else surroundings.library
+    path = (library.find_path() or find().path) if surroundings is None else surroundings.library
     if moved is not None and (limits.workers == 0 or request.search.directory == NO_DIRECTORY):
         raise CompileError(f"{request.source_name}: only a worker can move directories")
     if limits.workers == 0:

@@ -124,6 +124,48 @@ def test_another_package_loads_another_compiler(tmp_path, installed, other):
     assert python(_LOADED_ELSEWHERE, "after", path, directory).strip() == "True"
 
 
+_PATH = """
+import ctypes, sys
+from kcache.nvrtc import library
+first = library.find_path()
+assert first == library.find().path
+ctypes.CDLL(sys.argv[1])
+assert library.find_path() == library.find().path
+print(first, library.find_path())
+"""
+
+
+def test_the_path_for_a_compile_follows_what_the_program_loads(installed, other):
+    path = next(other.rglob("libnvrtc.so.*"))
+    assert python(_PATH, path).split() == [installed.path, os.path.realpath(path)]
+
+
+def test_the_path_for_a_compile_follows_a_link(tmp_path, monkeypatch, installed):
+    """As a package manager switches from one release to another."""
+    names = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
+    name = Path(installed.path).name
+    parts = next(each for each in names if installed.path.endswith(f"{each}/{name}"))
+    for release in ("one", "two"):
+        place = tmp_path / release / Path(installed.path).name
+        place.parent.mkdir()
+        place.touch()
+    link = tmp_path / "site" / parts
+    link.parent.mkdir(parents=True)
+    monkeypatch.setattr(library, "_mapped", dict)
+    monkeypatch.setattr(library, "_mapped_at", (0, {}))
+    monkeypatch.setattr(library, "_site_packages", lambda: [str(tmp_path / "site")])
+    for release in ("one", "two", "one"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / release)
+        assert library.find_path() == os.path.realpath(
+            tmp_path / release / Path(installed.path).name
+        )
+    (tmp_path / "one").rename(tmp_path / "three")
+    link.unlink()
+    link.symlink_to(tmp_path / "three")
+    assert library.find_path() == os.path.realpath(tmp_path / "three" / Path(installed.path).name)
+
+
 def test_another_package_loads_one_of_another_name(tmp_path, other):
     """As torch's wheels do, whose file names hold a hash."""
     path = next(other.rglob("libnvrtc.so.*"))

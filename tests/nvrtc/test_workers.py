@@ -25,8 +25,8 @@ from nvrtc.talk import ask, fresh_of, worker
 import kcache
 from kcache import CompileError, CompileOptionError, KernelCache
 from kcache.nvrtc import compiler
+from kcache.nvrtc.workers import cores, process
 from kcache.nvrtc.workers import pool as pools
-from kcache.nvrtc.workers import process
 from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
 from kcache.nvrtc.workers.pool import WorkerPool
 from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
@@ -525,9 +525,22 @@ with kcache.KernelCache(place) as cache:
     spans = [tuple(map(float, line.split())) for line in log.read_text().splitlines()]
     assert len(spans) == 40
     at_once = max(sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans)
-    from kcache.nvrtc.workers.cores import usable_cores
+    assert at_once <= cores.usable_cores()
 
-    assert at_once <= usable_cores()
+
+def test_the_containers_quota_is_read_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each compile asks how many cores there are; one that is not asked for long reads it again."""
+    quota = tmp_path / "cpu.max"
+    quota.write_text("100000 100000\n")
+    monkeypatch.setattr(cores, "_QUOTAS", ((str(quota), None),))
+    monkeypatch.setattr(cores, "_read", None)
+    assert cores.usable_cores() == 1
+    quota.write_text("max 100000\n")
+    assert cores.usable_cores() == 1
+    monkeypatch.setattr(cores, "_REMEMBERED", 0.0)
+    assert cores.usable_cores() == len(os.sched_getaffinity(0))
 
 
 def test_as_many_workers_as_are_allowed(tmp_path: Path) -> None:

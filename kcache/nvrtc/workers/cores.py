@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 __all__ = ["usable_cores"]
 
@@ -11,6 +12,9 @@ _QUOTAS = (
     ("/sys/fs/cgroup/cpu.max", None),
     ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
+#: A container's quota is read again after so many seconds: each compile asks, and few change it.
+_REMEMBERED = 10.0
+_read: tuple[float, int | None] | None = None
 
 
 def usable_cores() -> int:
@@ -19,8 +23,17 @@ def usable_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    quota = _quota()
+    quota = _remembered_quota()
     return cores if quota is None else max(1, min(cores, quota))
+
+
+def _remembered_quota() -> int | None:
+    """Return the container's quota as it was within the last seconds."""
+    global _read  # noqa: PLW0603
+    now = time.monotonic()
+    if _read is None or now >= _read[0] + _REMEMBERED:
+        _read = now, _quota()
+    return _read[1]
 
 
 def _quota() -> int | None:
