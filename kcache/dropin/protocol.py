@@ -198,10 +198,11 @@ def unpack_program(payload: bytes) -> Program:
     """
     reader = _Reader(payload)
     major = reader.number()
-    library, directory, standing = (reader.text() for _ in range(3))
+    library, directory = reader.text(), reader.text()
     environment = {reader.text(): reader.text() for _ in range(reader.count(8))}
     source, name = reader.text(), reader.text()
     names, texts, options, expressions = (reader.texts() for _ in range(4))
+    standing = reader.text()
     reader.end()
     if len(names) != len(texts):
         raise ProtocolError("there are not as many texts of headers as names")
@@ -220,7 +221,6 @@ def pack_program(program: Program) -> bytes:
             _NUMBER.pack(program.major),
             _text(program.library),
             _text(program.directory),
-            _text(program.standing),
             _NUMBER.pack(len(program.environment)) + variables,
             _text(program.source),
             _text(program.name),
@@ -228,6 +228,7 @@ def pack_program(program: Program) -> bytes:
             _texts([text for _, text in program.headers]),
             _texts(program.options),
             _texts(program.expressions),
+            _text(program.standing),
         )
     )
 

@@ -55,7 +55,9 @@ static void put_environment(struct kd_buffer *request) {
     }
 }
 
-/* The layout is described once, in kcache/dropin/protocol.py. */
+/* The layout is described once, in kcache/dropin/protocol.py. What comes last is not part of what
+   this process remembers an answer by: where a request alone decides, it is of no consequence, and
+   to find it out takes 7 us. */
 static bool put_request(struct kd_buffer *request, const struct program *mine) {
     char path[PATH_MAX], directory[PATH_MAX];
     if (!kd_real_path(path, sizeof path) || getcwd(directory, sizeof directory) == NULL)
@@ -66,7 +68,6 @@ static bool put_request(struct kd_buffer *request, const struct program *mine) {
     kd_put_number(request, KCACHE_MAJOR);
     kd_put_text(request, path);
     kd_put_text(request, directory);
-    kd_put_standing(request);
     put_environment(request);
     kd_put_text(request, mine->source);
     kd_put_text(request, mine->name == NULL ? "" : mine->name); /* the same to NVRTC */
@@ -77,10 +78,13 @@ static bool put_request(struct kd_buffer *request, const struct program *mine) {
     return !request->failed;
 }
 
-static struct kd_answer *answer_from_server(const struct kd_buffer *request) {
+static struct kd_answer *answer_from_server(struct kd_buffer *request) {
     struct kd_reply reply;
+    size_t size = request->size;
+    kd_put_standing(request);
     if (!kd_server_ask(KD_COMPILE, request, &reply))
         return NULL;
+    request->size = size;
     if (reply.kind != KD_ANSWER) {
         free(reply.data);
         return NULL;
