@@ -53,10 +53,11 @@ def test_nothing_is_left_behind(tmp_path):
     code = """
 before = len(os.listdir("/proc/self/fd"))
 check()
+cache.engine.flush()  # on a slow machine, the file of counts is opened meanwhile
 after = len(os.listdir("/proc/self/fd"))
 for number in range(5):
     agreed(cache, source + f"// {number}", options)
-assert len(os.listdir("/proc/self/fd")) == after
+assert len(os.listdir("/proc/self/fd")) <= after
 if os.fork() == 0:
     agreed(cache, source + "// child", options)
     sys.exit()  # and runs what the parent wants to be run at its end
