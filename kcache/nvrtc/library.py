@@ -13,7 +13,7 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,14 +144,14 @@ def _real(path: str) -> str:
 
 def _address_space() -> int:
     """Return the bytes of this process's address space; 0 where nobody says."""
-    try:
-        fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, AttributeError):  # no Linux
+    sysconf: Callable[[str], int] | None = getattr(os, "sysconf", None)
+    if sysconf is None:  # Windows
         return 0
     try:
-        return int(os.read(fd, 256).partition(b" ")[0]) * os.sysconf("SC_PAGE_SIZE")
-    finally:
-        os.close(fd)
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            return int(file.read().partition(b" ")[0]) * sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
 
 
 def _loaded_path(mapped: dict[str, int]) -> str | None:
