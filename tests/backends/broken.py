@@ -175,12 +175,13 @@ class ClosedOnce(MemoryBackend):
 
 
 class Unbuffered(FileBackend):
-    """Writes into the file that others read."""
+    """Writes into the file that others read, slowly enough that they see it."""
 
     def put(self, key: str, value: bytes) -> int:
         super().put(key, value)
         with open(self._path(key), "wb", buffering=0) as file:
             for start in range(0, len(value), 512):
+                time.sleep(0.001)
                 file.write(value[start : start + 512])
         return len(value)
 
