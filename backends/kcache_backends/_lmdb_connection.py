@@ -19,7 +19,7 @@ from kcache_backends._lmdb_errors import MissingError
 from kcache_backends._lmdb_files import is_recognised, mark
 from kcache_backends._lmdb_folder import DATA, Folder, check_parents
 from kcache_backends._lmdb_forks import keep_for_ever, watch
-from kcache_backends._lmdb_locks import HARDLY, OPENING, Locks
+from kcache_backends._lmdb_locks import CLOSED, HARDLY, OPENING, Locks
 from kcache_backends._lmdb_opening import Opened, identity_at, open_alone, open_read_only
 
 __all__ = ["FORK_PATIENCE", "NOBODY_WIDE", "PATIENCE", "Connection"]
@@ -84,8 +84,8 @@ class Connection:
         self._retired: list[Opened] = []
         self._users: set[object] = set()
         self._locks = Locks(root)
-        #: Whether this process is a child that inherited it open, and so can't use it.
-        self._inherited = False
+        #: Why this process can't use it any more, and goes without; empty if it can.
+        self._given_up = ""
         #: Locks that are held during a fork.
         self._held: list[threading.RLock] = []
         self._make_locks()
@@ -171,8 +171,26 @@ class Connection:
             opened = self._retired[-1]
             if self._opened is opened:  # an interrupt came between two lines of `_retire`
                 self.open = self._opened = None
-            opened.env.close()
+            self._close_one(opened)
             self._retired.pop()
+
+    def _close_one(self, opened: Opened) -> None:
+        """Close a database, unless that would close files of the program, and LMDB lets go of it.
+
+        Then it stays as it is for ever: LMDB opens no file twice.
+        """
+        if self._is_whole(opened):
+            opened.env.close()
+        else:
+            keep_for_ever(opened.env)
+            self._given_up = CLOSED
+
+    def _is_whole(self, opened: Opened) -> bool:
+        """Tell whether the program has left the descriptors of a database alone, by what is known.
+
+        LMDB does not tell their numbers; who closes them closes ours, too.
+        """
+        return self._locks.is_whole() and (opened.witness is None or opened.witness.is_open())
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -186,8 +204,8 @@ class Connection:
         return self.open or self._open_now()
 
     def _require_use(self) -> None:
-        if self._inherited:
-            raise BackendError(f"{self.root}: the process was forked while it wrote here")
+        if self._given_up:
+            raise BackendError(f"{self.root}: {self._given_up}")
         if is_ending():
             raise MissingError(f"{self.root}: the interpreter ends, and waits for no daemon thread")
         if not self._users:
@@ -234,7 +252,7 @@ class Connection:
         """Return a database that was retired but is still the one there: it can't be open twice."""
         at = identity_at(self._data)
         for opened in self._retired:
-            if opened.file == at:
+            if opened.file == at and self._is_whole(opened):
                 self._retired.remove(opened)
                 return opened._replace(at_place=True)
         return None
@@ -325,7 +343,7 @@ class Connection:
                 return False  # it is the same file, which must not be open twice
             elif self._provisional:
                 self._retire()
-                self._retired.pop().env.close()  # nobody can be writing to it
+                self._close_one(self._retired.pop())  # nobody can be writing to it
             else:
                 self._retire()
         return True
@@ -355,7 +373,8 @@ class Connection:
 
     def after_fork_in_child(self) -> None:
         """Begin with nothing of the parent's."""
-        self._inherited = self._inherited or self.open is not None
+        if self.open is not None:
+            self._given_up = "the process was forked while it wrote here"
         for each in (self.open, self.txn, *self._retired):
             if each is not None:
                 keep_for_ever(each)

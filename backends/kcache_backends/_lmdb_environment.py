@@ -24,7 +24,7 @@ from kcache.util.forks import at_fork
 from kcache_backends._lmdb_connection import PATIENCE, Connection
 from kcache_backends._lmdb_files import check_size
 from kcache_backends._lmdb_folder import Folder
-from kcache_backends._lmdb_locks import HARDLY, OPENING, WRITING
+from kcache_backends._lmdb_locks import HARDLY, OPENING, WRITING, ClosedError
 from kcache_backends._lmdb_opening import database, discard, exchange, settle
 
 __all__ = ["HARDLY", "PATIENCE", "Environment"]
@@ -106,6 +106,9 @@ class Environment(Connection):
                             with self._carried_out(txn):
                                 yield txn
                             return
+                except ClosedError:
+                    self.reopen()  # which finds it out, and lets go of the database
+                    raise
                 except FileNotFoundError as error:
                     if txn is not None:
                         raise

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import lmdb
 
 from kcache.errors import BackendError
+from kcache.util.open_file import OpenFile
 from kcache_backends._files import is_ours, somebody
 
 if TYPE_CHECKING:
@@ -88,6 +89,10 @@ class Folder:
             return path
         return self.path
 
+    def witness(self) -> OpenFile | None:
+        """Return another descriptor of the directory; None where the system can't."""
+        return None if self._fd is None else OpenFile(os.dup(self._fd))
+
     # -- looking -------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
@@ -122,14 +127,19 @@ class Folder:
             lmdb.InvalidError, BackendError: as `check_file`.
             OSError: it can't be opened.
         """
+        return self.open_with_status(name, flags)[0]
+
+    def open_with_status(self, name: str, flags: int) -> tuple[int, os.stat_result]:
+        """Do so, and return the status of the file, too."""
         self.check_file(name)
         fd = os.open(self._name(name), flags | _FLAGS, 0o600, dir_fd=self._fd)
         try:
-            _check(os.fstat(fd), os.path.join(self.path, name))
+            status = os.fstat(fd)
+            _check(status, os.path.join(self.path, name))
         except BaseException:
             os.close(fd)
             raise
-        return fd
+        return fd, status
 
     def make_file(self, name: str, content: bytes) -> None:
         """Make a file that has its content from its first moment on, unless something is there.

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Protocol
 
 from kcache.util.forks import at_end, at_fork
-from kcache_backends._lmdb_locks import LockFile
 
 __all__ = ["keep_for_ever", "watch"]
 
@@ -71,7 +70,6 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _forking  # noqa: PLW0603  a lock of a thread that is not there
     _forking = threading.RLock()
-    LockFile.disown_all()
     for each in list(_watched):
         each.after_fork_in_child()
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import time
-import weakref
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import ClassVar
 
+from kcache.errors import BackendError
 from kcache.util.locks import RangeLocks
+from kcache.util.open_file import OpenFile, identity
 from kcache_backends._lmdb_files import LOCK, MARK
 from kcache_backends._lmdb_folder import Folder
 
-__all__ = ["GIVEN_UP", "HARDLY", "OPENING", "WRITING", "LockFile", "Locks", "given_up"]
+__all__ = [
+    "CLOSED",
+    "GIVEN_UP",
+    "HARDLY",
+    "OPENING",
+    "WRITING",
+    "ClosedError",
+    "LockFile",
+    "Locks",
+    "given_up",
+]
 
 #: The bytes of the file that are locked: to open, exchange or discard the database; and to write.
 OPENING, WRITING = 0, 1
@@ -41,44 +51,51 @@ GIVEN_UP = 60.0
 #: ... but for so long at most, in seconds: others that write may have to be waited for.
 HARDLY = 0.1
 
+#: Why a process goes without a database: LMDB opens no file twice.
+CLOSED = "the program has closed descriptors that LMDB had open"
+
 #: Until when it is not worth while to wait for a lock of a directory, in seconds. Kept here, since
 #: whoever opens the directory anew must not wait anew.
 given_up: dict[tuple[str, int], float] = {}
 
 
+class ClosedError(BackendError):
+    """The program has closed descriptors that are not its own; nothing may be written to them."""
+
+
 class LockFile:
     """The file `lock`, open: locks between processes, the mark, and a reserve for a full disk.
 
-    The descriptor is closed with the object, which whoever holds a lock refers to. Fork: a child
-    must `disown` it, or the two would share their locks.
+    The file is closed with the object, which whoever holds a lock refers to. Fork: a child lets go
+    of the file, so that the locks stay with its parent.
 
     Raises:
         FileNotFoundError: it is not there; only `mark` makes it.
     """
 
-    _all: ClassVar[weakref.WeakSet[LockFile]] = weakref.WeakSet()
-
     def __init__(self, root: Folder) -> None:
         self._path = os.path.join(root.path, LOCK)
-        self._fd = root.open_file(LOCK, os.O_RDWR)
-        self._locks = RangeLocks(self._fd)
+        fd, status = root.open_with_status(LOCK, os.O_RDWR)
+        self._file = OpenFile(fd, status)
+        self._locks = RangeLocks(self._file)
         self._entered = 0
-        LockFile._all.add(self)
         with suppress(OSError):
-            if os.fstat(self._fd).st_size < _RESERVE and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._fd, 0, _RESERVE)
+            if status.st_size < _RESERVE and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, 0, _RESERVE)
+
+    def is_open(self) -> bool:
+        """Tell whether the program has left its descriptor alone."""
+        return self._file.is_open()
 
     def is_in(self, root: Folder) -> bool:
         """Tell whether it is the file that is there now."""
         status = root.status(LOCK)
-        return status is not None and os.path.samestat(os.fstat(self._fd), status)
+        return status is not None and identity(status) == self._file.identity
 
     def lost(self) -> bool:
         """Tell whether the path leads elsewhere."""
         try:
-            return not os.path.samestat(
-                os.fstat(self._fd), os.stat(self._path, follow_symlinks=False)
-            )
+            return not self._file.is_at(self._path)
         except OSError:
             return True
 
@@ -125,24 +142,8 @@ class LockFile:
     def give_reserve(self) -> None:
         """Give the reserve to whoever needs a page on a full disk: what evicts, it is hoped."""
         with suppress(OSError):
-            os.truncate(self._fd, len(MARK))
-
-    def disown(self) -> None:
-        """Let go of what a child shares with its parent; a lock stays with the parent."""
-        nothing = os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
-        os.dup2(nothing, self._fd, inheritable=False)
-        os.close(nothing)
-
-    @classmethod
-    def disown_all(cls) -> None:
-        """Do so in a child process."""
-        for file in list(cls._all):
-            with suppress(OSError):
-                file.disown()
-
-    def __del__(self) -> None:
-        if (fd := getattr(self, "_fd", -1)) >= 0:
-            os.close(fd)
+            if self.is_open():
+                os.truncate(self._file.fd, len(MARK))
 
 
 class Locks:
@@ -158,6 +159,7 @@ class Locks:
     def __init__(self, path: str) -> None:
         self._path = path
         self._file: LockFile | None = None
+        self._closed = False
         #: Whether a read has waited in vain for whoever opens the database: the next one need not.
         self.is_stopped = False
 
@@ -168,6 +170,15 @@ class Locks:
     def is_open(self) -> bool:
         """Tell whether the file is open."""
         return self._file is not None
+
+    def is_whole(self) -> bool:
+        """Tell whether the program has never closed the file, as who closes every descriptor does.
+
+        The descriptors that LMDB has are closed, too, then, and the numbers are others' by now.
+        """
+        if self._file is not None and not self._file.is_open():
+            self._closed = True
+        return not self._closed
 
     def give_reserve(self) -> None:
         """Give the reserve of the file, if it is open, to a full disk."""
@@ -186,6 +197,7 @@ class Locks:
         Raises:
             TimeoutError: another process held it all the time.
             FileNotFoundError: somebody has removed the file.
+            ClosedError: the program has closed the file.
         """
         lock = (self._path, which)
         if time.monotonic() < given_up.get(lock, 0.0):
@@ -204,6 +216,8 @@ class Locks:
 
     def _in(self, root: Folder | None) -> LockFile:
         """Return the file that is in the directory now."""
+        if not self.is_whole():
+            raise ClosedError(f"{self._path}: {CLOSED}")
         file = self._file
         if root is not None:
             if file is None or not file.is_in(root):

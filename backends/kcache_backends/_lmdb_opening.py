@@ -11,6 +11,7 @@ from typing import NamedTuple
 import lmdb
 
 from kcache.errors import BackendError
+from kcache.util.open_file import OpenFile
 from kcache_backends._lmdb_errors import DAMAGE, MissingError
 from kcache_backends._lmdb_files import (
     allocate_readers,
@@ -45,11 +46,14 @@ class Opened(NamedTuple):
         env: the database.
         file: its file, as `identity_of` says.
         at_place: whether it is where it belongs, and not where an exchange moved it.
+        witness: a descriptor that the program has closed, too, if it has closed the database's;
+            None where there is another one.
     """
 
     env: lmdb.Environment
     file: tuple[int, ...]
     at_place: bool
+    witness: OpenFile | None = None
 
 
 def open_alone(root: Folder, map_size: int) -> Opened:
@@ -104,7 +108,7 @@ def open_read_only(path: str, map_size: int, *, wait: bool = True) -> Opened:
                     raise FileNotFoundError
                 at_place = root.status("db") is not None
                 env = _map_to_read(place, map_size, wait=wait)
-                return Opened(env, file, at_place)
+                return Opened(env, file, at_place, place.witness())
     except FileNotFoundError as error:
         reason = "there is no database, and none is made for reading"
         raise MissingError(f"{path}: {reason}") from error

@@ -8,6 +8,7 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import xxhash
 
@@ -23,6 +24,7 @@ from kcache.bundle.format import (
     unpack_record,
 )
 from kcache.errors import BundleError
+from kcache.util.open_file import identity
 
 __all__ = ["Bundle", "is_bundle"]
 
@@ -57,10 +59,10 @@ class Bundle:
     def __init__(self, file: str | os.PathLike[str] | int) -> None:
         self.name = f"descriptor {file}" if isinstance(file, int) else os.fspath(file)
         self._fd = os.dup(file) if isinstance(file, int) else _open(self.name)
-        self._close = weakref.finalize(self, os.close, self._fd)
+        status = os.fstat(self._fd)
+        self._close = weakref.finalize(self, _close, self._fd, identity(status))
         self._seeking = threading.Lock()
         try:
-            status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode):
                 raise BundleError(f"{self.name}: it is no file")
             self.size = status.st_size
@@ -247,6 +249,13 @@ def _open(path: str) -> int:
     """Open a file for reading; one that is a pipe is not waited for."""
     binary, nonblocking = getattr(os, "O_BINARY", 0), getattr(os, "O_NONBLOCK", 0)
     return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | binary | nonblocking)
+
+
+def _close(fd: int, file: tuple[int, int]) -> None:
+    """Close a descriptor, unless the program has closed it: its number may be another file's."""
+    with suppress(OSError):
+        if identity(os.fstat(fd)) == file:
+            os.close(fd)
 
 
 def _among(raw: bytes, wanted: bytes) -> Record | None:

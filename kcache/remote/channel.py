@@ -6,6 +6,7 @@ receive, and are copied once. A hit from a remote nearby spends more time here t
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kcache.remote.protocol import MAX_MESSAGE
+from kcache.util.open_file import identity
 from kcache.util.wire import WireError, heading, sizes_in
 
 __all__ = ["Channel"]
@@ -45,6 +47,7 @@ class Channel:
         # The kernel keeps the limit of each piece, so that there is one system call for it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._socket = connection
+        self._identity = identity(os.fstat(connection.fileno()))
         self._room = memoryview(bytearray(room))
         self._limit = -1.0
         self._set_limit(seconds)
@@ -54,8 +57,11 @@ class Channel:
 
         Raises:
             OSError: there is none (TimeoutError: none within so many seconds).
-            WireError: the other side has closed, or sent something else.
+            WireError: the other side has closed, or sent something else; or the program has closed
+                the descriptor, whose number may be that of a connection of its own by now.
         """
+        if not self._is_open():
+            raise WireError("the program has closed the connection")
         if seconds != self._limit:
             self._set_limit(seconds)
         end = time.monotonic() + seconds
@@ -137,7 +143,17 @@ class Channel:
     def close(self) -> None:
         """Hang up. Idempotent."""
         with suppress(OSError):
-            self._socket.close()
+            if self._is_open():
+                self._socket.close()
+            else:
+                self._socket.detach()
+
+    def _is_open(self) -> bool:
+        try:
+            return identity(os.fstat(self._socket.fileno())) == self._identity
+        except OSError:
+            return False
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_identity"):
+            self.close()

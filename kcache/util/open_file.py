@@ -19,6 +19,7 @@ __all__ = [
     "NotOursError",
     "OpenFile",
     "has_header",
+    "identity",
     "is_own",
     "open_own",
     "owner_problem",
@@ -50,7 +51,8 @@ class NotOursError(OSError):
         super().__init__(errno.EPERM, reason, os.fspath(path))
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
+def identity(status: os.stat_result) -> tuple[int, int]:
+    """Return what a file is known by: device and inode."""
     return status.st_dev, status.st_ino
 
 
@@ -76,7 +78,7 @@ class OpenFile:
     def __init__(self, fd: int, status: os.stat_result | None = None) -> None:
         self.fd = fd
         #: Device and inode, by which the file is known again.
-        self.identity = _identity(os.fstat(fd) if status is None else status)
+        self.identity = identity(os.fstat(fd) if status is None else status)
         after_fork(self)
 
     def is_open(self) -> bool:
@@ -86,14 +88,14 @@ class OpenFile:
         become daemons do.
         """
         try:
-            return _identity(os.fstat(self.fd)) == self.identity
+            return identity(os.fstat(self.fd)) == self.identity
         except OSError:
             return False
 
     def is_at(self, path: str) -> bool:
         """Tell whether `path` leads to this file: it was not removed, moved or replaced."""
         try:
-            return _identity(os.stat(path, follow_symlinks=False)) == self.identity
+            return identity(os.stat(path, follow_symlinks=False)) == self.identity
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -108,7 +110,7 @@ class OpenFile:
             if nothing != number:
                 os.dup2(nothing, number, inheritable=False)
                 os.close(nothing)
-            self.identity = _identity(os.fstat(number))
+            self.identity = identity(os.fstat(number))
             self.fd = number
         except OSError:  # without /dev: nobody else runs yet, and later uses fail with EBADF
             return

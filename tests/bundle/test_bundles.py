@@ -478,6 +478,18 @@ def test_a_bundle_that_is_replaced_or_truncated_while_it_is_open(tmp_path: Path)
     bundle.close()
 
 
+def test_a_number_that_the_program_has_taken_is_not_closed(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.kcb"
+    path.write_bytes(bundle_of(kernels(1), tmp_path / "cache"))
+    bundle = Bundle(path)
+    number = bundle._fd
+    with (tmp_path / "other").open("wb") as other:
+        os.dup2(other.fileno(), number)
+        bundle.close()
+        assert os.path.samestat(os.fstat(number), os.fstat(other.fileno()))
+    os.close(number)
+
+
 def test_a_reader_imports_no_engine() -> None:
     """A layer costs a program that uses it no more than it must."""
     code = "import sys, kcache.bundle.reader; print(*(m for m in sys.modules if 'kcache' in m))"

@@ -826,7 +826,7 @@ def test_a_damaged_message_is_an_error_or_another_message(
 def test_a_worker_that_is_told_garbage_ends() -> None:
     for data in (b"junk that is long enough to be read", b"KCW1\1\0\0\0\1\0\0\0\0\0\0\0x"):
         with worker() as process_:
-            os.write(process_._to, data)
+            os.write(process_._pipes[0].fd, data)
             with pytest.raises(CrashedError):
                 process_.ask(ask(KERNEL, (*FLAGS, "-DV=1")), None)
 
@@ -837,6 +837,33 @@ def test_a_worker_compiles_as_a_plain_program_does() -> None:
         made = fresh_of(process_.ask(ask(source, (*FLAGS, "-DV=1")), None))
     assert made == compile_fresh(source, (*FLAGS, "-DV=1"))
     assert process.standing() == process.standing()
+
+
+def test_a_program_that_closes_every_descriptor_keeps_what_it_opens_then(tmp_path: Path) -> None:
+    """As programs that become daemons do. The numbers of the pipes are those of other files then."""
+    for number in range(20):
+        (tmp_path / str(number)).write_bytes(bytes(5000))
+    code = f"""
+    import os
+    from kcache.nvrtc.workers import pool
+    from kcache.nvrtc.workers.messages import Status
+    from nvrtc.talk import *
+    from kcache.nvrtc import compiler
+    pools = pool.WorkerPool(3)
+    path = compiler.find().path
+    with pools._worker(path), pools._worker(path), pools._worker(path):
+        pass
+    assert len(pools.pids()) == 3
+    os.closerange(3, 200)
+    files = [os.open(os.path.join({str(tmp_path)!r}, str(each)), os.O_RDWR) for each in range(20)]
+    for source in ("//", "// another"):
+        assert pools.compile(path, ask(source))[1].status == Status.COMPILED
+    pools.close()
+    assert [os.lseek(each, 0, os.SEEK_CUR) for each in files] == [0] * 20
+    """
+    python(code)
+    for number in range(20):
+        assert (tmp_path / str(number)).read_bytes() == bytes(5000)
 
 
 def test_another_user_gets_another_worker(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -93,3 +94,20 @@ def test_a_side_that_takes_nothing_is_not_waited_for(pair: Pair) -> None:
     channel, _ = pair
     with pytest.raises(TimeoutError):
         channel.ask([b"put", bytes(64 << 20)], 0.01)
+
+
+def test_a_number_that_the_program_has_taken_is_neither_written_to_nor_closed(pair: Pair) -> None:
+    channel, _ = pair
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    number = channel._socket.fileno()
+    os.dup2(ours.fileno(), number)
+    with pytest.raises(WireError, match="the program has closed"):
+        channel.ask([b"get"], 60)
+    with pytest.raises(BlockingIOError):
+        theirs.recv(1)
+    channel.close()
+    assert os.path.samestat(os.fstat(number), os.fstat(ours.fileno()))
+    os.close(number)
+    ours.close()
+    theirs.close()

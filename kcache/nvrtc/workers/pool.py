@@ -193,7 +193,9 @@ class WorkerPool:
         of a proof is another.
         """
         fitting = [
-            each for each in self._idle if each[1].library == library and each[1].standing == here
+            each
+            for each in self._idle
+            if each[1].library == library and each[1].standing == here and each[1].is_whole()
         ]
         if fitting:
             told = [each for each in fitting if each[1].directory in (directory, None)]

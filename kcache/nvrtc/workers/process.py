@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from kcache.environment import without_dropin
 from kcache.errors import KcacheError
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply
+from kcache.util.open_file import OpenFile
 from kcache.util.wire import WireError, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from subprocess import Popen
+    from typing import IO
 
 __all__ = [
     "CrashedError",
@@ -104,14 +106,12 @@ class WorkerProcess:
         self.family: object = None
         self.directory: str | None = None
         self.standing = standing()
-        self._said = _said_file()
-        self._process = self._start(library)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._to = self._process.stdin.fileno()
-        self._from = self._process.stdout.fileno()
+        self._pipes: list[OpenFile] = []
+        self._said: OpenFile | None = OpenFile(_said_file())
+        self._process = self._start(library, self._said)
         try:
-            self.hello = Hello.unpack(receive(self._from))
+            self._pipes = [_taken(self._process.stdin), _taken(self._process.stdout)]
+            self.hello = Hello.unpack(receive(self._pipes[1].fd))
         except (WireError, OSError) as error:
             self.end()
             raise NoWorkerError(f"a worker {self._how()}: {self._last_words()}") from error
@@ -122,7 +122,7 @@ class WorkerProcess:
             self.end()
             raise NoWorkerError(self.hello.error)
 
-    def _start(self, library: str) -> Popen[bytes]:
+    def _start(self, library: str, said: OpenFile) -> Popen[bytes]:
         from subprocess import PIPE, Popen  # a hit never starts a process
 
         paths = (path for path in sys.path if isinstance(path, str))  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -133,7 +133,7 @@ class WorkerProcess:
                 command,
                 stdin=PIPE,
                 stdout=PIPE,
-                stderr=self._said,
+                stderr=said.fd,
                 bufsize=0,
                 env=without_dropin(self.environment),
                 # A group of its own: an interrupt at the terminal is for the program to act on.
@@ -150,6 +150,9 @@ class WorkerProcess:
             CrashedError: the worker has ended; TooLateError: it took longer than `timeout` seconds
                 and was ended.
         """
+        if not self.is_whole():
+            self.end()
+            raise CrashedError("the program has closed the descriptors of the worker")
         late = threading.Event()
         timer = None
         if timeout is not None:
@@ -158,8 +161,8 @@ class WorkerProcess:
             with suppress(RuntimeError):  # the interpreter ends: then the limit can't be kept
                 timer.start()
         try:
-            send(self._to, ask.pack())
-            reply = Reply.unpack(receive(self._from))
+            send(self._pipes[0].fd, ask.pack())
+            reply = Reply.unpack(receive(self._pipes[1].fd))
         except (WireError, OSError) as error:
             self.end()
             words = self._last_words()
@@ -190,6 +193,14 @@ class WorkerProcess:
         """The worker's process id."""
         return self._process.pid
 
+    def is_whole(self) -> bool:
+        """Tell whether the pipes still lead to the worker.
+
+        They do not if the program has closed descriptors that are not its own, as programs that
+        become daemons do. Their numbers may be those of the program's files by now.
+        """
+        return bool(self._pipes) and all(pipe.is_open() for pipe in self._pipes)
+
     def stop(self) -> None:
         """Have the worker end, whatever it is doing; the thread that uses it finds out."""
         with suppress(OSError):
@@ -212,10 +223,7 @@ class WorkerProcess:
         self._close()
 
     def _close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        self._pipes = []
 
     def _how(self) -> str:
         status = self._process.returncode
@@ -227,22 +235,26 @@ class WorkerProcess:
 
     def _last_words(self) -> str:
         """Return the end of what the worker wrote to its standard error; closes that file."""
-        said, self._said = self._said, -1
-        if said < 0:
+        said, self._said = self._said, None
+        if said is None or not said.is_open():
             return ""
         try:
-            size = os.fstat(said).st_size
-            os.lseek(said, max(0, size - _QUOTED), os.SEEK_SET)
-            return os.read(said, _QUOTED).decode(errors="replace").strip()
+            size = os.fstat(said.fd).st_size
+            os.lseek(said.fd, max(0, size - _QUOTED), os.SEEK_SET)
+            return os.read(said.fd, _QUOTED).decode(errors="replace").strip()
         except OSError:
             return ""
-        finally:
-            os.close(said)
 
-    def __del__(self) -> None:
-        if getattr(self, "_said", -1) >= 0:
-            with suppress(OSError):
-                os.close(self._said)
+
+def _taken(stream: IO[bytes] | None) -> OpenFile:
+    """Return a descriptor in place of a stream, which would close whatever has its number.
+
+    Raises:
+        OSError: no descriptor is left.
+    """
+    assert stream is not None
+    with stream:
+        return OpenFile(os.dup(stream.fileno()))
 
 
 def _said_file() -> int:
