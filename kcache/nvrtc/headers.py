@@ -31,6 +31,7 @@ __all__ = [
     "HeaderSet",
     "Other",
     "Sections",
+    "confused_names",
     "decode",
     "encode",
     "is_directory",
@@ -257,16 +258,43 @@ def _same(
         yield numbers.setdefault(inodes[rooted], len(numbers)), rooted
 
 
+def confused_names(names: Iterable[str], source: str, files: Iterable[str]) -> Iterator[str]:
+    """Yield names of texts in memory that lead to a file which is there under another name, too.
+
+    The compiler takes the two for one.
+
+    Args:
+        names: that the compiler has looked for.
+        source: what the source is called now; it may have been compiled under another name.
+        files: that were read.
+    """
+    own = tuple(names)
+    there = {path: file for path in dict.fromkeys((*own, source)) if (file := _identity(path))}
+    if not there:
+        return
+    read = [(path, _identity(path)) for path in files]
+    for name, file in there.items():
+        others = (path for path in there if path != name)
+        if any(there[path] == file for path in others) or any(
+            each == file and (path != name or name not in own) for path, each in read
+        ):
+            yield name
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def same_identities(once: Iterable[tuple[int, RootedPath]], search: HeaderSearch) -> bool:
     """Tell whether equal numbers are one file, and different numbers different files."""
     files: dict[int, tuple[int, int]] = {}
     for number, rooted in once:
-        try:
-            status = os.stat(search.path(rooted))
-        except OSError:
-            return False
-        file = (status.st_dev, status.st_ino)
-        if files.setdefault(number, file) != file:
+        file = _identity(search.path(rooted))
+        if file is None or files.setdefault(number, file) != file:
             return False
     return len(set(files.values())) == len(files)
 

@@ -42,7 +42,15 @@ from kcache.nvrtc.files import (
     stamp_of,
     watched_from,
 )
-from kcache.nvrtc.headers import HeaderSet, Sections, decode, encode, is_header, same_identities
+from kcache.nvrtc.headers import (
+    HeaderSet,
+    Sections,
+    confused_names,
+    decode,
+    encode,
+    is_header,
+    same_identities,
+)
 from kcache.nvrtc.key import digest_fields
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, RootedPath
 
@@ -205,20 +213,13 @@ class StoredHeaderSet:
         for path in map(search.path, sections.folders):
             if not os.path.isdir(path):
                 yield Difference("vanished", path)
+        files = (path for _, paths in self._files(search) for path in paths)
+        for path in confused_names(map(search.path, sections.names), search.source(), files):
+            yield Difference("identity", path)
         yield from self._other_answers(sections, search)
 
-    def _other_answers(self, sections: Sections, search: HeaderSearch) -> Iterator[Difference]:
-        names = list(map(search.path, sections.names))
-        for path in names:
-            if self._is_file_of_set(path, search):
-                yield Difference("identity", path)
-        # It may have been compiled under another name, when this one was a header's.
-        if (
-            search.source_mark in self.raw
-            and (source := search.source()) not in names
-            and self._is_file_of_set(source, search, own=True)
-        ):
-            yield Difference("identity", source)
+    @staticmethod
+    def _other_answers(sections: Sections, search: HeaderSearch) -> Iterator[Difference]:
         for error, rooted in sections.denied:
             if error_now(search.path(rooted)) != error:
                 yield Difference("answer", search.path(rooted))
@@ -228,19 +229,6 @@ class StoredHeaderSet:
         for name, value in sections.variables:
             if search.variable(name) != value:
                 yield Difference("variable", name)
-
-    def _is_file_of_set(self, path: str, search: HeaderSearch, *, own: bool = False) -> bool:
-        """Tell whether a path is another name of a file that was read, or with `own` its name."""
-        try:
-            status = os.stat(path)
-        except OSError:
-            return False
-        for _, paths in self._files(search):
-            for each in paths:
-                with suppress(OSError):
-                    if (own or each != path) and os.path.samestat(os.stat(each), status):
-                        return True
-        return False
 
     def _files(self, search: HeaderSearch) -> Iterator[tuple[int, list[str]]]:
         """Yield absolute paths of the headers that were read, and where their digests begin."""

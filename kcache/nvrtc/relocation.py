@@ -129,8 +129,7 @@ def bound_of(request: Request, record: Record, compiled: Compiled) -> str:
         return ONLY + request.location
     flags = _flags(request, record)
     marks = request.search.marks()
-    texts = (request.source, *request.headers.values(), *request.options.extra.without_paths)
-    if any(mark in text for text in (*texts, *request.defines) for mark in marks):
+    if any(mark in text for text in request.texts for mark in marks):
         flags |= PATHS
     bound = request.location if flags & PATHS else request.location[:SPELLING]
     if _holds(compiled, spelled):
@@ -175,9 +174,8 @@ def _flags(request: Request, record: Record) -> int:
     flags = 0
     for answer in record.files.values():
         flags |= answer.flags
-    texts = (request.source, *request.headers.values(), *request.options.extra.without_paths)
-    for text in (*texts, *request.defines):
-        flags |= flags_of(text.encode())
+    for text in request.texts:
+        flags |= flags_of(text.encode("utf-8", "surrogateescape"))
     return flags
 
 

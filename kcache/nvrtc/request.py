@@ -94,9 +94,15 @@ class Request(NamedTuple):
         from kcache.nvrtc.workers.texts import asks_clock, flags_of  # a hit does not ask
 
         flags = 0
-        for text in (self.source, *self.headers.values(), *self.defines):
-            flags |= flags_of(text.encode())
+        for text in self.texts:
+            flags |= flags_of(text.encode("utf-8", "surrogateescape"))
         return "the source uses the time of the compile" if asks_clock(flags) else None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that the caller has written and the compiler may read as C++."""
+        options = (*self.defines, *self.extra.without_paths)
+        return self.source, *self.headers.values(), *options, *self.names
 
     @property
     def shows_paths(self) -> bool:
@@ -182,19 +188,17 @@ class Request(NamedTuple):
             known = surroundings.variable
             search = HeaderSearch(source_name, paths, directory=directory, variable=known)
         outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
-        bound: list[str] = []
-        shows_paths = options.debug or options.lineinfo or extra.paths_in_output
-        if shows_paths:
-            # Debug information names the working directory and every file, as opened.
-            spelling = _spelled(directory, search.variable)
-            bound += [f"directory={spelling}", *(f"prefix={p}" for p in search.prefixes)]
-        bound += [f"variable={each}" for each in variables]
+        texts = (source, *defines, *expressions)
         # An option that nobody has tried may name files.
         tried = are_harmless(options.extra.without_paths)
-        contained = tried and not any(map(may_include, (source, *defines)))
+        contained = tried and not any(map(may_include, texts))
+        odd = not (contained or search.is_plain())
+        shows_paths = options.debug or options.lineinfo or extra.paths_in_output or odd
+        bound = list(_places(search, options, odd=odd)) if shows_paths else []
+        bound += [f"variable={each}" for each in variables]
         # LTOIR is no text that could be searched for the name.
         hidden = shows_paths or options.lto or any(map(_makes_lto, options.extra_options))
-        if hidden or not tried or (contained and may_name_file("\n".join((source, *defines)))):
+        if hidden or not tried or (contained and may_name_file("\n".join(texts))):
             bound.append(f"name={source_name}")
         if not contained:
             # A header is known by the innermost directory that it is in.
@@ -319,6 +323,19 @@ def working_directory() -> str:
         return os.getcwd()
     except OSError:
         return NO_DIRECTORY
+
+
+def _places(search: HeaderSearch, options: CompileOptions, *, odd: bool) -> Iterator[str]:
+    """Yield all directories of a request, where they are part of the key.
+
+    Debug information names the working directory and every file, as opened. What the compiler makes
+    of an `odd` directory depends on how exactly the options were written.
+    """
+    yield f"directory={_spelled(search.directory, search.variable)}"
+    yield from (f"prefix={prefix}" for prefix in search.prefixes)
+    if odd:
+        yield f"in={search.directory}"
+        yield from (f"flag={flag}" for flag in options.flags())
 
 
 def _spelled(directory: str, variable: Callable[[str], str | None]) -> str:

@@ -7,6 +7,7 @@ In another checkout or container, the same request has other roots and the same 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -27,6 +28,11 @@ SOURCE = 0
 ABSOLUTE = -1
 #: Digits of a location (`Request.location`) that tell how the include directories are spelled.
 SPELLING = 24
+#: Finds what the compiler may write otherwise than it was given. Some releases drop white space at
+#: the end, slashes of a relative path that has two in a row, and an equals sign at the beginning. A
+#: space at the beginning is dropped in one way to write the option, and not in others. `-I-` names
+#: no directory.
+_odd = re.compile(r"\A[\s=]|\s\Z|//|\A-?\Z").search
 
 
 class RootedPath(NamedTuple):
@@ -59,7 +65,6 @@ class HeaderSearch:
             directory.
         roots: the same as absolute paths that end in a slash, the working directory's included.
         source_name: as given.
-        source_mark: its last part, as it would stand in a header set.
     """
 
     def __init__(
@@ -70,14 +75,14 @@ class HeaderSearch:
         directory: str,
         variable: Callable[[str], str | None] = config.variable,
     ) -> None:
-        folder, base = os.path.split(source_name)
+        folder = os.path.dirname(source_name)
+        self._given = (source_name, *include_paths)
         self.source_name = source_name
-        self.source_mark = base.encode()
         self.directory = directory
         self.variable = variable
         self.prefixes = (
             "" if not folder else "/" if folder == "/" else f"{folder}/",
-            *map(_prefix, include_paths),
+            *map(_prefix, self._given[1:]),
         )
         base = directory if directory.endswith("/") else f"{directory}/"
         self.base = base
@@ -88,6 +93,10 @@ class HeaderSearch:
         # The include path before the source's own directory, the longest first.
         order = sorted(range(len(roots)), key=lambda root: (len(roots[root]), root), reverse=True)
         self._longest = [(roots[root], root) for root in order]
+
+    def is_plain(self) -> bool:
+        """Tell whether every release writes the roots as `prefixes` says."""
+        return not any(map(_odd, self._given))
 
     def rooted(self, asked: str) -> RootedPath:
         """Return the root of a path and what is below it, as the compiler asked for it."""

@@ -596,6 +596,31 @@ def test_an_in_memory_header_and_a_file_that_is_opened_under_its_name(cache, tre
     agreed(cache, source, paths("inc"), headers=headers)
 
 
+@pytest.mark.parametrize(
+    "text", ["#pragma once\n", "#ifndef A\n#define A\n#else\n#define W\n#endif\n"]
+)
+def test_names_of_in_memory_headers_become_one_file(cache, tree, text):
+    """The compiler takes two texts for one, if a file has the names of both."""
+    header = write(tree / "inc/x.h", "#ifndef W\n#define W 3\n#endif\n#define V W\n")
+    source = '#include "a.h"\n#include "b.h"\n#include <x.h>\n' + KERNEL
+    headers = {"a.h": text, "b.h": text + "#define W 2\n"}
+    for _ in range(2):
+        agreed(cache, source, paths("inc"), headers=headers)
+    write(tree / "a.h", "")
+    agreed(cache, source, paths("inc"), headers=headers)
+    os.link("a.h", "b.h")
+    for _ in range(2):
+        agreed(cache, source, paths("inc"), headers=headers)
+    os.unlink("b.h")
+    assert agreed(cache, source, paths("inc"), headers=headers).cached
+    # The source takes part, also under another name.
+    source = "#pragma once\n" + source
+    agreed(cache, source, paths("inc"), headers=headers)
+    for name, other in (("a.h", "kernel.cu"), (header, "other.cu")):
+        os.link(name, other)
+        agreed(cache, source, paths("inc"), headers=headers, source_name=other)
+
+
 @pytest.mark.parametrize("name", ["kernel.cu", "src/kernel.cu", "{tree}/src/kernel.cu"])
 @pytest.mark.parametrize("option", ["-include", "--pre-include"])
 def test_pre_include(cache, tree, name, option):
@@ -631,6 +656,42 @@ def test_spellings_of_an_include_directory(cache, tree, path):
     assert not agreed(cache, source, options).cached
     write(tree / "first/x.h", "#define V 3\n")
     assert not agreed(cache, source, options).cached
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["-Ione//"], ["-Itwo"]),
+        (["-I./one//sub/.."], ["-Itwo"]),
+        (["-Ione\n"], ["-Itwo"]),
+        (["-I", "one\t"], ["-Itwo"]),
+        (["--include-path= one"], ["-I two"]),
+        (["--include-path= one"], ["-I", " one"]),
+        (["-I-", "-Ione"], ["-Itwo", "-Ione"]),
+    ],
+)
+def test_directories_that_the_compiler_spells_in_its_own_way(cache, tree, one, other):
+    for number, folder in enumerate(("one", "two", " one", "one/sub")):
+        write(tree / folder / "x.h", f"#define V {number}\n")
+    source = "#include <x.h>\n" + KERNEL
+    for extra in (one, other, one):
+        agree(cache, source, ARCH.replace(extra_options=extra))
+        if extra[0].startswith("-I") and len(extra[0]) > 3:
+            agree(cache, source, paths(extra[0].removeprefix("-I")))
+
+
+def test_a_directory_that_begins_with_an_equals_sign(cache, tree):
+    write(tree / "one/x.h", "#define V 1\n")
+    write(tree / "two/x.h", "#define V 2\n")
+    for folder in ("=one", "two"):
+        agreed(cache, "#include <x.h>\n" + KERNEL, paths(folder))
+
+
+def test_a_source_whose_name_has_two_slashes_in_a_row(cache, tree):
+    for folder in ("one", "two"):
+        write(tree / folder / "sub/x.h", f"#define V {ord(folder[0])}\n")
+    for name in ("one//sub/k.cu", "two//sub/k.cu", "two/sub/k.cu"):
+        agreed(cache, '#include "x.h"\n' + KERNEL, source_name=name)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvrtc.reference import agreed
 
 import kcache
 
@@ -86,6 +87,14 @@ def test_a_kernel_that_shows_its_name_is_another_under_another_name(
     with kcache.KernelCache(disable=True) as none:
         clean = none.get_or_compile(source, options=options, source_name="kernel.cu")
     assert outputs(clean) == outputs(other)
+
+
+def test_a_name_expression_that_asks_for_the_name_of_the_source(project: Path) -> None:
+    source = "template <int M> __global__ void k(int* out) { *out = M; }"
+    for begin in ("", '#include "include/n.h"\n'):
+        with kcache.KernelCache(project / "cache") as cache:
+            for name in ("k.cu", "kernel.cu", "another.cu"):
+                agreed(cache, begin + source, ARCH, ["k<sizeof(__BASE_FILE__)>"], source_name=name)
 
 
 @pytest.mark.parametrize("option", [{"lineinfo": True}, {"debug": True}, {"lto": True}])

@@ -82,6 +82,17 @@ def test_a_row_of_comments_takes_no_longer_than_its_length(tmp_path: Path, line:
         "const char* t = __TI??/\nMESTAMP__;\n",
         "#define GLUE(a, b) a##b\nconst char* t = GLUE(__DA, TE__);\n",
         "#define GLUE(a, b) a##b##a\nconst char* t = GLUE(__, DATE);\n",
+        *(
+            f"#define GLUE_(a, b) a##b\n#define GLUE(a, b) GLUE_(a, b)\nconst char* t = {glued};\n"
+            for glued in (
+                "GLUE(GLUE(__TIM, E), __)",
+                "GLUE(__TIME_, _)",
+                "GLUE(GLUE(__, TIM), GLUE(E, __))",
+                "GLUE(GLUE(_, GLUE(_TI, ME)), __)",
+                "GLUE(_, GLUE(GLUE(_, D), GLUE(GLUE(A, T), GLUE(E, GLUE(_, _)))))",
+                "GLUE(__TIMES, GLUE(TAM, GLUE(P, __)))",
+            )
+        ),
     ],
 )
 def test_nothing_hides_the_clock(text: str) -> None:
@@ -89,7 +100,13 @@ def test_nothing_hides_the_clock(text: str) -> None:
 
 
 def test_the_usual_text_has_no_clock() -> None:
-    for text in (KERNEL, "int time; // at this time, update the DATE\n", "#define TIMEOUT 3\n"):
+    for text in (
+        KERNEL,
+        "int time; // at this time, update the DATE\n",
+        "#define TIMEOUT 3\n",
+        "template <class D, class A, class T, class E> void f(_, D, A, T, E);\n",
+        "#define ADD(a, b) a##b\nenum { DATE, TIME, MAX_TIME };\n",
+    ):
         assert not asks_clock(flags_of(text.encode()))
 
 
@@ -113,3 +130,30 @@ def test_a_pipe_in_the_place_of_a_header_is_no_header(tmp_path: Path) -> None:
     header.unlink()
     os.mkfifo(header)
     assert "x.h is gone" in python(code, tmp_path, "second")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"names": ["k<(__TIME__[7])>"]},
+        {"options": ["-Xcudafe=-DT_=__TIME__[7]"]},
+        {"options": ["-Xcudafe", "--define_macro=T_=__TIME__[7]"]},
+    ],
+)
+def test_the_clock_in_a_name_or_an_option(
+    cache: kcache.KernelCache, arguments: dict[str, list[str]]
+) -> None:
+    source = (
+        "#ifndef T_\n#define T_ 1\n#endif\ntemplate <int N> __global__ void k(int* o) { *o = N; }"
+    )
+    options = ARCH.replace(extra_options=arguments.get("options", ()))
+    names = arguments.get("names", ["k<T_>"])
+    for _ in range(2):
+        assert not cache.get_or_compile(source, names, options).cached
+
+
+def test_a_macro_whose_value_is_not_utf8(cache: kcache.KernelCache, tree: Path) -> None:
+    write(tree / "x.h", "#define V 1\n")
+    options = ARCH.replace(extra_options=["-DW=\udcff"])
+    for source in (KERNEL.replace("V", "2"), '#include "x.h"\n' + KERNEL):
+        agreed(cache, source, options)

@@ -413,6 +413,8 @@ def test_a_header_that_ends_amid_a_declaration(family: Family, tree: Path, heade
         "#pr\\\nagma /* a */ pack(push, 1)\n",
         '_Pragma("pack(1)")\n',
         "#define PRAGMA(x) _Pragma(#x)\nPRAGMA(pack(push, 1))\n",
+        "#define T(x) _Pragma(#x)\n#define P(x) T(x)\n#define ONE 1\nP(pack(ONE))\n",
+        "#define T(x) _Pragma(#x)\n#define P(x) T(x)\n#define ALIAS pack\nP(ALIAS(1))\n",
     ],
 )
 def test_a_header_that_packs_structures(family: Family, tree: Path, header: str) -> None:

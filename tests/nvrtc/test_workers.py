@@ -620,6 +620,23 @@ def test_a_worker_is_not_misled_by_its_directory(tmp_path: Path) -> None:
     assert python(code, tmp_path).strip() == "0"
 
 
+def test_a_working_directory_that_cannot_be_entered_once_more(tmp_path: Path) -> None:
+    """As that of a program that is no longer root; here its path is too long for the system."""
+    code = """
+    import os, sys
+    from nvrtc.reference import *
+    with kcache.KernelCache(sys.argv[1] + "/cache") as cache:
+        assert not cache.get_or_compile(KERNEL.replace("V", "1"), (), ARCH).cached
+        os.chdir(sys.argv[1])
+        for _ in range(20):
+            os.mkdir("x" * 250)
+            os.chdir("x" * 250)
+        for number in (2, 3, 2):
+            cache.get_or_compile(KERNEL.replace("V", str(number)), (), ARCH)
+    """
+    python(code, tmp_path)
+
+
 def test_what_the_compiler_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
     with worker() as process_:
         reply = process_.ask(ask(KERNEL, (*FLAGS, "-DV=1", "--ptxas-options=-v")), None)

@@ -139,8 +139,9 @@ class WorkerPool:
                 else:
                     worker.family = family
                     worker.directory = ask.directory
-            # A worker was told other variables before. A new one is told what the program has now.
-            if reply.status != Status.ELSEWHERE or new:
+            # A worker was told other variables before, or can't enter the program's directory. A
+            # new one is told what the program has now, and begins where it is.
+            if reply.status not in (Status.ELSEWHERE, Status.FAILED) or new:
                 return worker.hello, reply
 
     # -- workers -----------------------------------------------------------------------------------

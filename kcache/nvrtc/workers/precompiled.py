@@ -53,8 +53,8 @@ MAX_KEPT = 2
 _ROOM = 2 << 30
 _MAX_REFUSED = 256
 
-#: `#pragma pack`, or what a macro would need to make one.
-_PACK = re.compile(rb"pragma[^\n]*\bpack\b|\bpack\s*\(\s*(?:push|pop|\d+\s*\)|\))", re.IGNORECASE)
+#: `#pragma pack`, or what a macro would need to make one, whatever the value is made of.
+_PACK = re.compile(rb"(?:pragma|define)[^\n]*\bpack\b|\bpack\s*(?:\(|/\*)", re.IGNORECASE)
 _REMARK = re.compile(rb"^Remark: The warnings can be suppressed with .*\n*", re.MULTILINE)
 
 #: What a precompiled header is good for: the preamble, flags, name of the source, in-memory

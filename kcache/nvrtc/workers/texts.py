@@ -11,6 +11,7 @@ A compile of CUB reads 7 MB in 670 files. So four searches are enough for the us
 from __future__ import annotations
 
 import re
+from collections.abc import Set as AbstractSet
 
 __all__ = ["NAMES", "PATHS", "asks_clock", "flags_of"]
 
@@ -24,20 +25,39 @@ _CLOCK = 2
 #: It has a part of one that `##` may complete, such as `ME__`, or `TIME` beside a lone `__`.
 _PART = 4
 
-_MACROS = (b"__DATE__", b"__TIME__", b"__TIMESTAMP__")
-#: Whatever is of interest has one of these: all macros, and all last parts of them, end like this.
+_CLOCKS = (b"__DATE__", b"__TIME__", b"__TIMESTAMP__")
+_FILES = (b"__FILE__", b"__BASE_FILE__")
+#: Words that `##` can make one of them of.
+_PIECES = frozenset(
+    name[start:end]
+    for name in (*_CLOCKS, *_FILES)
+    for start in range(len(name))
+    for end in range(start + 1, len(name) + 1)
+)
+_WORDS = re.compile(rb"\b[A-Z_]+\b")
+#: The first piece of a name has two underscores and a letter, unless the underscores are a word.
+_FIRST = re.compile(
+    rb"__(?:T(?:I(?:M(?:E(?:_|S(?:T(?:A(?:M(?:P_?)?)?)?)?)?)?)?)?|D(?:A(?:T(?:E_?)?)?)?"
+    rb"|FI(?:L(?:E_?)?)?|BA(?:S(?:E(?:_(?:F(?:I(?:L(?:E_?)?)?)?)?)?)?)?)\b"
+)
+#: Words that may be the last piece of one of the names that has a letter; all such names, too.
 #: (A pattern that begins with a letter is looked for at the speed of memchr.)
-_E = re.compile(rb"E(?:(?<=TIME)|(?<=DATE)|(?<=FILE)|(?<=ME)__|(?<=TE)__|(?<=LE)__|(?<=\WE)__)")
-_MP = re.compile(rb"P(?<=MP)__")
-#: Where a word ends that may be the last part of a macro's name; its last letters.
-_LAST_PARTS = re.compile(rb"E__\b|P__\b")
+_LAST_E = re.compile(
+    b"E(?:%b)_{0,2}\\b"
+    % b"|".join(
+        b"(?<=(?<![A-Za-z0-9])%b)" % piece
+        for piece in b"E ME TE LE IME ATE ILE TIME DATE FILE".split()
+    )
+)
+_LAST_P = re.compile(
+    b"P(?:%b)_{0,2}\\b"
+    % b"|".join(
+        b"(?<=(?<![A-Za-z0-9])%b)" % b"TIMESTAMP"[start:] for start in range(len("TIMESTAMP"))
+    )
+)
 #: The compiler's own `assert` has `__FILE__` in it, which `#` may make a text of, and calls one of
 #: two functions, which a text may define as macros.
 _ASSERT = re.compile(rb"assert(?:(?<=\bassert)\b|_?fail)")
-_LAST_WORD = re.compile(rb"\w+\Z")
-_LONGEST = len("__TIMESTAMP__") + 1
-_WORD = re.compile(rb"\b_?(?:DATE|TIME|TIMESTAMP)_?\b")
-_LONE = re.compile(rb"_\b(?<=\b_)|__\b(?<=\b__)")
 #: An absolute path: a slash at the beginning of a word that is no comment and no division.
 _PATH = re.compile(rb"/(?<=[\s\"'<(=,]/)[\w.~#]")
 #: A line that is continued within a word.
@@ -52,7 +72,7 @@ def flags_of(text: bytes) -> int:
     flags = PATHS if _PATH.search(text) else 0
     if b"source_location" in text or _ASSERT.search(text):
         flags |= NAMES
-    if _E.search(text) or _MP.search(text):
+    if _LAST_E.search(text) or _LAST_P.search(text) or _FIRST.search(text):
         flags |= _words(text)
     return flags
 
@@ -63,25 +83,31 @@ def asks_clock(flags: int) -> bool:
 
 
 def _words(text: bytes) -> int:
-    flags = 0
-    if b"FILE" in text:
-        flags |= NAMES
-    if any(name in text for name in _MACROS):
+    flags = NAMES if b"FILE" in text else 0
+    if any(name in text for name in _CLOCKS):
         flags |= _CLOCK
-    for end in _LAST_PARTS.finditer(text):
-        word = _LAST_WORD.search(text[max(0, end.end() - _LONGEST) : end.end()])
-        if word is not None and _is_part(word[0], _MACROS):
-            flags |= _PART
-        if word is not None and _is_part(word[0], (b"__FILE__",)):
-            flags |= NAMES
-    # Harmless by itself, but `##` may put underscores before and behind it.
-    for found in _WORD.finditer(text):
-        if found[0].strip(b"_") != found[0] or _LONE.search(text):
-            flags |= _PART
+    glues = b"##" in text or b"%:%:" in text
+    # Single letters are template parameters, as a rule.
+    words = {w for w in _WORDS.findall(text) if w in _PIECES and (glues or len(w) > 1 or w == b"_")}
+    if any(_can_be_glued(name, words) for name in _CLOCKS):
+        flags |= _PART
+    if any(_can_be_glued(name, words) for name in _FILES):
+        flags |= NAMES
     return flags
 
 
-def _is_part(word: bytes, macros: tuple[bytes, ...]) -> bool:
-    """Tell whether a word with underscores at an end is a part of one of the macros."""
-    bare = word.strip(b"_")
-    return 0 < len(bare) < len(word) and any(word in name and word != name for name in macros)
+def _can_be_glued(name: bytes, words: AbstractSet[bytes]) -> bool:
+    """Tell whether `##` may make a name of words, some of which may be in other texts."""
+    if any(word in name and word != name and _is_telling(word) for word in words):
+        return True
+    ends = {0}
+    for end in range(1, len(name) + 1):
+        if any(name[start:end] in words for start in ends if end - start < len(name)):
+            ends.add(end)
+    return len(name) in ends
+
+
+def _is_telling(word: bytes) -> bool:
+    """Tell whether a word can hardly be anything but a piece of a name: `__TI`, `ME_`, `E__`."""
+    letters = len(word.replace(b"_", b""))
+    return 0 < letters < len(word) and len(word) > 2

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 
 from kcache.environment import worker_variables
 from kcache.nvrtc import library
@@ -131,7 +132,7 @@ class _Worker:
         elif ask.moved:
             return Reply(Status.FAILED, text="directories can't be moved here")
         try:
-            os.chdir(directory)
+            _enter(directory)
             outputs = self._prove(ask, environment) if ask.moved else self._compile(ask)
         except Refused as refused:
             return Reply(
@@ -211,6 +212,21 @@ class _Worker:
             },
             recorder.effects(),
         )
+
+
+def _enter(directory: bytes) -> None:
+    """Make a directory the working directory.
+
+    A new worker begins in the program's. Some can't be entered once more: the path is too long, or
+    a user who is no longer root may not search a directory above it.
+
+    Raises:
+        OSError: it can't be entered.
+    """
+    with suppress(OSError):
+        if os.getcwdb() == directory:
+            return
+    os.chdir(directory)
 
 
 def _encoded(path: str) -> bytes:
