@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import stat
 import sys
 import tempfile
@@ -34,10 +35,9 @@ def replacing(path: str) -> Generator[BinaryIO]:
     _refuse_others(path)
     folder, name = os.path.split(path)
     _sweep(folder, name)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    # Neither threads nor containers, where processes have equal numbers, write the same file.
+    temporary = os.path.join(folder, f".{name}.{secrets.randbits(64)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    with suppress(FileNotFoundError):
-        os.unlink(temporary)  # of a process that had this number before
     fd = os.open(temporary, flags, 0o666)
     try:
         with open(fd, "wb", buffering=_BUFFER) as file:

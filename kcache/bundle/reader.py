@@ -24,7 +24,6 @@ from kcache.bundle.format import (
     unpack_record,
 )
 from kcache.errors import BundleError
-from kcache.util.open_file import identity
 
 __all__ = ["Bundle", "is_bundle"]
 
@@ -60,7 +59,7 @@ class Bundle:
         self.name = f"descriptor {file}" if isinstance(file, int) else os.fspath(file)
         self._fd = os.dup(file) if isinstance(file, int) else _open(self.name)
         status = os.fstat(self._fd)
-        self._close = weakref.finalize(self, _close, self._fd, identity(status))
+        self._close = weakref.finalize(self, _close, self._fd, status)
         self._seeking = threading.Lock()
         try:
             if not stat.S_ISREG(status.st_mode):
@@ -251,10 +250,10 @@ def _open(path: str) -> int:
     return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | binary | nonblocking)
 
 
-def _close(fd: int, file: tuple[int, int]) -> None:
+def _close(fd: int, file: os.stat_result) -> None:
     """Close a descriptor, unless the program has closed it: its number may be another file's."""
     with suppress(OSError):
-        if identity(os.fstat(fd)) == file:
+        if os.path.samestat(os.fstat(fd), file):
             os.close(fd)
 
 

@@ -62,6 +62,8 @@ _TRUE = frozenset(("", "1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off"))
 #: Where an address ends and the next begins. A comma inside of one (the nodes of a cluster) stays.
 _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)|\s+")
+#: A host, and perhaps a port.
+_HOST = re.compile(r"([^:\[\]]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 _SECRET = re.compile(r"token|secret|password|passwd|signature|credential|(^|_)key$", re.IGNORECASE)
 _ALLOWED = (
     "file:///path, http(s)://host/path, redis(s)://host, redis+cluster://host, valkey://host, "
@@ -193,6 +195,8 @@ def _parse(text: object, name: str) -> Address:
     user, _, password = userinfo.partition(":")
     kind = KINDS[scheme]
     _check_location(kind, scheme, location, bool(at), refused)
+    if _is_password(query):
+        raise ConfigError(f"{refused}: there is an @ behind a ?; write %3F for a ? in a password")
     common, own = _options(kind, query, refused)
     writable = not _flag(common["ro"], "ro", refused) if "ro" in common else kind != "layer"
     if "rw" in common:
@@ -217,9 +221,25 @@ def _parse(text: object, name: str) -> Address:
 
 
 def _shown(scheme: str, rest: str) -> str:
-    """Return what an error may show of an address: no credentials, no options."""
-    bare = rest.partition("?")[0].rpartition("@")[2][:200]
-    return f"{scheme}://{bare}"
+    """Return what an error may show of an address: no credentials, no options.
+
+    A password that is not quoted may have any character in it, so that a part of it stands where a
+    host or an option should. Nothing is shown of what may be one.
+    """
+    bare, _, query = rest.partition("?")
+    location = bare.rpartition("@")[2][:200]
+    hosts = location.partition("/")[0].split(",")
+    if _is_password(query) or not all(not host or _HOST.fullmatch(host) for host in hosts):
+        location = "***"
+    return f"{scheme}://{location}"
+
+
+def _is_password(query: str) -> bool:
+    """Tell whether a query may be the second part of a password with a question mark in it."""
+    return any(
+        "@" in option or ("@" in value and not option.endswith("_file"))
+        for option, value in parse_qsl(query, keep_blank_values=True)
+    )
 
 
 def _check_location(kind: str, scheme: str, location: str, at: bool, refused: str) -> None:

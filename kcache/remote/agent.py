@@ -181,7 +181,13 @@ class Agent:
             return
         with self._lock:
             self._connections.add(connection)
-        threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+        try:
+            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+        except RuntimeError as error:  # the machine has no more threads
+            log.warning("a program has to do without its remotes: %s", error)
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
 
     def _attend(self, connection: socket.socket) -> None:
         """Answer one program until it hangs up, and give its leases back then."""

@@ -13,7 +13,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.environment import remote_token
+from kcache.environment import proxy_for, remote_token
 from kcache.errors import ConfigError
 from kcache.util.open_file import SAFE
 from kcache.util.safe_path import present_user
@@ -49,7 +49,9 @@ def authorization(address: Address, host: str) -> str | None:
     token_file = address.option("token_file")
     if token_file:
         return _bearer(read_secret(token_file))
-    if address.scheme != "https" and host not in _LOOPBACK:
+    if address.scheme != "https" and (
+        host not in _LOOPBACK or proxy_for(address.scheme, host) is not None
+    ):
         return None
     token = remote_token()
     if token:

@@ -72,15 +72,20 @@ class DeadlineSocket:
             OSError: there are none in time, or more than `start` allowed.
         """
         found = self._prepare().recv(size)
-        if self._room is not None:
-            self._room -= len(found)
-            if self._room < 0:
-                raise OSError(errno.EMSGSIZE, "the answer is too long")
+        self._count(len(found))
         return found
 
     def recv_into(self, buffer: WriteableBuffer) -> int:
-        """Read into a buffer; return how many bytes."""
-        return self._prepare().recv_into(buffer)
+        """Read into a buffer; return how many bytes. Raises OSError likewise."""
+        got = self._prepare().recv_into(buffer)
+        self._count(got)
+        return got
+
+    def _count(self, got: int) -> None:
+        if self._room is not None:
+            self._room -= got
+            if self._room < 0:
+                raise OSError(errno.EMSGSIZE, "the answer is too long")
 
     def sendall(self, data: ReadableBuffer) -> None:
         """Send all of it; the time of a socket's `sendall` is for all of it, too."""

@@ -93,6 +93,14 @@ class _Secure(http.client.HTTPSConnection):
         self.deadline = DeadlineSocket(self.sock, self.timeout or 0.0)
         self.sock = self.deadline
 
+    def _tunnel(self) -> None:
+        """Ask a proxy for a tunnel: http.client waits anew for each byte of its answer."""
+        plain = self.sock
+        self.sock = DeadlineSocket(plain, self.timeout or 0.0)
+        super()._tunnel()  # type: ignore[misc]
+        self.sock = plain
+        plain.settimeout(self.timeout)
+
 
 _Connection = _Plain | _Secure
 

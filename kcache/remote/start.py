@@ -8,8 +8,9 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from kcache.remote.protocol import MAX_MESSAGE, STATS
 from kcache.remote.store import RemoteError
@@ -38,6 +39,8 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 ASK_TIMEOUT = 5.0
 #: Seconds that the new interpreter may take until it has detached itself.
 START_TIMEOUT = 20.0
+#: ... and between two looks whether another program has started one.
+_PAUSE = 0.01
 
 
 def socket_path(folders: Sequence[str], setup: Setup) -> str:
@@ -68,11 +71,9 @@ def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket
     connection = _connect(path)
     if connection is not None:
         return connection
-    import fcntl
-
     try:
         with open(f"{path}.lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _take_turn(lock)
             connection = _connect(path)  # another program may have been faster
             if connection is None:
                 _start(path, setup, environment)
@@ -112,6 +113,28 @@ def _connect(path: str) -> socket.socket | None:
         pass
     connection.close()
     return None
+
+
+def _take_turn(lock: BinaryIO) -> None:
+    """Lock a file; of programs that find no agent, one starts it.
+
+    Raises:
+        RemoteError: another program is at it for longer than that may take: it was stopped.
+    """
+    import fcntl
+
+    end = time.monotonic() + START_TIMEOUT
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise RemoteError(
+                    "another program has begun to start the agent, and was stopped"
+                ) from None
+        else:
+            return
+        time.sleep(_PAUSE)
 
 
 def _start(path: str, setup: Setup, environment: Mapping[str, str]) -> None:

@@ -37,6 +37,8 @@ __all__ = ["SEAL_ROOM", "Tier"]
 
 #: Bytes that a seal adds at most.
 SEAL_ROOM = 4096
+#: Characters of an error that are told.
+_MOST_TEXT = 500
 #: Seconds without uploads after a remote has refused one. Who may write changes rarely; a copy of a
 #: Redis refuses, too, until it is made the one that writes.
 READ_ONLY_PAUSE = 600.0
@@ -161,7 +163,9 @@ class Tier:
             self._read_only_until = time.monotonic() + READ_ONLY_PAUSE
             self.counts.add("refused")
             self.counts.add("dropped")
-            log.warning("%s: kcache stores nothing there for a while: %s", self.address, error)
+            log.warning(
+                "%s: kcache stores nothing there for a while: %s", self.address, _told(error)[0]
+            )
             return False
         except Exception as error:
             self._count_failure("put", error)
@@ -251,7 +255,7 @@ class Tier:
         if not isinstance(error, (RemoteError, ConfigError)):
             log.warning("%s: %s failed: %r", self.address, operation, error)
         else:
-            log.debug("%s: %s failed: %s", self.address, operation, error)
+            log.debug("%s: %s failed: %s", self.address, operation, text)
 
     def _is_left_alone(self) -> bool:
         """Tell whether the breaker is open; if its pause is over, probe, and nobody waits.
@@ -314,8 +318,12 @@ class Tier:
 
 
 def _told(error: Exception) -> tuple[str, str]:
-    """Return why a remote could not be asked, and the cause."""
-    text = str(error) or type(error).__name__
+    """Return why a remote could not be asked, in plain text, and the cause.
+
+    A server may have worded it: nothing in it may do anything to a terminal.
+    """
+    text = "".join(char if char.isprintable() else "?" for char in str(error)[:_MOST_TEXT])
+    text = text or type(error).__name__
     if isinstance(error, ConfigError):
         return text, LACKING
     return text, REFUSED if isinstance(error, RemoteRefused) else DOWN

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,17 +43,23 @@ class Uploads:
         self._threads = 0
 
     def add(self, upload: Upload) -> None:
-        """Have it put; it is dropped, and counted, if too much waits already."""
+        """Have it put; it is dropped, and counted, if too much waits already, or nobody can."""
         with self._changed:
             room = len(self._waiting) < MAX_WAITING and self._bytes + upload.size <= MAX_BYTES
-            if room:
+            if (
+                room
+                and self._threads < THREADS
+                and self._threads <= self._busy + len(self._waiting)
+            ):
+                with suppress(RuntimeError):  # the machine has no more threads
+                    threading.Thread(target=self._work, daemon=True).start()
+                    self._threads += 1
+            taken = room and self._threads > 0
+            if taken:
                 self._waiting.append(upload)
                 self._bytes += upload.size
                 self._changed.notify()
-                if self._threads < THREADS and self._threads <= self._busy + len(self._waiting):
-                    self._threads += 1
-                    threading.Thread(target=self._work, daemon=True).start()
-        if not room:
+        if not taken:
             self._tier.counts.add("dropped")
             self._done(upload)
 

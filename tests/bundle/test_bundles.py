@@ -26,7 +26,7 @@ from core.helpers import fork, wait
 
 import kcache
 from kcache import BundleError, Entry, KernelCache
-from kcache.bundle.files import opened
+from kcache.bundle.files import opened, replacing
 from kcache.bundle.reader import Bundle
 from kcache.bundle.writer import BundleWriter
 from kcache.nvrtc.inventory import MANIFEST
@@ -223,6 +223,18 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next(tmp_path: Path) -> N
         kcache.export_bundle(cache, path)
     found = {each.name for each in tmp_path.iterdir()}
     assert found == {"cache", "kernels.kcb", mine.name, pipe.name, link.name}
+
+
+def test_exports_to_one_path_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
+    """By threads; containers, whose processes have the same numbers, are no different."""
+    path = str(tmp_path / "kernels.kcb")
+    with replacing(path) as last:
+        last.write(b"KCBUNDLE, the last")
+        with replacing(path) as first:
+            first.write(b"KCBUNDLE, the first")
+        assert Path(path).read_bytes() == b"KCBUNDLE, the first"
+    assert Path(path).read_bytes() == b"KCBUNDLE, the last"
+    assert os.listdir(tmp_path) == ["kernels.kcb"]
 
 
 def test_a_bundle_is_readable_for_others_as_the_umask_says(tmp_path: Path) -> None:

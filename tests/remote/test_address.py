@@ -112,6 +112,33 @@ def test_errors_show_no_credentials(text: str) -> None:
         assert "hidden" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://:hid?den@h/0",
+        "redis://me:12?hidden@h/0",
+        "redis://me:12?timeout=hidden@h",
+        "redis://me:12?a&hid&den@h",
+        "https://me:hid den@h",
+        "redis://:hid,redis://den@h",
+        "redis://hid?@h",
+        "https://h:hidden/x",
+        "s3://bucket?endpoint=https://hid:den@h",
+    ],
+)
+def test_errors_show_no_part_of_a_password_that_is_not_quoted(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_addresses(text, name="remote")
+    shown = str(caught.value)
+    for part in ("hid", "den@", ":12"):
+        assert part not in shown
+
+
+def test_an_at_sign_in_the_path_of_a_file() -> None:
+    address = one("https://h/x?token_file=/home/me@work/token")
+    assert address.option("token_file") == "/home/me@work/token"
+
+
 def test_what_is_no_address_at_all() -> None:
     for value in (3, [3], None):
         with pytest.raises(ConfigError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import threading
@@ -14,8 +15,10 @@ from remote.fakes import MemoryStore, addresses, agent, client_at, tier, until
 from kcache.entry import Entry, decode, encode
 from kcache.errors import ConfigError
 from kcache.remote import agent as agent_module
+from kcache.remote import start
 from kcache.remote.address import Address
 from kcache.remote.agent import Agent
+from kcache.remote.agent_setup import Setup
 from kcache.remote.breaker import (
     FAILURES,
     FIRST_PAUSE,
@@ -606,3 +609,66 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert told["uploads"] == len(store.values)
     assert 5 <= len(store.values) <= 9 + 4
     assert told["dropped"] == 30 - len(store.values)
+
+
+def no_thread(*_: object, **__: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_an_agent_without_threads_goes_on_once_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with agent(tmp_path, tier(MemoryStore())) as client:
+        assert client.status() is not None
+        client.close()  # the next question comes over a new connection
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            assert client.get(KEY) is None
+        client._silent_until = client.nothing_until = 0.0
+        assert client.get(KEY) is not None
+
+
+def test_an_upload_without_threads_is_dropped_and_its_lease_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    leased = "redis://memory?slow=60&leases=1"
+    with agent(tmp_path, tier(store, leased)) as client:
+        lease = client.lease(KEY)
+        assert isinstance(lease, Lease)
+        upload = Upload((KEY, envelope(KEY)), lease=(KEY, lease.token))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            assert client.put(upload, lease)
+        assert client.flush(60)
+        assert not store.leases
+        assert client.put(upload)
+        assert client.flush(60)
+        told = counts(client)
+    assert (told["dropped"], told["uploads"]) == (1, 1)
+
+
+def test_a_program_that_is_stopped_while_it_starts_an_agent_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "START_TIMEOUT", 0.05)
+    path = str(tmp_path / "agent.socket")
+    with open(f"{path}.lock", "ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RemoteError, match="stopped"):
+            start.connected(path, Setup(addresses(), {}, {}), {})
+
+
+def test_what_a_server_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+    store = MemoryStore()
+
+    def refuse(_: str) -> None:
+        raise RemoteRefused("\x1b]0;yours\x07 no\r\nentry " + "x" * 5000)
+
+    store.trouble = refuse
+    with agent(tmp_path, tier(store)) as client:
+        client.get(KEY)
+        reason = str(counts(client)["reason"])
+    assert reason.isprintable()
+    assert "no??entry" in reason
+    assert len(reason) < 1000

@@ -19,6 +19,7 @@ from remote.servers import Nginx
 
 from kcache.errors import ConfigError
 from kcache.remote.address import parse_addresses
+from kcache.remote.deadline import DeadlineSocket
 from kcache.remote.http import HttpStore
 from kcache.remote.store import RemoteError, RemoteReadOnly, RemoteRefused, RemoteTimeout
 
@@ -165,6 +166,10 @@ def test_what_the_address_does_not_name_is_not_sent_in_the_clear(
     monkeypatch.setenv("KCACHE_REMOTE_TOKEN", "t0ken")
     assert store("http://cache.example/x")._authorization is None
     assert store("https://cache.example/x")._authorization == "Bearer t0ken"
+    assert store("http://localhost/x")._authorization == "Bearer t0ken"
+    monkeypatch.setenv("http_proxy", "http://proxy.example")
+    assert store("http://localhost/x")._authorization is None
+    monkeypatch.setenv("no_proxy", "localhost")
     assert store("http://localhost/x")._authorization == "Bearer t0ken"
     assert (store("http://u:p@cache.example/x")._authorization or "").startswith("Basic ")
 
@@ -561,3 +566,34 @@ def test_a_tunnel_through_a_proxy(
     assert asked[0].startswith(f"CONNECT localhost:{nginx.tls_port} ".encode())
     assert base64.b64encode(b"us er:pass") in asked[0]
     assert b"t0ken" not in asked[0]
+
+
+def test_a_proxy_whose_answer_never_ends_is_not_waited_for(
+    store: Callable[..., HttpStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drip() -> None:
+        client, _ = listener.accept()
+        with client, contextlib.suppress(OSError):
+            client.sendall(b"HTTP/1.1 200 Connection established\r\nX: ")
+            while not done.wait(0.02):
+                client.sendall(b"x")
+
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(RemoteTimeout):
+            store("https://cache.example?connect_timeout=0.3").get(key("tunnel"), MOST)
+        done.set()
+        thread.join(timeout=30)
+
+
+def test_too_long_an_answer_is_not_read_whoever_reads_it() -> None:
+    here, there = socket.socketpair()
+    with contextlib.closing(DeadlineSocket(here, 60)) as limited, there:
+        there.sendall(bytes(100))
+        limited.start(60, 99)
+        assert limited.recv_into(bytearray(99)) == 99
+        with pytest.raises(OSError, match="too long"):
+            limited.recv_into(bytearray(99))
