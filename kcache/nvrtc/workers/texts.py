@@ -41,16 +41,17 @@ _FIRST = re.compile(
     rb"|FI(?:L(?:E_?)?)?|BA(?:S(?:E(?:_(?:F(?:I(?:L(?:E_?)?)?)?)?)?)?)?)\b"
 )
 #: Words that may be the last piece of one of the names that has a letter; all such names, too.
-#: (A pattern that begins with a letter is looked for at the speed of memchr.)
+#: (A pattern that begins with a letter is looked for at the speed of memchr. To look at the next
+#: character first halves the time.)
 _LAST_E = re.compile(
-    b"E(?:%b)_{0,2}\\b"
+    b"E(?![A-Za-z0-9])(?:%b)_{0,2}\\b"
     % b"|".join(
         b"(?<=(?<![A-Za-z0-9])%b)" % piece
         for piece in b"E ME TE LE IME ATE ILE TIME DATE FILE".split()
     )
 )
 _LAST_P = re.compile(
-    b"P(?:%b)_{0,2}\\b"
+    b"P(?![A-Za-z0-9])(?:%b)_{0,2}\\b"
     % b"|".join(
         b"(?<=(?<![A-Za-z0-9])%b)" % b"TIMESTAMP"[start:] for start in range(len("TIMESTAMP"))
     )
