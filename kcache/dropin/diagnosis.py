@@ -69,13 +69,13 @@ def diagnose() -> Iterator[Finding]:
 
 def _probe(folder: str, path: str) -> str | None:
     """Return why a program that opens the library at `path` gets the real one, or None."""
-    variables = env.with_dropin(env.current(), libraries.preloaded(folder), "/nonexistent")
     command = [sys.executable, "-I", "-c", _PROBE, path]
     try:
+        variables = env.with_dropin(env.current(), libraries.preloaded(folder), "/nonexistent")
         done = subprocess.run(
             command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, subprocess.TimeoutExpired, libraries.MissingError) as error:
         return str(error)
     if done.stdout.strip() == "True":
         return None

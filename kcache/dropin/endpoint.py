@@ -22,12 +22,25 @@ from kcache.util.private_socket import (
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
-__all__ = ["Endpoint", "above_standard", "ask", "listen", "listen_for_user", "sweep", "user_socket"]
+__all__ = [
+    "Endpoint",
+    "above_standard",
+    "ask",
+    "listen",
+    "listen_for_user",
+    "status",
+    "sweep",
+    "user_socket",
+]
 
 #: Seconds that a question about a server may take.
 ASK_TIMEOUT = 5.0
 _NAME = "socket"
+_STATUS = 4
+#: What each server tells of itself.
+_TOLD = {"version", "process", "settings", "counts"}
 _PREFIX = "kcache-run-"
 #: Bytes that are received at a time.
 _PART = 1 << 16
@@ -138,7 +151,7 @@ def listen_for_user(path: str) -> Endpoint:
     """
     folder = os.path.dirname(path)
     private_folder(folder)
-    if ask(path, 4) is not None:
+    if ask(path, _STATUS) is not None:
         raise OSError("a server is running")
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -174,6 +187,17 @@ def ask(path: str, kind: int) -> bytes | None:
                     return payload
         except (OSError, protocol.ProtocolError):
             return None
+
+
+def status(path: str) -> dict[str, Any] | None:
+    """Return what the server at `path` tells of itself, or None if it is gone or talks nonsense."""
+    import json
+
+    try:
+        about: Any = json.loads(ask(path, _STATUS) or b"")
+    except (ValueError, RecursionError):
+        return None
+    return about if isinstance(about, dict) and set(about) >= _TOLD else None
 
 
 def _exactly(connection: _socket.socket, size: int, until: float) -> bytes:

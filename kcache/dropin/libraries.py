@@ -69,7 +69,13 @@ def find_built(environment: Mapping[str, str]) -> str | None:
 
 
 def preloaded(folder: str) -> list[str]:
-    """Return the paths that a program has to preload, in order."""
+    """Return the paths that a program has to preload, in order.
+
+    Raises:
+        MissingError: the loader would take them for something else; see ld.so(8) on LD_PRELOAD.
+    """
+    if any(character in folder for character in " :$"):
+        raise MissingError(f"no program can preload from {folder}: it has a space, a colon or a $")
     return [os.path.join(folder, name) for name in _PRELOADED]
 
 

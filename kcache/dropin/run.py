@@ -30,7 +30,6 @@ _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
 #: From the terminal, they reach the program by themselves.
 _IGNORED = ("SIGINT", "SIGQUIT", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
-_STATUS = 4
 
 
 def run(command: Sequence[str], *, stats: bool = False, directory: str | None = None) -> int:
@@ -85,20 +84,20 @@ def _prepare(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
         if path and os.path.exists(path) and _serves(path, environment):
             return env.with_dropin(environment, preloaded, path), path
     endpoint = at.listen(folders)
-    fork_server(endpoint, os.getpid())
+    try:
+        fork_server(endpoint, os.getpid())
+    except OSError:
+        endpoint.remove()
+        raise
     return env.with_dropin(environment, preloaded, endpoint.path), endpoint.path
 
 
 def _serves(path: str, environment: Mapping[str, str]) -> bool:
     """Tell whether the server at `path` is of this version and has the same settings."""
-    import json
-
     from kcache._version import __version__
 
-    answer = at.ask(path, _STATUS)
-    about: dict[str, object] = json.loads(answer) if answer else {}
-    settings = env.settings(environment)
-    return about.get("version") == __version__ and about.get("settings") == settings
+    about, settings = at.status(path), env.settings(environment)
+    return about is not None and (about["version"], about["settings"]) == (__version__, settings)
 
 
 def _say(message: str) -> None:
@@ -142,6 +141,8 @@ def _watch(command: Sequence[str], environment: Mapping[str, str], socket: str |
     for name in _FORWARDED:
         signal.signal(getattr(signal, name), lambda number, _: os.kill(child, number))
     status = _wait(child)
+    for name in _FORWARDED:  # its number may be another process's soon
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     _say(_summary(socket))
     if os.WIFSIGNALED(status):
         _die_of(os.WTERMSIG(status))
@@ -164,12 +165,10 @@ def _wait(child: int) -> int:
 
 
 def _summary(socket: str | None) -> str:
-    import json
-
     from kcache.dropin.counts import summary
 
-    answer = None if socket is None else at.ask(socket, _STATUS)
-    return summary(json.loads(answer)["counts"]) if answer else "the server is gone"
+    about = None if socket is None else at.status(socket)
+    return "the server is gone" if about is None else summary(about["counts"])
 
 
 def _die_of(number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import socket
 import struct
@@ -109,13 +110,20 @@ class _Client:
         if since is None or now - since < HEARTBEAT or not self._sending.acquire(blocking=False):
             return
         try:
-            # 16 bytes go at once or not at all: they don't fill the rest of a buffer.
-            if self.waiting_since is not None:
+            # 16 bytes go at once or not at all: they don't fill the rest of a buffer. Python waits
+            # for room first if a timeout is set: then all programs would wait for one that was
+            # stopped (Ctrl-Z), or does not read.
+            if self.waiting_since is not None and self._has_room():
                 self._socket.send(protocol.frame(protocol.WAIT), socket.MSG_DONTWAIT)
-        except OSError:
+        except (OSError, ValueError):
             pass  # whoever answers will notice
         finally:
             self._sending.release()
+
+    def _has_room(self) -> bool:
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        return bool(room.poll(0))
 
     def close(self) -> None:
         """End the connection; a thread that reads from it wakes up."""

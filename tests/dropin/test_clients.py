@@ -160,6 +160,16 @@ def test_kcache_install_says_when_it_is_too_late(nvrtc: tuple[int, int], dropin:
     assert "DropinError: kcache.install() comes too late: " in told.errors
 
 
+@pytest.mark.parametrize("clears", [(), ("clears",)], ids=["", "clears"])
+@pytest.mark.parametrize("found", [False, True])
+def test_ways_to_open_it(found: bool, clears: tuple[str, ...], real: Path, dropin: Dropin) -> None:
+    """A search in vain leaves nothing behind, and an empty environment changes nothing."""
+    dropin.environment["LD_LIBRARY_PATH"] = str(real.parent) if found else ""
+    command = (sys.executable, CLIENTS / "opens.py", real, *clears)
+    bare, told = dropin.bare(*command), dropin.run(*command)
+    assert (bare.code, told.code, told.output) == (0, 0, bare.output), told.errors
+
+
 def test_a_program_that_can_not_find_nvrtc_still_can_not(dropin: Dropin) -> None:
     code = "import ctypes; ctypes.CDLL('libnvrtc.so.13')"
     bare, told = dropin.bare(sys.executable, "-c", code), dropin.run(sys.executable, "-c", code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from dropin.conftest import CLIENTS, KCACHE, Dropin, Told
 from kcache.dropin import build
 
 ODD = CLIENTS / "odd.py"
+FORK = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "_Fork"), reason="glibc 2.34 has _Fork")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
 
 
@@ -32,6 +34,7 @@ def _both(dropin: Dropin, real: Path, *scene: object) -> tuple[Told, Told]:
         (("takes_the_number_with_a_socket",), 2),
         (("has_no_descriptor",), 3),
         (("forks",), 5),
+        pytest.param(("forks_without_handlers",), 3, marks=FORK),
         (("starts_another",), 5),
         (("has_no_socket",), 0),
         (("is_large", 8), 1),
@@ -57,6 +60,11 @@ def test_bytes_that_are_no_text(real: Path, dropin: Dropin) -> None:
     bare, told = _both(dropin, real, "says_odd_things")
     assert told.output == bare.output
     assert "left to NVRTC 5 (not UTF-8: 5)" in told.line
+
+
+def test_an_option_behind_whitespace(real: Path, dropin: Dropin) -> None:
+    bare, told = _both(dropin, real, "asks_for_optix")
+    assert told.output == bare.output
 
 
 def test_without_a_descriptor_at_first(real: Path, dropin: Dropin) -> None:

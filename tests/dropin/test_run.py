@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -18,7 +20,7 @@ from dropin.conftest import CLIENTS, KCACHE, Dropin
 
 import kcache.dropin
 from kcache.dropin import endpoint as at
-from kcache.dropin import protocol
+from kcache.dropin import protocol, run
 
 STATS = pytest.mark.parametrize("stats", [False, True], ids=["", "--stats"])
 
@@ -154,6 +156,28 @@ def test_without_libraries_the_program_runs_all_the_same(dropin: Dropin, tmp_pat
     # A wheel that was built beside a compiler has them in it, and then there is nothing to say.
     if not list(Path(kcache.dropin.__file__).parent.rglob("libkcache_*.so")):
         assert "there is no C compiler" in told.errors
+
+
+@pytest.mark.parametrize("folder", ["a b", "a:b", "a$b"])
+def test_libraries_where_the_loader_can_not_preload_from(folder: str, dropin: Dropin) -> None:
+    """The loader would complain to the program's user, for each of its processes."""
+    named = dropin.folder / folder
+    named.symlink_to(dropin.libraries)
+    told = dropin.run("/bin/echo", "hello", stats=False, KCACHE_DROPIN_LIBRARIES=str(named))
+    assert (told.code, told.output) == (0, "hello\n")
+    assert re.fullmatch(r"kcache: warning: .* no program can preload from .*\n", told.errors)
+
+
+def test_without_a_server_nothing_is_left_behind(
+    dropin: Dropin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(process: int) -> int:
+        raise OSError(errno.ENOSYS, "no such call")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="no such call"):
+        run._prepare(dropin.environment)
+    assert list(dropin.runtime.iterdir()) == []
 
 
 def test_pytest(dropin: Dropin) -> None:

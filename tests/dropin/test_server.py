@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -34,6 +35,27 @@ def test_a_frame_arrives_whole(size: int) -> None:
         sending.join(60)
         client.close()
         assert theirs.recv(1) == b""
+
+
+def test_a_program_that_does_not_read_keeps_no_other_waiting() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    client = server._Client(ours)
+    with suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(16), socket.MSG_DONTWAIT)
+    ours.settimeout(server.FRAME_TIMEOUT)  # as while a request is answered
+    client.waiting_since = 0.0
+    reassuring = threading.Thread(target=client.reassure, args=(time.monotonic(),))
+    reassuring.start()
+    reassuring.join(20)
+    blocked = reassuring.is_alive()
+    theirs.close()
+    reassuring.join()
+    assert not blocked
+    client.close()
+    client.waiting_since = 0.0
+    client.reassure(time.monotonic())  # closed by another thread meanwhile: nothing is raised
 
 
 def test_a_thread_that_waits_attends_the_next_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO
 
 import pytest
@@ -227,6 +229,47 @@ def test_a_server_that_answers_nonsense(
         fake.close()
     if kind in ("silence", "garbage", "another version", "a huge answer", "half an answer"):
         assert fake.connections == 1  # and was not waited for again
+
+
+@pytest.mark.parametrize("says", [b"nonsense", b"[]", b"{}", b"\xff", b"[" * 100_000])
+def test_a_server_that_tells_nonsense_of_itself(
+    says: bytes, dropin: Dropin, tmp_path: Path
+) -> None:
+    fake = Fake(tmp_path, lambda each: each.sendall(protocol.frame(protocol.INFO, says)))
+    try:
+        told = dropin.run("/bin/echo", "hello", KCACHE_DROPIN_SOCKET=fake.path)
+    finally:
+        fake.close()
+    assert fake.connections == 1
+    assert (told.code, told.output) == (0, "hello\n")
+    assert told.line.startswith("kcache: hits 0"), told.errors
+
+
+def test_a_program_that_was_stopped_for_long_goes_on_asking(
+    start: Callable[..., Program], tmp_path: Path, wanted: list[str], long: bool
+) -> None:
+    """It was stopped (Ctrl-Z) while it waited, and then had a signal, which ends its wait."""
+    if not long:
+        pytest.skip("with --long")
+    started = SimpleQueue[int]()
+
+    def stop_and_answer(connection: socket.socket) -> None:
+        process = started.get(timeout=60)
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(6)  # longer than a program waits for a sign of life
+        connection.sendall(protocol.frame(protocol.WAIT))
+        os.kill(process, signal.SIGCONT)
+        connection.sendall(protocol.frame(protocol.DECLINED, b"no"))
+
+    fake = Fake(tmp_path, stop_and_answer)
+    try:
+        program = start(fake.path)
+        started.put(program.process.pid)
+        assert program.ask(BODIES[0]) == wanted[0]
+        assert program.close() == 0
+    finally:
+        fake.close()
+    assert not Path(f"{fake.path}.silent").exists()
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/socket", "", "x" * 300, "/dev/null"])

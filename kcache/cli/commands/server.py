@@ -62,10 +62,9 @@ def status(*, as_json: bool) -> None:
     """Tell whether a server runs, and what it has done."""
     from kcache.dropin.counts import summary
 
-    answer = at.ask(_path(), protocol.STATUS)
-    if answer is None:
+    about = at.status(_path())
+    if about is None:
         raise DropinError("no server is running")
-    about = json.loads(answer)
     if as_json:
         show(json.dumps(about, indent=2))
     else:

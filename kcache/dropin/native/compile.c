@@ -24,9 +24,7 @@ static const char *const handed_over[] = {
 
 static const char *own_business(int count, const char *const *options) {
     for (int i = 0; i < count; i++) {
-        const char *option = options[i];
-        while (*option == ' ' || *option == '-')
-            option++;
+        const char *option = options[i] + strspn(options[i], " \t\n\v\f\r-");
         for (int n = 0; handed_over[n] != NULL; n++)
             if (strncmp(option, handed_over[n], strlen(handed_over[n])) == 0)
                 return handed_over[n];
@@ -137,8 +135,6 @@ int kd_compile_here(struct program *mine, int count, const char *const *options)
         if (options[i] == NULL)
             return kd_compile_by_real(mine, "an option is NULL", count, options);
     const char *reason = own_business(count, options);
-    if (mine->callback != NULL)
-        reason = "flow callback";
     if (reason != NULL) /* an earlier compile was refused for its options; its replay is harmless */
         return kd_compile_by_real(mine, reason, count, options);
     struct texts before = mine->options;

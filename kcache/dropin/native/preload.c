@@ -125,6 +125,17 @@ static bool is_loaded(const char *path) {
     return handle != NULL;
 }
 
+/* Whether our library was opened for a real one; it stays loaded after a search in vain, too. */
+static bool is_opened(const char *own) {
+    void *handle = next_dlopen()(own, RTLD_LAZY | RTLD_NOLOAD);
+    if (handle == NULL)
+        return false;
+    bool (*stands)(void) = (bool (*)(void))dlsym(handle, "kcache_dropin_stands");
+    bool opened = stands != NULL && stands();
+    dlclose(handle);
+    return opened;
+}
+
 static void *or_refuse(void *handle) { return handle == NULL ? REFUSE : handle; }
 
 /* By a bare name: what is loaded under that name, else what the loader would find. Never what the
@@ -135,7 +146,7 @@ static void *redirect_bare(const char *name, int flags, const void *caller) {
     own_path(own, loaded.major);
     if (own[0] == '\0')
         return PASS;
-    if (is_loaded(own))
+    if (is_opened(own))
         return or_refuse(next_dlopen()(own, flags));
     if (dl_iterate_phdr(look_at, &loaded) != 0)
         return or_refuse(next_dlopen()(found, flags));
@@ -158,7 +169,7 @@ static void *redirect_path(const char *name, int flags) {
     own_path(own, major_of(base_of(real)));
     if (own[0] == '\0')
         return PASS;
-    bool opened = is_loaded(own);
+    bool opened = is_opened(own);
     if (!opened && is_loaded(real)) /* the program uses the real one already */
         return PASS;
     if (!opened && flags & RTLD_NOLOAD)
@@ -171,9 +182,6 @@ __attribute__((visibility("hidden"), used)) void *kd_hook(
     const char *name, int flags, const void *caller) {
     next_dlopen();
     if (name == NULL || !is_nvrtc(name))
-        return PASS;
-    const char *server = secure_getenv("KCACHE_DROPIN_SOCKET");
-    if (server == NULL || *server == '\0')
         return PASS;
     int saved = errno;
     void *result = strchr(name, '/') == NULL ? redirect_bare(name, flags, caller)

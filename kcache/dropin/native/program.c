@@ -105,8 +105,6 @@ int kd_hand_over(struct program *mine, const char *reason) {
                                 items(&mine->header_texts), items(&mine->header_names));
     for (int i = 0; result == KD_SUCCESS && i < mine->names.count; i++)
         result = kd_real_add(real, mine->names.items[i]);
-    if (result == KD_SUCCESS && mine->callback != NULL)
-        result = kd_real_callback(real, mine->callback, mine->payload);
     if (result != KD_SUCCESS) {
         if (real != NULL)
             kd_real_destroy(&real);

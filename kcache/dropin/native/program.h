@@ -26,8 +26,6 @@ struct program {
     bool compiled; /* `result` and `answer` are those of the last compile */
     int result;
     struct kd_answer *answer;
-    kd_callback *callback;
-    void *payload;
     kd_program real; /* not NULL: everything is forwarded */
 };
 

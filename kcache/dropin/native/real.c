@@ -223,6 +223,14 @@ static void find_once(void) {
     pthread_mutex_unlock(&lock);
 }
 
+/* Whether a real library is known: this one may be loaded only because it was asked to search. */
+KD_EXPORT bool kcache_dropin_stands(void) {
+    pthread_mutex_lock(&lock);
+    bool stands = found[0] != '\0';
+    pthread_mutex_unlock(&lock);
+    return stands;
+}
+
 bool kd_real_path(char *path, size_t room) {
     find_once();
     pthread_mutex_lock(&lock);

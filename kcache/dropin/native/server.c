@@ -45,6 +45,7 @@ struct connection {
     int fd;
     dev_t device;
     ino_t inode;
+    pid_t process; /* not every fork runs handlers: then the child must not talk here */
 };
 
 enum outcome { DONE, GONE, SILENT, DAMAGED };
@@ -170,7 +171,7 @@ static bool connect_to(struct connection *connection, int attempts) {
         close(fd);
         return false;
     }
-    *connection = (struct connection){fd, status.st_dev, status.st_ino};
+    *connection = (struct connection){fd, status.st_dev, status.st_ino, getpid()};
     return true;
 }
 
@@ -179,7 +180,9 @@ static bool take_idle(struct connection *connection) {
     pthread_mutex_lock(&lock);
     while (!found && idle_count > 0) {
         *connection = idle[--idle_count];
-        found = ours(connection);
+        found = connection->process == getpid() && ours(connection);
+        if (!found)
+            leave(connection);
     }
     pthread_mutex_unlock(&lock);
     return found;
@@ -202,7 +205,8 @@ static enum outcome ready(int fd, short events) {
     for (;;) {
         int64_t left = end - now();
         struct pollfd each = {fd, events, 0};
-        int found = left <= 0 ? 0 : poll(&each, 1, (int)left);
+        /* Looks once more at the end: who was stopped meanwhile has been answered. */
+        int found = poll(&each, 1, left > 0 ? (int)left : 0);
         if (found > 0)
             return each.revents & POLLNVAL ? GONE : DONE;
         if (found == 0)

@@ -159,6 +159,20 @@ def has_no_socket():
     say(outcome(kernel(1)))
 
 
+def forks_without_handlers():
+    """As by clone(2): the child has the parent's connections, and nobody tells it."""
+    say(outcome(kernel(1)))
+    theirs = {os.fstat(number).st_ino for number in sockets()}
+    child = c.CDLL(None)._Fork()
+    if child == 0:
+        say(outcome(kernel(2)))
+        ours = {os.fstat(number).st_ino for number in sockets()}
+        say(sorted(ours & theirs))
+        os._exit(0)
+    os.waitpid(child, 0)
+    say(outcome(kernel(2)))
+
+
 # -- where it runs ---------------------------------------------------------------------------------
 
 INCLUDES = b'#include "scale.h"\nextern "C" __global__ void k(float* a) { *a *= SCALE; }\n'
@@ -194,6 +208,19 @@ def says_odd_things():
     ):
         say(outcome(source))
     say(outcome(b'#include "\xff.h"\n' + kernel(1), headers=[(b"\xff.h", b"#define A 1")]))
+
+
+def asks_for_optix():
+    """Behind whitespace, too, which NVRTC skips."""
+    for space in (b"", b" ", b"\t", b"\n", b"\v", b"\f", b"\r", b" \t-"):
+        for option in (b"--optix-ir", b"-D"):
+            _, program = create(kernel(1))
+            flags = (c.c_char_p * 2)(b"-arch=compute_90", space + option)
+            code = nvrtc.nvrtcCompileProgram(program, 2, flags)
+            size = c.c_size_t()
+            nvrtc.nvrtcGetOptiXIRSize(program, c.byref(size))
+            say(space, option, code, size.value)
+            nvrtc.nvrtcDestroyProgram(c.byref(program))
 
 
 def is_large():

@@ -1,0 +1,24 @@
+"""Opens NVRTC by name, by path, and again. Arguments: its path; `clears` empties the environment."""
+
+import ctypes as c
+import os
+import sys
+
+path, *rest = sys.argv[1:]
+name = os.path.basename(path)
+if rest == ["clears"]:
+    os.environ.clear()
+
+
+def opened(what, mode=os.RTLD_LAZY):
+    """Return NVRTC's version, or that it is not found."""
+    try:
+        library = c.CDLL(what, mode)
+    except OSError:
+        return "not found"
+    major, minor = c.c_int(), c.c_int()
+    return library.nvrtcVersion(c.byref(major), c.byref(minor)), major.value, minor.value
+
+
+print(opened(name), opened(name), opened(name, os.RTLD_LAZY | os.RTLD_NOLOAD))
+print(opened(path), opened(name), opened(name, os.RTLD_LAZY | os.RTLD_NOLOAD))
