@@ -194,10 +194,13 @@ def status(path: str) -> dict[str, Any] | None:
     import json
 
     try:
-        about: Any = json.loads(ask(path, _STATUS) or b"")
+        about: object = json.loads(ask(path, _STATUS) or b"")
     except (ValueError, RecursionError):
         return None
-    return about if isinstance(about, dict) and set(about) >= _TOLD else None
+    if not isinstance(about, dict):
+        return None
+    told: dict[str, Any] = about
+    return told if told.keys() >= _TOLD else None
 
 
 def _exactly(connection: _socket.socket, size: int, until: float) -> bytes:

@@ -248,7 +248,7 @@ def test_a_server_that_tells_nonsense_of_itself(
 def test_a_program_that_was_stopped_for_long_goes_on_asking(
     start: Callable[..., Program], tmp_path: Path, wanted: list[str], long: bool
 ) -> None:
-    """It was stopped (Ctrl-Z) while it waited, and then had a signal, which ends its wait."""
+    """It is stopped (Ctrl-Z) when it begins to wait, and goes on after the time for that is over."""
     if not long:
         pytest.skip("with --long")
     started = SimpleQueue[int]()

@@ -205,7 +205,7 @@ static enum outcome ready(int fd, short events) {
     for (;;) {
         int64_t left = end - now();
         struct pollfd each = {fd, events, 0};
-        /* Looks once more at the end: who was stopped meanwhile has been answered. */
+        /* Looks at least once: who was stopped since `end` was set may have been answered. */
         int found = poll(&each, 1, left > 0 ? (int)left : 0);
         if (found > 0)
             return each.revents & POLLNVAL ? GONE : DONE;
