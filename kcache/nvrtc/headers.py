@@ -219,10 +219,21 @@ def _names(texts: Iterable[str], search: HeaderSearch) -> frozenset[str]:
 
 
 def is_directory(path: str, search: HeaderSearch) -> bool:
-    """Tell whether a path is the working directory, which is one wherever a compile is made."""
+    """Tell whether a path is the working directory, which is one wherever a compile is made.
+
+    LLVM asks for it as `PWD` spells it, too.
+    """
+    path = _bare(path)
+    if path == search.directory:
+        return True
+    spelled = _bare(search.variable("PWD") or "")
+    return path == spelled and _identity(path) == _identity(search.directory) is not None
+
+
+def _bare(path: str) -> str:
     while path.endswith(("/", "/.")) and len(path) > 1:
         path = path.removesuffix(".").removesuffix("/") or "/"
-    return path == search.directory
+    return path
 
 
 def _above(rooted: RootedPath) -> Iterator[RootedPath]:

@@ -193,12 +193,12 @@ class Request(NamedTuple):
         tried = are_harmless(options.extra.without_paths)
         contained = tried and not any(map(may_include, texts))
         odd = not (contained or search.is_plain())
-        shows_paths = options.debug or options.lineinfo or extra.paths_in_output or odd
+        # LTOIR depends on all directories, and is no text that could be searched for them.
+        lto = options.lto or any(map(_makes_lto, options.extra_options))
+        shows_paths = options.debug or options.lineinfo or extra.paths_in_output or lto or odd
         bound = list(_places(search, options, odd=odd)) if shows_paths else []
         bound += [f"variable={each}" for each in variables]
-        # LTOIR is no text that could be searched for the name.
-        hidden = shows_paths or options.lto or any(map(_makes_lto, options.extra_options))
-        if hidden or not tried or (contained and may_name_file("\n".join(texts))):
+        if shows_paths or not tried or (contained and may_name_file("\n".join(texts))):
             bound.append(f"name={source_name}")
         if not contained:
             # A header is known by the innermost directory that it is in.

@@ -128,6 +128,19 @@ def test_how_the_user_spells_the_working_directory(
     clean(cache, source, options, source_name=name)
 
 
+@pytest.mark.parametrize("source", [KERNEL.replace("V", "2"), "#include <x.h>\n" + KERNEL])
+def test_the_kernel_of_a_working_directory_behind_a_link_is_the_same(
+    cache: KernelCache, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    options = ARCH.replace(include_paths=["inc"])
+    monkeypatch.setenv("PWD", f"{elsewhere}/link")
+    assert not clean(cache, source, options).cached
+    assert clean(cache, source, options).cached
+    monkeypatch.setenv("PWD", f"{elsewhere}/project")
+    (elsewhere / "link").unlink()
+    assert clean(cache, source, options).cached
+
+
 def test_a_variable_is_set_between_compiles_of_one_worker(
     cache: KernelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

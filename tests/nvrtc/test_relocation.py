@@ -197,6 +197,18 @@ def test_ltoir_can_hold_the_path_unseen(cache, folders):
         agreed(cache, source, options)
 
 
+@pytest.mark.parametrize("change", [{"lto": True}, {"extra_options": ["-dlto"]}])
+@pytest.mark.parametrize("source", [KERNEL.replace("V", "1"), "#include <x.h>\n" + KERNEL])
+def test_ltoir_is_another_in_each_working_directory(cache, folders, monkeypatch, source, change):
+    for folder in folders:
+        write(folder / "inc/x.h", "#define V 2\n")
+    for folder in folders:
+        monkeypatch.chdir(folder)
+        for hit in (False, True):
+            options = ARCH.replace(include_paths=["inc"], **change)
+            assert agreed(cache, source, options).cached is hit
+
+
 @pytest.mark.parametrize("change", [{"lineinfo": True}, {"debug": True}])
 def test_line_numbers_show_the_folder(cache, folders, change):
     here, _ = folders
