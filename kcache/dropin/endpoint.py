@@ -194,12 +194,9 @@ def status(path: str) -> dict[str, Any] | None:
     import json
 
     try:
-        about: object = json.loads(ask(path, _STATUS) or b"")
-    except (ValueError, RecursionError):
+        told: dict[str, Any] = {**json.loads(ask(path, _STATUS) or b"")}
+    except (ValueError, TypeError, RecursionError):
         return None
-    if not isinstance(about, dict):
-        return None
-    told: dict[str, Any] = about
     return told if told.keys() >= _TOLD else None
 
 
