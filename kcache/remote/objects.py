@@ -244,7 +244,7 @@ def _answering(*, writing: bool = False) -> Generator[None]:
         raise RemoteRefused(_short(error)) from error
     except FileNotFoundError as error:
         raise RemoteRefused("there is no such bucket") from error
-    except Exception as error:  # a panic of Rust is none
+    except BaseException as error:  # a panic of Rust is no Exception
         raise _translated(error) from error
 
 
@@ -268,7 +268,7 @@ _KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], RemoteError], str], .
 )
 
 
-def _translated(error: Exception) -> RemoteError:
+def _translated(error: BaseException) -> RemoteError:
     said = str(error)
     for is_so, kind, hint in _KINDS:
         if is_so(said):
@@ -276,7 +276,7 @@ def _translated(error: Exception) -> RemoteError:
     return RemoteError(f"{type(error).__name__}: {_short(error)}")
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     """Return the first line of a message without URLs, whose queries have signatures in Azure."""
     line = (str(error).splitlines() or [""])[0]
     return re.sub(r"(for path|at location|[A-Z]+ https?://)\S* ?\S*", "", line)[:_MOST_TEXT]

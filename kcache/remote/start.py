@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from kcache.remote.protocol import MAX_MESSAGE, STATS
 from kcache.remote.store import RemoteError
 from kcache.util.private_socket import MOST_PATH, bound, is_same_user, private_folder
-from kcache.util.safe_path import present_user
+from kcache.util.safe_path import present_user, unsafe_part
 from kcache.util.wire import WireError, receive, send
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ def socket_path(folders: Sequence[str], setup: Setup) -> str:
         path = os.path.join(private, f"{name}.socket")
         if len(os.fsencode(path)) <= MOST_PATH:
             with suppress(OSError):
-                private_folder(private)
-                return path
+                if not unsafe_part(private):  # nobody can exchange it meanwhile
+                    private_folder(private)
+                    return path
     raise RemoteError("no private folder for a socket")
 
 
@@ -78,7 +79,7 @@ def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket
             if connection is None:
                 _start(path, setup, environment)
                 connection = _connect(path)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # an interpreter may end
         raise RemoteError(f"no agent can be started: {error}") from error
     if connection is None:
         raise RemoteError("no agent can be started")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -39,6 +40,9 @@ __all__ = ["SEAL_ROOM", "Tier"]
 SEAL_ROOM = 4096
 #: Characters of an error that are told.
 _MOST_TEXT = 500
+#: Seconds beyond its time-outs after which a question hangs: a name server that does not answer, or
+#: a client of a protocol. A loaded machine is slow.
+_GRACE = 1.0
 #: Seconds without uploads after a remote has refused one. Who may write changes rarely; a copy of a
 #: Redis refuses, too, until it is made the one that writes.
 READ_ONLY_PAUSE = 600.0
@@ -75,6 +79,8 @@ class Tier:
         self._store: RemoteStore | None = None
         self._opening = threading.Lock()
         self._read_only_until = 0.0
+        #: Thread -> since when it waits for an answer.
+        self._waiting: dict[int, float] = {}
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -86,12 +92,14 @@ class Tier:
         if self._is_left_alone():
             self.counts.add("skipped")
             return None
-        started = time.monotonic()
+        started = self._waiting[threading.get_ident()] = time.monotonic()
         try:
             found = self._first(keys)
         except Exception as error:
             self._count_failure("get", error)
             return None
+        finally:
+            del self._waiting[threading.get_ident()]
         self.counts.add("misses" if found is None else "hits")
         self.breaker.succeeded(time.monotonic() - started, hit=found is not None)
         return found
@@ -260,10 +268,11 @@ class Tier:
     def _is_left_alone(self) -> bool:
         """Tell whether the breaker is open; if its pause is over, probe, and nobody waits.
 
-        Whether this machine still lacks something is seen at once.
+        Whether this machine still lacks something is seen at once. While a question hangs in spite
+        of the time-outs, no other one is asked.
         """
         if not self.breaker.is_open:
-            return False
+            return bool(self._waiting) and self._hangs()
         if self.breaker.begin_probe():
             if self.breaker.cause == LACKING:
                 self._look_again()
@@ -273,6 +282,10 @@ class Tier:
             except RuntimeError as error:  # the machine has no more threads
                 self.breaker.end_probe(str(error))
         return True
+
+    def _hangs(self) -> bool:
+        limit = self.address.connect_timeout + self.address.timeout + _GRACE
+        return time.monotonic() - min([*self._waiting.values()], default=math.inf) > limit
 
     def _look_again(self) -> None:
         """See whether this machine still lacks something, without asking the remote."""

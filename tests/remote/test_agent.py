@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -672,3 +673,35 @@ def test_what_a_server_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
     assert reason.isprintable()
     assert "no??entry" in reason
     assert len(reason) < 1000
+
+
+def test_while_a_question_hangs_no_other_one_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a name server that does not answer: no time-out of ours reaches that."""
+    monkeypatch.setattr("kcache.remote.tier._GRACE", 0.0)
+    store, go_on = MemoryStore(), threading.Event()
+    store.trouble = lambda _: go_on.wait(60)
+    remote = tier(store, "http://memory?slow=60&connect_timeout=0.005&timeout=0.005")
+    thread = threading.Thread(target=remote.get, args=(KEY,))
+    thread.start()
+    until(remote._hangs)
+    assert remote.get(OTHER) is None
+    assert remote.counts.as_dict()["skipped"] == 1
+    go_on.set()
+    thread.join()
+    assert remote.get(OTHER) is None
+    assert remote.counts.as_dict()["misses"] == 2
+
+
+def test_a_folder_that_others_can_exchange_holds_no_socket() -> None:
+    setup = Setup(addresses(), {}, {})
+    with tempfile.TemporaryDirectory(prefix="kc-") as place:  # a socket's path is short
+        shared, own = Path(place, "shared"), Path(place, "own")
+        own.mkdir(mode=0o700)
+        shared.mkdir()
+        shared.chmod(0o777)
+        assert start.socket_path([str(shared), str(own)], setup).startswith(f"{own}/")
+        assert os.listdir(shared) == []
+        with pytest.raises(RemoteError, match="no private folder"):
+            start.socket_path([str(shared)], setup)
+        shared.chmod(0o1777)
+        assert start.socket_path([str(shared), str(own)], setup).startswith(f"{shared}/")

@@ -291,3 +291,14 @@ def test_merges_lose_nothing(scheme: str, strict: int) -> None:
     merge_from_threads(cache, key(14), writers=4, each=5)
     where = f"kernels/x/{key(13)[:2]}/{key(13)[2:]}"
     assert any(unquote(path).endswith(where) for path in Handler.values)
+
+
+def test_a_panic_in_the_client_is_an_error_of_the_remote() -> None:
+    """It is no Exception, and would end the thread that asks."""
+    from kcache.remote.objects import _answering
+
+    class Panic(BaseException):
+        pass
+
+    with pytest.raises(RemoteError, match="Panic"), _answering():
+        raise Panic
