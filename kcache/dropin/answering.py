@@ -7,6 +7,7 @@ a reason, and the program asks the real NVRTC.
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,10 @@ _DEFAULT_NAME = b"default_program"
 _DECISIVE = (*COMPILER_VARIABLES, "NVRTC_PREPEND_FLAGS", "PWD")
 #: Parts of options that read or write files which kcache does not follow.
 _UNFOLLOWED = ("optf", "preinclude", "bundled", "pch", "time-trace", "options-file", "keep")
+#: Paths that lead each process to files of its own.
+_OWN = re.compile(rb"/(?:proc|dev/fd|dev/std\w+)(?![\w.-])")
+#: In the log of each compile that fails before there is PTX; one that fails in ptxas has PTX.
+_FAILED_EARLY = b" detected in the compilation of "
 #: A source without these words, once its lines are joined, reads no file and no clock.
 _READS = (b"include", b"import", b"embed", b"__DATE__", b"__TIME", b"??")
 #: Options that name neither files nor the working directory, in the output or otherwise.
@@ -194,6 +199,10 @@ class Answering:
         for option in map(_decoded, program.options):
             if any(part in option for part in _UNFOLLOWED):
                 raise _RefusedError(f"option {option.partition('=')[0]}")
+        headers = (text for _, text in program.headers)
+        texts = program.source, program.name, *program.options, *headers
+        if any(map(_OWN.search, texts)):
+            raise _RefusedError("a path in /proc or /dev")
         if len(dict(program.headers)) != len(program.headers):
             raise _RefusedError("two headers of one name")
         if self._known(program.library)[1][0][0] != program.major:
@@ -285,6 +294,8 @@ def _failed(program: Program, error: object) -> Answer | Declined:
     known = result in (_COMPILATION, _INVALID_OPTION) and isinstance(raw_log, bytes)
     if not known or not isinstance(result, int) or not isinstance(raw_log, bytes) or not raw_log:
         return Declined("the compile failed")
+    if result == _COMPILATION and _FAILED_EARLY not in raw_log:
+        return Declined("the compile failed late")
     return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False, keep=False)
 
 

@@ -62,8 +62,9 @@ def test_bytes_that_are_no_text(real: Path, dropin: Dropin) -> None:
     assert "left to NVRTC 5 (not UTF-8: 5)" in told.line
 
 
-def test_an_option_behind_whitespace(real: Path, dropin: Dropin) -> None:
-    bare, told = _both(dropin, real, "asks_for_optix")
+@pytest.mark.parametrize("scene", ["asks_for_optix", "fails_late", "includes_its_own_files"])
+def test_programs_that_the_real_one_compiles(scene: str, real: Path, dropin: Dropin) -> None:
+    bare, told = _both(dropin, real, scene)
     assert told.output == bare.output
 
 

@@ -174,6 +174,9 @@ def test_an_nvrtc_that_was_replaced_is_not_answered_for(real: Path, tmp_path: Pa
     [
         ({"options": [b"--ptxas-options=-optf=x"]}, "option --ptxas-options"),
         ({"options": [b"-\xff"]}, "not UTF-8"),
+        ({"options": [b"-I/proc"]}, "a path in /proc"),
+        ({"headers": [(b"a", b'#include "/dev/stdin"')]}, "a path in /proc"),
+        ({"options": [b"-I/process", b"-I/dev/shm", b"-I/proc.d"]}, "FileNotFoundError"),
         ({"headers": [(b"a", b"1"), (b"a", b"2")]}, "two headers of one name"),
         ({}, "FileNotFoundError"),
     ],

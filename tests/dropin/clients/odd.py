@@ -188,6 +188,22 @@ def changes_its_root():
     say(outcome(INCLUDES, b"-I" + folder.encode()))
 
 
+def includes_its_own_files():
+    """Each process has others at such a path."""
+    with tempfile.TemporaryFile() as file:
+        for text in (b"a[1] = 1;", b"a[2] = 2;"):
+            file.seek(0)
+            file.write(text)
+            file.flush()
+            path = b"/proc/self/fd/%d" % file.fileno()
+            say(outcome(b'__global__ void k(float* a) {\n#include "%s"\n}\n' % path))
+            rest = path.removeprefix(b"/proc/")
+            source = b'__global__ void k(float* a) {\n#include "%s"\n}\n' % rest
+            say(outcome(source, b"-I/proc"))
+            path = b"/dev/fd/%d" % file.fileno()
+            say(outcome(b'__global__ void k(float* a) {\n#include "%s"\n}\n' % path))
+
+
 def becomes_another_user():
     """Who may not read the header."""
     say(outcome(INCLUDES, b"-I" + REST[0].encode()))
@@ -208,6 +224,14 @@ def says_odd_things():
     ):
         say(outcome(source))
     say(outcome(b'#include "\xff.h"\n' + kernel(1), headers=[(b"\xff.h", b"#define A 1")]))
+
+
+def fails_late():
+    """In ptxas: NVRTC has PTX then, unlike after an error in the source."""
+    say(outcome(kernel(1), b"--ptxas-options=--no-such-option"))
+    body = b"__shared__ float s[1 << 20]; s[threadIdx.x] = *a; __syncthreads(); *a = s[5];"
+    say(outcome(b"__global__ void k(float* a) { %s }" % body))
+    say(outcome(kernel(1) + b"error"))
 
 
 def asks_for_optix():
