@@ -27,6 +27,8 @@ __all__ = ["Answer", "Origin", "Pool", "Request"]
 _MOST_IDLE = 8
 #: Bytes of an error's page that are read, so that its connection can be used again.
 _MOST_PAGE = 1 << 16
+#: Bytes that an answer may have beside twice its body (small chunks have long heads): its headers.
+_ROOM = 1 << 20
 
 
 class Origin(NamedTuple):
@@ -157,7 +159,9 @@ class Pool:
 
     def _exchange(self, connection: _Connection, request: Request) -> Answer:
         try:
-            connection.deadline.start(request.end - time.monotonic())
+            # http.client takes a chunk of -1 bytes, if a server sends one, for all that follows.
+            most = 2 * request.limit + _ROOM
+            connection.deadline.start(request.end - time.monotonic(), most)
             ask = _got if request.method == "GET" else _sent
             answer, keeps = ask(connection, request)
         except BaseException:

@@ -597,3 +597,28 @@ def test_too_long_an_answer_is_not_read_whoever_reads_it() -> None:
         assert limited.recv_into(bytearray(99)) == 99
         with pytest.raises(OSError, match="too long"):
             limited.recv_into(bytearray(99))
+
+
+def test_chunks_of_less_than_nothing_are_not_all_that_follows(
+    store: Callable[..., HttpStore],
+) -> None:
+    """http.client reads a chunk of -1 bytes to the end of the connection, whatever the limit."""
+    sent = []
+
+    def flood() -> None:
+        client, _ = listener.accept()
+        with client, contextlib.suppress(OSError):
+            client.recv(1 << 16)
+            client.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n")
+            for _ in range(64):
+                client.sendall(bytes(1 << 20))
+                sent.append(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=flood, daemon=True)
+        thread.start()
+        cache = store(f"http://127.0.0.1:{listener.getsockname()[1]}?{PATIENT}")
+        with pytest.raises(RemoteError, match="too long"):
+            cache.get(key("flood"), MOST)
+        thread.join(timeout=60)
+    assert len(sent) < 64
