@@ -18,6 +18,8 @@ from nvrtc.reference import ARCH, KERNEL, compile_clean, write
 from nvrtc.talk import ask, fresh_of, worker
 
 from kcache.nvrtc import compiler
+from kcache.nvrtc.options import ExtraOptions
+from kcache.nvrtc.search import HeaderSearch
 from kcache.nvrtc.workers.messages import Record, Status
 
 pytestmark = [
@@ -142,3 +144,41 @@ def test_small_sources_too(tmp_path: Path, tree: Path) -> None:
     mine = recorded(reply.record)
     assert mine.opened == theirs.opened
     assert mine.absent == theirs.absent
+
+
+_SPELLINGS = [
+    *(
+        "inc",
+        "./inc",
+        "inc/",
+        "inc/.",
+        "inc/./",
+        "inc/../inc",
+        "a b",
+        "\u00e9",
+        "-a",
+        "~",
+        "a,b",
+        "a:b",
+    ),
+    *("in\\c", '"inc"', "'", "%s", "a=b", "@o", "$X", "a\tb", "a\nb", "*", ".", "..", "/", "/tmp/"),
+    *("\udcff", "-I", ".hidden", "x" * 200, "no/such/folder"),
+    # Not all of these are written alike by all releases: none may be taken for plain.
+    *("a//b", "inc//", "/tmp//", "inc\n", "inc\t", "inc\v", " inc", "inc ", "=inc", "-", ""),
+]
+
+
+def test_the_compiler_writes_a_plain_directory_as_it_was_given(tree: Path) -> None:
+    """What is taken for a directory of headers is one; else it would be no part of a location."""
+    with worker() as process:
+        for spelling in _SPELLINGS:
+            for given in ([f"-I{spelling}"], ["-I", spelling], [f"--include-path={spelling}"]):
+                paths = ExtraOptions.parse(given).include_paths
+                search = HeaderSearch("kernel.cu", paths, directory=str(tree))
+                asked = ask("#include <x/y.h>\n", ("--gpu-architecture=compute_80", *given))
+                record = process.ask(asked, None).record
+                if search.is_plain():
+                    assert record is not None
+                    found = [path for path in record.files if path.endswith("y.h")]
+                    absolute = [path if path[0] == "/" else f"{tree}/{path}" for path in found]
+                    assert absolute == [f"{search.roots[1]}x/y.h"]
