@@ -150,14 +150,14 @@ static void *redirect_bare(const char *name, int flags, const void *caller) {
         return or_refuse(next_dlopen()(own, flags));
     if (dl_iterate_phdr(look_at, &loaded) != 0)
         return or_refuse(next_dlopen()(found, flags));
-    if (flags & RTLD_NOLOAD)
-        return REFUSE;
     if (!find(own, caller, found) || realpath(found, real) == NULL) {
         int size = snprintf(found, sizeof found, "/%s", name);
         if (size > 0 && (size_t)size < sizeof found) /* so that there is an error to ask for */
             next_dlopen()(found, RTLD_LAZY);
         return REFUSE;
     }
+    if (flags & RTLD_NOLOAD)
+        return REFUSE;
     void *handle = open_own(own, real, flags);
     return handle == NULL ? or_refuse(next_dlopen()(real, flags)) : handle;
 }

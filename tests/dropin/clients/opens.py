@@ -11,14 +11,15 @@ if rest == ["clears"]:
 
 
 def opened(what, mode=os.RTLD_LAZY):
-    """Return NVRTC's version, or that it is not found."""
+    """Return NVRTC's version, or why there is none."""
     try:
         library = c.CDLL(what, mode)
-    except OSError:
-        return "not found"
+    except OSError as error:
+        return "not found" if "cannot open" in str(error) else "not loaded"
     major, minor = c.c_int(), c.c_int()
     return library.nvrtcVersion(c.byref(major), c.byref(minor)), major.value, minor.value
 
 
+print(opened(name, os.RTLD_LAZY | os.RTLD_NOLOAD))
 print(opened(name), opened(name), opened(name, os.RTLD_LAZY | os.RTLD_NOLOAD))
 print(opened(path), opened(name), opened(name, os.RTLD_LAZY | os.RTLD_NOLOAD))
