@@ -67,7 +67,10 @@ class HttpStore:
             raise ConfigError(
                 f"layout={self._layout!r} is not allowed; allowed: {', '.join(_LAYOUTS)}"
             )
-        self._origin, path = _origin(f"{address.scheme}://{address.location}")
+        try:
+            self._origin, path = _origin(f"{address.scheme}://{address.location}")
+        except ValueError as error:
+            raise ConfigError(f"{address.redacted()} names no host: {error}") from error
         self._path = path.rstrip("/")
         self._authorization = authorization(address, self._origin.host)
         self._pool = Pool(address)
@@ -179,13 +182,18 @@ def _named(status: int) -> str:
 
 
 def _origin(url: str) -> tuple[Origin, str]:
-    """Return where a URL leads to, and its path with the query."""
+    """Return where a URL leads to, and its path with the query.
+
+    Raises:
+        ValueError: it leads nowhere.
+    """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
-    return Origin(parts.scheme, parts.hostname or "", port), (
-        f"{path}?{parts.query}" if parts.query else path
-    )
+    host = parts.hostname or ""
+    if not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    return Origin(parts.scheme, host, port), (f"{path}?{parts.query}" if parts.query else path)
 
 
 def _redirected(origin: Origin, path: str, answer: Answer) -> tuple[Origin, str]:

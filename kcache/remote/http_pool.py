@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from kcache.environment import proxy_for
 from kcache.errors import ConfigError
@@ -198,7 +198,7 @@ class Pool:
         origin = request.origin
         host, port = origin.host, origin.port
         if proxy is not None:
-            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            parts = _split(proxy)
             host, port = parts.hostname or "", parts.port or 80
         timeout = max(min(self._connect_timeout, request.end - time.monotonic()), 0.001)
         if origin.scheme == "http":
@@ -236,8 +236,23 @@ class Pool:
         return context
 
 
+def _split(proxy: str) -> SplitResult:
+    """Return the parts of a proxy's URL.
+
+    Raises:
+        RemoteError: it is none. Nothing is told of it: it may hold a password.
+    """
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        parts.port  # noqa: B018  raises
+    except ValueError:
+        reason = "the proxy that the environment names is no URL (quote its password: %2F for /)"
+        raise RemoteError(reason) from None
+    return parts
+
+
 def _proxy_headers(proxy: str) -> dict[str, str]:
-    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    parts = _split(proxy)
     if parts.username is None:
         return {}
     known = Credentials(unquote(parts.username), unquote(parts.password or ""))

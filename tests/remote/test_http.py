@@ -622,3 +622,25 @@ def test_chunks_of_less_than_nothing_are_not_all_that_follows(
             cache.get(key("flood"), MOST)
         thread.join(timeout=60)
     assert len(sent) < 64
+
+
+@pytest.mark.parametrize("proxy", ["http://me:hid/den@proxy:1", "me:hid/den@proxy", "http://[hid"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_is_no_url_is_not_shown(
+    scheme: str, proxy: str, store: Callable[..., HttpStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{scheme}_proxy", proxy)
+    with pytest.raises(RemoteError, match="proxy") as caught:
+        store(f"{scheme}://cache.example").get(key("proxied"), MOST)
+    assert "hid" not in str(caught.value)
+
+
+def test_a_host_whose_name_is_not_of_latin_letters(
+    strict: str, store: Callable[..., HttpStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", strict)
+    Handler.values[f"http://xn--j1a2ao.example/{key('named')}"] = b"by its name"
+    cache = store(f"http://\u043a\u044d\u0448.example?layout=flat&{PATIENT}")
+    assert cache.get(key("named"), MOST) == b"by its name"
+    with pytest.raises(ConfigError, match="names no host"):
+        store("http://" + "\u043a" * 70 + ".example")
