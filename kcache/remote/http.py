@@ -202,9 +202,8 @@ def _redirected(origin: Origin, path: str, answer: Answer) -> tuple[Origin, str]
     Raises:
         RemoteError: nowhere, or out of TLS.
     """
-    target = urljoin(f"{origin}{path}", answer.headers.get("location", ""))
     try:
-        found = _origin(target)
+        found = _origin(urljoin(f"{origin}{path}", answer.headers.get("location", "")))
     except ValueError as error:
         raise RemoteError(f"{origin} redirects to nowhere") from error
     if found[0].scheme not in ("http", "https") or not found[0].host:

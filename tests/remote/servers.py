@@ -238,6 +238,7 @@ http {{
     location /round/ {{ return 302 /round$uri; }}
     location /untls/ {{ return 302 http://127.0.0.1:{port}/cache$uri; }}
     location /file/ {{ return 302 file:///etc/passwd; }}
+    location /nowhere/ {{ return 302 "http://[::"; }}
     {more}
   }}
 }}

@@ -216,7 +216,10 @@ def test_another_host_gets_no_credentials(
         at("away").get(key(8), MOST)
 
 
-@pytest.mark.parametrize(("path", "why"), [("round", "again and again"), ("file", "not followed")])
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("round", "again and again"), ("file", "not followed"), ("nowhere", "to nowhere")],
+)
 def test_redirects_to_nowhere(path: str, why: str, at: Callable[..., HttpStore]) -> None:
     with pytest.raises(RemoteError, match=why):
         at(path).get(key(8), MOST)
