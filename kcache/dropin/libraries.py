@@ -72,8 +72,12 @@ def preloaded(folder: str) -> list[str]:
     """Return the paths that a program has to preload, in order.
 
     Raises:
-        MissingError: the loader would take them for something else; see ld.so(8) on LD_PRELOAD.
+        MissingError: the loader would refuse them, or take them for something else, and complain in
+            each process; see ld.so(8) on LD_PRELOAD.
     """
+    folder = os.path.abspath(folder)
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise MissingError(f"no program can preload from {folder}: it is mounted noexec")
     if any(character in folder for character in " :$"):
         raise MissingError(f"no program can preload from {folder}: it has a space, a colon or a $")
     return [os.path.join(folder, name) for name in _PRELOADED]

@@ -168,6 +168,31 @@ def test_libraries_where_the_loader_can_not_preload_from(folder: str, dropin: Dr
     assert re.fullmatch(r"kcache: warning: .* no program can preload from .*\n", told.errors)
 
 
+def test_libraries_by_a_relative_path(dropin: Dropin) -> None:
+    named = os.path.relpath(dropin.libraries, dropin.folder)
+    command = ("/bin/sh", "-c", "cd /; /bin/echo hello")
+    told = dropin.run(*command, stats=False, KCACHE_DROPIN_LIBRARIES=named)
+    assert (told.code, told.output, told.errors) == (0, "hello\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
+def test_libraries_where_nothing_is_executed(dropin: Dropin) -> None:
+    place = dropin.folder / "place"
+    place.mkdir()
+    script = (
+        'mount -t tmpfs -o noexec none "$0" && cp "$1"/* "$0" && shift && '
+        'KCACHE_DROPIN_LIBRARIES="$0" exec "$@"'
+    )
+    inside = (*KCACHE, "run", "--", "/bin/echo", "hello")
+    told = dropin.bare(
+        *("unshare", "-m", "/bin/sh", "-c", script, place, dropin.libraries, *inside)
+    )
+    if "unshare" in told.errors or "mount:" in told.errors:
+        pytest.skip("no mount namespace can be made here")
+    assert (told.code, told.output) == (0, "hello\n")
+    assert re.fullmatch(r"kcache: warning: .* it is mounted noexec\n", told.errors)
+
+
 def test_without_a_server_nothing_is_left_behind(
     dropin: Dropin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
