@@ -5,6 +5,10 @@ the same as when the digest was made. A program can't set ctime back. There is o
 that was changed less than `FRESH_NS` before it was read. Another change within the granularity of
 the clock would not show, so such a file is read each time until it is older. (Git does the same
 with its index, see "Racy Git" in git's documentation.)
+
+Where nobody can write, the times are those that the maker of an image chose (squashfs, EROFS). Two
+images of one build system often have the same ones, also inodes and devices. So no other process is
+told to trust a digest there; see `ReadOnly`.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ __all__ = [
     "NO_STAMP",
     "SIZE",
     "FileDigests",
+    "ReadOnly",
     "Stamp",
     "Watched",
     "file_clock_ns",
@@ -71,6 +76,29 @@ def stamp_of(status: os.stat_result) -> Stamp:
         status.st_ino,
         status.st_dev,
     )
+
+
+class ReadOnly:
+    """Tells on which file systems nobody can write; looks once at each. For one thread."""
+
+    def __init__(self) -> None:
+        self._devices: dict[int, bool] = {}
+
+    def hides(self, path: str, stamp: Stamp) -> bool:
+        """Tell whether another file may have this stamp at `path`, after another mount."""
+        device = stamp[4]
+        if device not in self._devices:
+            self._devices[device] = _is_read_only(path)
+        return self._devices[device]
+
+
+def _is_read_only(path: str) -> bool:
+    if sys.platform == "win32":
+        return False
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return True
 
 
 class FileDigests:

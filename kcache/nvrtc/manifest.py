@@ -36,6 +36,7 @@ from kcache.nvrtc.files import (
     NO_STAMP,
     SIZE,
     FileDigests,
+    ReadOnly,
     Stamp,
     Watched,
     file_clock_ns,
@@ -290,16 +291,19 @@ class StoredHeaderSet:
 
     def remember(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
         """Take up the present stamps, for storing; tell whether they differ from those stored."""
-        paths = (path for _, group in self._files(search) for path in group)
+        paths = [path for _, group in self._files(search) for path in group]
         files = [digests.known(path) or NO_STAMP for path in paths]
         known = self._directories.get(location)
         if known is None:  # nobody has looked yet: directories that tell nothing, but all of them
             known = self._survey(search)
+        stamps = [*zip(paths, files, strict=True), *((p, w.stamp) for p, w in known.items())]
+        read_only = ReadOnly()
+        lasting = [NO_STAMP if read_only.hides(*each) else each[1] for each in stamps]
         raw = b"".join(
             (
-                *(_STAMP.pack(*stamp) for stamp in files),
+                *(_STAMP.pack(*stamp) for stamp in lasting[: len(files)]),
                 struct.pack("<I", len(known)),
-                *(_STAMP.pack(*watched.stamp) for watched in known.values()),
+                *(_STAMP.pack(*stamp) for stamp in lasting[len(files) :]),
                 "\0".join(known).encode("utf-8", "surrogateescape"),
             )
         )
@@ -326,17 +330,16 @@ class StoredHeaderSet:
             return itertools.repeat(NO_STAMP)
         return itertools.chain(stamps, itertools.repeat(NO_STAMP))
 
-    @staticmethod
-    def _stored_directories(raw: bytes) -> dict[str, Watched]:
+    def _stored_directories(self, raw: bytes) -> dict[str, Watched]:
         """Return the directories at the end of stored stamps: u32 count, stamps, paths.
 
         Raises:
-            struct.error, ValueError: there are none.
+            struct.error, ValueError: there are none, and files are absent.
         """
         (count,) = struct.unpack_from("<I", raw)
         end = 4 + count * _STAMP.size
-        if not count:  # as good as nothing: there is always one in which a file is absent
-            raise ValueError("no directories")
+        if not count and not self.sections().absent:
+            return {}
         paths = raw[end:].decode("utf-8", "surrogateescape").split("\0")
         stamps = _STAMP.iter_unpack(raw[4:end])
         return {path: Watched(s, None) for path, s in zip(paths, stamps, strict=True)}

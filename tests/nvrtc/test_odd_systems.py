@@ -366,3 +366,41 @@ def test_a_failed_compile_leaves_nothing_behind(tmp_path, broken):
                 )
             assert not compile_fresh(KERNEL.replace("V", "1"), ARCH.flags()).failed
         assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.h", "cache"]
+
+
+_READ = """
+import sys
+import kcache
+from kcache.nvrtc import files
+from nvrtc.reference import ARCH, KERNEL
+
+files.FRESH_NS = -(10**12)  # a file that was written just now is trusted, too
+opened = []
+sys.addaudithook(lambda name, given: opened.append(given[0]) if name == "open" else None)
+options = ARCH.replace(include_paths=[f"{sys.argv[1]}/image"])
+with kcache.KernelCache(f"{sys.argv[1]}/cache-{sys.argv[2]}") as cache:
+    kernel = cache.get_or_compile("#include <y.h>\\n" + KERNEL, (), options)
+print(kernel.cached, f"{sys.argv[1]}/image/y.h" in opened)
+"""
+
+
+def test_headers_of_an_image_that_nobody_can_write_to_are_read(tmp_path):
+    """Another image may have a file of the same times, inode and device there tomorrow."""
+    (tmp_path / "image").mkdir()
+    code = f"""
+import subprocess
+image = sys.argv[1] + "/image"
+mount("tmpfs", image)
+with open(image + "/y.h", "w") as file:
+    file.write("#define V 1\\n")
+for flags in (32, 32 | 1):  # MS_REMOUNT, MS_RDONLY
+    libc.mount(b"none", image.encode(), b"none", flags, None)
+    for _ in range(3):
+        each = [sys.executable, "-c", {_READ!r}, sys.argv[1], str(flags)]
+        subprocess.run(each, check=True)
+"""
+    done = _unshared(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert [cached for cached, _ in told] == ["False", "True", "True"] * 2
+    assert [opened for _, opened in told] == [*["False"] * 4, "True", "True"]
