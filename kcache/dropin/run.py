@@ -3,6 +3,8 @@
 The launcher starts a server beside itself and becomes the program. Process, parent and terminal
 stay the same, so that exit status, signals and job control are the program's own. With `--stats`,
 the launcher stays as the program's parent, in the same process group, and does what a shell does.
+So it does as the first process of a container, whose end would kill the server, and which is the
+parent of every process that has lost its own: of the server, too.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
 #: From the terminal, they reach the program by themselves.
 _IGNORED = ("SIGINT", "SIGQUIT", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+#: The first process of a container.
+_FIRST = 1
+#: Seconds that the first process waits for its server to end: it writes its counts.
+_END_TIMEOUT = 5.0
 
 
 def run(command: Sequence[str], *, stats: bool = False, directory: str | None = None) -> int:
@@ -47,13 +53,21 @@ def run(command: Sequence[str], *, stats: bool = False, directory: str | None = 
     if directory is not None:
         environment["KCACHE_DIR"] = os.path.abspath(directory)
     try:
-        program, socket = _prepare(environment)
+        program, socket, ours = _prepare(environment)
     except (libraries.MissingError, OSError) as error:
         _say(f"warning: {command[0]} runs without the drop-in: {error}")
-        program, socket = dict(environment), None
+        program, socket, ours = dict(environment), None, False
+    ends_server = ours and os.getpid() == _FIRST
+    if not stats and not ends_server:
+        return _become(command, program)
+    status = _watch(command, program)
     if stats:
-        return _watch(command, program, socket)
-    return _become(command, program)
+        _say(_summary(socket))
+    if ends_server and socket is not None:
+        _end_server(socket)
+    if os.WIFSIGNALED(status):
+        _die_of(os.WTERMSIG(status))
+    return os.WEXITSTATUS(status)
 
 
 def _die_of_interrupts() -> None:
@@ -76,20 +90,20 @@ def run_fast(arguments: Sequence[str]) -> int | None:
     return run(rest, stats=stats) if rest else None
 
 
-def _prepare(environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Return the program's environment, and the socket of the server that was started for it."""
+def _prepare(environment: Mapping[str, str]) -> tuple[dict[str, str], str, bool]:
+    """Return the program's environment, its server's socket, and whether that was started here."""
     preloaded = libraries.preloaded(libraries.find(environment))
     folders = env.runtime_folders(environment)
     for path in (environment.get(env.SOCKET), at.user_socket(folders)):
         if path and os.path.exists(path) and _serves(path, environment):
-            return env.with_dropin(environment, preloaded, path), path
+            return env.with_dropin(environment, preloaded, path), path, False
     endpoint = at.listen(folders)
     try:
         fork_server(endpoint, os.getpid())
     except OSError:
         endpoint.remove()
         raise
-    return env.with_dropin(environment, preloaded, endpoint.path), endpoint.path
+    return env.with_dropin(environment, preloaded, endpoint.path), endpoint.path, True
 
 
 def _serves(path: str, environment: Mapping[str, str]) -> bool:
@@ -122,12 +136,16 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
 
 
-# -- with --stats ----------------------------------------------------------------------------------
+# -- as the program's parent -----------------------------------------------------------------------
 
 
-def _watch(command: Sequence[str], environment: Mapping[str, str], socket: str | None) -> int:
+def _watch(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program, and return how it ended, as wait(2) says."""
     launcher = os.getpid()
     ignored = [signal.Signals[name] for name in _IGNORED]
+    forwarded = [signal.Signals[name] for name in _FORWARDED]
+    if launcher == _FIRST and not _has_terminal():
+        forwarded += [signal.SIGINT, signal.SIGQUIT]
     # The program may be stopped or interrupted before the launcher is ready for that.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)
     child = os.fork()
@@ -137,23 +155,32 @@ def _watch(command: Sequence[str], environment: Mapping[str, str], socket: str |
         os._exit(_become(command, environment))
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+    for number in forwarded:
+        signal.signal(number, lambda number, _: os.kill(child, number))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    for name in _FORWARDED:
-        signal.signal(getattr(signal, name), lambda number, _: os.kill(child, number))
     status = _wait(child)
-    for name in _FORWARDED:  # its number may be another process's soon
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    _say(_summary(socket))
-    if os.WIFSIGNALED(status):
-        _die_of(os.WTERMSIG(status))
-    return os.WEXITSTATUS(status)
+    for number in forwarded:  # the child's number may be another process's soon
+        signal.signal(number, signal.SIG_IGN)
+    return status
+
+
+def _has_terminal() -> bool:
+    """Tell whether there is a terminal, whose signals reach the program by themselves."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _wait(child: int) -> int:
     """Wait for the program; stop when it stops, as the shell expects of a job."""
     options = os.WUNTRACED
+    whose = -1 if os.getpid() == _FIRST else child
     while True:
-        found, status = os.waitpid(child, options)
+        found, status = os.waitpid(whose, options)
+        if found not in (0, child):  # a process that has lost its parent
+            continue
         options = os.WUNTRACED
         if found == 0:  # the shell continues the whole job; who continues us alone means both
             os.kill(child, signal.SIGCONT)
@@ -169,6 +196,23 @@ def _summary(socket: str | None) -> str:
 
     about = None if socket is None else at.status(socket)
     return "the server is gone" if about is None else summary(about["counts"])
+
+
+def _end_server(socket: str) -> None:
+    """End our server, which would be killed with the container, and wait until it has ended."""
+    import time
+
+    from kcache.dropin.protocol import STOP
+
+    about = at.status(socket)
+    if about is None or at.ask(socket, STOP) is None:
+        return
+    end = time.monotonic() + _END_TIMEOUT
+    try:
+        while not os.waitpid(about["process"], os.WNOHANG)[0] and time.monotonic() < end:
+            time.sleep(0.01)
+    except ChildProcessError:
+        pass
 
 
 def _die_of(number: int) -> None:

@@ -205,6 +205,60 @@ def test_without_a_server_nothing_is_left_behind(
     assert list(dropin.runtime.iterdir()) == []
 
 
+#: Runs a command as the first process of a PID namespace, as a container does.
+_FIRST = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+
+@pytest.fixture
+def first(dropin: Dropin) -> list[str]:
+    """Begins a command line for `kcache run` as the first process."""
+    probe = subprocess.run([*_FIRST, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"no PID namespace: {probe.stderr.strip()}")
+    return [*_FIRST, *KCACHE, "run"]
+
+
+@STATS
+def test_as_the_first_process_of_a_container(
+    stats: bool, first: list[str], dropin: Dropin, real: Path
+) -> None:
+    """The program has no child that it does not know, and the server can write its counts."""
+    script = (
+        "import os, subprocess, sys\n"
+        "subprocess.run(sys.argv[1:], input='a[1] = 1;', text=True, check=True)\n"
+        "os.system('(sleep 0.1 &)')\n"  # loses its parent
+        "try:\n    os.waitpid(-1, 0)\n"
+        "except ChildProcessError:\n    sys.exit(7)\n"
+    )
+    client = [sys.executable, CLIENTS / "repeated.py", real]
+    flags = ["--stats"] if stats else []
+    told = dropin.bare(*first, *flags, "--", sys.executable, "-c", script, *client)
+    assert told.code == 7, told.errors
+    assert told.misses == (1 if stats else -1)
+    counts = dropin.bare(*KCACHE, "stats", "--json")
+    assert json.loads(counts.output)["misses"] == 1
+    assert list(dropin.runtime.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_for_the_first_process_of_a_container(
+    number: signal.Signals, first: list[str], dropin: Dropin
+) -> None:
+    script = f"trap 'exit 9' {number.name[3:]}; echo ready; while :; do sleep 0.1; done"
+    with subprocess.Popen(
+        [*first, "sh", "-c", script],
+        env=dropin.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # without a terminal
+    ) as namespace:
+        assert namespace.stdout is not None
+        assert namespace.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{namespace.pid}/task/{namespace.pid}/children").read_text()
+        os.kill(int(children), number)
+        assert namespace.wait(60) == 9
+
+
 def test_pytest(dropin: Dropin) -> None:
     (dropin.folder / "test_some.py").write_text(
         "import os\n"
