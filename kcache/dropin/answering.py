@@ -7,13 +7,13 @@ a reason, and the program asks the real NVRTC.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.config import COMPILER_VARIABLES
 from kcache.dropin import known
 from kcache.dropin.protocol import Answer, Program
+from kcache.nvrtc.own_files import are_own_files
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ _DEFAULT_NAME = b"default_program"
 _DECISIVE = (*COMPILER_VARIABLES, "NVRTC_PREPEND_FLAGS", "PWD")
 #: Parts of options that read or write files which kcache does not follow.
 _UNFOLLOWED = ("optf", "preinclude", "bundled", "pch", "time-trace", "options-file", "keep")
-#: Paths that lead each process to files of its own.
-_OWN = re.compile(rb"/(?:proc|dev/fd|dev/std\w+)(?![\w.-])")
 #: In the log of each compile that fails before there is PTX; one that fails in ptxas has PTX.
 _FAILED_EARLY = b" detected in the compilation of "
 #: A source without these words, once its lines are joined, reads no file and no clock.
@@ -201,7 +199,7 @@ class Answering:
                 raise _RefusedError(f"option {option.partition('=')[0]}")
         headers = (text for _, text in program.headers)
         texts = program.source, program.name, *program.options, *headers
-        if any(map(_OWN.search, texts)):
+        if any(map(are_own_files, texts)):
             raise _RefusedError("a path in /proc or /dev")
         if len(dict(program.headers)) != len(program.headers):
             raise _RefusedError("two headers of one name")

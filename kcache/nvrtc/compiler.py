@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
 from kcache.nvrtc import library
+from kcache.nvrtc.own_files import are_own_files
 from kcache.nvrtc.request import NO_DIRECTORY
 from kcache.util.forks import after_fork
 
@@ -127,6 +128,8 @@ def compile_request(
         return _compile_here(request, path, "workers are switched off")
     if request.search.directory == NO_DIRECTORY:  # no other process can be in it
         return _compile_here(request, path, "the working directory was removed")
+    if _names_own_files(request):
+        return _compile_here(request, path, "it names files of this process")
     from kcache.nvrtc.workers.pool import shared
     from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
 
@@ -151,6 +154,14 @@ def compile_request(
         name = request.source_name
         raise CompileError(f"{name}: {error} (compile_timeout)", source_name=name) from error
     return _run(request, hello, reply)
+
+
+def _names_own_files(request: Request) -> bool:
+    """Tell whether a worker would find other files than this process, or none."""
+    if request.surroundings is not None:  # who made them has looked
+        return False
+    texts = (*request.texts, *request.search.prefixes, *request.options.flags())
+    return any(are_own_files(text.encode("utf-8", "surrogateescape")) for text in texts)
 
 
 def _hint() -> str:

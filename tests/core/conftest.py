@@ -32,7 +32,7 @@ def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     threads = threading.active_count()
     yield
     pool.shared().close()
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # one of an earlier test may have ended
     if _open_files(tmp_path):
         gc.collect()  # closed with the engine or backend that the test let go of
         assert _open_files(tmp_path) == []

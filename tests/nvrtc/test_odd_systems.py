@@ -86,6 +86,25 @@ agreed(cache, source, options)
     survives(tmp_path, code)
 
 
+@pytest.mark.parametrize("folder", ["/proc/self/fd", "/dev/fd"])
+@pytest.mark.parametrize("how", ["option", "source"])
+def test_a_path_of_the_process_itself(tmp_path, folder, how):
+    """A worker has other files there, or none. The kernel comes, and is not cached."""
+    code = f"""
+held = os.open(tree / "inc", os.O_RDONLY)
+if {how!r} == "option":
+    options = ARCH.replace(include_paths=[f"{folder}/{{held}}"])
+else:
+    source = f'#include "{folder}/{{held}}/x.h"\\n' + KERNEL
+for _ in range(2):
+    kernel = cache.get_or_compile(source, (), options)
+    assert not kernel.cached
+    assert b".entry k" in kernel.ptx
+assert cache.stats().uncacheable == 2
+"""
+    survives(tmp_path, code)
+
+
 @pytest.mark.parametrize("soft", [0, 1, 4096, 1 << 20, (256 << 20) + 1])
 def test_files_may_not_grow(tmp_path, soft):
     code = f"""
