@@ -7,10 +7,13 @@ import threading
 from collections import Counter
 from typing import Any
 
-__all__ = ["Counts", "summary"]
+__all__ = ["Counts", "since", "summary"]
 
-#: Programs and reasons that are told apart; there may be thousands of the first.
+#: Names of programs, and reasons, that are told apart.
 _MOST = 256
+#: Processes that are known to have asked before; one that asks again after so many others counts
+#: twice.
+_MOST_PROCESSES = 1 << 14
 
 
 class Counts:
@@ -24,7 +27,8 @@ class Counts:
         self._counts: Counter[str] = Counter()
         self._handed: Counter[str] = Counter()
         self._saved = 0.0
-        self._programs: dict[int, str] = {}
+        self._processes: dict[int, None] = {}
+        self._names: Counter[str] = Counter()
 
     def answered(self, *, hit: bool, failed: bool, saved: float = 0.0) -> None:
         """Count an answer; `saved` is how many seconds of compiling a hit spared."""
@@ -41,13 +45,16 @@ class Counts:
 
     def asked(self, process: int) -> None:
         """Remember that a process asked."""
-        if process in self._programs:
-            return
+        with self._lock:
+            if process in self._processes:
+                return
+            if len(self._processes) >= _MOST_PROCESSES:
+                del self._processes[next(iter(self._processes))]
+            self._processes[process] = None
+            self._counts["programs"] += 1
         name = _name_of(process)
         with self._lock:
-            if len(self._programs) < _MOST:
-                self._programs[process] = name
-            self._counts["programs"] += 1
+            self._names[name if name in self._names or len(self._names) < _MOST else "others"] += 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -59,7 +66,7 @@ class Counts:
                 },
                 "saved_seconds": round(self._saved, 3),
                 "reasons": dict(self._handed),
-                "names": dict(Counter(self._programs.values())),
+                "names": dict(self._names),
             }
 
 
@@ -69,6 +76,17 @@ def _name_of(process: int) -> str:
             return os.fsdecode(file.read()).strip()
     except OSError:
         return "unknown"
+
+
+def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
+    """Return what was counted after `before`, both as `Counts.as_dict` tells them."""
+    told = {name: counts[name] - before[name] for name in counts.keys() - {"reasons", "names"}}
+    return {**told, **{name: _more(before[name], counts[name]) for name in ("reasons", "names")}}
+
+
+def _more(before: dict[str, int], counts: dict[str, int]) -> dict[str, int]:
+    more = {name: number - before.get(name, 0) for name, number in counts.items()}
+    return {name: number for name, number in more.items() if number > 0}
 
 
 def summary(counts: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "current",
     "is_ours",
     "leave",
+    "meaning",
     "runtime_folders",
     "settings",
     "with_dropin",
@@ -30,6 +31,9 @@ SOCKET = "KCACHE_DROPIN_SOCKET"
 LIBRARIES = "KCACHE_DROPIN_LIBRARIES"
 _PRELOAD = "LD_PRELOAD"
 _REMOTE = "KCACHE_REMOTE"
+_TOKEN = "KCACHE_REMOTE_TOKEN"
+#: A relative path in one of these means another file in another directory.
+_PATHS = ("KCACHE_DIR", "KCACHE_RECORD", "KCACHE_SIGNING_KEY_FILE")
 
 
 def current() -> MutableMapping[str, str]:
@@ -74,23 +78,48 @@ def _preloaded(environment: Mapping[str, str]) -> list[str]:
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what an environment says about the cache itself; no credentials."""
     return {
-        name: _shown(value) if name == _REMOTE else value
+        name: _told(name, value)
         for name, value in environment.items()
-        if name.startswith("KCACHE_") and not name.startswith("KCACHE_DROPIN_")
+        if value and name.startswith("KCACHE_") and not name.startswith("KCACHE_DROPIN_")
     }
+
+
+def meaning(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings, and where the cache is if they do not say so.
+
+    Two processes with the same use the same cache.
+    """
+    told = settings(environment)
+    if "KCACHE_DIR" not in told:
+        told["cache_home"] = cache_home(environment) or ""
+    return told
+
+
+def _told(name: str, value: str) -> str:
+    if name in _PATHS:
+        return os.path.abspath(os.path.expanduser(value))
+    if name == _REMOTE:
+        return _shown(value)
+    return f"*** ({_digest(value)})" if name == _TOKEN else value
 
 
 def _shown(remote: str) -> str:
     """Return addresses without credentials, and by what other credentials are told apart."""
-    import hashlib
-
     from kcache.remote.address import parse_addresses
 
     try:
         shown = " ".join(map(str, parse_addresses(remote, name=_REMOTE)))
     except ValueError:  # the server says what is wrong with it
         shown = "not allowed"
-    return f"{shown} ({hashlib.sha256(remote.encode('utf-8', 'replace')).hexdigest()[:8]})"
+    return f"{shown} ({_digest(remote)})"
+
+
+def _digest(secret: str) -> str:
+    """Return enough to tell two secrets apart, and too little to guess one."""
+    import hashlib
+
+    digest = hashlib.sha256(secret.encode("utf-8", "replace"), usedforsecurity=False)
+    return digest.hexdigest()[:8]
 
 
 def runtime_folders(environment: Mapping[str, str]) -> list[str]:

@@ -80,9 +80,10 @@ def _load(folder: str, library: Library) -> None:
         raise DropinError(f"there is no interface library for {library.path}")
     try:
         interface = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        # Before anything can go wrong: from now on, the program's calls arrive there.
+        interface.kcache_dropin_set_real(os.fsencode(library.path))
         endpoint = at.listen(env.runtime_folders(env.current()))
         spawn_server(endpoint, os.getpid())
     except (OSError, ValueError) as error:
         raise DropinError(f"the drop-in can't be started: {error}") from error
-    interface.kcache_dropin_set_real(os.fsencode(library.path))
     interface.kcache_dropin_set_server(os.fsencode(endpoint.path))

@@ -115,7 +115,7 @@ def _answering() -> Answering:
 def _about() -> dict[str, object]:
     from kcache._version import __version__
 
-    settings = env.settings(env.current())
+    settings = env.meaning(env.current())
     return {"version": __version__, "process": os.getpid(), "settings": settings}
 
 
@@ -132,17 +132,37 @@ def _raise_descriptor_limit() -> None:
 def spawn_server(endpoint: Endpoint, watched: int | None) -> None:
     """Start a server by a new interpreter: for a caller that has threads, which can't be forked.
 
-    As `fork_server` otherwise.
+    As `fork_server` otherwise. The endpoint of a server that can't be started is removed.
+    """
+    until = None
+    try:
+        until = None if watched is None else os.pidfd_open(watched)
+        _spawn(endpoint, until)
+    except BaseException:
+        endpoint.remove()
+        raise
+    finally:
+        endpoint.close()
+        if until is not None:
+            os.close(until)
+
+
+def _spawn(endpoint: Endpoint, until: int | None) -> None:
+    """Start the interpreter that becomes a server.
+
+    Raises:
+        OSError, ValueError: it can't be started.
     """
     import subprocess
     import sys
 
-    until = None if watched is None else os.pidfd_open(watched)
+    if not sys.executable:  # a program that has Python inside
+        raise OSError("no Python interpreter is known that could be the server")
     passed = [endpoint.descriptor, *([] if until is None else [until])]
     code = "import sys; sys.path[:] = sys.argv[4:]; from kcache.dropin.process import main; main()"
     environment = dict(env.current())
     env.leave(environment)
-    subprocess.run(
+    done = subprocess.run(
         [
             sys.executable,
             *("-I", "-B", "-c", code, endpoint.path),
@@ -150,16 +170,15 @@ def spawn_server(endpoint: Endpoint, watched: int | None) -> None:
             str(-1 if until is None else until),
             *sys.path,
         ],
-        check=True,
+        check=False,
         pass_fds=passed,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    endpoint.close()
-    if until is not None:
-        os.close(until)
+    if done.returncode != 0:
+        raise OSError(f"{sys.executable} ended with {done.returncode} instead of starting a server")
 
 
 def main() -> None:

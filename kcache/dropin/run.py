@@ -21,6 +21,7 @@ from kcache.dropin.process import fork_server
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
 __all__ = ["run", "run_fast"]
 
@@ -53,16 +54,16 @@ def run(command: Sequence[str], *, stats: bool = False, directory: str | None = 
     if directory is not None:
         environment["KCACHE_DIR"] = os.path.abspath(directory)
     try:
-        program, socket, ours = _prepare(environment)
+        program, socket, before = _prepare(environment)
     except (libraries.MissingError, OSError) as error:
         _say(f"warning: {command[0]} runs without the drop-in: {error}")
-        program, socket, ours = dict(environment), None, False
-    ends_server = ours and os.getpid() == _FIRST
+        program, socket, before = dict(environment), None, None
+    ends_server = socket is not None and before is None and os.getpid() == _FIRST
     if not stats and not ends_server:
         return _become(command, program)
     status = _watch(command, program)
     if stats:
-        _say(_summary(socket))
+        _say(_summary(socket, before))
     if ends_server and socket is not None:
         _end_server(socket)
     if os.WIFSIGNALED(status):
@@ -90,28 +91,34 @@ def run_fast(arguments: Sequence[str]) -> int | None:
     return run(rest, stats=stats) if rest else None
 
 
-def _prepare(environment: Mapping[str, str]) -> tuple[dict[str, str], str, bool]:
-    """Return the program's environment, its server's socket, and whether that was started here."""
+def _prepare(
+    environment: Mapping[str, str],
+) -> tuple[dict[str, str], str, dict[str, Any] | None]:
+    """Return the program's environment, its server's socket, and what that has told of itself.
+
+    The last is None if the server was started here.
+    """
     preloaded = libraries.preloaded(libraries.find(environment))
     folders = env.runtime_folders(environment)
-    for path in (environment.get(env.SOCKET), at.user_socket(folders)):
-        if path and os.path.exists(path) and _serves(path, environment):
-            return env.with_dropin(environment, preloaded, path), path, False
+    for path in filter(None, (environment.get(env.SOCKET), at.user_socket(folders))):
+        about = at.status(path) if os.path.exists(path) else None
+        if about is not None and _is_fit(about, environment):
+            return env.with_dropin(environment, preloaded, path), path, about
     endpoint = at.listen(folders)
     try:
         fork_server(endpoint, os.getpid())
     except OSError:
         endpoint.remove()
         raise
-    return env.with_dropin(environment, preloaded, endpoint.path), endpoint.path, True
+    return env.with_dropin(environment, preloaded, endpoint.path), endpoint.path, None
 
 
-def _serves(path: str, environment: Mapping[str, str]) -> bool:
-    """Tell whether the server at `path` is of this version and has the same settings."""
+def _is_fit(about: dict[str, Any], environment: Mapping[str, str]) -> bool:
+    """Tell whether a server is of this version and has the same settings."""
     from kcache._version import __version__
 
-    about, settings = at.status(path), env.settings(environment)
-    return about is not None and (about["version"], about["settings"]) == (__version__, settings)
+    settings = env.meaning(environment)
+    return (about["version"], about["settings"]) == (__version__, settings)
 
 
 def _say(message: str) -> None:
@@ -191,11 +198,16 @@ def _wait(child: int) -> int:
             return status
 
 
-def _summary(socket: str | None) -> str:
-    from kcache.dropin.counts import summary
+def _summary(socket: str | None, before: dict[str, Any] | None) -> str:
+    """Return what the server has done since it told of itself `before`."""
+    from kcache.dropin.counts import since, summary
 
     about = None if socket is None else at.status(socket)
-    return "the server is gone" if about is None else summary(about["counts"])
+    if about is None:
+        return "the server is gone"
+    if before is None or before["process"] != about["process"]:
+        return summary(about["counts"])
+    return summary(since(before["counts"], about["counts"]))
 
 
 def _end_server(socket: str) -> None:

@@ -153,6 +153,28 @@ def test_kcache_install(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -
     assert '"misses": 1' in counts.output
 
 
+@pytest.mark.parametrize("interpreter", [None, "", "/bin/false", "/nonexistent"])
+def test_a_failed_install_leaves_nvrtc_as_it_is(
+    interpreter: str | None, nvrtc: tuple[int, int], dropin: Dropin, include: Path
+) -> None:
+    _needs("cuda.bindings")
+    client = (CLIENTS / "bindings.py").read_text()
+    script = dropin.folder / "failed.py"
+    attempt = (
+        "import sys, kcache\n"
+        f"good, sys.executable = sys.executable, {interpreter!r}\n"
+        "try:\n    kcache.install()\n"
+        "except kcache.DropinError as error:\n    print(error, file=sys.stderr)\n"
+        "sys.executable = good\n"
+    )
+    script.write_text(attempt + client)
+    wanted = dropin.bare(sys.executable, CLIENTS / "bindings.py", include)
+    told = dropin.bare(sys.executable, script, include)
+    assert told.output == wanted.output, told.errors
+    assert "the drop-in can't be started" in told.errors
+    assert not list(dropin.runtime.glob("kcache-run-*"))
+
+
 def test_kcache_install_says_when_it_is_too_late(nvrtc: tuple[int, int], dropin: Dropin) -> None:
     _needs("cuda.bindings")
     code = "from cuda.bindings import nvrtc; nvrtc.nvrtcVersion(); import kcache; kcache.install()"

@@ -54,6 +54,24 @@ def _calls(told: list[Any]) -> list[Any]:
     return [call for each in told for call in each] if many else told
 
 
+HEADERS = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+for names in ((b"a", b"b"), (b"a", b"a"), (b"a", b"./a"), (b"b", b"a", b"b"), (b"", b"")):
+    texts = (ctypes.c_char_p * len(names))(*[b""] * len(names))
+    program = ctypes.c_void_p(7)
+    found = library.nvrtcCreateProgram(
+        ctypes.byref(program), b"", None, len(names), texts, (ctypes.c_char_p * len(names))(*names)
+    )
+    print(found, program.value == 7)
+"""
+
+
+def test_two_headers_of_one_name_are_refused_at_once(real: Path, dropin: Dropin) -> None:
+    command = (sys.executable, "-c", HEADERS, real)
+    assert dropin.run(*command).output == dropin.bare(*command).output != ""
+
+
 # -- the table of exports --------------------------------------------------------------------------
 
 

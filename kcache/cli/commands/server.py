@@ -29,8 +29,8 @@ def server() -> None:
     """Keep one server running, which every `kcache run` of yours uses.
 
     Without it, each `kcache run` starts its own server, which ends with the program. Programs that
-    use one server share its memory and its compiles. Only programs with the same settings (the
-    variables `KCACHE_...`) use it.
+    use one server share its memory and its compiles. Only programs with the same cache and settings
+    (the variables `KCACHE_...`) use it.
     """
 
 

@@ -35,8 +35,9 @@ KD_EXPORT int nvrtcCreateProgram(
     mine->name = name == NULL ? NULL : strdup(name);
     if (mine->source == NULL || (name != NULL && mine->name == NULL) ||
         !kd_texts_add_all(&mine->header_texts, count, texts) ||
-        !kd_texts_add_all(&mine->header_names, count, names)) {
-        /* A header is NULL, most likely: the real library knows what to say. */
+        !kd_texts_add_all(&mine->header_names, count, names) ||
+        !kd_texts_differ(&mine->header_names)) {
+        /* A header is NULL, or two have one name: the real library knows what to say. */
         kd_release(mine);
         return kd_real_create(program, source, name, count, texts, names);
     }

@@ -30,6 +30,26 @@ bool kd_texts_add_all(struct texts *texts, int count, const char *const *items) 
     return true;
 }
 
+static int by_text(const void *one, const void *other) {
+    return strcmp(*(char *const *)one, *(char *const *)other);
+}
+
+bool kd_texts_differ(const struct texts *texts) {
+    if (texts->count < 2)
+        return true;
+    size_t size = (size_t)texts->count * sizeof *texts->items;
+    char **sorted = malloc(size);
+    if (sorted == NULL)
+        return false;
+    memcpy(sorted, texts->items, size);
+    qsort(sorted, (size_t)texts->count, sizeof *sorted, by_text);
+    bool differ = true;
+    for (int i = 1; i < texts->count && differ; i++)
+        differ = strcmp(sorted[i - 1], sorted[i]) != 0;
+    free(sorted);
+    return differ;
+}
+
 void kd_texts_empty(struct texts *texts) {
     for (int i = 0; i < texts->count; i++)
         free(texts->items[i]);

@@ -33,6 +33,7 @@ struct program {
 
 bool kd_texts_add(struct texts *texts, const char *text);
 bool kd_texts_add_all(struct texts *texts, int count, const char *const *items);
+bool kd_texts_differ(const struct texts *texts); /* no two are equal; false without memory */
 void kd_texts_empty(struct texts *texts);
 
 struct program *kd_ours(kd_program program); /* NULL: the real library made it */
