@@ -1,7 +1,8 @@
 """ColdSample: finds the least recently used of many files, by looking at a few of them.
 
 It lists the shards that hold most until it has `SAMPLE` entries. It sorts them by mtime, offers the
-coldest quarter, and then takes the next sample. What is left over serves the next time.
+coldest quarter, and then takes the next sample. The next iteration begins with the entries that are
+left over.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ Used = tuple[int, str]
 class ColdSample:
     """Offers the entries of a directory of shards, coldest first.
 
-    Exact where there are at most `SAMPLE` entries. Threads: each iteration has what it has taken
-    for itself.
+    Exact where there are at most `SAMPLE` entries. Threads: each iteration has entries of its own.
 
     Args:
         path: where the file of a key is.
@@ -63,8 +63,8 @@ class ColdSample:
     def entries(self) -> Iterator[EntryInfo]:
         """Yield every entry, each at most once.
 
-        Each one's mtime is looked at again before it is offered, so that a use since the sample was
-        taken, by any process, puts it off until every other entry was offered.
+        The mtime is read again before an entry is offered. If any process has used the entry since
+        the sample was taken, it is offered after all others.
         """
         offered: set[str] = set()
         pool, left = self._take()
@@ -107,7 +107,7 @@ class ColdSample:
         return EntryInfo(key, status.st_size, status.st_mtime_ns)
 
     def _take(self) -> tuple[list[Used], int]:
-        """Take what the last iteration left over, so that two at a time don't share it."""
+        """Take the entries that the last iteration left over; no two iterations share them."""
         pool, left = self._pool, self._left
         pool += sorted(((used, key) for key, used in self._offered.items()), reverse=True)
         left += len(self._offered)
@@ -115,7 +115,7 @@ class ColdSample:
         return pool, left
 
     def _sample(self, visited: set[int]) -> tuple[list[Used], int]:
-        """Sample the fullest shards that were not visited: coldest last, and how many to offer."""
+        """Return a sample of the fullest unvisited shards, coldest last, and how many to offer."""
         sample: list[Used] = []
         share = 1.0  # all that there is: the order is exact, and all of it may go
         for entries, shard in self._fullest():

@@ -22,9 +22,9 @@ ORPHAN_AGE = 3600.0
 def examine(
     folder: str, shard: int, counters: ShardCounters, *, most: int
 ) -> tuple[ShardCount, list[Used]]:
-    """List a locked shard: heal its record and return it with (mtime, key) of each entry.
+    """List a locked shard: correct its record and return it with (mtime, key) of each entry.
 
-    Orphans go, and so does a file of more than `most` bytes: nobody has put it there.
+    It removes orphans, and files of more than `most` bytes, which no put can have written.
     """
     size = 0
     found: list[Used] = []
@@ -67,7 +67,7 @@ def glance(folder: str, count: int) -> list[Used]:
 def sum_of_shards(
     counters: ShardCounters, recount: Callable[[ShardCounters, int], ShardCount]
 ) -> tuple[int, int]:
-    """Return the bytes and entries of all shards, one by one: their sums did not agree."""
+    """Return the bytes and entries of all shards, read one by one, after their sums disagreed."""
     size = entries = 0
     for shard in range(SHARDS):
         count = counters.read(shard)
@@ -80,7 +80,7 @@ def sum_of_shards(
 
 
 def require_credible(key: str, size: int, counters: ShardCounters | None, *, most: int) -> None:
-    """Refuse a file that nobody can have put there, before it is read.
+    """Refuse a file that no put can have written, before it is read.
 
     Raises:
         CorruptEntryError: it has more than `most` bytes, or more than its shard holds in all.

@@ -21,9 +21,9 @@ Changing = Callable[[], AbstractContextManager[tuple[ShardCount | None, Callable
 def check_shard(directory: str, changing: Changing, *, repair: bool) -> Iterator[str]:
     """Yield what is wrong with the shard in `directory`.
 
-    `changing` locks it, and gives its record, None where that is damaged, and what counts the
-    shard afresh and removes orphans. What a killed process leaves is no fault: a record that says
-    so and is too high, and a temporary file; the shard's next writer mends it.
+    `changing` locks it. It yields the record, None if that is damaged, and a function that counts
+    the shard again and removes orphans. The traces of a killed process are no fault: a record that
+    is marked and too high, and a temporary file. The shard's next writer mends both.
     """
     size = entries = strays = orphans = 0
     with changing() as (count, recount):
@@ -68,7 +68,7 @@ def alone_with(
     recorded: list[ShardCount | None],
     examine: Callable[[ShardCounters, int], object],
 ) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
-    """Lock a shard, if there are counters; yield its record, and what counts it afresh."""
+    """Lock a shard, if there are counters; yield its record, and a function that counts again."""
     if counters is not None:
         with counters.changing(shard):
             yield counters.read(shard), lambda: examine(counters, shard)

@@ -1,4 +1,4 @@
-"""Files: what the file backend asks of `os`, with the cases that are no error."""
+"""Files: the file backend's calls of `os`, with the cases that are no error."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def is_no_room(error: OSError) -> bool:
 def is_ours(status: os.stat_result) -> bool:
     """Tell whether a user who is trusted owns a file, and nobody else can write to it.
 
-    What is cached is code: whoever can write it can have it run. Trusted are the present user, and
-    owners of layers that this user has named.
+    Cached values are code: a user who can write them can make this program run anything. The
+    present user is trusted, and so are the owners of layers that this user has named.
     """
     return (
         status.st_uid == _user() or status.st_uid in trusted
@@ -73,7 +73,7 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def is_ours_alone(status: os.stat_result) -> bool:
-    """Tell whether a file has one name: what has another one, a hard link, is somebody's, too."""
+    """Tell whether a file has one name. With a second one, a hard link, it is also another's."""
     return S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
@@ -106,7 +106,7 @@ def size_of(path: str) -> int | None:
 def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield (name, status) of the regular files in a directory; some may vanish meanwhile.
 
-    Nothing of what a link leads to: that is not in the cache.
+    A symbolic link is not followed: its target is not in the cache.
     """
     with _opened(directory) as folder:
         if folder is None:
@@ -122,14 +122,14 @@ def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def names_in(directory: str) -> list[str]:
-    """Return the names in a directory; none of what a link leads to."""
+    """Return the names in a directory; none if its path is a symbolic link."""
     with _opened(directory) as folder:
         return [] if folder is None else os.listdir(folder)
 
 
 @contextmanager
 def _opened(directory: str) -> Generator[int | str | None]:
-    """Open a directory that is no link; None if there is none. Its name where that can't be."""
+    """Open a directory that is no link; None if there is none. Return its path on Windows."""
     if os.scandir not in os.supports_fd or _DIRECTORY is None:
         yield None if os.path.islink(directory) or not os.path.isdir(directory) else directory
         return
@@ -161,7 +161,7 @@ def read_on(key: str, fd: int, value: bytes, size: int) -> bytes:
 
 
 def rename(temporary: str, path: str) -> None:
-    """Put a file in its place, and in that of an empty directory that somebody put there."""
+    """Rename a file into place, also over an empty directory that somebody put there."""
     try:
         os.replace(temporary, path)
     except IsADirectoryError:  # one that has something in it stays
@@ -170,7 +170,7 @@ def rename(temporary: str, path: str) -> None:
 
 
 def make_shard(directory: str, make_root: Callable[[], object]) -> None:
-    """Make the directory of a shard, and what is above it if somebody removed it."""
+    """Make the directory of a shard, and those above it if somebody removed them."""
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:
@@ -182,7 +182,7 @@ def make_shard(directory: str, make_root: Callable[[], object]) -> None:
 
 
 def require_own_shard(directory: str) -> None:
-    """Refuse a shard that is a link: what is written there would be elsewhere.
+    """Refuse a shard that is a link, because a put would write elsewhere.
 
     Raises:
         NotOursError: it is; FileNotFoundError: it is not there.

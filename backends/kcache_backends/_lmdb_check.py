@@ -28,8 +28,9 @@ def check(
 ) -> Iterator[str]:
     """Yield what is wrong: pages first, then sums and index; see `Backend.check`.
 
-    A file whose pages are damaged is replaced by an empty one, sums and index are made anew. Nobody
-    writes in a block of `writing`, except where that does nothing: for reading only.
+    With repair, a file with damaged pages is replaced by an empty one, and sums and index are
+    rebuilt. Nobody else writes in a block of `writing`; if the cache is open for reading only, that
+    block does nothing.
 
     Raises:
         BackendError: the database can't be read.
@@ -115,7 +116,7 @@ def _wrong(txn: lmdb.Transaction[bytes]) -> Iterator[str]:
 
 
 def _mend(txn: lmdb.Transaction[bytes]) -> None:
-    """Make the entries, the index and the sums anew from the values."""
+    """Rebuild the entries, the index and the sums from the values."""
     last_use: dict[bytes, int] = {}
     for name in _keys(txn, b"e"):
         with suppress(lmdb.CorruptedError):

@@ -42,14 +42,14 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 class Connection:
     """The database of one directory, opened when it is needed and closed when nobody needs it.
 
-    Order of the locks: `_changing`, byte 1, `_transaction`, byte 0, `_state`. Whoever waits for
-    another process holds `_changing` at most, so that a read and a fork wait for no other process.
-    Each is waited for with a limit. A finalizer, which may run in the middle of anything, waits
-    `HARDLY` at most, and leaves the rest to whoever holds the lock.
+    Order of the locks: `_changing`, byte 1, `_transaction`, byte 0, `_state`. A thread that waits
+    for another process holds `_changing` at most, so that a read and a fork wait for no other
+    process. Every wait has a limit. A finalizer, which may run in the middle of any code, waits at
+    most `HARDLY`, and leaves the rest to the thread that holds the lock.
 
-    Threads: safe to share. The database is closed by who holds `_transaction` and `_state`;
-    py-lmdb lets reads of other threads end first. Fork: it is closed before, and opened anew on
-    both sides. Exit: closed beside daemon threads, which can't open it again.
+    Threads: safe to share. A thread that holds `_transaction` and `_state` closes the database;
+    py-lmdb lets reads of other threads end first. Fork: it is closed before the fork, and each side
+    opens it again. Exit: closed beside daemon threads, which can't open it again.
 
     Args:
         root: the directory, a real path.
@@ -102,9 +102,9 @@ class Connection:
     # -- users and locks between threads -------------------------------------------------------
 
     def let_go(self, user: object) -> None:
-        """Forget a user; the last one closes the database, or leaves that to who uses it now.
+        """Forget a user; the last one closes the database, or leaves that to a thread in it.
 
-        Takes no lock that is not free: it may be called by the garbage collector.
+        It waits for no lock, because the garbage collector may call it.
         """
         self._users.discard(user)
         self._tidy()
@@ -123,7 +123,7 @@ class Connection:
 
     @contextmanager
     def _with(self, lock: threading.RLock, patience: float) -> Generator[None]:
-        """Hold a lock between threads in the block, and afterwards do what others left to us."""
+        """Hold a lock between threads in the block; afterwards close what others left open."""
         if not lock.acquire(timeout=patience):
             raise TimeoutError(errno.ETIMEDOUT, "another thread is writing", self.root)
         try:
@@ -133,7 +133,7 @@ class Connection:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Close what nobody uses any more, if nobody is in the way; whoever is does it later."""
+        """Close what nobody uses any more, unless a thread is in the way, which does it later."""
         while (self._retired or self._is_left()) and not self.is_mine():
             if not self._transaction.acquire(blocking=False):
                 return
@@ -175,9 +175,9 @@ class Connection:
             self._retired.pop()
 
     def _close_one(self, opened: Opened) -> None:
-        """Close a database, unless that would close files of the program, and LMDB lets go of it.
+        """Close a database, unless that would close files of the program, or LMDB refuses.
 
-        Then it stays as it is for ever: LMDB opens no file twice.
+        Then it stays open until the process ends, because LMDB must not open a file twice.
         """
         if self._is_whole(opened):
             opened.env.close()
@@ -186,9 +186,9 @@ class Connection:
             self._given_up = CLOSED
 
     def _is_whole(self, opened: Opened) -> bool:
-        """Tell whether the program has left the descriptors of a database alone, by what is known.
+        """Tell whether the program has left the descriptors of a database alone, as far as known.
 
-        LMDB does not tell their numbers; who closes them closes ours, too.
+        LMDB does not tell their numbers, but a program that closes them closes ours, too.
         """
         return self._locks.is_whole() and (opened.witness is None or opened.witness.is_open())
 
@@ -227,7 +227,7 @@ class Connection:
             return self._open_unless_open(partial(self._open_denied, error))
 
     def _open_unless_open(self, open_it: Callable[[], Opened]) -> lmdb.Environment:
-        """Return what is open, what can be taken back, or what `open_it` opens."""
+        """Return the open database, one that can be taken back, or what `open_it` opens."""
         with self._with(self._state, PATIENCE):
             if self.open is None and self._retired and self._transaction.acquire(blocking=False):
                 try:
@@ -249,7 +249,7 @@ class Connection:
             self.writer = self._nobody
 
     def _taken_back(self) -> Opened | None:
-        """Return a database that was retired but is still the one there: it can't be open twice."""
+        """Return a retired database if its file is still in place: it can't be opened twice."""
         at = identity_at(self._data)
         for opened in self._retired:
             if opened.file == at and self._is_whole(opened):
@@ -269,7 +269,7 @@ class Connection:
         return opened
 
     def _open_denied(self, error: OSError) -> Opened:
-        """Open for reading where medium or rights allow no more at present; else raise `error`."""
+        """Open for reading if the medium or the rights allow no more; otherwise raise `error`."""
         if error.errno in _DENIED:
             with suppress(MissingError):
                 opened = open_read_only(self.root, self.map_size)
@@ -306,7 +306,7 @@ class Connection:
 
     @contextmanager
     def _prepared(self) -> Generator[Folder]:
-        """Yield the directory, made if it is not there, recognised as ours and marked."""
+        """Yield the directory, created if it is missing, recognised as ours and marked."""
         check_parents(self.root)
         make_private(self.root)
         with Folder(self.root) as root:
@@ -321,7 +321,7 @@ class Connection:
     # -- what may happen to the files ----------------------------------------------------------
 
     def lost(self) -> bool:
-        """Tell whether what is open is no longer what should be."""
+        """Tell whether another file is in place of the open database."""
         opened = self._opened
         if opened is None or (self._exchanging is not None and self._exchanging is self.txn):
             return False
@@ -330,7 +330,7 @@ class Connection:
         return identity_at(self._data) != (opened.file if opened.at_place else ())
 
     def renew(self) -> bool:
-        """Let go of what is open if it is no longer what should be, and tell; wait for nobody."""
+        """Release the open database if another file is in its place, and tell; wait for nobody."""
         if not self.lost():
             return False
         with self._with(self._state, PATIENCE):
@@ -353,9 +353,9 @@ class Connection:
     def before_fork(self) -> None:
         """Close the database, and keep it closed until after the fork.
 
-        LMDB can't be used in a child that inherits it open, nor let go of there. The next use in
-        either process opens it again, in 0.2 ms. A fork within a transaction of its own thread, or
-        beside one that takes longer than `FORK_PATIENCE`, leaves it open; the child goes without.
+        A child that inherits an open database can neither use nor close it. The next use in either
+        process opens it again, in 0.2 ms. A fork within a transaction of its own thread, or beside
+        one that takes longer than `FORK_PATIENCE`, leaves it open; the child goes without.
         """
         if self.writer == threading.get_ident():
             return
@@ -372,7 +372,7 @@ class Connection:
         self._tidy()
 
     def after_fork_in_child(self) -> None:
-        """Begin with nothing of the parent's."""
+        """Forget everything that belongs to the parent."""
         if self.open is not None:
             self._given_up = "the process was forked while it wrote here"
         for each in (self.open, self.txn, *self._retired):
@@ -389,8 +389,8 @@ class Connection:
     def at_exit(self) -> None:
         """Close the database beside daemon threads, which from now on can't open it again.
 
-        So none of them is within LMDB when the interpreter ends them. One that does not finish its
-        transaction in time keeps it open for ever.
+        So none of them is inside LMDB when the interpreter ends them. If one does not finish its
+        transaction in time, the database stays open until the process ends.
         """
         held: list[threading.RLock] = []
         try:

@@ -39,8 +39,8 @@ class Environment(Connection):
     """The LMDB database of one real path, shared by whatever uses it in this process.
 
     LMDB must not open a file twice in one process; `of` returns the environment that is there, and
-    the registry keeps it until it has closed its database. A file that is damaged is discarded; one
-    that somebody removed is made anew. A directory that holds anything but ours is left as it is.
+    the registry keeps it until it has closed its database. A damaged file is discarded; a file that
+    somebody removed is created again. A directory that holds foreign files is left as it is.
 
     Threads: safe to share. Processes: one that is stopped in the middle of a change keeps others
     from changing anything, `PATIENCE` at first and then not at all; reads go on. Fork: a child
@@ -118,7 +118,7 @@ class Environment(Connection):
             raise failure
 
     def _begin(self, env: lmdb.Environment) -> lmdb.Transaction[bytes] | None:
-        """Return a write transaction, or None if another process exchanged or enlarged the file."""
+        """Return a write transaction; None if another process exchanged or enlarged the file."""
         if env is not self.open:  # a fork closed it meanwhile, which it can't do any more
             env = self._open_to_write(HARDLY)
         try:
@@ -133,7 +133,7 @@ class Environment(Connection):
 
     @contextmanager
     def _carried_out(self, txn: lmdb.Transaction[bytes]) -> Generator[None]:
-        """Make a transaction this thread's for the block, and end it, interrupts included."""
+        """Make a transaction this thread's for the block, and end it even after an interrupt."""
         try:
             self.txn, self.writer = txn, threading.get_ident()
             yield
@@ -148,7 +148,7 @@ class Environment(Connection):
     # -- replacing -----------------------------------------------------------------------------
 
     def reopen(self) -> None:
-        """Close the database; the next use opens what is at its path by then."""
+        """Close the database; the next use opens the file that is at its path then."""
         with (
             self._with(self._changing, PATIENCE),
             self._with(self._transaction, PATIENCE),
@@ -160,7 +160,7 @@ class Environment(Connection):
         """Take up the size that another process, with a larger cap, has given to the file.
 
         Raises:
-            lmdb.Error: it is no size that we would give; or another thread is writing.
+            lmdb.Error: it is no size that kcache would give; or another thread is writing.
         """
         if not self._transaction.acquire(timeout=HARDLY):
             raise lmdb.Error("another thread is writing to a database that was enlarged")
@@ -174,9 +174,9 @@ class Environment(Connection):
             self._transaction.release()
 
     def discard(self, damaged: lmdb.Environment | None, *, patience: float = 0.0) -> None:
-        """Start afresh, unless somebody did so already; `damaged` is what was found to be damaged.
+        """Replace the `damaged` database by an empty one, unless somebody did so already.
 
-        If somebody is in the way for longer than `patience`, that is left to whoever comes next.
+        If another process holds the lock for longer than `patience`, the next user does it.
 
         Raises:
             OSError: the files can't be removed.
@@ -214,9 +214,9 @@ class Environment(Connection):
             txn.drop(env.open_db(None, txn), delete=False)
 
     def remove(self) -> None:
-        """Remove the database, of which nothing is wanted; the next use makes an empty one.
+        """Remove the database with all entries; the next use makes an empty one.
 
-        Takes no room, unlike `exchange`. The caller is writing, so that nobody else is.
+        It needs no free space, unlike `exchange`. The caller is writing, so that nobody else is.
 
         Raises:
             TimeoutError: somebody is opening it.
@@ -227,10 +227,10 @@ class Environment(Connection):
             discard(root)
 
     def make_room(self) -> None:
-        """Do what can be done after a write found no room, so that evicting does; wait for nobody.
+        """Free what can be freed after a write found no room, so that evicting can write.
 
-        A process that is stopped while it reads keeps every page that was in use then. It stays
-        with the old file; others go on with a compacted one.
+        It waits for nobody. A process that is stopped while it reads keeps every page that was in
+        use then. It keeps the old file; others go on with a compacted one.
         """
         env = self.open
         self._locks.give_reserve()
@@ -263,7 +263,7 @@ class Environment(Connection):
             yield place.lasting_path
 
     def after_fork_in_child(self) -> None:
-        """Begin with nothing of the parent's."""
+        """Forget everything that belongs to the parent."""
         super().after_fork_in_child()
         self.left_uses.clear()
 

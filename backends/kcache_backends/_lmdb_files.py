@@ -51,7 +51,7 @@ class ForeignError(BackendError):
 
 
 def is_recognised(root: Folder, *, known: bool = False) -> bool:
-    """Tell whether a directory is marked as ours; if not, it may be marked: it holds nothing else.
+    """Tell whether a directory is marked as ours; if not, it is empty and may be marked.
 
     Args:
         root: the directory.
@@ -95,7 +95,7 @@ def _marked(root: Folder) -> bool:
 def _holds_ours(root: Folder) -> bool:
     """Recognise a database that lacks a mark by its record of the sums.
 
-    Returns whether there is one; False where there is nothing to lose.
+    Returns whether there is one; False if there is nothing to lose.
 
     Raises:
         ForeignError: it is somebody else's.
@@ -115,7 +115,7 @@ def _holds_ours(root: Folder) -> bool:
 
 
 def _has_sums(db: Folder) -> bool:
-    """Tell whether a database has a record of the sums; False where it is empty.
+    """Tell whether a database has a record of the sums; False if it is empty.
 
     Raises:
         lmdb.Error, OSError: it has not, or can't be read.
@@ -193,9 +193,9 @@ def _open(place: Folder, map_size: int, *, read_only: bool, lock: bool) -> lmdb.
 def can_share(place: Folder) -> bool:
     """Tell whether LMDB would open a database without waiting for another process.
 
-    The first that opens it has its table of readers alone for a moment. A process that is stopped
-    in that moment has the database to itself, so that nobody writes to it. Not to be called while
-    this process has the database open: LMDB's locks would be lost with the descriptor.
+    The first process that opens it locks its table of readers for a moment. If it is stopped in
+    that moment, nobody else can write to the database. Do not call this while this process has the
+    database open: closing the descriptor would release LMDB's locks.
     """
     if not (sys.platform == "linux" and place.check_file(TABLE)):
         return False
@@ -227,7 +227,7 @@ def check_size(place: Folder, map_size: int) -> int:
 
 
 def allocate_readers(place: Folder) -> None:
-    """Make the table of readers, all its blocks allocated.
+    """Make the table of readers with all its blocks allocated.
 
     Raises:
         OSError: there is no room for it.

@@ -1,4 +1,4 @@
-"""Folder: an open directory. Its files are found by name, whatever becomes of its path."""
+"""Folder: an open directory. Its files are found by name, even if its path changes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _OTHERS_WRITE, _STICKY = 0o002, 0o1000
 class Folder:
     """A directory of ours, open; nobody else can write to it, and no link led to it.
 
-    The owner and the mode are those of the directory that was opened. So it does not matter who
-    exchanges it at its path. Where the system can't open directories (Windows), names are joined to
-    the path. Threads: each opens its own. Close it with a `with` block.
+    The owner and the mode are those of the directory that was opened. So an exchange at its path
+    changes nothing. Where the system can't open directories (Windows), names are joined to the
+    path. Threads: each opens its own. Close it with a `with` block.
 
     Raises:
         FileNotFoundError, NotADirectoryError: it is not there, or is a link or a file.
@@ -84,7 +84,7 @@ class Folder:
 
     @property
     def lasting_path(self) -> str:
-        """A path that leads to this directory while it is open, even if another is at its path."""
+        """A path that leads to this directory while it is open, even if its own path does not."""
         if self._fd is not None and os.path.isdir(path := f"{_DESCRIPTORS}/{self._fd}"):
             return path
         return self.path
@@ -130,7 +130,7 @@ class Folder:
         return self.open_with_status(name, flags)[0]
 
     def open_with_status(self, name: str, flags: int) -> tuple[int, os.stat_result]:
-        """Do so, and return the status of the file, too."""
+        """Open a file as `open_file` does, and return its status, too."""
         self.check_file(name)
         fd = os.open(self._name(name), flags | _FLAGS, 0o600, dir_fd=self._fd)
         try:

@@ -1,4 +1,4 @@
-"""LMDB forks: what becomes of open databases at a fork, and at the end of a process."""
+"""LMDB forks: closes open databases before a fork and at the end of a process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Watched(Protocol):
         ...
 
     def after_fork_in_child(self) -> None:
-        """Begin with nothing of the parent's."""
+        """Forget everything that belongs to the parent."""
         ...
 
     def at_exit(self) -> None:
@@ -46,8 +46,8 @@ def watch(each: Watched) -> None:
 def keep_for_ever(each: object) -> None:
     """Keep an object of LMDB from being freed, at the end of the process too.
 
-    In a child, and at the end of an interpreter, it would wait for the transactions of threads that
-    are not there any more.
+    In a child, and at the end of an interpreter, freeing it would wait for the transactions of
+    threads that no longer exist.
     """
     import ctypes  # in few processes only
 

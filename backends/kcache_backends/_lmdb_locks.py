@@ -66,8 +66,8 @@ class ClosedError(BackendError):
 class LockFile:
     """The file `lock`, open: locks between processes, the mark, and a reserve for a full disk.
 
-    The file is closed with the object, which whoever holds a lock refers to. Fork: a child lets go
-    of the file, so that the locks stay with its parent.
+    The file is closed with the object, which whoever holds a lock refers to. Fork: a child closes
+    the file, so that the locks stay with its parent.
 
     Raises:
         FileNotFoundError: it is not there; only `mark` makes it.
@@ -101,10 +101,10 @@ class LockFile:
 
     @contextmanager
     def held(self, start: int, timeout: float) -> Generator[None]:
-        """Hold a lock while the block runs; wait for it for so many seconds at most.
+        """Hold a lock while the block runs; wait for it at most so many seconds.
 
-        Waiters come in no certain order, but a holder that comes back again and again lets one of
-        them go first.
+        Waiters get it in no fixed order, but a holder that asks again and again lets one of them go
+        first.
 
         Raises:
             TimeoutError: another process or thread held it all the time.
@@ -140,7 +140,7 @@ class LockFile:
                 now = time.monotonic()
 
     def give_reserve(self) -> None:
-        """Give the reserve to whoever needs a page on a full disk: what evicts, it is hoped."""
+        """Release the reserve, so that an eviction finds a page on a full disk."""
         with suppress(OSError):
             if self.is_open():
                 os.truncate(self._file.fd, len(MARK))
@@ -149,8 +149,8 @@ class LockFile:
 class Locks:
     """The locks of one directory, and how long it is worth while to wait for each.
 
-    Threads: safe to share. Fork: a child begins with no file. A process that is stopped while it
-    holds one is waited for once, and then hardly for a while, by whatever asks in this process.
+    Threads: safe to share. Fork: a child begins with no file. If a process is stopped while it
+    holds one, this process waits for it once; for a while after that, it hardly waits at all.
 
     Args:
         path: the directory.
@@ -164,7 +164,7 @@ class Locks:
         self.is_stopped = False
 
     def close(self) -> None:
-        """Let go of the file, which whoever holds a lock keeps open meanwhile."""
+        """Release the file; a thread that holds a lock keeps it open meanwhile."""
         self._file = None
 
     def is_open(self) -> bool:
@@ -172,16 +172,16 @@ class Locks:
         return self._file is not None
 
     def is_whole(self) -> bool:
-        """Tell whether the program has never closed the file, as who closes every descriptor does.
+        """Tell whether the program has left the file open, and closed no descriptors of others.
 
-        The descriptors that LMDB has are closed, too, then, and the numbers are others' by now.
+        Otherwise LMDB's descriptors are closed, too, and their numbers may belong to other files.
         """
         if self._file is not None and not self._file.is_open():
             self._closed = True
         return not self._closed
 
     def give_reserve(self) -> None:
-        """Give the reserve of the file, if it is open, to a full disk."""
+        """Release the reserve of the file, if it is open, on a full disk."""
         if self._file is not None:
             self._file.give_reserve()
 

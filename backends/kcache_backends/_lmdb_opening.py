@@ -46,8 +46,8 @@ class Opened(NamedTuple):
         env: the database.
         file: its file, as `identity_of` says.
         at_place: whether it is where it belongs, and not where an exchange moved it.
-        witness: a descriptor that the program has closed, too, if it has closed the database's;
-            None where there is another one.
+        witness: a descriptor that is closed, too, if the program has closed the database's; None if
+            another object has such a descriptor.
     """
 
     env: lmdb.Environment
@@ -57,7 +57,7 @@ class Opened(NamedTuple):
 
 
 def open_alone(root: Folder, map_size: int) -> Opened:
-    """Open the database for writing, a new one if it is damaged; other processes do not."""
+    """Open the database for writing, a new one if it is damaged; the caller excludes others."""
     settle(root)
     try:
         return _open_files(root, map_size)
@@ -77,9 +77,9 @@ def _open_files(root: Folder, map_size: int) -> Opened:
 
 
 def _map_to_open(place: Folder, map_size: int) -> int:
-    """Return the size of the map: a file that an earlier, larger cap left has room to evict in.
+    """Return the size of the map, with room to evict in a file that a larger cap has left.
 
-    What evicts copies the pages of the index that it changes: some 3 % of small entries.
+    An eviction copies the pages of the index that it changes: about 3 % with small entries.
     """
     size = check_size(place, map_size)
     if size < map_size:
@@ -127,7 +127,7 @@ def _map_to_read(place: Folder, map_size: int, *, wait: bool) -> lmdb.Environmen
 
 
 def exchange(root: Folder, env: lmdb.Environment) -> None:
-    """Put a copy without free pages in the place of the database; the caller is alone."""
+    """Replace the database by a copy without free pages; the caller is alone."""
     settle(root)
     check_names(root)
     try:
@@ -143,13 +143,13 @@ def exchange(root: Folder, env: lmdb.Environment) -> None:
 
 
 def identity_of(place: Folder) -> tuple[int, ...]:
-    """Return what the file of a database is known by; nothing where there is no database."""
+    """Return what identifies the file of a database; nothing if there is no database."""
     status = place.status(DATA)
     return () if status is None else (status.st_dev, status.st_ino)
 
 
 def identity_at(path: str) -> tuple[int, ...]:
-    """Return the same of a file at a path; nothing where it can't be looked at."""
+    """Return the same of a file at a path; nothing if it can't be examined."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -188,7 +188,7 @@ def settle(root: Folder) -> None:
 
 
 def discard(root: Folder) -> None:
-    """Remove the database; the caller is alone. Who has it open goes on with what it has."""
+    """Remove the database; the caller is alone. A process that has it open keeps the old file."""
     check_names(root)
     root.remove("old")
     with suppress(FileNotFoundError):

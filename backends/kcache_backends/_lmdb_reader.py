@@ -52,9 +52,9 @@ class Reader(Backend):
     def _find(
         self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool = False
     ) -> T | None:
-        """Return what `look` finds; where that is nothing, perhaps in what replaced the database.
+        """Return what `look` finds; if nothing, search the database that replaced this one.
 
-        Whoever exchanges it empties the old one last.
+        An exchange empties the old database last.
 
         Args:
             look: finds it in a transaction.
@@ -70,7 +70,7 @@ class Reader(Backend):
     ) -> T | None:
         """Return what `look` finds in a read transaction, or in this thread's own transaction.
 
-        None where there is no database, and none may be made.
+        None if there is no database and none may be made.
         """
         environment = self._environment
         if environment.writer == get_ident() and environment.txn is not None:
@@ -113,7 +113,7 @@ class Reader(Backend):
         raise failure
 
     def _renewed(self) -> bool:
-        """Tell whether the database was exchanged since it was opened; if so, let go of it."""
+        """Tell whether the database was exchanged since it was opened; if so, release it."""
         environment = self._environment
         return environment.writer != get_ident() and environment.renew()
 
@@ -135,7 +135,7 @@ class Reader(Backend):
 
     @contextmanager
     def _noting_failure(self, operation: str) -> Generator[None]:
-        """Translate what LMDB raises in a transaction, and note why it must fail in the end."""
+        """Translate LMDB's errors in a transaction, and note why the transaction must fail."""
         try:
             with self._translated(operation):
                 yield

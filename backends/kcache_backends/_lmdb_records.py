@@ -1,4 +1,4 @@
-"""LMDB records: what the B-tree holds beside the values, read and written.
+"""LMDB records: reads and writes what the B-tree holds beside the values.
 
 The keys of the tree begin with a letter. Numbers are little-endian, except the times in keys, which
 are big-endian so that they sort; KEY is the 32 bytes that the hexadecimal digits say::
@@ -69,18 +69,18 @@ def _unpack(record: bytes) -> tuple[int, int]:
 
 
 def sums(txn: lmdb.Transaction[bytes]) -> tuple[int, int] | None:
-    """Return (bytes, entries) of all entries; None in a tree in which nothing ever was, or is."""
+    """Return (bytes, entries) of all entries; None in an empty tree."""
     record = txn.get(_SUMS)
     return None if record is None else _unpack(record)
 
 
 def write_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
-    """Write the sums anew."""
+    """Write the sums."""
     txn.put(_SUMS, _pack(size, entries))
 
 
 def add_to_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
-    """Add to the sums what a change adds, or a negative number of what it takes."""
+    """Add a change's bytes and entries to the sums; negative numbers subtract."""
     before = sums(txn) or (0, 0)
     if before[0] + size < 0 or before[1] + entries < 0:
         raise lmdb.CorruptedError(f"sums of {before}, less than there is")
@@ -111,9 +111,9 @@ def put_info(
 
 
 def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int, future: int) -> None:
-    """Write a use of an entry, if there is one, and no later use is known.
+    """Write a use of an entry, if it exists and no later use is known.
 
-    A use that is later by `future` or more is no use, but the error of a clock.
+    A recorded use that is later by `future` or more is the error of a clock, and is overwritten.
     """
     before = info(txn, raw)
     if before is not None and not used <= before[0] < used + future:

@@ -1,4 +1,4 @@
-"""LMDB room: makes room where neither the database nor its disk has a free page."""
+"""LMDB room: makes room if neither the database nor its disk has a free page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STEPS = 100
 def free_some(environment: Environment) -> None:
     """Remove the coldest entries, a few at first, since LMDB copies what it changes.
 
-    To remove a tenth at once takes hundreds of free pages. Each step leaves a few more.
+    Removing a tenth at once would need hundreds of free pages. Each step leaves a few more.
 
     Raises:
         BackendError, lmdb.Error, OSError: the database can't be written.
@@ -60,7 +60,7 @@ def free_some(environment: Environment) -> None:
 
 
 def require_room(environment: Environment, size: int) -> None:
-    """Refuse to use the last free pages of a disk that was full, which evicting will need.
+    """Refuse to use the last free pages of a disk that was full; an eviction needs them.
 
     Args:
         environment: the database.

@@ -71,7 +71,7 @@ def _is_known(raw: bytes) -> bool:
 
 
 def _claim_nothing() -> None:
-    """For a caller that knows whose the directory is."""
+    """Do nothing: the caller knows that the directory is ours."""
 
 
 def read_counts(path: str) -> list[ShardCount | None]:
@@ -96,11 +96,11 @@ class ShardCounters:
             OSError if the directory is somebody else's.
 
     Threads and processes: `changing` excludes both per shard. Reading needs no lock. The file is
-    closed with the last reference to this object: a thread that is at work with it keeps it open,
-    whoever else lets go of it. Fork: the child lets go of the file, and makes a new object.
+    closed with the last reference to this object, so that a thread that works with it keeps it
+    open. Fork: the child closes the file, and makes a new object.
 
     Raises:
-        NotOursError: there is something else than a file of ours.
+        NotOursError: something else than a file of kcache is there.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class ShardCounters:
         pwrite(self._file.fd, record, shard * _RECORD.size)
 
     def begin(self, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0) -> None:
-        """Write what the shard holds at most while an operation is under way."""
+        """Write the most that the shard may hold while an operation is under way."""
         at_most = (count.bytes + size, count.entries + entries)
         self.write(shard, ShardCount(*at_most, count.generation | _UNDER_WAY))
 

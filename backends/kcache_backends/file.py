@@ -78,7 +78,7 @@ class FileBackend(Backend):
 
     Args:
         directory: created, 0700, if it is not there.
-        max_size: the cap. A larger file is no value that was put here: it is not read, and goes.
+        max_size: the cap. No put has written a larger file: it is removed unread.
         read_only: create and change nothing.
         durability: `"none"`, or `"full"` to fsync each value and its directory before `put`
             returns.
@@ -144,7 +144,7 @@ class FileBackend(Backend):
     def use(self, key: str) -> bytes | None:
         """Return what `get` returns, and record the use through the open file.
 
-        The code of `get` and `touch` once more: calling both takes 15 % longer.
+        It repeats the code of `get` and `touch`, because calling both takes 15 % longer.
         """
         fd = -1
         try:
@@ -211,7 +211,7 @@ class FileBackend(Backend):
         return len(value)
 
     def _could_make_room(self, size: int) -> bool:
-        """Tell whether a tenth of what is stored, which the engine then evicts, has this size."""
+        """Tell whether a tenth of the stored bytes, which the engine then evicts, is that much."""
         with suppress(BackendError):
             return self.usage().bytes >= 10 * size
         return False
@@ -348,7 +348,7 @@ class FileBackend(Backend):
     def _finish(
         self, counters: ShardCounters, shard: int, count: ShardCount, size: int, entries: int
     ) -> None:
-        """Write what a shard holds by now; where its record can't have been right, count."""
+        """Write what a shard holds now; count it if its record can't have been right."""
         if count.bytes + size < 0 or count.entries + entries < 0:
             self._recount(counters, shard)
         else:
@@ -383,7 +383,7 @@ class FileBackend(Backend):
         return self._examine(counters, shard)[0]
 
     def _examine(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
-        """List a locked shard: heal its record and return it with (mtime, key) of each entry."""
+        """List a locked shard: correct its record and return it with (mtime, key) of each entry."""
         return examine(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
 
     # -- for `coldest` -------------------------------------------------------------------------
@@ -393,9 +393,9 @@ class FileBackend(Backend):
             return (self._counters or self._open_counters()).fullest()
 
     def _look(self, shard: int) -> list[tuple[int, str]]:
-        """Return (mtime, key) of the entries of a shard, and count it afresh on the way.
+        """Return (mtime, key) of the entries of a shard, and correct its record on the way.
 
-        Of a shard with more than `SAMPLE` entries (half a million in all), as many are looked at.
+        At most `SAMPLE` entries of a shard are examined; it has more beyond half a million in all.
         """
         with self._translated("coldest"):
             counters = self._counters or self._open_counters()
@@ -426,7 +426,7 @@ class FileBackend(Backend):
             return opened
 
     def after_fork(self) -> None:
-        """Have the child open the counters anew: locks belong to the open file of the parent."""
+        """Make the child open the counters again: the parent's open file holds the locks."""
         self._opening = threading.Lock()
         self._counters = None
 

@@ -57,9 +57,9 @@ class LmdbBackend(Reader):
 
     Threads: safe to share. Processes: any number on one machine; writers take turns, readers never
     wait. Crash: a process killed at any instant leaves the last committed state and no lock. Power
-    cut: the last puts may be missing. Fork: the child opens the database anew. A database that is
-    found to be damaged is replaced by an empty one; most damage is found, but some to the pages of
-    the tree can kill the process, and so can a program that truncates the file while it is open.
+    cut: the last puts may be missing. Fork: the child opens the database again. A database that is
+    found to be damaged is replaced by an empty one. Most damage is found. Some damage to the pages
+    of the tree can kill the process, and so can a program that truncates the file while it is open.
 
     Stored sizes are whole pages (4 KiB on most machines): `ceil((length + 16) / page)` of them. The
     file never grows beyond twice the cap, or 1 MiB; the table of readers and the lock add 384 KiB.
@@ -159,8 +159,7 @@ class LmdbBackend(Reader):
     def use(self, key: str) -> bytes | None:
         """Return what `get` returns, and note the use.
 
-        The code of `get` and `touch` once more: with the caches full of the value, each call more
-        is 2 % of it.
+        It repeats the code of `get` and `touch`: another call would cost 2 % of a read.
         """
         now = self._clock()
         if now <= self._last_use:
@@ -189,7 +188,7 @@ class LmdbBackend(Reader):
         return value
 
     def _is_current(self, env: lmdb.Environment) -> bool:
-        """Tell whether what an open database does not have is nowhere: it was not exchanged."""
+        """Tell whether the open database is still the one in place: then a miss is a miss."""
         return not self._closed and not self._renewed() and env is self._environment.open
 
     def touch(self, key: str) -> None:
@@ -202,8 +201,9 @@ class LmdbBackend(Reader):
     def _touches_due(self, now: int) -> None:
         """Write noted uses; the first of them only starts the time that they may wait.
 
-        A hit waits for no writer: where somebody writes, the uses wait for the next time. What
-        can't be written (a full disk) is forgotten: the value counts more than its recency.
+        A hit waits for no writer: while another process writes, the uses wait for the next call.
+        Uses that can't be written (a full disk) are dropped: the value matters more than its
+        recency.
         """
         first, self._touch_by = self._touch_by == 0, now + TOUCH_AFTER
         many = len(self._touched) >= MAX_TOUCHED
@@ -285,10 +285,10 @@ class LmdbBackend(Reader):
         return check(self._environment, writing, repair=repair and not self._read_only)
 
     def close(self) -> None:
-        """Write the noted uses and let the database go. Idempotent.
+        """Write the noted uses and release the database. Idempotent.
 
-        It may be the garbage collector that calls this, in the middle of another operation of this
-        thread: then nothing is waited for, and other users of the database write the uses.
+        The garbage collector may call this in the middle of another operation of this thread. Then
+        it waits for nothing, and other users of the database write the uses.
         """
         environment = self._environment
         if self._touched and not self._closed and not self._read_only:
@@ -351,8 +351,8 @@ class LmdbBackend(Reader):
     def _free_pages(self) -> None:
         """Let the next transaction use the pages that the last one freed.
 
-        LMDB keeps those for who reads what was there before the last transaction, so there has to
-        be one in between.
+        LMDB keeps these pages for processes that still read the state before the last transaction,
+        so there has to be one transaction in between.
         """
         self._tight = False
         with suppress(BackendError), self._writing("write") as txn, self._noting_failure("write"):
@@ -378,10 +378,10 @@ class LmdbBackend(Reader):
             self._touch_by = 0
 
     def _compact(self) -> None:
-        """Give back the space of deleted entries, where that is most of the file.
+        """Give back the space of deleted entries if that is most of the file.
 
-        Not where the copy beside the file would exceed what the file may grow to, unless that is
-        exceeded anyhow (by an earlier, larger cap).
+        It does nothing if the copy beside the file would exceed what the file may grow to, unless
+        the file exceeds that already (because of an earlier, larger cap).
         """
         environment = self._environment
         allowed = environment.map_size
@@ -409,6 +409,6 @@ class LmdbBackend(Reader):
         return now
 
     def after_fork(self) -> None:
-        """Forget, in a child, the uses that the parent will write."""
+        """Forget, in a child, the uses that the parent writes."""
         self._touched = {}
         self._written = {}

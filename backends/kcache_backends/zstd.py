@@ -45,7 +45,7 @@ class ZstdBackend(Backend):
     Args:
         inner: the backend that keeps the values; closed with this one.
         level: of compression, -7 (fast) to 22 (small). Entries of every level can be read.
-        max_size: the cap that the engine keeps: a frame that claims to hold more is damaged.
+        max_size: the cap that the engine keeps; a frame that claims to hold more is damaged.
 
     Raises:
         ConfigError: there is no such level.
