@@ -11,7 +11,7 @@ waits_for: dict[int, int] = {}
 
 
 def leads_to(thread: int, me: int) -> bool:
-    """Tell whether a thread waits for this one, perhaps by way of others."""
+    """Tell whether a thread waits for this one, directly or through others."""
     seen: set[int] = set()
     while thread not in seen:
         seen.add(thread)

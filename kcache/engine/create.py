@@ -15,7 +15,7 @@ __all__ = ["Creator"]
 
 
 class Creator:
-    """Has each missing entry created once, and stored.
+    """Creates each missing entry once, and stores it.
 
     Threads, processes, crash and fork: as `Flight`.
 

@@ -60,13 +60,13 @@ class CacheEngine:
     Args:
         backend: where the bytes live.
         max_size: the cap, in stored bytes, at least 1.
-        memory_size: bound of the in-process tier in bytes, `ITEM_OVERHEAD` per entry included;
-            0 switches it off, and every get reaches the backend.
-        producer: what made the payloads. Entries of another producer are counted misses.
+        memory_size: bound of the in-process tier in bytes, `ITEM_OVERHEAD` per entry included; 0
+            switches it off, and every get reaches the backend.
+        producer: the maker of the payloads. Entries of another producer count as misses.
         read_only: never write, delete or record a use.
         stats_file: where counts are added up over processes; None keeps them in this process.
-        lock_file: processes lock it, so that `get_or_create` makes each entry only once. With
-            None, this is true only for the threads of one process.
+        lock_file: processes lock it, so that `get_or_create` makes each entry only once. With None,
+            this is true only for the threads of one process.
         wait: how many seconds `get_or_create` waits while somebody else makes the entry.
         journal: records which entries left the cache, and why; None records nothing.
         clock: monotonic seconds, for tests.
@@ -157,7 +157,7 @@ class CacheEngine:
         return entry
 
     def put(self, key: str, entry: Entry) -> bool:
-        """Store `entry` under `key`, evicting what must go; tell whether it is stored now.
+        """Store `entry` under `key`, evicting others if needed; tell whether it is stored now.
 
         An entry that alone exceeds the cap is not stored, evicts nothing and is counted as
         rejected.
@@ -195,9 +195,8 @@ class CacheEngine:
     def get_or_create(self, key: str, create: Callable[[], Entry]) -> Entry:
         """Return the entry under `key`; on a miss return what `create` makes, and store it.
 
-        Of all threads and processes that miss `key` at the same time one calls `create`, and the
-        others wait for its entry; see `Flight`. What `create` raises reaches the caller and the
-        threads that wait for it, and nothing is stored.
+        Of all threads and processes that miss `key` at the same time, one calls `create`, and the
+        others wait; see `Flight`. Its exception reaches all its threads, and nothing is stored.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -230,8 +229,8 @@ class CacheEngine:
     def trim(self, max_size: int | None = None, *, older_than: float | None = None) -> int:
         """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
 
-        `max_size` defaults to the low-water mark, 90 % of the cap. With `older_than`, what was last
-        used more than that many seconds ago goes first, and the rest only if `max_size` is given.
+        `max_size` defaults to the low-water mark, 90 % of the cap. With `older_than`, entries
+        unused for more than that many seconds go first, and others only if `max_size` is given.
 
         Raises:
             ConfigError: `max_size` or `older_than` is negative.
@@ -282,12 +281,12 @@ class CacheEngine:
 
     @property
     def size_bytes(self) -> int:
-        """Stored bytes, of every process; 0 where the backend can't say."""
+        """Stored bytes of every process; 0 if the backend can't say."""
         return self._usage().bytes
 
     @property
     def entry_count(self) -> int:
-        """Stored entries, of every process; 0 where the backend can't say."""
+        """Stored entries of every process; 0 if the backend can't say."""
         return self._usage().entries
 
     def _usage(self) -> Usage:
@@ -318,7 +317,7 @@ class CacheEngine:
     def fetch(self, key: str, *, again: bool = False) -> tuple[Entry | None, bool]:
         """Return (entry or None, whether it came from memory) without counting hit or miss.
 
-        With `again`, damage is not counted either: it was, a moment ago.
+        With `again`, damage is not counted either, because it was counted a moment ago.
         """
         if _now() >= self._next_flush:
             self._flush_now()
@@ -407,7 +406,7 @@ class CacheEngine:
 
     @contextmanager
     def _surviving(self, operation: str) -> Generator[None]:
-        """Count and log once what the backend raises in the block, and go on after it."""
+        """Count an error of the backend in the block, log it once, and go on."""
         try:
             yield
         except SURVIVED as error:
@@ -435,14 +434,14 @@ class CacheEngine:
             util.register_after_fork(self, CacheEngine._end_with_child)
 
     def _end_with_child(self) -> None:
-        """Have multiprocessing end the engine with a forked child, which never reaches atexit."""
+        """Make multiprocessing end the engine with a forked child, which never reaches atexit."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(self, self._at_end, exitpriority=0)
 
 
 def _end(backend: Backend, flusher: Flusher) -> None:
-    """Close what an engine holds; runs at `close`, at garbage collection or at exit."""
+    """Close the parts of an engine; runs at `close`, at garbage collection or at exit."""
     for close in (flusher.close, backend.close):
         try:
             close()

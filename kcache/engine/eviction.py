@@ -1,4 +1,4 @@
-"""Eviction: makes room below the cap by deleting the coldest entries, a bounded number at once."""
+"""Eviction: frees space below the cap by deleting the coldest entries, a bounded number at once."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DELETE_BATCH = 1024
 class Eviction:
     """Deletes the least recently used entries of a backend until the rest is small enough.
 
-    Threads: one at a time, by the caller's lock. Processes: each evicts by itself, and looks again
-    at what is stored when others delete the same entries. What the backend raises passes through.
+    Threads: one at a time, by the caller's lock. Processes: each evicts on its own, and asks again
+    what is stored when others delete the same entries. Exceptions of the backend pass through.
 
     Args:
         backend: what to evict from.
@@ -57,7 +57,7 @@ class Eviction:
             return True
 
     def make_room(self, incoming: int, evict: Evict) -> bool:
-        """Evict what must go for `incoming` more bytes; tell whether there is room now."""
+        """Evict enough for `incoming` more bytes; tell whether there is room now."""
         allowed = self.max_size - incoming
         low = int(self.max_size * LOW_WATER) - incoming
         if self._backend.usage().bytes > allowed:
@@ -66,13 +66,13 @@ class Eviction:
         return True
 
     def free_some(self, evict: Evict) -> None:
-        """Evict a tenth of what is stored, for a backend that finds no room below the cap."""
+        """Evict a tenth of the stored bytes, for a backend that finds no room below the cap."""
         with self._backend.batch():
             goal = int(self._backend.usage().bytes * LOW_WATER)
             self._evict_to(goal, goal, evict)
 
     def trim_to(self, goal: int, evict: Evict) -> int:
-        """Evict what is above `goal` now; what others put meanwhile is not chased."""
+        """Evict what exceeds `goal` now; what others put meanwhile does not count."""
         excess = self._backend.usage().bytes - goal
         freed = 0
         while freed < excess:
@@ -84,7 +84,7 @@ class Eviction:
         return freed
 
     def unused(self, since: float, evict: Evict) -> int:
-        """Evict what was not used since then, nanoseconds since the epoch; return bytes freed."""
+        """Evict entries last used before `since`, in nanoseconds since 1970; return bytes freed."""
         freed = 0
         unused = (info.key for info in self._backend.scan() if info.used_ns < since)
         while batch := list(islice(unused, DELETE_BATCH)):

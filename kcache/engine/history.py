@@ -52,10 +52,11 @@ class Hour(Record):
 class History:
     """The counts of each hour, added to by every process that uses a directory.
 
-    Keeps nothing open and nothing in memory, so threads and forks need no care. Processes: who
-    adds holds a lock on the bytes of the hour's record and waits for it 20 ms at most; where the
-    file system has no locks, counts may get lost. Crash: a record is written by one call, and one
-    that is damaged counts as zeros. A file that can't be written changes nothing else.
+    It keeps nothing open and nothing in memory, so it needs no care with threads and forks.
+    Processes: a process that adds holds a lock on the bytes of the hour's record, and waits for it
+    at most 20 ms. On a file system without locks, counts may get lost. Crash: a record is written
+    by one call, and a damaged record counts as zeros. A file that can't be written changes nothing
+    else.
     """
 
     _HEADER = b"kcache-history/1".ljust(64, b"\0")
@@ -73,9 +74,10 @@ class History:
         self._clock = clock
 
     def add(self, counts: Iterable[float]) -> bool:
-        """Add counts, in the order of `COUNTED`, to the present hour; tell whether that was done.
+        """Add counts, in the order of `COUNTED`, to the present hour; tell whether it worked.
 
-        If it was not (no room, no permission, a lock that somebody keeps), nothing was added.
+        If it did not (no space, no permission, a lock that another process holds), nothing was
+        added.
         """
         added = tuple(counts)
         if not any(added):
@@ -127,7 +129,7 @@ class History:
             return pwrite(file.fd, record, at) == len(record)
 
     def _counts(self, file: OpenFile, hour: int, image: bytes) -> tuple[float, ...]:
-        """Return what the file, read as a whole before, says of an hour; nothing if nothing."""
+        """Return the counts of an hour in the file's bytes; nothing if there are none."""
         raw = image[self._offset(hour) :][: self._RECORD]
         for _ in range(self._TRIES):
             if not any(raw):

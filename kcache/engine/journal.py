@@ -1,4 +1,4 @@
-"""Journal: records what became of entries that left the cache, in a small file.
+"""Journal: records why entries left the cache, in a small file.
 
 One line per event, and one write for each line or for several, so that the lines of several
 processes never mix::
@@ -66,7 +66,7 @@ _LONGEST_BEGINNING = 40
 
 
 class Event(Record):
-    """Something that became of an entry, or of all.
+    """What happened to an entry, or to all entries.
 
     Attributes:
         at: seconds since the epoch.
@@ -81,7 +81,7 @@ class Event(Record):
     detail: str = ""
 
     def concerns(self, key: str) -> bool:
-        """Tell whether this is about the entry under `key` by name."""
+        """Tell whether the event names the entry under `key`."""
         return bool(self.key) and key.startswith(self.key)
 
 
@@ -89,16 +89,16 @@ class Journal:
     """The events of one backend in one directory.
 
     Threads: `note` and `events` are safe to share; `later` and `flush` are for one thread at a
-    time, by the caller's lock. Processes: any number write and read one file; where two begin a new
-    one at the same instant, older events may be lost. Crash: nothing is kept open or locked; what
-    was left for later is lost. A failing write is ignored: nothing depends on it but what
-    `kcache why` can tell.
+    time, by the caller's lock. Processes: any number write and read one file; if two begin a new
+    one at the same instant, older events may be lost. Crash: nothing is kept open or locked; events
+    for a later write are lost. A failing write is ignored, because only `kcache why` reads the
+    events.
 
     Args:
-        directory: of the cache; None notes nothing and remembers nothing.
+        directory: of the cache; with None, nothing is noted or remembered.
         backend: its name.
-        read_only: remember, and note nothing.
-        limit: bytes after which a new file is begun, `LIMIT` at most.
+        read_only: read events, and note nothing.
+        limit: bytes after which a new file is begun, at most `LIMIT`.
         clock: seconds since the epoch.
     """
 
@@ -121,19 +121,19 @@ class Journal:
         self._lines: list[str] = []
 
     def note(self, what: str, key: str = "", detail: str = "") -> None:
-        """Append an event; with no key, of all entries."""
+        """Append an event; without a key, it is about all entries."""
         if not self._silent:
             self._write(self._line(what, key, detail))
 
     def later(self, what: str, key: str) -> None:
-        """Append an event soon, together with others: a file is opened once for many."""
+        """Append an event soon, together with others, so that the file is opened once for many."""
         if not self._silent:
             self._lines.append(self._line(what, key, ""))
             if len(self._lines) >= _TOGETHER:
                 self.flush()
 
     def flush(self) -> None:
-        """Append what was left for later."""
+        """Append the events that `later` has collected."""
         if self._lines:
             self._write("".join(self._lines))
             self._lines.clear()
@@ -153,7 +153,7 @@ class Journal:
                 os.replace(self._path, self._old)
 
     def events(self) -> Iterator[Event]:
-        """Yield what is remembered of this backend, oldest first."""
+        """Yield the events of this backend, oldest first."""
         for path in (self._old, self._path) if self._there else ():
             for line in _lines(path):
                 fields = line.split(" ", 4)

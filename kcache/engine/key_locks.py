@@ -61,8 +61,8 @@ class ByteLocks:
 class FileLocks:
     """Locks of whole files by the library filelock, for systems without `ByteLocks`.
 
-    Each key belongs to one of 64 files beside the main one; keys of one file wait for each other,
-    too. The system releases a lock when its process dies.
+    Each key belongs to one of 64 files beside the main one; keys of one file also wait for each
+    other. The system releases a lock when its process dies.
     """
 
     def __init__(self, path: str) -> None:
@@ -89,9 +89,9 @@ class FileLocks:
 
 
 class _Opened:
-    """The opened file with its locks; closed with the object, and so never under a holder.
+    """The opened file with its locks; closed with the object, so never while a lock is held.
 
-    Fork: the file is let go of in the child, since the parent's locks must end with the parent.
+    Fork: the child closes its copy, because the parent's locks must end with the parent.
     """
 
     def __init__(self, path: str, *, byte_locks: bool) -> None:
@@ -100,7 +100,7 @@ class _Opened:
 
 
 def _is_ours(file: OpenFile) -> bool:
-    """Tell whether a file is one of ours: it has the mark behind the table. A new one gets it."""
+    """Tell whether a file is ours, by the mark behind the table. A new file gets the mark."""
     size, at = os.fstat(file.fd).st_size, _TABLE - len(_MARK)
     if size == 0:
         return pwrite(file.fd, _MARK, at) == len(_MARK)
@@ -110,10 +110,10 @@ def _is_ours(file: OpenFile) -> bool:
 class KeyLocks:
     """One lock for each key, between processes, and a count of what was made for each.
 
-    Threads: the caller has one thread at a time ask for a key. Crash: the kernel releases what a
-    killed process held. Fork: a child must call `after_fork`. The file is opened when it is
-    first needed, and again when somebody removed or replaced it; two processes that meanwhile hold
-    locks in two files both make the entry, which costs time and nothing else.
+    Threads: the caller has one thread at a time ask for a key. Crash: the kernel releases the locks
+    of a killed process. Fork: a child must call `after_fork`. The file is opened when it is first
+    needed, and again when somebody removed or replaced it; two processes that meanwhile hold locks
+    in two files both make the entry, which costs time and nothing else.
 
     Args:
         path: of the lock file, in a directory that belongs to the user.
@@ -157,7 +157,7 @@ class KeyLocks:
     def ends(self, key: str) -> int:
         """Return a number that changes whenever something was made for a key.
 
-        There is room for 511 keys; a newer one can take the place of an older.
+        There is room for 511 keys; a newer one can replace an older one.
         """
         with suppress(OSError):
             opened = self._open()
@@ -167,11 +167,11 @@ class KeyLocks:
         return 0
 
     def close(self) -> None:
-        """Let go of the file once no lock is held in it. Idempotent; a call opens it again."""
+        """Close the file once no lock in it is held. Idempotent; the next call opens it again."""
         self._opened = None
 
     def after_fork(self) -> None:
-        """Let go, in a child process, of what the parent holds, without releasing it."""
+        """Close, in a child process, the copy of the file, without releasing the parent's locks."""
         # A lock object of filelock releases with its last reference, the parent's lock too.
         if not self._byte_locks:
             _inherited.extend(self._held.values())

@@ -39,7 +39,7 @@ class Made(NamedTuple, Generic[T]):
 
     Attributes:
         value: what its leader returns.
-        reusable: whether others may have it; if not, those who waited make their own at once.
+        reusable: whether others may use it; if not, those that waited make their own at once.
         stored: whether another process finds it.
     """
 
@@ -52,12 +52,12 @@ class Work(NamedTuple, Generic[T]):
     """How a value is found or computed.
 
     Attributes:
-        find: returns the value if it is there by now, else None.
+        find: returns the value if it is there now, otherwise None.
         compute: makes it, and stores it.
-        adopt: returns what this thread can use of a value that another thread has just computed;
-            None if it can use nothing of it.
+        adopt: returns this thread's form of a value that another thread has just computed; None if
+            this thread can't use it.
         timeless: whether a thread that joins a call may take over an error from before it joined.
-        location: where it is computed; an error is good for the same location only.
+        location: where it is computed; an error is valid for the same location only.
     """
 
     find: Callable[[], T | None]
@@ -71,7 +71,7 @@ class Busy(NamedTuple):
     """Somebody else makes the value; to be given to the next `Flight.attempt`.
 
     Attributes:
-        since: the `time.monotonic` at which that was first seen.
+        since: the `time.monotonic` at which this was first seen.
         ends: `KeyLocks.ends` then; -1 if it is a thread of this process.
     """
 
@@ -95,28 +95,29 @@ class _Call(Generic[T]):
 
     @property
     def over(self) -> bool:
-        """Whether something came of it."""
+        """Whether it ended with a value or an error."""
         return self.made is not None or self.error is not None
 
 
 class Flight(Generic[T]):
-    """Has each value made once, by one thread of one process, while the others wait for it.
+    """Makes each value once, by one thread of one process, while the others wait for it.
 
-    Threads of one process wait for the leader's call; processes for a lock on the key
-    (`KeyLocks`), and after it they look again. A leader is waited for `wait` seconds; then one of
-    those who wait looks once more and makes the value, and the others wait for that one as long.
-    Where locks don't work everybody makes it at once, counted as `unlocked`. Nobody queues: if a
-    leader ends and leaves nothing of use, all those who waited for it go on at the same time.
+    Threads of one process wait for the leader's call. Processes wait for a lock on the key
+    (`KeyLocks`), and look again when they have it. They wait `wait` seconds for a leader. Then one
+    of the waiting threads looks once more and makes the value, and the others wait as long for that
+    one. Without working locks, every process makes the value at once, counted as `unlocked`. There
+    is no queue: if a leader ends without a usable value, all threads that waited for it continue at
+    the same time.
 
     Exceptions of the leader reach the threads that wait for it, each its own copy; the next caller
-    tries again. A leader that is interrupted or killed is replaced by one of those who wait.
+    tries again. If a leader is interrupted or killed, one of the waiting threads replaces it.
 
     Threads: safe to share; not from signal handlers. `compute` may ask for other keys, and for its
-    own: the same thread then makes it. So it does where waiting would never end, since whoever it
-    would wait for waits for this thread. Among threads that is found out; between processes a
-    thread that makes something waits for larger keys only. Processes: by the lock file. Crash: the
-    kernel releases the lock of a killed leader, and one of the waiting processes makes the value.
-    Fork: the child begins anew.
+    own: the same thread then makes the value. It also makes the value if waiting would never end,
+    because the thread that it would wait for waits for this thread. Among threads, this is
+    detected. Between processes, a thread that makes something waits for larger keys only.
+    Processes: by the lock file. Crash: the kernel releases the lock of a killed leader, and one of
+    the waiting processes makes the value. Fork: the child starts without calls and locks.
 
     Args:
         path: of the lock file; None excludes threads only.
@@ -137,7 +138,7 @@ class Flight(Generic[T]):
         after_fork(self)
 
     def run(self, key: str, work: Work[T]) -> T:
-        """Return the value of `key`, made here or by somebody else, after a wait if need be.
+        """Return the value of `key`, made here or by another thread, after a wait if necessary.
 
         Raises:
             Exception: what `compute` raised, here or in the thread that was waited for.
@@ -149,8 +150,8 @@ class Flight(Generic[T]):
     def attempt(self, key: str, work: Work[T], busy: Busy | None = None) -> T | Busy:
         """Return the value of `key`, or `Busy` without waiting while somebody else makes it.
 
-        `busy` is what the attempt before this one returned: when it is old enough, the value is
-        made alone.
+        `busy` is the result of the attempt before this one. If it is old enough, this thread makes
+        the value alone.
         """
         now = time.monotonic()
         if busy is not None and now >= busy.since + self._wait:
@@ -162,7 +163,7 @@ class Flight(Generic[T]):
         return self._fly(key, work, None, busy)
 
     def close(self) -> None:
-        """Let go of the lock file when nobody flies. Idempotent; the next flight opens it again."""
+        """Close the lock file once no flight uses it. Idempotent; the next one opens it again."""
         if self._locks is not None:
             self._locks.close()
 
@@ -207,7 +208,7 @@ class Flight(Generic[T]):
     def _lead_or_join(
         self, key: str, work: Work[T], deadline: float | None, busy: Busy | None
     ) -> _Call[T] | Made[T] | Busy:
-        """Return the call to wait for, or, if there is none, the outcome of one led here."""
+        """Return the call to wait for; if there is none, lead one and return its outcome."""
         call = self._calls.get(key)
         if call is not None:
             return call
@@ -280,7 +281,7 @@ class Flight(Generic[T]):
         return made
 
     def _alone(self, key: str, work: Work[T]) -> Made[T]:
-        """End a wait that was too long: look, and make the value, as the only process that does."""
+        """End a wait that was too long: look again, and make the value as the only process."""
         self._count("wait_timeouts")
         log.info("waited %.0f s for somebody else to make %s; making it here, too", self._wait, key)
         second, deadline = _second(key), time.monotonic() + self._wait
@@ -317,7 +318,7 @@ class Flight(Generic[T]):
         deadline: float | None,
         busy: Busy | None,
     ) -> Made[T] | Busy:
-        """Make the value, unless another process makes it: then wait for that one."""
+        """Make the value, or wait for another process that makes it."""
         began = looked = time.monotonic()
         ends = self._ends(key)  # before it is seen that the lock is held
         waiting = busy is not None
@@ -358,12 +359,12 @@ class Flight(Generic[T]):
             self._release(key)
 
     def _is_hopeless(self, key: str) -> bool:
-        """Tell whether to wait for the lock of a key might never end.
+        """Tell whether waiting for the lock of a key might never end.
 
-        It is held by this thread by way of another object, or by a thread that waits for this one.
-        Or this thread makes something else, for which the process that holds the lock may wait:
-        that can't be seen, so that only larger keys are waited for then. Not all processes of a
-        circle can do that.
+        This thread holds the lock through another object, or a thread that waits for this one holds
+        it. Or this thread makes something else, and the process with the lock may wait for that. A
+        thread can't see this, so it then waits for larger keys only. Not all processes of a circle
+        can do that.
         """
         me = threading.get_ident()
         leader = leaders.get((self._path, key))
@@ -384,7 +385,7 @@ class Flight(Generic[T]):
                 self._locks.end(key)
 
     def _acquire(self, key: str) -> bool | None:
-        """Tell whether the lock was taken; None where there is none to take."""
+        """Tell whether the lock was taken; None if there is no lock."""
         if self._locks is None:
             return None
         try:
@@ -416,12 +417,12 @@ class Flight(Generic[T]):
 
 
 def _second(key: str) -> str:
-    """Return the key of the lock for who goes on alone: that of the key is held by another."""
+    """Return the key of the lock for a thread that goes on alone, as the key's own is held."""
     return f"{int(key[:16], 16) ^ (1 << 63):016x}{key[16:]}"
 
 
 def copied(error: Exception) -> Exception:
-    """Return a copy for another thread, whose traceback would else be mixed with this one's."""
+    """Return a copy for another thread, so that the two tracebacks don't mix."""
     import copy  # only who got an error needs it
 
     kind = type(error)

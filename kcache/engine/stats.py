@@ -146,8 +146,8 @@ NOTES = 256
 class Counters:
     """The counts of one engine, added to from any thread.
 
-    Hits are noted first, which is one atomic append, and added up when somebody looks or when
-    `NOTES` have come together: taking the lock for each would be 3 % of a get from disk.
+    Hits are noted first, which is one atomic append. They are added up when a reader asks, or after
+    `NOTES` of them. Taking the lock for each would be 3 % of a get from disk.
     """
 
     __slots__ = (
@@ -252,7 +252,7 @@ class StatsFile:
             self._write(file, self._slot, sums)
 
     def total(self) -> Stats:
-        """Return the sums over all processes since the last `zero`; zeros where there is no file.
+        """Return the sums over all processes since the last `zero`; zeros if there is no file.
 
         Raises:
             BackendError: the file is there and can't be read.
@@ -273,12 +273,12 @@ class StatsFile:
             self._write(file, 0, self._sums(file))
 
     def close(self) -> None:
-        """Give up the record. Idempotent."""
+        """Release the record. Idempotent."""
         with self._mutex:
             self._file = None
 
     def after_fork(self) -> None:
-        """Make the object usable in a child process, whose parent may have been adding."""
+        """Make the object usable in a child process, even if the parent was adding at the fork."""
         self._mutex = threading.Lock()
         self._file = None
 
@@ -338,9 +338,10 @@ _BY_THE_HOUR = tuple(map(FIELDS.index, COUNTED))
 
 
 class Flusher:
-    """Adds what an engine counted since the last time to the statistics file.
+    """Adds an engine's counts since the last flush to the statistics file.
 
-    And to the history beside it; what could not be added there is added with the next flush.
+    It adds them to the history, too. Counts that could not be added there are added with the next
+    flush.
     """
 
     def __init__(self, counters: Counters, file: StatsFile | None) -> None:
@@ -352,7 +353,7 @@ class Flusher:
         self._mutex = threading.Lock()
 
     def flush(self) -> None:
-        """Write what was counted since the last time.
+        """Write the counts since the last flush.
 
         Raises:
             BackendError: the file can't be written.
@@ -369,12 +370,12 @@ class Flusher:
                 self._told = now
 
     def after_fork(self) -> None:
-        """Leave to the parent, in a child, what the parent has counted."""
+        """Drop, in a child, the counts that the parent will write."""
         self._mutex = threading.Lock()
         self._done = self._told = self._counters.values()
 
     def close(self) -> None:
-        """Write the last counts and give up the record; counts made later are written anew."""
+        """Write the last counts and release the record; later counts get a new record."""
         if self.file is not None:
             try:
                 self.flush()
