@@ -1,1 +1,1 @@
-"""From the arguments of a call to a kernel: finds it in the cache, or has it compiled."""
+"""From the arguments of a call to a kernel: finds it in the cache, or compiles it."""

@@ -32,15 +32,16 @@ Waiter: TypeAlias = "asyncio.Future[CompiledKernel]"
 
 
 class _Pending:
-    """One request under way, and those who joined it.
+    """One request under way, and the tasks that joined it.
 
-    What it finds may be older than the question of who joined later: a header may have been edited
-    in between. So those who joined are answered by a second, later look, one for all of them.
+    Its result may be older than the question of a task that joined later, because a header may have
+    been edited in between. So a second, later look answers the tasks that joined, one look for all
+    of them.
 
     Attributes:
         asked: the request as it was asked for.
-        first: of the task that began it.
-        joined: of those that joined.
+        first: the future of the task that began it.
+        joined: the futures of those that joined.
         request: made of `asked` by the thread that looks.
     """
 
@@ -53,7 +54,7 @@ class _Pending:
         self.request: Request | None = None
 
     def waiting(self) -> list[Waiter]:
-        """Return those who joined and were not cancelled."""
+        """Return the tasks that joined and were not cancelled."""
         return [waiter for waiter in self.joined if not waiter.done()]
 
 
@@ -61,7 +62,7 @@ class AsyncFront:
     """Answers requests of any number of event loops from threads of its own.
 
     Two threads look into the cache, and one for each core compiles, so that no hit waits for a
-    compile. Tasks that ask for the same at the same time cause one compile. A task that is
+    compile. Tasks that ask for the same kernel at the same time cause one compile. A task that is
     cancelled stops waiting; a compile that has begun goes on for the others, and for the cache.
 
     Threads: safe to share. Fork: a child begins anew.
@@ -80,7 +81,7 @@ class AsyncFront:
         self._compiling = JobThreads(usable_cores())
 
     async def get(self, asked: CompileRequest) -> CompiledKernel:
-        """Return the kernel that is asked for.
+        """Return the requested kernel.
 
         Raises:
             ConfigError: an argument is not allowed; CompileError: the compiler refused the source;
@@ -102,12 +103,12 @@ class AsyncFront:
         return await waiter
 
     def close(self) -> None:
-        """Let the threads end when what was asked for is done."""
+        """Let the threads end after the pending requests."""
         self._looking.shutdown(wait=False)
         self._compiling.close()
 
     def _land(self, call: Hashable, pending: _Pending, done: Future[Answer]) -> None:
-        """Give the first task the outcome, and see to those who joined it."""
+        """Give the first task the outcome, and look again for those that joined it."""
         with self._guard:
             if self._pending.get(call) is pending:
                 del self._pending[call]
@@ -135,9 +136,9 @@ class AsyncFront:
     def _submit(
         self, pending: _Pending, call: Hashable, first: Answer | None = None
     ) -> Future[Answer]:
-        """Look, and compile if need be; return the future of it, which nobody can cancel.
+        """Look, and compile if necessary; return the future, which nobody can cancel.
 
-        `first` is what those who joined waited for, if this is for them.
+        `first` is the outcome that the joined tasks waited for, if this look is for them.
         """
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
@@ -165,7 +166,7 @@ class AsyncFront:
         return future
 
     def _find(self, pending: _Pending, first: Answer | None) -> Answer | Request:
-        """Return what is cached, or what can be had of the first answer, or else the request."""
+        """Return the cached kernel, or one made of the first answer, or otherwise the request."""
         started = time.perf_counter()
         request = pending.request = self._requests.of(pending.asked)
         kernel = self._resolver.finder.get(request, started)
@@ -185,9 +186,9 @@ class AsyncFront:
 
 
 def _frozen(asked: CompileRequest) -> tuple[CompileRequest, Hashable]:
-    """Return the request, safe from changes by the caller, and what is equal for equal ones.
+    """Return the request, safe from changes by the caller, and a value that equal requests share.
 
-    Not the working directory: it is the one when a thread looks, for either.
+    The working directory is not a part of it: both use the one at the time of the look.
     """
     try:
         names = asked.names if isinstance(asked.names, str) else tuple(asked.names)
@@ -207,7 +208,7 @@ def _run(
     *,
     otherwise: Callable[[Request], object] | None = None,
 ) -> None:
-    """Settle a future with the outcome of `work`; hand over to `otherwise` what is no answer."""
+    """Settle a future with the outcome of `work`; pass an outcome without answer to `otherwise`."""
     try:
         found = work()
         if isinstance(found, Answer):

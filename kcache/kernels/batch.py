@@ -32,7 +32,7 @@ def compile_all(
     jobs: int | None,
     progress: Progress | None,
 ) -> list[CompiledKernel | CompileError]:
-    """Return what each request resolves to, in order; see `KernelCache.compile_many`."""
+    """Return the result of each request, in order; see `KernelCache.compile_many`."""
     count = _jobs(jobs)
     results: list[CompiledKernel | CompileError | None] = [None] * len(requests)
     same = _same(requests)
@@ -93,7 +93,7 @@ def _threads(requests: Sequence[Request], jobs: int | None) -> int:
 
 
 def _with_siblings(requests: Sequence[Request], jobs: int | None) -> list[Request]:
-    """Return requests that know how many of their family a worker has to compile."""
+    """Return the requests, each with the number of its family that a worker has to compile."""
     families = Counter(request.family for request in requests)
     count = _threads(requests, jobs)
     return [
@@ -135,7 +135,7 @@ def _attempt(
 def _once_more(
     resolver: Resolver, request: Request, result: CompiledKernel | CompileError
 ) -> CompiledKernel | CompileError:
-    """Return the result for a request that was in the list before, and count it."""
+    """Return the result for a request that repeats an earlier one, and count it."""
     found = None
     if not isinstance(result, CompileError):
         found = resolver.finder.get(request, time.perf_counter())

@@ -25,7 +25,7 @@ class RequestCompiler:
     Args:
         finder: of the cache that missed.
         factories: of the frontend, and of the request for the compiler that has run.
-        writes: whether what is compiled will be stored.
+        writes: whether the compiled kernels will be stored.
     """
 
     def __init__(self, finder: Finder, factories: Factories, *, writes: bool) -> None:
@@ -35,7 +35,7 @@ class RequestCompiler:
         self._frontend: Frontend | None = None
 
     def compile(self, request: Request) -> tuple[Request, Outcome]:
-        """Compile a request; return it as the compiler that has run names it, and the outcome.
+        """Compile a request; return it as a request for the compiler that ran, and the outcome.
 
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
@@ -51,7 +51,7 @@ class RequestCompiler:
         return request, outcome
 
     def compile_elsewhere(self, request: Request, header_set: StoredHeaderSet) -> Proof:
-        """Compile a stored kernel as if its include directories lay elsewhere; see `Frontend`.
+        """Compile a stored kernel as if its include directories were elsewhere; see `Frontend`.
 
         Raises:
             CompilerNotFoundError: there is no compiler.
@@ -73,7 +73,7 @@ class RequestCompiler:
             counters.uncacheable += self._writes and outcome.uncacheable is not None
 
     def _log_why(self, request: Request) -> None:
-        """Log why a request is compiled, as far as that is found out quickly."""
+        """Log why a request is compiled, as far as that can be found out quickly."""
         from kcache.admin.explain import explain  # few log this
 
         finder = self._finder

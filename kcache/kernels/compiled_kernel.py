@@ -23,14 +23,14 @@ _SHOWN_NAMES = 3
 
 
 class _NoSuchNameError(KeyError):
-    """No name expression is called so; the message says which there are."""
+    """There is no such name expression; the message lists those that there are."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError shows it in quotes
 
 
 class _LoweredNames(dict[str, str]):
-    """Name expression -> mangled name; says which there are where one is asked for that is not."""
+    """Name expression -> mangled name; the error for a missing one lists those that there are."""
 
     __slots__ = ()
 
@@ -48,9 +48,9 @@ class CompiledKernel(Record):
     """A compiled kernel. Immutable.
 
     Attributes:
-        ptx: PTX, as `bytes` of UTF-8 text (`ptx.decode()` makes a `str` of it) without a NUL at
-            the end. None where the target has none (LTOIR).
-        cubin: machine code, or None where the target has none (`compute_NN`, LTOIR).
+        ptx: PTX, as `bytes` of UTF-8 text (`ptx.decode()` makes a `str` of it) without a NUL at the
+            end. None if the target has none (LTOIR).
+        cubin: machine code, or None if the target has none (`compute_NN`, LTOIR).
         ltoir: LTOIR, or None unless `lto` was asked for.
         lowered_names: name expression -> mangled name of the kernel.
         log: the compiler's log, warnings included, as it was when the kernel was compiled.
@@ -58,7 +58,7 @@ class CompiledKernel(Record):
         cached: whether it came from the cache.
         compile_seconds: wall time of the compile that made it, in seconds.
         dependencies: absolute paths of the headers that were read from disk, sorted.
-        raw_log: the log as NVRTC returned it, its NULs included; None where it is empty or unknown.
+        raw_log: the log as NVRTC returned it, its NULs included; None if it is empty or unknown.
     """
 
     ptx: bytes | None
@@ -100,9 +100,9 @@ class CompiledKernel(Record):
         It is loaded once for each context of the process: asking again costs microseconds.
 
         Args:
-            device: the device's number; None is the current context's device, or else device 0.
+            device: the device's number; None is the current context's device, otherwise device 0.
             name: a name expression that it was compiled with, or a kernel's name in the module
-                (mangled, or `extern "C"`); None where there is only one.
+                (mangled, or `extern "C"`); None if there is only one.
 
         Raises:
             ConfigError: there is no such device or kernel; the message lists what there is.

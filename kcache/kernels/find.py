@@ -52,7 +52,7 @@ class RequestCounts:
     def saved(self, key: str, cost: float) -> float:
         """Return the compile time that a kernel saves: all of it, once per process that gets it.
 
-        Without a cache the program would have compiled it once, too.
+        Without a cache, the process would have compiled it once.
         """
         if key in self._had:
             return 0.0
@@ -67,13 +67,13 @@ class RequestCounts:
             self._counters.add("misses", amount)
 
     def adopted(self, kernel: CompiledKernel) -> None:
-        """Count a request that is answered with what another thread has just compiled."""
+        """Count a request that gets the kernel that another thread has just compiled."""
         self._counters.hit(self.saved(kernel.key, kernel.compile_seconds), 0.0, True)
 
     def joined(self, kernel: CompiledKernel | None, count: int, *, waited: bool) -> None:
-        """Count requests that one answer was for; one of them was counted already.
+        """Count requests that share one answer; one of them was counted already.
 
-        `kernel` is None if it was an error; `waited` tells whether somebody compiled meanwhile.
+        `kernel` is None after an error; `waited` tells whether a compile ran meanwhile.
         """
         if waited and kernel is not None:
             self._counters.add("coalesced", count)
@@ -92,7 +92,7 @@ class Checked(NamedTuple):
 
 
 def _asked(request: Request) -> tuple[str, str, str]:
-    """Return what a check is good for: a header set may tell what the source has to be called."""
+    """Return what a check is valid for: a header set may require a certain source name."""
     return request.key, request.location, request.source_name
 
 
@@ -125,7 +125,7 @@ class HeaderChecks:
         return self._digests
 
     def known(self, request: Request) -> Checked | None:
-        """Return the result of an earlier check that is good enough, or None."""
+        """Return the result of an earlier check that is still sufficient, or None."""
         return self._checked.get(_asked(request)) if self.once else None
 
     def note(self, request: Request, checked: Checked) -> None:
@@ -213,7 +213,7 @@ class Finder:
         self.counts = RequestCounts(engine.counters, misses=writes)
 
     def get(self, request: Request, started: float) -> CompiledKernel | None:
-        """Return what `find` does if the cache is to be read, else None."""
+        """Return the result of `find` if the cache is to be read, otherwise None."""
         if not self.reads:
             return None
         if request.self_contained:  # as `find`, without its call
@@ -227,8 +227,8 @@ class Finder:
     ) -> CompiledKernel | None:
         """Return the cached kernel, counted as a hit, or None, not counted.
 
-        `started` is the `time.perf_counter` value at which the request came. With `again`, what is
-        stale or damaged is not counted: it was, a moment ago.
+        `started` is the `time.perf_counter` value at which the request came. With `again`, stale
+        and damaged entries are not counted, because they were a moment ago.
         """
         if request.self_contained:
             return self._load(request.key, (), started, again=again) or self._load_named(
@@ -242,12 +242,12 @@ class Finder:
         return self._find_checked(headers, request, started, again=again)
 
     def checked(self, request: Request) -> str:
-        """Return the key of the kernel whose headers need no second look; empty if they do."""
+        """Return the key of the kernel if its headers need no second check; otherwise empty."""
         known = self.headers.known(request)
         return "" if known is None or request.self_contained else known.key
 
     def close(self) -> None:
-        """Let go of what is open beside the engine: here nothing. Idempotent."""
+        """Close what is open beside the engine; nothing here. Idempotent."""
 
     def _find_checked(
         self, headers: HeaderChecks, request: Request, started: float, *, again: bool
@@ -274,7 +274,7 @@ class Finder:
     def _load_named(
         self, request: Request, started: float, *, again: bool
     ) -> CompiledKernel | None:
-        """Return the kernel whose output shows what the source is called, or None."""
+        """Return the kernel whose output shows this name of the source, or None."""
         key = request.named_key
         return self._load(key, (), started, again=again) if key else None
 
@@ -305,7 +305,7 @@ class Finder:
 
 
 def build_finder(engine: CacheEngine, config: Config) -> Finder:
-    """Return the finder that the settings ask for, without layers; see `tiers.with_layers`."""
+    """Return the finder for the settings, without layers; see `tiers.with_layers`."""
     once, disabled = config.header_check.value == "once", config.disable.value
     reads = not (disabled or config.recache.value)
     return Finder(engine, check_once=once, reads=reads, writes=not disabled)

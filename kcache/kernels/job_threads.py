@@ -1,4 +1,4 @@
-"""JobThreads: threads that run jobs. A job that would have to wait for others goes to the end."""
+"""JobThreads: threads that run jobs. A job that would have to wait goes to the end of the queue."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LONGEST_PAUSE = 0.025
 class JobThreads:
     """Threads that carry out jobs in order, except that a busy one goes to the end of the queue.
 
-    So processes that are given the same list of kernels at the same time compile different ones,
-    instead of all waiting for the first.
+    So processes that get the same list of kernels at the same time compile different ones, instead
+    of all waiting for the first.
 
-    Threads: safe to share. Fork: not to be used in a child.
+    Threads: safe to share. Fork: do not use it in a child.
 
     Args:
         count: how many threads, at least 1.
@@ -41,9 +41,9 @@ class JobThreads:
         self._cancelled = False
 
     def submit(self, job: Callable[[Busy | None], T | Busy]) -> Future[T]:
-        """Have `job` called until it returns something else than a `Busy`; return its future.
+        """Call `job` in a thread until it returns something other than a `Busy`; return its future.
 
-        It is given the `Busy` that it returned before, at first None. Nobody can cancel the future.
+        It gets the `Busy` that it returned before, at first None. Nobody can cancel the future.
 
         Raises:
             RuntimeError: closed, or no thread can be started.
@@ -61,7 +61,7 @@ class JobThreads:
         return future
 
     def close(self, *, cancel: bool = False) -> None:
-        """Take no more jobs, and let the threads end when those there are are done.
+        """Take no more jobs, and let the threads end after the present jobs.
 
         With `cancel`, and when the interpreter ends, jobs that were not begun, or put aside, raise
         CancelledError. Idempotent.
@@ -106,7 +106,7 @@ class JobThreads:
     def _try(
         self, job: Callable[[Busy | None], Any], future: Future[Any], busy: Busy | None
     ) -> Busy | None:
-        """Call a job, unless that is over; return None if its future is settled now."""
+        """Call a job, unless this object is closed; return None if its future is settled now."""
         if self._over:
             future.set_exception(CancelledError("the workers were closed"))
             return None

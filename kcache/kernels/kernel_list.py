@@ -37,9 +37,9 @@ class ListedKernel(NamedTuple):
 
     Attributes:
         request: what to ask for.
-        directory: the working directory to ask in; None if it means nothing to the request.
+        directory: the working directory to ask in; None if the request does not depend on it.
         source: the source as the list calls it.
-        identity: what tells it from the others of the list.
+        identity: what distinguishes it from the others of the list.
     """
 
     request: CompileRequest
@@ -55,7 +55,7 @@ class ListedKernel(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The source, and the name expressions that are asked for."""
+        """The source and the requested name expressions."""
         names = ", ".join(self.request.names)
         return f"{self.source}: {names}" if names else self.source
 
@@ -63,11 +63,11 @@ class ListedKernel(NamedTuple):
 def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:
     """Return the kernels that the file at `path` lists, each once, in its order.
 
-    Each is wanted for every one of `archs`; without any, for those that the file names, else for
-    the current GPU's. Torn lines of a recording are logged and left out.
+    Each is wanted for every one of `archs`; if there are none, for those that the file names,
+    otherwise for the current GPU's. Torn lines of a recording are logged and skipped.
 
     Raises:
-        ConfigError: the file is not what is allowed; the message says where, and what is.
+        ConfigError: the file is wrong; the message says where, and what is allowed.
         OSError: it can't be read.
     """
     targets = tuple(dict.fromkeys(str(parse_arch(arch)) for arch in archs))
@@ -84,7 +84,7 @@ def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:
 
 
 def _is_recording(path: str, data: bytes) -> bool:
-    """Tell a recording, whatever its name, by how its lines begin."""
+    """Recognise a recording, whatever its name, by the beginning of its lines."""
     begin = f'{{"{MARK}"'.encode()
     return path.endswith(".jsonl") or data.startswith(begin) or b"\n" + begin in data
 
@@ -102,7 +102,7 @@ def _recorded(path: str, data: bytes, archs: Sequence[str]) -> Iterator[ListedKe
 
 
 def _parse(path: str, data: bytes) -> object:
-    """Return what a TOML or JSON file says."""
+    """Return the contents of a TOML or JSON file."""
     kind = os.path.splitext(path)[1].lower()
     if kind not in (".toml", ".json"):
         raise ConfigError(
@@ -127,7 +127,7 @@ class _Written:
 
     Args:
         path: of the file, as the user calls it.
-        archs: what replaces the architectures that it names; nothing leaves them.
+        archs: replace the architectures that it names; if empty, they stay.
     """
 
     def __init__(self, path: str, archs: Sequence[str]) -> None:
@@ -236,7 +236,7 @@ class _Written:
             ) from error
 
     def _directory(self, table: _Table, path: str) -> str:
-        """Return the working directory: as for `kcache compile`, unless the program's is told."""
+        """Return the working directory: that of `kcache compile`, unless the list names one."""
         given = table.get("directory")
         if given is None:
             beside = bool(path) and "source_name" not in table
@@ -261,7 +261,7 @@ class _Written:
         return text.replace("{folder}", self._folder)
 
     def _seen_from(self, directory: str, path: str) -> str:
-        """Return an include directory, relative to the list, as it is called from `directory`.
+        """Return an include directory, relative to the list, as seen from `directory`.
 
         A relative one stays relative, so that it is the same in another checkout.
         """
@@ -276,7 +276,7 @@ class _Written:
 
 
 class _Located:
-    """Has every ConfigError that leaves the block say where in the file it is."""
+    """Adds the position in the file to every ConfigError that leaves the block."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -304,7 +304,7 @@ def _check_keys(table: _Table, allowed: Sequence[str]) -> None:
 
 
 def _merged(defaults: _Table, table: _Table) -> _Table:
-    """Return a kernel's table with the defaults for what it does not say itself."""
+    """Return a kernel's table, completed with the defaults."""
     own_arch = "arch" in table or "archs" in table
     kept = {
         name: value
@@ -315,7 +315,7 @@ def _merged(defaults: _Table, table: _Table) -> _Table:
 
 
 def _texts(table: _Table, name: str) -> Iterable[str]:
-    """Return one text or several as several."""
+    """Return a list of texts from one text or several."""
     given = table.get(name, ())
     several = (given,) if isinstance(given, str) else given
     if not isinstance(several, (list, tuple)) or not all(isinstance(each, str) for each in several):  # pyright: ignore[reportUnknownVariableType]
@@ -347,7 +347,7 @@ def _own_arch(options: CompileOptions) -> tuple[str, ...]:
 
 
 def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
-    """Return the options with another architecture, in the place where they name theirs."""
+    """Return the options with another architecture, in the same place as theirs."""
     if options.arch is not None or options.extra.arch is None:
         return options.replace(arch=arch)
     changed: list[str] = []
@@ -361,7 +361,7 @@ def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
 
 
 def _wanted(request: CompileRequest, directory: str | None, source: str) -> ListedKernel:
-    """Return a request that is allowed, with what there is to know of it."""
+    """Return a checked request, with its place in the list."""
     made = Request.make(
         cast("str", request.source),
         request.names,

@@ -31,8 +31,8 @@ _SURVIVED = (BackendError, OSError, MemoryError)
 class LayeredFinder(Finder):
     """A finder that asks layers for what the cache does not have. Such a hit writes nothing.
 
-    A kernel from a layer is held by the memory tier from then on. Nothing is remembered of what no
-    layer has: a layer may be filled while programs use it.
+    From then on, the memory tier holds the kernel. A miss in all layers is not remembered, because
+    a layer may be filled while programs use it.
 
     Threads: safe to share. Fork: a child may go on using it.
 
@@ -55,7 +55,7 @@ class LayeredFinder(Finder):
         self._manifests: dict[tuple[int, str], Manifest] = {}
 
     def get(self, request: Request, started: float) -> CompiledKernel | None:
-        """Return what `find` does if the cache is to be read, else None."""
+        """Return the result of `find` if the cache is to be read, otherwise None."""
         return self.find(request, started) if self.reads else None
 
     def find(
@@ -96,7 +96,7 @@ class LayeredFinder(Finder):
         return None
 
     def _survive(self, key: str, error: Exception, *, again: bool) -> None:
-        """Count and log what a layer failed at."""
+        """Count and log the failure of a layer."""
         if not isinstance(error, CorruptEntryError):
             self.engine.report("layer", error)
         elif not again:

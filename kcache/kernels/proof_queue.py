@@ -29,12 +29,12 @@ class _Waiting(NamedTuple):
 class ProofQueue:
     """Proofs to be made in the background, while nobody else wants a worker.
 
-    Threads: safe to share; it has threads of its own, which end when nothing is left to do.
-    Processes: two may prove the same kernel, which costs time and nothing else. Crash and exit: a
-    kernel that is not proven by then stays good for its location. Fork: a child begins with none.
+    Threads: safe to share; it has threads of its own, which end when no proof is left. Processes:
+    two may prove the same kernel, which only costs time. Crash and exit: a kernel that is not
+    proven by then stays good for its location. Fork: a child begins with none.
 
     Args:
-        prove: proves one kernel and stores what that shows.
+        prove: proves one kernel and stores the verdict.
     """
 
     def __init__(self, prove: Callable[[Request, StoredHeaderSet], object]) -> None:
@@ -53,7 +53,7 @@ class ProofQueue:
     def _most(self) -> int:
         """Return how many threads there may be.
 
-        Half of the cores, so that who asks for a kernel meanwhile finds a worker; all of them once
+        It is half of the cores, so that a request meanwhile finds a worker; all of them once
         somebody waits for the proofs.
         """
         if self._finishing > 0:  # below 0 where a fork happened in there
@@ -65,14 +65,14 @@ class ProofQueue:
         self._reset()
 
     def add(self, request: Request, header_set: StoredHeaderSet) -> None:
-        """Have a kernel proven that was stored just now."""
+        """Add a kernel that was just stored."""
         with self._changed:
             self._waiting.append(_Waiting(request, header_set))
             self._start_threads()
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Have no proof begun meanwhile, since it would take a worker from those who wait."""
+        """Begin no proof during the block, because it would take a worker from waiting requests."""
         with self._changed:
             self._held += 1
         try:
@@ -97,7 +97,7 @@ class ProofQueue:
                 self._finishing -= 1
 
     def _start_threads(self) -> None:
-        """Start threads for what waits; they end by themselves."""
+        """Start threads for the waiting proofs; they end by themselves."""
         while self._threads < min(self._most(), self._threads + len(self._waiting)):
             thread = threading.Thread(target=self._run, name="kcache-proof", daemon=True)
             try:

@@ -3,8 +3,8 @@
 A kernel whose headers mention `__FILE__` may depend on where they lie. It is stored for its
 location alone, until a second compile with other paths (`nvrtc.relocation`) gives the same bytes.
 With the setting `relocation="lazy"`, that happens when a second location asks for the kernel. With
-`"eager"`, it happens in the background after the first compile. Then somebody who gets a copy of
-the cache need not compile at all.
+`"eager"`, it happens in the background after the first compile. Then a user who gets a copy of the
+cache need not compile at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Verdict", "prove", "provable"]
 
 
 class Verdict(NamedTuple):
-    """What a proof came to.
+    """The result of a proof.
 
     Attributes:
         good: whether the kernel is good wherever its headers lie.
@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
 
 
 def provable(finder: Finder, request: Request) -> StoredHeaderSet | None:
-    """Return a header set that holds here, and whose kernel may be good here; None if none is."""
+    """Return a header set that holds here and whose kernel may be good here; None without one."""
     manifest, _ = finder.headers.manifest(request, again=True)
     if manifest is None:
         return None
@@ -50,9 +50,9 @@ def provable(finder: Finder, request: Request) -> StoredHeaderSet | None:
 def prove(
     finder: Finder, compiler: RequestCompiler, request: Request, header_set: StoredHeaderSet
 ) -> Verdict | None:
-    """Compile a stored kernel once more under other paths; return what that shows, or None.
+    """Compile a stored kernel once more under other paths; return the verdict, or None.
 
-    None where it shows nothing: the kernel is gone, the headers have changed, the worker crashed.
+    There is no verdict if the kernel is gone, the headers have changed, or the worker crashed.
 
     Args:
         finder: of the cache that the kernel is in.
@@ -92,7 +92,7 @@ def _equal(stored: CompiledKernel, compiled: Compiled) -> bool:
 
 
 def _normal(output: bytes | None) -> bytes | None:
-    """Return an output with names of internal symbols that tell neither the clock nor a directory.
+    """Return an output whose internal symbols tell neither the time nor a directory.
 
     They end in eight digits made of the time in seconds and of the working directory, and in the
     process id. Nothing outside the kernel's module can refer to such a symbol.

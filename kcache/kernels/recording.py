@@ -1,4 +1,4 @@
-"""RequestRecorder: writes down all requests of a run, for `kcache warm` to compile elsewhere.
+"""RequestRecorder: records all requests of a run, for `kcache warm` to compile elsewhere.
 
 A recording is text, one JSON object per line:
 
@@ -38,7 +38,7 @@ class RequestRecorder:
     """Appends requests to a file, each once per process.
 
     Threads: safe to share. Processes: any number may append to one file (on a local disk: network
-    file systems don't append atomically); a request that several make is there several times.
+    file systems don't append atomically); a request of several processes is in it several times.
     Crash: a killed process leaves one torn line at most. Fork: the child may go on. A failure to
     write is logged once and never reaches the caller.
 
@@ -82,7 +82,7 @@ class RecordedRequest(NamedTuple):
 
     Attributes:
         request: what was asked for.
-        directory: the working directory then; None where it means nothing to the request.
+        directory: the working directory then; None if the request does not depend on it.
     """
 
     request: CompileRequest
@@ -95,7 +95,7 @@ def read_recording(path: str, data: bytes) -> Iterator[RecordedRequest]:
     A torn line is skipped with a warning. Another warning names each directory that is missing.
 
     Raises:
-        ConfigError: a line is whole and no recorded request.
+        ConfigError: a line is complete, and is no recorded request.
     """
     now = _roots(os.path.abspath(path))
     missing: dict[str, None] = {}
@@ -176,7 +176,7 @@ def _found(
 ) -> list[str]:
     """Return where recorded directories are now; absolute ones that are nowhere are `missing`.
 
-    One that is still there is returned as it stands: its text may be a part of the key.
+    A directory that still exists is returned unchanged, because its text may be a part of the key.
     """
     found: list[str] = []
     for each in paths:

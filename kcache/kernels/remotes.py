@@ -29,18 +29,18 @@ FIRST_LOOK, LAST_LOOK = 0.02, 0.5
 
 
 class RemoteKernels:
-    """Asks remotes before a compile, and hands them what was compiled.
+    """Asks remotes before a compile, and sends them compiled kernels.
 
-    What comes from a remote is checked as every entry is, and headers are compared here: a remote
-    can only offer. Whatever fails, the kernel is compiled.
+    An entry from a remote is checked like every entry, and headers are compared here, so a remote
+    can only offer kernels. If anything fails, the kernel is compiled.
 
     Threads: safe to share. Fork: as `Client`.
 
     Args:
-        finder: of the local cache, which keeps what is found.
+        finder: of the local cache, which keeps the kernels that are found.
         client: of the agent.
-        writes: whether what is compiled is uploaded.
-        wait: seconds that a lease of another machine is waited for at most.
+        writes: whether compiled kernels are uploaded.
+        wait: seconds to wait at most for a lease of another machine.
     """
 
     def __init__(self, finder: Finder, client: Client, *, writes: bool, wait: float) -> None:
@@ -99,9 +99,9 @@ class RemoteKernels:
         return None
 
     def _entries(self, *keys: str) -> Iterator[tuple[str, Entry, bool]]:
-        """Yield what the remotes have under some keys, and whether it is to be kept, in order.
+        """Yield the remotes' entries under some keys in order, and whether to keep each.
 
-        Of each remote comes what it has under the first key that is there.
+        Each remote yields the entry under the first of the keys that it has.
         """
         addresses = self._client.addresses
         first = 0
@@ -169,7 +169,7 @@ class RemoteKernels:
     def compute(
         self, request: Request, compile_: Callable[[Lease | None], Made[Answer]]
     ) -> Made[Answer]:
-        """Return the kernel from a remote; else have it compiled, alone on all machines.
+        """Return the kernel from a remote; otherwise compile it as the only machine.
 
         Raises:
             Whatever `compile_` does.
@@ -187,9 +187,10 @@ class RemoteKernels:
                 self._client.release(lease)
 
     def _lease(self, request: Request) -> tuple[Made[Answer] | None, Lease | None]:
-        """Take the lease of a request, or wait for what another machine makes under it.
+        """Take the lease of a request, or wait for the kernel that another machine makes under it.
 
-        Returns neither where leases can't be had, or the wait was too long: then it is compiled.
+        It returns neither if there are no leases, or if the wait was too long; then the request is
+        compiled.
         """
         deadline = time.monotonic() + self._wait
         pause = FIRST_LOOK
@@ -220,7 +221,7 @@ class RemoteKernels:
         header_set: StoredHeaderSet | None,
         lease: Lease | None,
     ) -> None:
-        """Have what was compiled put to every writable remote; returns before that is done."""
+        """Send a compiled kernel to every writable remote; return before that is done."""
         if not self._writes:
             return
         producer = self._finder.engine.producer.encode()
@@ -247,18 +248,18 @@ class RemoteKernels:
             counters.add("remote_puts")
 
     def _portable(self, request: Request, header_set: StoredHeaderSet) -> tuple[str, bytes]:
-        """Return the key and the envelope of a header set, without what this machine remembers."""
+        """Return the key and the envelope of a header set, without this machine's file stamps."""
         only = Manifest([StoredHeaderSet(header_set.raw)]).to_entry()
         producer = self._finder.engine.producer.encode()
         return request.key, encode(request.key, only, producer=producer)
 
     def close(self) -> None:
-        """Hang up; the agent goes on with the uploads. Idempotent."""
+        """Disconnect; the agent goes on with the uploads. Idempotent."""
         self._client.close()
 
 
 def _with_code(kernel: CompiledKernel) -> CompiledKernel:
-    """Return a kernel that has code in it.
+    """Return a kernel that contains code.
 
     Raises:
         CorruptEntryError: it has none: the entry holds something else.

@@ -28,9 +28,9 @@ _CallFor = tuple[str, tuple[str, ...], CompileOptions | None, str, "Surroundings
 
 
 class ClosedRequests:
-    """Stands for the requests of a cache that was closed: whatever is asked of it is an error.
+    """Replaces the requests of a closed cache: every use of it is an error.
 
-    A flag would be looked at on every hit.
+    A flag would have to be checked at every hit.
     """
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -38,7 +38,7 @@ class ClosedRequests:
 
 
 class Requests:
-    """Checks arguments and makes requests of them, and remembers those that come again.
+    """Checks arguments, makes requests of them, and remembers requests that come again.
 
     Threads: safe to share.
 
@@ -47,7 +47,7 @@ class Requests:
         record_to: a file that every request is recorded in; None for none.
 
     Attributes:
-        recorders: those who are told of every request, new and remembered.
+        recorders: they get every request, new or remembered.
     """
 
     def __init__(self, memory_size: int, *, record_to: str | None = None) -> None:
@@ -68,9 +68,9 @@ class Requests:
         source_name: str = "kernel.cu",
         record: bool = True,
     ) -> Request:
-        """Return the request that the arguments make, remembered where that is cheap.
+        """Return the request that the arguments make, remembered if that is cheap.
 
-        The recorders are told of it, unless `record` is false.
+        The recorders get it, unless `record` is false.
 
         Raises:
             OSError: the source is a path, and its file can't be read.
@@ -121,7 +121,7 @@ class Requests:
         return request
 
     def record(self, path: str) -> RequestRecorder:
-        """Record every request from now on into a file; return what does so."""
+        """Record every request from now on into a file; return the recorder."""
         from kcache.kernels.recording import RequestRecorder  # few runs are recorded
 
         recorder = RequestRecorder(path)
@@ -172,7 +172,7 @@ class Requests:
         return request
 
     def of_all(self, given: Iterable[object]) -> list[Request]:
-        """Return the requests that each of the given makes.
+        """Return the requests that the given arguments make.
 
         Raises:
             ConfigError: one has an argument that is not allowed; the message names it.
@@ -201,8 +201,8 @@ class Requests:
     def for_compiler(self, request: Request, identity: str) -> Request:
         """Return the request for the compiler that has compiled it.
 
-        Another one than `request` if the library's file was replaced since it was identified: what
-        the new one compiles has another key.
+        It differs from `request` if the library's file was replaced after it was identified,
+        because kernels of the new library have other keys.
         """
         if identity in ("", request.compiler):
             return request

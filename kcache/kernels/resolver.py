@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 class Factories(NamedTuple):
-    """What a resolver needs beside the cache; each is called when it is first needed.
+    """The parts that a resolver needs beside the cache; each is built when it is first needed.
 
     Attributes:
         frontend: builds the compiler's frontend.
@@ -61,17 +61,17 @@ class Factories(NamedTuple):
 
 
 class Resolver:
-    """Answers requests that were not found: has each compiled once, and stored.
+    """Answers requests that missed: compiles each once, and stores it.
 
     Threads: safe to share. Processes: by the lock file, one of them compiles a kernel. Crash and
     fork: as `Flight`.
 
     Args:
         finder: of the cache that missed.
-        factories: of what is built when it is first needed.
-        writes: whether what was compiled is stored.
-        eager: whether what was stored is proven to be good in other locations, in the background.
-        remotes: asked before a compile, and told of it; None where there are none.
+        factories: of the parts that are built when they are first needed.
+        writes: whether compiled kernels are stored.
+        eager: whether stored kernels are proven to be good in other locations, in the background.
+        remotes: asked before a compile, and told of it; None if there are none.
 
     Attributes:
         finder, remotes: as given.
@@ -119,9 +119,9 @@ class Resolver:
             return self._flights().attempt(request.key, miss.work(), busy)
 
     def compute(self, request: Request, lease: Lease | None = None) -> Made[Answer]:
-        """Compile a request, counted as a miss, and store the outcome if that is right.
+        """Compile a request, counted as a miss, and store the outcome if it may be stored.
 
-        `lease` is given back when the outcome has reached the remotes.
+        `lease` is returned when the outcome has reached the remotes.
 
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
@@ -153,9 +153,9 @@ class Resolver:
         return Made(Answer(kernel, header_set), reusable=True, stored=stored)
 
     def adopt(self, request: Request, answer: Answer) -> Answer | None:
-        """Return what another thread has compiled meanwhile, if it is good for this request, too.
+        """Return the kernel that another thread has compiled meanwhile, if it is good here, too.
 
-        It is no good if a header was edited after that compile had read it.
+        It is not good if a header was edited after that compile had read it.
         """
         kernel, header_set = answer
         if header_set is not None:
@@ -173,11 +173,11 @@ class Resolver:
         return Answer(kernel.replace(cached=True))
 
     def holding_proofs(self) -> AbstractContextManager[None]:
-        """Have no proof begun in the background meanwhile."""
+        """Begin no proof in the background during the block."""
         return self._queue().held() if self._eager else nullcontext()
 
     def finish_proofs(self) -> None:
-        """Wait until every proof is made that was begun or put off. An interrupt abandons them."""
+        """Wait for all proofs, begun or not. An interrupt abandons them."""
         if self._proofs is not None:
             self._proofs.finish()
 
@@ -186,7 +186,7 @@ class Resolver:
     ) -> tuple[CompiledKernel | None, float]:
         """Return (the kernel if a remote has it, counted as a hit, when to ask again).
 
-        Before that time of `time.perf_counter` no remote has anything to say.
+        Before that time of `time.perf_counter`, no remote will be asked.
         """
         if self.remotes is None:
             return None, math.inf
@@ -194,9 +194,9 @@ class Resolver:
         return None if found is None else found.value.kernel, self.remotes.nothing_until
 
     def close(self) -> None:
-        """Finish the proofs, close the lock file, and hang up. Idempotent.
+        """Finish the proofs, close the lock file, and disconnect. Idempotent.
 
-        A compile that goes on in another thread is not stored.
+        The kernel of a compile that goes on in another thread is not stored.
         """
         self._closed = True
         try:
@@ -210,7 +210,7 @@ class Resolver:
     def _upload(
         self, request: Request, header_set: StoredHeaderSet | None, lease: Lease | None
     ) -> Callable[[str, Entry], None] | None:
-        """Return what hands a kernel's entry to the remotes, if there are any."""
+        """Return a function that sends a kernel's entry to the remotes, if there are any."""
         remotes = self.remotes
         if remotes is None:
             return None
@@ -224,7 +224,7 @@ class Resolver:
         return self._compiler
 
     def _is_shared(self, request: Request) -> bool:
-        """Tell whether the outcome is for others, too, so that one compile is enough."""
+        """Tell whether others can use the outcome, too, so that one compile is enough."""
         return self.finder.reads and request.uncacheable() is None
 
     def _prove_here(self, request: Request, started: float) -> Answer | None:
@@ -252,7 +252,7 @@ class Resolver:
         return Answer(verdict.kernel.replace(cached=True, dependencies=paths), judged)
 
     def _prove_later(self, request: Request, header_set: StoredHeaderSet) -> None:
-        """Prove a kernel that was stored, and store what that shows; for the queue."""
+        """Prove a stored kernel, and store the verdict; for the queue."""
         from kcache.kernels.proofs import prove
         from kcache.kernels.store import KernelWriter
 
@@ -291,7 +291,7 @@ class Resolver:
 
 
 class _Miss:
-    """One request on its way through the flight; counts the miss if it leads nowhere."""
+    """One request on its way through the flight; counts the miss if it ends without an answer."""
 
     def __init__(self, resolver: Resolver, request: Request) -> None:
         self._resolver = resolver

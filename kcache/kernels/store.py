@@ -27,9 +27,9 @@ __all__ = ["KernelWriter"]
 class KernelWriter:
     """Stores kernels and the manifests that lead to them.
 
-    Threads: safe to share. Processes: two that store header sets of one request at the same time
-    may lose one of the two; it is compiled again then. Crash: the kernel is stored before the
-    manifest, so that no manifest names a kernel that was never there.
+    Threads: safe to share. Processes: if two store header sets of one request at the same time, one
+    of the two may be lost, and is compiled again. Crash: the kernel is stored before the manifest,
+    so that no manifest names a kernel that was never stored.
 
     Args:
         finder: of the cache that is written to.
@@ -45,10 +45,10 @@ class KernelWriter:
         header_set: StoredHeaderSet | None,
         upload: Callable[[str, Entry], object] | None = None,
     ) -> tuple[CompiledKernel, bool]:
-        """Store what was compiled; return the kernel, and whether it will be found.
+        """Store a compiled kernel; return it, and whether it will be found.
 
-        `header_set` is the header set that it was compiled with, None for a self-contained request.
-        `upload` is called with the kernel's key and entry, whether it can be stored here or not.
+        `header_set` is the header set of its compile, None for a self-contained request. `upload`
+        is called with the kernel's key and entry, whether it can be stored here or not.
         """
         key = request.key
         dependencies: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Diagnosis of tiers: what becomes of each layer and each remote that the setting `remote` names.
+"""Diagnosis of tiers: checks each layer and each remote that the setting `remote` names.
 
 Every remote is asked once for a key that nobody has, all at the same time, and nobody waits longer
 than `LIMIT` for any of them. Nothing is stored there or here.
@@ -33,7 +33,7 @@ _KINDS = {"layer": "layer", "http": "HTTP", "redis": "Redis", "objects": "object
 
 
 class _Signing(NamedTuple):
-    """Which kernels of others are taken.
+    """Which kernels of other machines are accepted.
 
     Attributes:
         file: of the keys; None without signatures.
@@ -47,7 +47,7 @@ class _Signing(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What became of looking at one tier: what it is, or why it can't be used."""
+    """The result of checking one tier: what it is, or why it can't be used."""
 
     what: str
     error: Exception | None
@@ -103,7 +103,7 @@ def _keys(signing: _Signing, *, writes: bool) -> Finding:
 
 
 def _look_at(addresses: Sequence[Address], signing: _Signing, limit: float) -> list[_Look]:
-    """Look at all of them at the same time."""
+    """Check all of them at the same time."""
     late = _Look("", TimeoutError(f"no answer within {limit:g} s"), limit)
     looks = [late] * len(addresses)
 

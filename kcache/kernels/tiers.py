@@ -1,4 +1,4 @@
-"""Tiers: makes the layers below the cache and the remotes behind it, as `remote` says."""
+"""Tiers: makes the layers below the cache and the remotes behind it, for the setting `remote`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _open_layers(
 ) -> list[Layer]:
     """Return the layers among the addresses of tiers, in order.
 
-    One that can't be used is left out, with a warning. With a file of keys that sign, so is a
+    A layer that can't be used is left out, with a warning. With a file of signing keys, so is a
     bundle that is not signed.
 
     Raises:
@@ -76,7 +76,7 @@ def _open_layers(
 
 
 def open_layer(address: Address, key_file: str | None) -> Layer:
-    """Return the layer at an address; a bundle in it has to be signed where there is a key file.
+    """Return the layer at an address; with a key file, a bundle has to be signed.
 
     Raises:
         ConfigError, BackendError, OSError: it can't be used.
@@ -100,7 +100,7 @@ def open_layer(address: Address, key_file: str | None) -> Layer:
 
 
 def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
-    """Return what asks the remotes that the settings name, or None if they name none."""
+    """Return the `RemoteKernels` for the settings, or None if they name no remote."""
     addresses = _remote_addresses(config)
     if not addresses or config.disable.value:
         return None
@@ -115,9 +115,9 @@ def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
 
 
 def remote_status(config: Config) -> list[dict[str, Any]]:
-    """Return what the agent tells of each remote that the settings name; nothing is started.
+    """Return the agent's status of each remote that the settings name; start nothing.
 
-    Where no agent runs, that is what the last one has counted since the machine was started.
+    If no agent runs, it is what the last one has counted since the machine was started.
     """
     addresses = _remote_addresses(config)
     if not addresses:
@@ -154,7 +154,7 @@ def _remote_addresses(config: Config) -> tuple[Address, ...]:
 
 
 def _agent_path(config: Config, addresses: tuple[Address, ...]) -> str:
-    """Return where the agent listens that programs with these settings use; raises RemoteError."""
+    """Return the socket of the agent for programs with these settings; raise RemoteError."""
     from kcache.remote.start import socket_path
 
     return socket_path(environment.runtime_folders(), _setup(config, addresses))
@@ -174,7 +174,7 @@ def _agent_environment() -> dict[str, str]:
 
 
 def _followed(config: Config) -> dict[str, str]:
-    """Return the settings that the agent follows; with another file of keys it is another agent."""
+    """Return the settings that the agent follows; another file of keys means another agent."""
     path = config.signing_key_file.value
     if path is None:
         return {}

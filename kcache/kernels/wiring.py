@@ -1,4 +1,4 @@
-"""Wiring: builds what a miss needs from the settings: flight, compiler, remotes, resolver."""
+"""Wiring: builds the parts for a miss from the settings: flight, compiler, remotes, resolver."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _remotes(finder: Finder, config: Config) -> RemoteKernels | None:
 def _proves_eagerly(config: Config) -> bool:
     """Tell whether kernels are proven to be good elsewhere right after their first compile.
 
-    By default they are where they are made for others: with a remote that is written to. A user who
-    sets the argument or the variable decides.
+    By default they are if they are made for others, that is with a writable remote. The argument or
+    the variable overrides that.
     """
     value, source = config.relocation
     for_others = any(each.writable for each in config.remote.value) and not config.read_only.value
