@@ -13,7 +13,7 @@ _NO_NAMES: dict[str, str] = {}
 
 
 def names_and_log(entry: Entry) -> tuple[dict[str, str], str]:
-    """Return the lowered names and the log in a kernel's entry, which may hold anything.
+    """Return the lowered names and the log in a kernel's entry, whose content may be wrong.
 
     Raises:
         CorruptEntryError: they are of another type.

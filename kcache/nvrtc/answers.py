@@ -19,7 +19,7 @@ Question: TypeAlias = str
 
 
 def answer_now(question: Question, path: str) -> bytes | None:
-    """Return the answer, or None where the question is not known here."""
+    """Return the answer, or None if the question is not known here."""
     if question == "lstat":
         return _link_kind(path)
     if question == "listdir":
@@ -43,7 +43,7 @@ def answer_now(question: Question, path: str) -> bytes | None:
 
 
 def error_now(path: str) -> int:
-    """Return the error's number with which looking at a path, or opening it, fails; 0 for none."""
+    """Return the errno with which stat or open of a path fails; 0 for none."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode):

@@ -2,8 +2,8 @@
 
 Compiles happen in processes of our own (`workers/`), each known to be clean. There are exceptions:
 no interpreter can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` says so. Then
-this process compiles, one request at a time, and the outcome is not cached. Somebody else may have
-used the same library, and nobody can see what that has left behind.
+this process compiles, one request at a time, and the outcome is not cached. Other code in the
+process may have used the same library, and nobody can see what state that left behind.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Compiled(NamedTuple):
     """What one compile returned.
 
     Attributes:
-        ptx, cubin, ltoir: the outputs; None where the target has none of that kind.
+        ptx, cubin, ltoir: the outputs; None if the target has none of that kind.
         lowered_names: name expression -> mangled name.
         log: the compiler's log, warnings included.
         seconds: wall time of the compile alone, without waiting for a worker.
-        raw_log: the log as NVRTC returned it, or None where it is empty.
+        raw_log: the log as NVRTC returned it, or None if it is empty.
     """
 
     ptx: bytes | None
@@ -75,7 +75,7 @@ class Run(NamedTuple):
     Attributes:
         compiled: what it returned.
         identity: of the library that compiled.
-        record: what it asked the operating system; None where nobody wrote that down.
+        record: what it asked the operating system; None if nothing recorded that.
         problem: why there is no record, or why the outcome can't be cached, or empty.
         precompiled: whether it used a precompiled header.
     """
@@ -91,9 +91,9 @@ class Limits(NamedTuple):
     """What a compile may take.
 
     Attributes:
-        workers: most workers at a time, 0 for none; None for one for each usable core.
+        workers: most workers at a time; 0 for none; None for one per usable core.
         timeout: seconds that a compile may take, or None.
-        slots: what bounds the compiles of all processes that share a directory, or None.
+        slots: they bound the compiles of all processes that share a directory; or None.
     """
 
     workers: int | None = None
@@ -109,7 +109,7 @@ def compile_request(
 ) -> Run:
     """Compile a request once.
 
-    With `moved` the compiler takes directories to be elsewhere, path that it is told -> real path;
+    With `moved`, the compiler gets other paths of directories, path that it is told -> real path;
     see `relocation`. Such a compile waits until no other one wants a worker, and is tried once.
 
     Threads: safe; each compile has a worker of its own. Fork, crash: see `workers.pool`.
@@ -202,7 +202,7 @@ def supported_archs(path: str | None = None) -> tuple[int, ...]:
 
 
 def recording_problem() -> str:
-    """Return why compiles here can't be recorded, so that nothing with headers is cached, or empty.
+    """Return why compiles can't be recorded here, so that nothing with headers is cached; or empty.
 
     Raises:
         CompilerNotFoundError: NVRTC is not installed.
@@ -233,7 +233,7 @@ def _hello(path: str | None = None) -> Hello:
 
 
 def _ask(request: Request, moved: Mapping[str, str], *, hurried: bool) -> Ask:
-    """Return what a worker is asked; if it is hurried it precompiles nothing, which takes time."""
+    """Return the request to a worker; a hurried one precompiles nothing, which takes time."""
     from kcache.nvrtc.workers.messages import Ask
 
     return Ask(
@@ -252,7 +252,7 @@ def _ask(request: Request, moved: Mapping[str, str], *, hurried: bool) -> Ask:
 
 
 def _misses_before_precompiling(request: Request) -> int:
-    """Return after how many plain compiles a worker precompiles what a request begins with."""
+    """Return after how many plain compiles a worker precompiles the beginning of a request."""
     if request.siblings >= _MANY:
         return 0
     if request.options.precompiled_headers == "auto":
@@ -294,7 +294,7 @@ def _text(log: bytes) -> str:
 
 
 def _first_error(name: str, log: str) -> str:
-    """Return the first error in a log, in words that the caller has used.
+    """Return the first error in a log, in the caller's words.
 
     A name expression becomes a line of a text of NVRTC's own, `__nv_name_map`.
     """
@@ -340,7 +340,7 @@ class _Here:
         after_fork(self)
 
     def after_fork(self) -> None:
-        """A child of a fork during a compile has the compiler's own locks held by nobody."""
+        """Note if the fork was during a compile: then the compiler's own locks stay held."""
         self.forked_inside = self.forked_inside or self.lock.locked()
         self.lock = threading.Lock()
 

@@ -16,7 +16,7 @@ _NONE = "no arch is given, and {}; allowed: CompileOptions(arch=...), such as ar
 
 
 def current_arch() -> str:
-    """Return the architecture of the current context's GPU, else of device 0, such as `"sm_90"`.
+    """Return the architecture of the current context's GPU, otherwise of device 0: `"sm_90"`.
 
     Raises:
         ConfigError: there is no driver or no GPU.

@@ -6,9 +6,9 @@ that was changed less than `FRESH_NS` before it was read. Another change within 
 the clock would not show, so such a file is read each time until it is older. (Git does the same
 with its index, see "Racy Git" in git's documentation.)
 
-Where nobody can write, the times are those that the maker of an image chose (squashfs, EROFS). Two
-images of one build system often have the same ones, also inodes and devices. So no other process is
-told to trust a digest there; see `ReadOnly`.
+On a file system that nobody can write to (squashfs, EROFS), the times are those that the maker of
+the image chose. Two images of one build system often have the same times, inodes and devices. So a
+digest from there is never trusted by another process; see `ReadOnly`.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 class ReadOnly:
-    """Tells on which file systems nobody can write; looks once at each. For one thread."""
+    """Tells which file systems nobody can write to; checks each once. For one thread."""
 
     def __init__(self) -> None:
         self._devices: dict[int, bool] = {}
 
     def hides(self, path: str, stamp: Stamp) -> bool:
-        """Tell whether another file may have this stamp at `path`, after another mount."""
+        """Tell whether, after another mount, another file at `path` may have this stamp."""
         device = stamp[4]
         if device not in self._devices:
             self._devices[device] = _is_read_only(path)
@@ -120,9 +120,9 @@ class FileDigests:
     def read(self, path: str, status: os.stat_result) -> bytes:
         """Return a file's content, and remember its digest.
 
-        A manifest that somebody forged may name any path. So what no compile records is not opened:
-        devices, pipes, and files in which the system tells of itself. Some have no end, some wait
-        for ever, and some do something when they are opened.
+        A forged manifest may name any path. So it does not open files that no compile records:
+        devices, pipes, and the system's own files such as those in /proc. Some of these have no
+        end, some wait for ever, and some act when they are opened.
 
         Args:
             path: of the file.
@@ -151,7 +151,7 @@ class FileDigests:
 
         Args:
             paths: of the files.
-            digests: holds theirs one after the other, from position `at` on.
+            digests: the digests of the files, one after the other, from position `at` on.
             stored: the stamp under which another process trusted each; `NO_STAMP` for none.
         """
         get, stat_ = self._known.get, os.stat
@@ -197,7 +197,7 @@ class FileDigests:
 
 
 def _require_header(path: str, status: os.stat_result) -> None:
-    """Refuse what no compile records as a header that was read.
+    """Refuse a file that no compile records as a header.
 
     Raises:
         OSError: it is no regular file, too large, or the system's own.
@@ -211,7 +211,7 @@ def _require_header(path: str, status: os.stat_result) -> None:
 
 
 def _content(file: io.FileIO, path: str, size: int) -> bytes:
-    """Return what is in a file of about that size.
+    """Return the content of a file of about that size.
 
     Raises:
         OSError: it can't be read now, or is too large.
@@ -238,8 +238,8 @@ class Watched(NamedTuple):
     """A directory whose status tells that no absent file has appeared below it.
 
     Attributes:
-        stamp: its status when that was seen; zeros if it tells nothing.
-        names: the absent files below it, or None if another process looked at them.
+        stamp: its status when the files were absent; zeros if it tells nothing.
+        names: the absent files below it, or None if another process checked them.
     """
 
     stamp: Stamp
@@ -247,7 +247,7 @@ class Watched(NamedTuple):
 
 
 def watched_from(directory: str, names: list[str], now: Stamp, read_at: int) -> Watched:
-    """Return a directory just looked at, with its stamp if that will tell of a change."""
+    """Return a directory that was just checked, with its stamp if that will show a change."""
     # What is there already (a link, a directory) may change without a trace in this one.
     fresh = max(now[1], now[2]) >= read_at - FRESH_NS
     firsts = {name.partition("/")[0] for name in names}

@@ -27,13 +27,13 @@ _WORKING_DIRECTORY = "PWD"
 
 
 class Outcome(NamedTuple):
-    """What a compile made, and what that depends on.
+    """The outputs of a compile, and what they depend on.
 
     Attributes:
         compiled: the outputs.
         identity: of the library that compiled.
         header_set: the answers that decided them, which hold now; None for a self-contained
-            request, or where the outcome must not be cached.
+            request, or if the outcome must not be cached.
         uncacheable: why it must not be cached, or None.
     """
 
@@ -44,11 +44,11 @@ class Outcome(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What a compile with moved include directories came to.
+    """The result of a compile with moved include directories.
 
     Attributes:
-        compiled: the outputs, if it got the same answers as the compile before; else None.
-        conclusive: whether the same attempt would come to the same again.
+        compiled: the outputs, if it got the same answers as the compile before; otherwise None.
+        conclusive: whether another attempt would give the same result.
     """
 
     compiled: Compiled | None
@@ -99,7 +99,7 @@ class Frontend:
         return Outcome(run.compiled, run.identity, None, "headers changed during the compile")
 
     def compile_elsewhere(self, request: Request, header_set: StoredHeaderSet) -> Proof:
-        """Compile a request as if its include directories lay elsewhere, to compare the outcome.
+        """Compile a request as if its include directories were elsewhere, to compare the outcome.
 
         Args:
             request: a request with headers.
@@ -133,7 +133,7 @@ class Frontend:
         return Proof(None, conclusive=held)
 
     def _unusable(self, request: Request, run: Run) -> str | None:
-        """Return why what was asked forbids to cache the outcome, or None."""
+        """Return why a question of the compiler forbids caching the outcome, or None."""
         record = run.record
         if record is None:
             return None

@@ -2,8 +2,8 @@
 
 It is made from the record of the compile: everything that the compiler asked the operating system,
 with the answers. The outcome is good as long as every question gets the same answer. So nothing
-here knows what an include is. Files that were read, paths where nothing was, directories and
-variables are answers like all others.
+here knows what an include is. Files that were read, absent paths, directories and variables are
+answers like all others.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
 
 
 class Denied(NamedTuple):
-    """A path that could not be looked at, or not opened, and the error's number."""
+    """A path whose stat or open failed, and the errno."""
 
     rooted: RootedPath
     error: int
@@ -66,24 +66,25 @@ class Other(NamedTuple):
 
 
 class HeaderSet(NamedTuple):
-    """What one compile was told.
+    """The answers that one compile got.
 
     Attributes:
         files: files that were read, path -> digest of the content (XXH3-128, 16 bytes).
         absent: paths where nothing was.
-        present: files that were there, and that nothing was read of.
+        present: files that existed and of which nothing was read.
         folders: paths where a directory was.
-        names: names of in-memory texts, which the compiler looks for on disk and never opens; one
-            that is there must be none of the files, or the compiler takes the two for one.
+        names: names of in-memory texts, which the compiler looks for on disk and never opens. If
+            one exists there, it must not be one of the files, or the compiler takes the two for
+            one.
         same: paths of equal content, each with a number: equal numbers are one file under two names
             (links), others are not. `#pragma once` goes by that.
-        denied: what could not be looked at or opened.
+        denied: paths whose stat or open failed.
         others: answers to rarer questions.
         variables: environment variables that are not part of the key, None for one that is not set.
-        called: what the source has to be called, with one of `CALLED` before it; empty if any name
-            will do.
-        bound: where the outcome is good: `FREE`, or a digest of the location that it was made in,
-            with `!` before it where it is known to be good for no other.
+        called: the name that the source must have, with one of `CALLED` before it; empty if any
+            name will do.
+        bound: where the outcome is good: `FREE`, or a digest of the location of its compile, with
+            `!` before it if it is known to be good for no other location.
     """
 
     files: Mapping[RootedPath, bytes]
@@ -112,7 +113,7 @@ class HeaderSet(NamedTuple):
             record: of the compile.
             search: its roots.
             texts: names of the source and of the in-memory headers.
-            variables: those that were asked for and are not part of the key.
+            variables: those that the compiler asked for and that are not part of the key.
         """
         named = _names(texts, search)
         kinds: dict[str, set[RootedPath]] = {kind: set() for kind in "-fdn"}
@@ -174,7 +175,7 @@ class Sections(NamedTuple):
     def is_called(self, name: str, *, proven: bool) -> bool:
         """Tell whether a source of this name may have the outcome, as far as its name matters.
 
-        Where the directory may matter, `proven` tells that it does not.
+        If the directory may matter, `proven` tells that it does not.
         """
         how, called = self.called[:1], self.called[1:]
         if how == IN_ANY_DIRECTORY:
@@ -187,7 +188,7 @@ class Sections(NamedTuple):
 def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bool:
     """Tell whether a compile asked for no file but the names of texts that it has in memory.
 
-    It opens none of these; it wants to know whether two of them are one file.
+    It opens none of these, but checks whether two of them are one file.
     """
     named = _names(texts, search)
     there = 0
@@ -219,9 +220,9 @@ def _names(texts: Iterable[str], search: HeaderSearch) -> frozenset[str]:
 
 
 def is_directory(path: str, search: HeaderSearch) -> bool:
-    """Tell whether a path is the working directory, which is one wherever a compile is made.
+    """Tell whether a path is the working directory, which exists wherever a compile runs.
 
-    LLVM asks for it as `PWD` spells it, too.
+    LLVM also asks for it in the spelling of `PWD`.
     """
     path = _bare(path)
     if path == search.directory:
@@ -237,7 +238,7 @@ def _bare(path: str) -> str:
 
 
 def _above(rooted: RootedPath) -> Iterator[RootedPath]:
-    """Yield the directories that a path goes through, below its root, and the root itself."""
+    """Yield the directories of a path below its root, and the root itself."""
     folder = rooted.path
     while "/" in folder:
         folder = folder.rpartition("/")[0]
@@ -251,8 +252,8 @@ def _same(
 ) -> Iterator[tuple[int, RootedPath]]:
     """Yield a number for each path that may be another name of another path's file.
 
-    Files of different content are different files, so only those of equal content count, and those
-    that were not opened, whose content is not known.
+    Files of different content are different files. So only files of equal content count, and files
+    that were not opened, whose content is unknown.
     """
     by_inode: dict[tuple[int, int], list[RootedPath]] = {}
     by_digest: dict[bytes, list[RootedPath]] = {}
@@ -270,14 +271,14 @@ def _same(
 
 
 def confused_names(names: Iterable[str], source: str, files: Iterable[str]) -> Iterator[str]:
-    """Yield names of texts in memory that lead to a file which is there under another name, too.
+    """Yield names of in-memory texts that lead to a file which also exists under another name.
 
     The compiler takes the two for one.
 
     Args:
-        names: that the compiler has looked for.
-        source: what the source is called now; it may have been compiled under another name.
-        files: that were read.
+        names: those that the compiler has looked for.
+        source: the present name of the source; it may have been compiled under another name.
+        files: those that were read.
     """
     own = tuple(names)
     there = {path: file for path in dict.fromkeys((*own, source)) if (file := _identity(path))}

@@ -1,4 +1,4 @@
-"""Inventory: finds out what the entries of a backend are, without recording a use of them.
+"""Inventory: describes the entries of a backend, without recording a use of them.
 
 Everything here reads through `Backend.scan` and `Backend.get`, one payload at a time, and changes
 nothing. Entries that vanish meanwhile are left out; damaged ones are described as such.
@@ -73,9 +73,9 @@ class Item(NamedTuple):
         names: name expressions of its kernels.
         arch: its target.
         created: seconds since the epoch, or None.
-        compile_seconds: what compiling it took, or None.
-        flags: options of its compile, the target left out.
-        compiler: what compiled it.
+        compile_seconds: time of its compile, or None.
+        flags: options of its compile without the target.
+        compiler: the compiler of it.
     """
 
     key: str
@@ -111,7 +111,7 @@ def look_into(backend: Backend, info: EntryInfo, producer: str) -> Opened | None
 
 
 def look_at(blob: bytes, info: EntryInfo, producer: str) -> Opened:
-    """Check an entry that was read, likewise."""
+    """Check an entry that was read, in the same way."""
     item = _item(info)
     try:
         entry = decode(blob, info.key, producer=producer.encode())
@@ -135,7 +135,7 @@ def _item(info: EntryInfo) -> Item:
 
 
 def items(backend: Backend, producer: str) -> Iterator[Item]:
-    """Yield what every entry is, in any order.
+    """Yield a description of every entry, in any order.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -147,7 +147,7 @@ def items(backend: Backend, producer: str) -> Iterator[Item]:
 
 
 def describe(item: Item, metadata: Mapping[str, JSON]) -> Item:
-    """Return `item` with what an entry's metadata says of it; the metadata may say anything."""
+    """Return `item`, completed from an entry's metadata, which may have any content."""
     kind = metadata.get("kind")
     if kind == MANIFEST:
         return item._replace(kind=MANIFEST)
@@ -178,7 +178,7 @@ def matching(backend: Backend, prefixes: Iterable[str]) -> dict[str, list[EntryI
 
 
 def unique_length(keys: Iterable[str], *, least: int = 8) -> int:
-    """Return to how many digits these keys can be cut so that no two become equal."""
+    """Return how many digits are enough to tell these keys apart."""
     heads = sorted(array("Q", (int(key[:_COMPARED], 16) for key in keys)))
     longest = 0
     for one, next_one in pairwise(heads):
@@ -189,9 +189,9 @@ def unique_length(keys: Iterable[str], *, least: int = 8) -> int:
 
 
 def coldest_first(backend: Backend) -> Iterator[EntryInfo]:
-    """Yield every entry there is now, least recently used first, exactly.
+    """Yield all present entries in the exact order of use, least recently used first.
 
-    Takes about 80 bytes of memory per entry. Some may be gone when they are yielded.
+    It takes about 80 bytes of memory per entry. Some may be gone when they are yielded.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -218,7 +218,8 @@ def would_evict(backend: Backend, goal: int | None, *, since_ns: float = 0) -> t
     Args:
         backend: whose entries.
         goal: bytes that may stay; None for all that are not too old.
-        since_ns: what was last used before, nanoseconds since the epoch, goes in any case.
+        since_ns: entries that were last used before, nanoseconds since the epoch, are evicted in
+            any case.
 
     Raises:
         BackendError: the entries can't be listed.

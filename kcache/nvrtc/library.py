@@ -1,4 +1,4 @@
-"""Library: finds the NVRTC library of this machine, and tells which code is in it.
+"""Library: finds the NVRTC library of this machine, and identifies its code.
 
 The identity of a compiler is the GNU build id of libnvrtc and of its builtins library, because
 patch releases report one version and generate different code. It is read from the files without
@@ -65,7 +65,7 @@ _real_paths: dict[str, str] = {}
 def find() -> Library | None:
     """Return the library that a compile would use, without loading it, or None if none is found.
 
-    Looks where cuda.pathfinder does, in its order: already loaded in this process, wheels,
+    It searches like cuda.pathfinder, in the same order: already loaded in this process, wheels,
     conda, the loader's path, `CUDA_PATH`. A caller that then compiles compares with `loaded`.
     """
     mapped = _mapped()
@@ -76,8 +76,8 @@ def find() -> Library | None:
 def find_path() -> str | None:
     """Return the path that `find` would return, in a tenth of the time; for each compile.
 
-    A library that was loaded since the last call is noticed by the size of the address space. Were
-    one overlooked, the one before it would compile: it says who it is, and the key goes by that.
+    It notices a library that was loaded since the last call by the size of the address space. If it
+    overlooked one, the previous library would compile, and the key would name that one.
     """
     global _mapped_at  # noqa: PLW0603
     size = _address_space()
@@ -88,7 +88,7 @@ def find_path() -> str | None:
 
 
 def at(path: str) -> Library:
-    """Return the library that is the file at `path`, without loading it."""
+    """Return the library in the file at `path`, without loading it."""
     return _library(path, {})
 
 
@@ -133,7 +133,7 @@ def _mapped() -> dict[str, int]:
 
 
 def _real(path: str) -> str:
-    """Return `os.path.realpath` of a file, in two looks if it is what it was at the last call."""
+    """Return `os.path.realpath` of a file, with two system calls if nothing has changed."""
     known = _real_paths.get(path)
     with suppress(OSError):
         if known is not None and os.path.samefile(path, known):
@@ -143,7 +143,7 @@ def _real(path: str) -> str:
 
 
 def _address_space() -> int:
-    """Return the bytes of this process's address space; 0 where nobody says."""
+    """Return the bytes of this process's address space; 0 if the system does not tell."""
     sysconf: Callable[[str], int] | None = getattr(os, "sysconf", None)
     if sysconf is None:  # Windows
         return 0
@@ -155,7 +155,7 @@ def _address_space() -> int:
 
 
 def _loaded_path(mapped: dict[str, int]) -> str | None:
-    """Return which of the mapped files compiles: other packages may have loaded their own."""
+    """Return the mapped file that compiles, since other packages may have loaded their own."""
     paths = [path for path in mapped if not os.path.basename(path).startswith(_BUILTINS)]
     if not paths:
         return None
@@ -194,7 +194,7 @@ def _in(folders: Iterable[str]) -> Iterator[str]:
 
 
 def _site_packages() -> list[str]:
-    """Return where cuda.pathfinder looks for wheels; not all of `sys.path`."""
+    """Return the directories that cuda.pathfinder searches for wheels; not all of `sys.path`."""
     import site
 
     folders = site.getsitepackages()
@@ -205,7 +205,7 @@ def _site_packages() -> list[str]:
 
 
 def _loader_cache() -> Iterator[str]:
-    """Yield what the dynamic loader's cache knows; its strings are NUL-terminated paths."""
+    """Yield the paths in the dynamic loader's cache, whose strings are NUL-terminated."""
     try:
         with open("/etc/ld.so.cache", "rb") as file:
             cache = file.read()
@@ -219,7 +219,7 @@ def _loader_cache() -> Iterator[str]:
 
 
 def file_identity(path: str) -> str:
-    """Return the build id of a shared library, or a digest of its content where it has none.
+    """Return the build id of a shared library, or a digest of its content if it has none.
 
     Memoised in the process by size, times and inode.
     """
@@ -260,7 +260,7 @@ def _build_id_in_memory(start: int) -> str | None:
 
 
 def _find_build_id(file: BinaryIO | FileIO, base: int, where: int) -> str | None:
-    """Read from position `base` on; a segment's place is at byte `where` of its header.
+    """Read from position `base` on; a segment's position is at byte `where` of its header.
 
     That is 8 in a file (`p_offset`) and 16 in memory (`p_vaddr`).
     """

@@ -72,7 +72,7 @@ GOOD, BAD = "+", "-"
 
 
 class Difference(NamedTuple):
-    """One thing that is not as a header set says.
+    """One difference between a header set and the present state.
 
     Attributes:
         kind: `changed` or `gone`, of a header that was read; `appeared`, of something that was not
@@ -89,10 +89,10 @@ class Difference(NamedTuple):
 
 
 class StoredHeaderSet:
-    """One header set of a request, with what is remembered of its files.
+    """One header set of a request, with the stamps of its files.
 
-    Made of the set's canonical encoding, which is read when it is first needed. Threads: safe to
-    share; what is remembered is replaced, not changed.
+    It is made from the set's canonical encoding, which is decoded when it is first needed. Threads:
+    safe to share; stamps are replaced, not changed.
 
     Attributes:
         raw: the encoding; the result's key is made of it.
@@ -146,7 +146,7 @@ class StoredHeaderSet:
 
     @property
     def may_be_good_elsewhere(self) -> bool:
-        """Whether the outcome may depend on its location, and nothing shows that it does."""
+        """Whether the outcome may depend on its location, and nothing has shown that it does."""
         sections = self.sections()
         return bool(sections.bound) and not (sections.bound.startswith(ONLY) or sections.proof)
 
@@ -156,11 +156,11 @@ class StoredHeaderSet:
         return self.sections().proof == BAD
 
     def unbound(self) -> StoredHeaderSet:
-        """Return the same answers, without what the outcome is bound to."""
+        """Return the same answers, without the location that the outcome is bound to."""
         return StoredHeaderSet(self._with_last("", unless="c"))
 
     def judged(self, *, good: bool) -> StoredHeaderSet:
-        """Return the same set with what a proof came to."""
+        """Return the same set with the verdict of a proof."""
         judged = StoredHeaderSet(self._with_last(f"x0\0{self.bound}\0{GOOD if good else BAD}"))
         judged.stamps = dict(self.stamps)
         return judged
@@ -189,9 +189,9 @@ class StoredHeaderSet:
     def differences(
         self, search: HeaderSearch, digests: FileDigests, location: str, *, proven: bool = False
     ) -> Iterator[Difference]:
-        """Yield what is not as the set says, in the order in which it is cheapest to find out.
+        """Yield the differences from the set, those first that are cheapest to find.
 
-        With `proven`, what a proof could show is taken for shown.
+        With `proven`, it assumes what a proof could show.
         """
         sections = self.sections()
         if sections.roots > len(search.roots):
@@ -243,7 +243,7 @@ class StoredHeaderSet:
     def _appeared(
         self, search: HeaderSearch, digests: FileDigests, location: str
     ) -> Iterator[Difference]:
-        """Yield absent files that are there, by the status of their directories if that tells."""
+        """Yield absent files that now exist, by the status of their directories if that tells."""
         known = self._directories.get(location)
         if known is None:
             known = self._directories[location] = self._survey(search)
@@ -290,7 +290,7 @@ class StoredHeaderSet:
     # -- stamps ----------------------------------------------------------------------------------
 
     def remember(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
-        """Take up the present stamps, for storing; tell whether they differ from those stored."""
+        """Take over the present stamps, for storing; tell whether they differ from those stored."""
         paths = [path for _, group in self._files(search) for path in group]
         files = [digests.known(path) or NO_STAMP for path in paths]
         known = self._directories.get(location)
@@ -315,9 +315,9 @@ class StoredHeaderSet:
         return True
 
     def _stored(self, location: str) -> Iterable[Stamp]:
-        """Return the stamps of the files that another process stored, the first time asked for.
+        """Return the stamps of the files that another process stored, at the first call.
 
-        They are a shortcut: where there are none, or they make no sense, everything is looked at.
+        They are a shortcut: without them, or if they make no sense, everything is checked.
         """
         raw = self.stamps.get(location)
         if raw is None or location in self._directories:
@@ -356,7 +356,7 @@ class Manifest:
     def matching(
         self, search: HeaderSearch, digests: FileDigests, location: str
     ) -> StoredHeaderSet | None:
-        """Return the header set whose files are all as it says, or None."""
+        """Return the header set that holds now, or None."""
         for header_set in self.header_sets:
             with suppress(CorruptEntryError):  # intact, but no header set
                 if header_set.good_at(location) and header_set.holds(search, digests, location):
@@ -366,9 +366,9 @@ class Manifest:
     def provable(
         self, search: HeaderSearch, digests: FileDigests, location: str
     ) -> StoredHeaderSet | None:
-        """Return one that holds, was made in another location, and is perhaps good for all.
+        """Return a set that holds, was made in another location, and may be good for all.
 
-        None where one that holds was found out to depend on its location.
+        Return None if a set that holds was found to depend on its location.
         """
         found = None
         for header_set in self.header_sets:
@@ -381,10 +381,10 @@ class Manifest:
         return found
 
     def judge(self, header_set: StoredHeaderSet, *, good: bool) -> StoredHeaderSet:
-        """Note what a proof came to; return the set as it is now.
+        """Note the verdict of a proof; return the set as it is now.
 
-        One that is good everywhere comes first, and replaces all with the same answers that may be.
-        None is good everywhere where another with the same answers is not.
+        A set that is good everywhere comes first, and replaces all sets with the same answers that
+        may be good everywhere. No set is good everywhere if another with the same answers is not.
         """
         sets, answers = self.header_sets, header_set.unbound().raw
         # It depends on the location if one with the same answers does, whatever this proof shows.
@@ -404,7 +404,7 @@ class Manifest:
         return judged
 
     def add(self, header_set: StoredHeaderSet) -> None:
-        """Put a header set first; an equal one gives it its stamps and goes."""
+        """Put a header set first; it replaces an equal one, and takes over its stamps."""
         for old in self.header_sets:
             if old.raw == header_set.raw:
                 header_set.stamps = {**old.stamps, **header_set.stamps}

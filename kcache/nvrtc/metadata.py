@@ -1,6 +1,6 @@
 """RequestSummary: what an entry's metadata says about its request, for tools that show it.
 
-It does not decide whether an entry is served: the key does. Entries of older versions say less.
+The key decides whether an entry is served, not this summary. Entries of older versions say less.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _YEAR_9999 = 253e9
 
 
 class RequestSummary(NamedTuple):
-    """What is known of a request, or of an entry's; None, or empty, where that is not known.
+    """What is known about a request, or an entry's request; None or empty if unknown.
 
     Attributes:
         source_name: name of the source; likewise `names`, `arch`, `flags` and `compiler` as they
             were asked for.
         source_hash: digest of the source text.
         headers: in-memory headers, include name -> digest of the text.
-        extra_key: digest of the caller's own bytes, empty where there were none.
-        bound: what the key holds of the directories; see `Request`.
+        extra_key: digest of the caller's own bytes, empty without any.
+        bound: the directories in the key; see `Request`.
         request: key of the request.
         nvrtc: version of the compiler, such as `"13.0"`.
         created: seconds since the epoch.
@@ -50,7 +50,7 @@ class RequestSummary(NamedTuple):
 
     @classmethod
     def of(cls, request: Request) -> RequestSummary:
-        """Return what is known of a request."""
+        """Return the summary of a request."""
         return cls(
             request.source_name,
             request.names,
@@ -66,7 +66,7 @@ class RequestSummary(NamedTuple):
 
     @classmethod
     def read(cls, metadata: Mapping[str, JSON], key: str) -> RequestSummary:
-        """Return what the metadata of the kernel under `key` says; it may say anything."""
+        """Return the summary in the metadata of the kernel under `key`, which may be wrong."""
         new = isinstance(metadata.get("source_hash"), str)
         headers = metadata.get("headers")
         return cls(
@@ -90,7 +90,7 @@ class RequestSummary(NamedTuple):
 
 
 def metadata_of(request: Request, key: str) -> dict[str, JSON]:
-    """Return what the entry under `key`, just compiled, says of its request."""
+    """Return the metadata about the request for the entry under `key`, just compiled."""
     about = RequestSummary.of(request)
     found: dict[str, JSON] = {
         "source_name": about.source_name,
@@ -123,17 +123,17 @@ def _nvrtc(identity: str) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return a text of the metadata, empty for anything else; it may say anything."""
+    """Return a text of the metadata; empty if there is something else."""
     return value if isinstance(value, str) else ""
 
 
 def texts_of(value: JSON) -> tuple[str, ...]:
-    """Return several texts likewise."""
+    """Return several texts in the same way."""
     return tuple(map(text_of, value)) if isinstance(value, list) else ()
 
 
 def number_of(value: object) -> float | None:
-    """Return a number that a time can be, or None for anything else."""
+    """Return a number that can be a time, or None for anything else."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return float(value) if 0 <= value < _YEAR_9999 else None  # not a NaN either

@@ -1,4 +1,4 @@
-"""CompileOptions: what to ask of the compiler, checked, and as NVRTC's flags."""
+"""CompileOptions: the options of a compile, checked, and as NVRTC's flags."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parse_arch(value: str | int | tuple[int, int]) -> Arch:
 
 
 class CompileOptions(Record):
-    """What to ask of the compiler. Immutable; equal options give equal keys, in every process.
+    """The options of a compile. Immutable; equal options give equal keys, in every process.
 
     Attributes:
         arch: target: `"sm_90"` gives machine code (CUBIN) and PTX, `"compute_90"` PTX alone;
@@ -74,14 +74,13 @@ class CompileOptions(Record):
         debug: device debug information (`-G`).
         lineinfo: line numbers for profilers (`-lineinfo`).
         max_registers: registers per thread, at least 1 (`--maxrregcount`).
-        defines: macros, a mapping of name to value (None for none) or a sequence of
-            `"NAME"` and `"NAME=VALUE"`.
+        defines: macros, a mapping of name to value (None for none) or a sequence of `"NAME"` and
+            `"NAME=VALUE"`.
         include_paths: directories searched for headers, in order.
         extra_options: any other NVRTC options, passed on as they are.
         precompiled_headers: True keeps the headers that a source begins with parsed in a worker,
             for the misses after it that begin alike; `"auto"` does so from the second such miss of
-            a worker on. Changes how long a miss takes and nothing else: neither the outcome nor the
-            key.
+            a worker on. It only changes how long a miss takes, neither the outcome nor the key.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -102,7 +101,7 @@ class CompileOptions(Record):
     precompiled_headers: bool | Literal["auto"] = False
 
     def __post_init__(self) -> None:
-        """Check every value and bring it into its one canonical form."""
+        """Check every value and convert it to its canonical form."""
         if self.arch is not None:
             self._put("arch", str(parse_arch(self.arch)))
         if self.std is not None:
@@ -145,7 +144,7 @@ class CompileOptions(Record):
 
     @property
     def extra(self) -> ExtraOptions:
-        """What the cache has to know of `extra_options`."""
+        """What the cache has to know about `extra_options`."""
         known = self.__dict__.get("_extra")
         if known is None:  # asked for several times by each request
             self._put("_extra", known := ExtraOptions.parse(self.extra_options))
@@ -153,7 +152,7 @@ class CompileOptions(Record):
 
     @property
     def target(self) -> str | None:
-        """The architecture, from `arch` or else from `extra_options`; None if neither names one."""
+        """The architecture, from `arch` or from `extra_options`; None if neither has one."""
         return self.extra.arch if self.arch is None else str(self.arch)
 
     def flags(self) -> tuple[str, ...]:
@@ -167,7 +166,7 @@ class CompileOptions(Record):
     def key_flags(self) -> tuple[str, ...]:
         """Return the flags with every include directory replaced by its position.
 
-        So that the same headers in another folder make the same key.
+        So the same headers in another folder make the same key.
         """
         paths = (f"-I#{n}" for n in range(len(self.include_paths)))
         return (*self._own_flags(), *paths, *self.extra.without_paths)
@@ -194,7 +193,7 @@ class CompileOptions(Record):
 
 
 class ExtraOptions(NamedTuple):
-    """What the cache has to know of options that the caller wrote out.
+    """What the cache has to know about `extra_options`.
 
     Attributes:
         include_paths: directories of `-I` and `--include-path`.

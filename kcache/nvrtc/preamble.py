@@ -1,7 +1,7 @@
 """Preamble: the part of a source that a precompiled header can be made of.
 
-It only decides what is tried. The compiler says whether it has used a precompiled header, and the
-record tells what the header was made from.
+This module only decides what is tried. The compiler says whether it has used a precompiled header,
+and the record tells what the header was made from.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _PRAGMA = re.compile(r"\s*(?:once|message|(?:nv_)?diag_\w+|GCC|clang)\b")
 def preamble(source: str) -> int:
     """Return how many characters of a source can be precompiled: all its includes, no other code.
 
-    0 if it includes nothing, or if it may after the first token that is no directive's. Errs on
-    that side: ends before whatever might end the compiler's own idea of it, inside a branch too.
+    It is 0 if the source includes nothing, or if it may include something after the first token
+    outside a directive. In doubt, the preamble ends early: before anything that might end it for
+    the compiler, also inside a branch.
     """
     end = at = depth = 0
     while True:
@@ -46,7 +47,7 @@ def preamble(source: str) -> int:
 
 
 def _depth_after(directive: re.Match[str], depth: int) -> int:
-    """Return in how many conditionals a directive leaves us; -1 if it does not belong here."""
+    """Return the depth of conditionals after a directive; -1 if it does not belong here."""
     name = directive[1]
     if name in _OPENING:
         return depth + 1

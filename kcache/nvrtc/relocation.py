@@ -180,14 +180,15 @@ def _flags(request: Request, record: Record) -> int:
 
 
 def _other_letters(path: str) -> str:
-    """Return a path of the same form with other letters, and no `.` and `..` in it."""
+    """Return a path of the same form with other letters, without `.` and `..`."""
     return codecs.encode(path, "rot13").replace(".", "_").swapcase()
 
 
 def _paths(request: Request, record: Record) -> tuple[list[str], list[str]]:
     """Return the paths that tell where the compile was made, as the compiler may write them.
 
-    First the include directories as they were spelled, then what names the working directory.
+    First come the include directories as they were spelled, then the paths of the working
+    directory.
     """
     search = request.search
     used = {search.rooted(path).root for path in record.files}
@@ -200,7 +201,7 @@ def _holds(compiled: Compiled, paths: Sequence[str]) -> bool:
     """Tell whether one of the paths is in an output or in the log.
 
     PTX writes strings as lists of decimal bytes, `.b8 name[3] = {47, 97, 0}`. A path of one letter
-    and a slash is found where it is none: that costs a compile elsewhere, and nothing else.
+    and a slash may be found by chance. That only costs a compile at another location.
     """
     outputs = [output for output in (compiled.cubin, compiled.ltoir, compiled.ptx) if output]
     outputs.append(compiled.log.encode())

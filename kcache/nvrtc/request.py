@@ -48,17 +48,17 @@ class Request(NamedTuple):
         key: digest of all of it, headers on disk excepted.
         self_contained: whether it reads no file, as far as its text and its options tell, so that
             `key` alone decides the outcome.
-        anywhere: whether the working directory means nothing to it either.
-        search: where its headers are looked for.
-        location: digest of where that is, for what is only true there; its first `SPELLING` digits
-            are those of the include directories as they are spelled.
-        extra: what the cache has to know of the options that were written out.
+        anywhere: whether it does not depend on the working directory, either.
+        search: where its headers are searched.
+        location: digest of these directories, for outcomes that are good only there; its first
+            `SPELLING` digits are those of the include directories as they are spelled.
+        extra: what the cache has to know about `extra_options`.
         defines: macros of all options, `NAME` or `NAME=VALUE`.
-        bound: what else `key` holds of the directories and the environment.
-        variables: of the environment, those that are in the key; see `config`.
+        bound: the directories and variables in `key`.
+        variables: the environment variables that are in the key; see `config`.
         surroundings: of the process that asks, or None if that is this one.
-        siblings: how many requests of its family each worker has to compile now, itself included;
-            0 if nobody knows.
+        siblings: how many requests of its family each worker has to compile now, this one included;
+            0 if unknown.
     """
 
     source: str
@@ -90,7 +90,7 @@ class Request(NamedTuple):
         return self.bound[0] == f"directory={_spelled(directory, self.search.variable)}"
 
     def uncacheable(self) -> str | None:
-        """Return why the outcome must not be cached, as far as the request itself tells."""
+        """Return why the outcome must not be cached, as far as the request alone tells."""
         from kcache.nvrtc.workers.texts import asks_clock, flags_of  # a hit does not ask
 
         flags = 0
@@ -100,7 +100,7 @@ class Request(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that the caller has written and the compiler may read as C++."""
+        """All texts of the caller that the compiler may read as C++."""
         options = (*self.defines, *self.extra.without_paths)
         return self.source, *self.headers.values(), *options, *self.names
 
@@ -116,9 +116,9 @@ class Request(NamedTuple):
 
     @property
     def named_key(self) -> str:
-        """The key of an outcome that shows the source's name, where `key` does not have it.
+        """The key of an outcome that shows the source's name, if `key` does not contain the name.
 
-        Empty for a source with headers, whose header sets say what they are bound to.
+        It is empty for a source with headers, because its header sets say what they are bound to.
         """
         if not self.self_contained or self.has_name:
             return ""
@@ -126,7 +126,7 @@ class Request(NamedTuple):
 
     @property
     def family(self) -> object:
-        """What requests have in common that can share a precompiled header; None if nothing."""
+        """What requests that can share a precompiled header have in common; None if nothing."""
         end = self.preamble
         if not end:
             return None
@@ -136,9 +136,9 @@ class Request(NamedTuple):
 
     @property
     def preamble(self) -> int:
-        """How many characters of the source may be precompiled; 0 if that is not asked for.
+        """How many characters of the source may be precompiled; 0 if that is not wanted.
 
-        With debug information or as LTOIR the outcome would not be the same bytes.
+        With debug information or as LTOIR, the bytes of the outcome would differ.
         """
         options = self.options
         if not options.precompiled_headers or not are_harmless(options.extra.without_paths):
@@ -246,7 +246,7 @@ class CompileRequest(Record):
         names: name expressions whose lowered names are wanted, one or several.
         options: see `CompileOptions`; None for the current GPU's architecture and no options.
         headers: in-memory headers, include name -> text.
-        extra_key: bytes that make the key differ.
+        extra_key: bytes that become part of the key.
         source_name: name of the source in the compiler's messages.
     """
 
@@ -259,7 +259,7 @@ class CompileRequest(Record):
 
 
 def compile_request(given: object) -> CompileRequest:
-    """Return the request that `given` is: `CompileRequest`, source text, a path, tuple or mapping.
+    """Return the request that `given` describes: `CompileRequest`, text, path, tuple or mapping.
 
     A tuple holds the fields of `CompileRequest` in their order, a mapping under their names.
 
@@ -326,10 +326,10 @@ def working_directory() -> str:
 
 
 def _places(search: HeaderSearch, options: CompileOptions, *, odd: bool) -> Iterator[str]:
-    """Yield all directories of a request, where they are part of the key.
+    """Yield all directories of a request if they are part of the key.
 
-    Debug information names the working directory and every file, as opened. What the compiler makes
-    of an `odd` directory depends on how exactly the options were written.
+    Debug information names the working directory and every file, as opened. How the compiler treats
+    an `odd` directory depends on the exact spelling of the options.
     """
     yield f"directory={_spelled(search.directory, search.variable)}"
     yield from (f"prefix={prefix}" for prefix in search.prefixes)
@@ -339,7 +339,7 @@ def _places(search: HeaderSearch, options: CompileOptions, *, odd: bool) -> Iter
 
 
 def _spelled(directory: str, variable: Callable[[str], str | None]) -> str:
-    """Return the working directory as debug information has it: LLVM takes PWD's spelling of it."""
+    """Return the working directory as in debug information: LLVM uses the spelling of PWD."""
     spelled = variable("PWD")
     if spelled and spelled != directory and spelled.startswith("/"):
         with suppress(OSError):

@@ -36,12 +36,12 @@ _odd = re.compile(r"\A[\s=]|\s\Z|//|\A-?\Z").search
 
 
 class RootedPath(NamedTuple):
-    """A path by its root and what comes below it.
+    """A path as its root and the part below the root.
 
     Attributes:
         root: `SOURCE`, the directory of the source; 1, 2, ... the include directories in order; the
-            number after those is the working directory, where that is not the source's;
-            `ABSOLUTE` for a path that lies in none of them.
+            number after those is the working directory, if it is not the source's; `ABSOLUTE` for a
+            path outside all of them.
         path: below the root, as the compiler asked for it.
     """
 
@@ -99,7 +99,7 @@ class HeaderSearch:
         return not any(map(_odd, self._given))
 
     def rooted(self, asked: str) -> RootedPath:
-        """Return the root of a path and what is below it, as the compiler asked for it."""
+        """Return the root of a path and the part below it, as the compiler asked for it."""
         path = asked if asked[:1] == "/" else self.base + asked
         for prefix, root in self._longest:
             if path.startswith(prefix):
@@ -113,7 +113,7 @@ class HeaderSearch:
         return rooted.path if rooted.root == ABSOLUTE else self.roots[rooted.root] + rooted.path
 
     def source(self) -> str:
-        """Return the absolute path that the source's name stands for; nothing need be there."""
+        """Return the absolute path of the source's name; no file need exist there."""
         name = self.source_name
         return name if name[:1] == "/" else self.base + name
 
@@ -122,11 +122,11 @@ class HeaderSearch:
         return rooted.root < len(self.roots)
 
     def nesting(self) -> Iterator[str]:
-        """Yield which include directories lie inside which, and where.
+        """Yield which include directories lie inside which others, and where.
 
-        A path in both has one root, and elsewhere, where they do not lie so, the compiler would
-        ask for another. So that is part of the key. What a text can reach from the source's or the
-        working directory alone is told by `marks`.
+        A path in both has one root. At another location, where the directories don't lie inside
+        each other, the compiler would ask for another path. So this is part of the key. `marks`
+        covers the paths that a text can reach from the source's or the working directory.
         """
         for outer, inner, rest in self._nested():
             if self._is_include(outer) and self._is_include(inner):
@@ -135,10 +135,11 @@ class HeaderSearch:
                 yield f"{outer} {inner}"
 
     def marks(self) -> frozenset[str]:
-        """Return what a text has to have in it to reach one root from another by a relative path.
+        """Return what a text must contain to reach one root from another by a relative path.
 
-        That is where an include directory lies in the source's or the working directory, or the
-        other way round: `inc/`, where `#include "inc/x.h"` and `-Iinc` lead to one file.
+        There are such texts if an include directory lies in the source's or the working directory,
+        or the other way round. An example is `inc/`, if `#include "inc/x.h"` and `-Iinc` lead to
+        one file.
         """
         return frozenset(
             rest.rstrip("/").rpartition("/")[2] + "/"
@@ -157,19 +158,20 @@ class HeaderSearch:
 
 
 def _prefix(path: str) -> str:
-    """Return what the compiler puts before a name: the directory, one trailing slash dropped.
+    """Return the prefix that the compiler puts before a name: the directory without one last slash.
 
-    It ignores spaces around the directory, and takes an empty one for the working directory.
+    The compiler ignores spaces around the directory, and takes an empty one for the working
+    directory.
     """
     path = path.strip(" ")
     return f"{path.removesuffix('/')}/" if path else ""
 
 
 def may_include(text: str) -> bool:
-    """Tell whether a source can read any file at all: a quick test that errs on yes.
+    """Tell whether a source can read any file at all: a quick test that errs towards yes.
 
-    What the compile then asks for tells for certain; an outcome that this test is wrong about is
-    not cached.
+    The questions of the compile show it for certain. If this test was wrong, the outcome is not
+    cached.
     """
     if "\\" in text:
         text = text.replace("\\\r\n", "").replace("\\\n", "")
@@ -179,11 +181,11 @@ def may_include(text: str) -> bool:
 
 
 def may_name_file(text: str) -> bool:
-    """Tell whether a text may depend on what the source is called: a quick test that errs on yes.
+    """Tell whether a text may depend on the source's name: a quick test that errs towards yes.
 
-    `__FILE__` and its kin can be computed with, so that an output need not show them; `assert` has
-    it, and can be made a text of by `#`. Whatever else puts the name into an output (an `assert`
-    that is evaluated, names with internal linkage) shows there.
+    A text can compute with `__FILE__` and its kin, so that an output need not show them. `assert`
+    contains `__FILE__`, and `#` can turn it into a string. Everything else that puts the name into
+    an output (an `assert` that is evaluated, names with internal linkage) shows there.
     """
     return (
         "FILE" in text
@@ -199,6 +201,6 @@ def may_name_file(text: str) -> bool:
 
 
 def _makes_texts(text: str) -> bool:
-    """Tell whether a text may have the operator `#`: one that does not begin a line."""
+    """Tell whether a text may have the operator `#`, which does not begin a line."""
     lines = (line.lstrip()[1:] for line in text.splitlines())
     return any("#" in line or "%:" in line for line in lines)

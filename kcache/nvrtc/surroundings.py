@@ -10,7 +10,7 @@ __all__ = ["Surroundings"]
 
 
 class Surroundings(NamedTuple):
-    """What a process that asks for a kernel has of its own, and a compiler can see.
+    """The parts of a process that asks for a kernel which a compiler can see.
 
     The drop-in's server compiles for programs. Each has a working directory, an environment and an
     NVRTC of its own.
@@ -20,9 +20,9 @@ class Surroundings(NamedTuple):
         compiler: identity of that NVRTC; see `library`.
         directory: the working directory.
         environment: variables as that process has them, as (name, value) in any fixed order; None
-            for one that is not set. Those that are not named are as in this process.
-        alone: whether the source lies alone in its directory, which may have been made for it: the
-            next process will have it in another.
+            for one that is not set. Variables that are not named are as in this process.
+        alone: whether the source lies alone in its directory, which may have been made for it, so
+            that the next process will use another.
     """
 
     library: str

@@ -1,4 +1,4 @@
-"""Answer: what the compiler was told about one path; the status has C's layout."""
+"""Answer: the answer to the compiler about one path; the status has C's layout."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ assert sys.byteorder == "little" or not sys.platform.startswith("linux")
 
 
 class Answer:
-    """What the compiler was told of one path.
+    """The answer to the compiler about one path.
 
     Attributes:
         kind: `-` nothing there; `a` nothing there, and the compiler tried to open it; `f` a file,
             `d` a directory, `o` anything else, `e` an error.
-        error: errno of a failed look, or of a failed opening.
+        error: errno of a failed stat or open.
         stamp: size, mtime, ctime, inode and device; zeros if there is nothing.
         status: bytes of the `struct stat`.
-        content: what the file holds, once it was opened; None before.
-        read: whether the compiler has read any of it; it also opens files to see if it could.
+        content: the file's content, once it was opened; None before.
+        read: whether the compiler has read any of it, because it also opens files only to see
+            whether it can.
         digest: XXH3-128 of that.
         flags: see `texts.flags_of`.
     """
@@ -60,7 +61,7 @@ def size_of_status() -> int:
 
 
 def kind_of_status(status: bytes) -> str:
-    """Return the kind of what a `struct stat` describes."""
+    """Return the kind of file that a `struct stat` describes."""
     mode: int = struct.unpack_from("<I", status, _LAYOUTS[os.uname().machine][0])[0]
     return kind_of(mode)
 

@@ -28,7 +28,7 @@ def usable_cores() -> int:
 
 
 def _remembered_quota() -> int | None:
-    """Return the container's quota as it was within the last seconds."""
+    """Return the container's quota, at most a few seconds old."""
     global _read  # noqa: PLW0603
     now = time.monotonic()
     if _read is None or now >= _read[0] + _REMEMBERED:
@@ -37,7 +37,7 @@ def _remembered_quota() -> int | None:
 
 
 def _quota() -> int | None:
-    """Return the container's quota in whole cores, rounded up, or None where there is none."""
+    """Return the container's quota in whole cores, rounded up, or None if there is none."""
     for quota_file, period_file in _QUOTAS:
         try:
             with open(quota_file, encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""FileAnswers: what the compiler is told about files, one answer for each path of a compile."""
+"""FileAnswers: the answers to the compiler about files, one for each path of a compile."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _MAX_FLAGS = 65_536
 
 
 class FileAnswers:
-    """The answers of one compile: one for each question, whoever changes the file meanwhile.
+    """The answers of one compile: one for each question, even if the file changes meanwhile.
 
     Args:
-        unfollowed: where what can't be recorded is noted, in words.
+        unfollowed: collects, in words, what can't be recorded.
 
     Attributes:
         answers: path as asked -> answer.
-        written: files that the compiler writes: what is there is its own.
-        moved: directories that the compiler is told of under another name, (told, real), the
-            longest first; see `Recorder.begin`.
+        written: files that the compiler writes, whose content is its own.
+        moved: directories that the compiler knows by another name, (told, real), the longest first;
+            see `Recorder.begin`.
     """
 
     def __init__(self, unfollowed: list[str]) -> None:
@@ -45,7 +45,7 @@ class FileAnswers:
         self._flags: dict[bytes, int] = {}
 
     def resume(self, answers: Mapping[bytes, Answer]) -> bool:
-        """Take over answers of an earlier compile; tell whether they are what they would be now."""
+        """Take over answers of an earlier compile; tell whether they would be the same now."""
         for path, before in answers.items():
             now = self.look(path)
             if (now.kind, now.error) != (
@@ -66,7 +66,7 @@ class FileAnswers:
         return not self.unfollowed
 
     def _real(self, path: bytes) -> bytes:
-        """Return where a path leads that the compiler asks for."""
+        """Return the real path of one that the compiler asks for."""
         for told, real in self.moved:
             if path.startswith(told):
                 return real + path[len(told) :]
@@ -75,7 +75,7 @@ class FileAnswers:
         return path
 
     def look(self, path: bytes) -> Answer:
-        """Return what is at a path; the first answer is kept for the whole compile."""
+        """Return the answer about a path; the first one is kept for the whole compile."""
         try:
             status = os.stat(self._real(path))
         except OSError as error:
@@ -89,7 +89,7 @@ class FileAnswers:
         return self.answers.setdefault(path, answer)
 
     def opened(self, path: bytes) -> Answer | None:
-        """Return what is in the file at a path; None if the system has to open it itself."""
+        """Return the content of the file at a path; None if the system has to open it itself."""
         if path in self.written:
             return None
         answer = self.answers.get(path)
@@ -115,7 +115,7 @@ class FileAnswers:
             os.close(fd)
 
     def _unopened(self, path: bytes, answer: Answer | None, number: int) -> Answer:
-        """Return the answer of a path at which nothing can be opened."""
+        """Return the answer for a path at which nothing can be opened."""
         answer = self.look(path) if answer is None else answer
         if answer.kind in "-ae":
             return _sought(answer)

@@ -2,10 +2,10 @@
 
 NVRTC keeps state between compiles. After one with `-G` (12.9 to 13.5), `-Ofc=max` or `--restrict`
 (13.5), later compiles of other sources give other code until the process ends. Nothing in its
-interface tells. So this list has only options for which a test has shown that they do no harm:
+interface tells. So this list has only options that a test has shown to be harmless:
 `tests/nvrtc/test_clean.py` compiles probe kernels before and after each option, in one process, and
-compares them with those of new processes. A worker that gets any other option is used once. That
-includes options that are unknown here.
+compares them with those of new processes. A worker that gets any other option, or an unknown one,
+is used once.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ EXAMPLES = (
 
 
 def are_harmless(flags: Sequence[str]) -> bool:
-    """Tell whether a compiler that was given these options is as good as a new one afterwards."""
+    """Tell whether a compiler is as good as a new one after a compile with these options."""
     for flag in flags:
         name, equals, value = flag.partition("=")
         if equals and name in _VALUED:

@@ -1,4 +1,4 @@
-"""ImportTable: the addresses at which a loaded library calls libc, and how to point them elsewhere.
+"""ImportTable: the addresses at which a loaded library calls libc, and how to redirect them.
 
 A shared library calls another one's functions through slots in its own data, which the dynamic
 loader fills in (its global offset table; ELF gABI, "Dynamic Linking"; System V psABI for x86-64 and
@@ -29,7 +29,7 @@ def supported() -> bool:
 
 
 class ImportTable:
-    """The slots of one loaded library, by the name of the function that each is for.
+    """The slots of one loaded library, by the names of their functions.
 
     Args:
         path: of the library, as `/proc/self/maps` has it.
@@ -50,7 +50,7 @@ class ImportTable:
                 self._read_relocations(tags[table], tags.get(size, 0), kinds)
 
     def point(self, name: str, address: int) -> int:
-        """Have calls of `name` go to `address`; return how many slots there were.
+        """Redirect calls of `name` to `address`; return how many slots there were.
 
         Raises:
             OSError: a slot can't be written.

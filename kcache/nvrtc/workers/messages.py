@@ -15,7 +15,7 @@ _FILE = struct.Struct("<cBi5q16s")
 
 
 class Status:
-    """How a worker answers, in the first field of its reply."""
+    """The kind of a worker's answer, in the first field of its reply."""
 
     COMPILED = b"compiled"
     REFUSED = b"refused"
@@ -25,7 +25,7 @@ class Status:
 
 
 class Hello(NamedTuple):
-    """What a worker says once it has loaded the library; `error` if it could not.
+    """A worker's message after it has loaded the library; `error` if it could not.
 
     Attributes:
         identity: of the library as it is in memory.
@@ -69,14 +69,14 @@ class Ask(NamedTuple):
     Attributes:
         source, source_name, flags, names, headers: as NVRTC takes them.
         directory: the working directory.
-        environment: variables that differ from those the worker was started with; None for one
-            that is not set.
+        environment: variables that differ from those the worker was started with; None for one that
+            is not set.
         preamble: length in characters of the part of the source to precompile; 0 for none.
-        misses: how many such compiles a worker does plainly before it precompiles that part;
-            0 if many such requests come.
-        marks: texts that have one of these may reach a directory in another way; see
+        misses: how many such compiles a worker does without a precompiled header before it makes
+            one; 0 if many such requests come.
+        marks: a text with one of these may reach a directory in another way; see
             `HeaderSearch.marks`.
-        moved: directories that the compiler takes to be elsewhere, path that it knows -> real path.
+        moved: directories for which the compiler gets other paths, path that it knows -> real path.
     """
 
     source: str
@@ -133,7 +133,7 @@ class Ask(NamedTuple):
 
 
 class FileAnswer(NamedTuple):
-    """What the compiler was told of one path; see `recorder.Answer`."""
+    """The answer to the compiler about one path; see `recorder.Answer`."""
 
     kind: str
     flags: int
@@ -143,12 +143,12 @@ class FileAnswer(NamedTuple):
 
     @property
     def opened(self) -> bool:
-        """Whether the file was read; the digest of nothing read is zeros."""
+        """Whether the file was read; otherwise its digest is zeros."""
         return any(self.digest)
 
     @property
     def denied(self) -> bool:
-        """Whether looking at the path, or opening it, failed for another reason than absence."""
+        """Whether stat or open of the path failed for another reason than absence."""
         return self.kind == "e" or (self.kind not in "-a" and self.error != 0)
 
 
@@ -208,7 +208,7 @@ class Record(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a worker has made of an `Ask`.
+    """A worker's answer to an `Ask`.
 
     Attributes:
         status: one of `Status`.
@@ -216,7 +216,7 @@ class Reply(NamedTuple):
         peak: most bytes of memory that the worker has taken so far.
         code, doing, text: of a refusal, see `nvrtc.Refused`; `text` of a failure says why.
         log: the compiler's log.
-        outputs: PTX, CUBIN, LTOIR; None where there is none.
+        outputs: PTX, CUBIN, LTOIR; None if there is none.
         lowered_names: in the order of the name expressions.
         record: what the compile asked.
         precompiled: whether it used a precompiled header.

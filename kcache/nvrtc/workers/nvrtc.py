@@ -15,7 +15,7 @@ _SUCCESS = 0
 
 
 class Outputs(NamedTuple):
-    """What one compile made; None where the target has no output of that kind.
+    """The outputs of one compile; None if the target has no output of that kind.
 
     Attributes:
         ptx, cubin, ltoir: the outputs.
@@ -37,7 +37,7 @@ class Refused(Exception):  # noqa: N818  the compiler's answer, no failure of ou
 
     Attributes:
         code: NVRTC's result code.
-        doing: what it was asked for, in words; empty if it was to compile.
+        doing: the refused operation, in words; empty for a compile.
         text: NVRTC's name of the code.
         log: the compiler's log.
         seconds: wall time of the compile.
@@ -55,7 +55,7 @@ class Refused(Exception):  # noqa: N818  the compiler's answer, no failure of ou
 class Nvrtc:
     """One loaded NVRTC library.
 
-    Not to be used by two threads at a time. Releases the GIL while it compiles.
+    Only one thread may use it at a time. It releases the GIL while it compiles.
 
     Args:
         path: of the library.
@@ -189,9 +189,9 @@ class Nvrtc:
 
 
 def _load_builtins(path: str) -> None:
-    """Load the library of builtins that lies beside a compiler.
+    """Load the library of builtins beside a compiler.
 
-    The compiler loads it by its name, and not every release says where it is (13.0.88 does not).
+    The compiler loads it by its name, and not every release has a path to it (13.0.88 has none).
     """
     folder = os.path.dirname(os.path.realpath(path))
     with suppress(OSError):

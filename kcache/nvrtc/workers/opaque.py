@@ -1,4 +1,4 @@
-"""Opaque: a compile in which a header can pass its name on, but can't compute with it.
+"""Opaque: a compile in which a header can pass on its name, but can't compute with it.
 
 A proof of relocation must show that an outcome is the same wherever its headers lie. Other paths
 show this for those paths alone. So for one compile, the compiler's macro `__FILE__` gets another
@@ -67,7 +67,7 @@ _PLAIN = re.compile(rb"__builtin_FILE\(\)|(?:BUILTIN|has_builtin)\((?:__)?builti
 
 
 def evades(text: bytes) -> bool:
-    """Tell whether a text may use a header's name in a way that is not noticed."""
+    """Tell whether a text may use a header's name in a way that the compile does not reveal."""
     text = _JOINS.sub(b"", text)
     if _EVADES.search(text):
         return True
@@ -80,11 +80,11 @@ def told(
     """Return the source and the options with which the name of a header is opaque.
 
     The helpers have random names, which no text can know. An option that includes a header before
-    the source may do so at the source's own level: there, the name is opaque, too.
+    the source may do so at the source's own level. The name is opaque there, too.
 
     Args:
         source: the request's source.
-        name: what it is called; None if that is to be opaque, too.
+        name: the source's name; None if it must be opaque, too.
         given: its options.
         environment: variables of the compile; the compiler takes options from some.
     """
@@ -119,10 +119,10 @@ def told(
 
 @contextmanager
 def renamed(library: str) -> Generator[None]:
-    """Take the name of `__FILE__` away from the compiler, as long as the context lasts.
+    """Take the name of `__FILE__` away from the compiler during the block.
 
-    Changes the constant in this process's memory of the library, and restores it: not for a process
-    in which another thread compiles.
+    It changes the constant in this process's memory of the library, and restores it. Do not use it
+    in a process in which another thread compiles.
 
     Args:
         library: path of the loaded library, as `/proc/self/maps` has it.
@@ -145,7 +145,7 @@ def renamed(library: str) -> Generator[None]:
 
 
 def _constants(library: str, name: bytes) -> Generator[tuple[int, int]]:
-    """Yield where a name lies in the library's constants, and the rights of that memory."""
+    """Yield the addresses of a name in the library's constants, and the rights of that memory."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         lines = maps.read().splitlines()
     for line in lines:

@@ -36,8 +36,8 @@ _TRIES = 2
 class WorkerPool:
     """Workers, started when they are needed, at most one for each usable core.
 
-    Threads: safe to share; each compile has a worker for itself, and waits for one if all are busy.
-    Fork: a child starts with none. Crash: workers die with this process. Exit: they are ended.
+    Threads: safe to share; each compile has a worker of its own, and waits for one if all are busy.
+    Fork: a child starts with none. Crash: workers end with this process. Exit: they are ended.
 
     Args:
         most: workers at a time; by default one for each usable core.
@@ -89,15 +89,16 @@ class WorkerPool:
         slots: Slots | None = None,
         patient: bool = False,
     ) -> tuple[Hello, Reply]:
-        """Have a worker compile a request; return who it is, and its reply.
+        """Compile a request in a worker; return the worker's hello, and its reply.
 
         Args:
             library: path of the compiler.
             ask: the request; `environment` is completed here.
             family: equal for requests that share a precompiled header.
             timeout: seconds that the compile may take.
-            slots: what bounds the compiles of all processes together.
-            patient: nobody waits for this one: it lets all others go first, and is not tried again.
+            slots: they bound the compiles of all processes together.
+            patient: nobody waits for this compile, so it lets all others go first, and is not tried
+                again.
 
         Raises:
             NoWorkerError: no worker can be started; CrashedError: the compiler crashed, twice;
@@ -150,7 +151,7 @@ class WorkerPool:
     def _worker(
         self, library: str, family: object = None, directory: str = "", patient: bool = False
     ) -> Generator[WorkerProcess]:
-        """Have a worker to oneself; one that was ended meanwhile does not come back."""
+        """Hold a worker during the block; return it to the pool unless it was ended meanwhile."""
         worker = self._take(library, family, directory, patient)
         if worker is None:
             try:
@@ -172,7 +173,7 @@ class WorkerPool:
     def _take(
         self, library: str, family: object, directory: str, patient: bool
     ) -> WorkerProcess | None:
-        """Return an idle worker; None if a new one may be started, which is counted already."""
+        """Return an idle worker; None if the caller may start one, which is already counted."""
         here = standing()
         with self._changed:
             self._waiting += not patient
@@ -190,8 +191,8 @@ class WorkerPool:
     ) -> WorkerProcess | None:
         """Return an idle worker, that of the family if there is one; None to start a new one.
 
-        Rather one that was told the same working directory, as the compiler may remember it: that
-        of a proof is another.
+        It prefers a worker with the same working directory, which the compiler may remember: a
+        proof has another one.
         """
         fitting = [
             each
@@ -232,7 +233,7 @@ class WorkerPool:
             self._changed.notify()
 
     def _watch(self) -> None:
-        """Have idle workers ended after a while."""
+        """End idle workers after a while."""
         if self._timer is None:
             timer = threading.Timer(IDLE_SECONDS, self._end_idle)
             timer.daemon = True
@@ -261,7 +262,7 @@ class WorkerPool:
             return [w.pid for w in (*self._busy, *(worker for _, worker in self._idle))]
 
     def close(self) -> None:
-        """End all workers, busy ones too; the next compile starts new ones."""
+        """End all workers, also busy ones; the next compile starts new ones."""
         with self._changed:
             timer, self._timer = self._timer, None
             idle = [worker for _, worker in self._idle]

@@ -63,7 +63,7 @@ _Family: TypeAlias = "tuple[bytes, tuple[bytes, ...], bytes, tuple[tuple[bytes, 
 
 
 class _Kept(NamedTuple):
-    """One precompiled header: its file, the log of what made it, and the answers it is made of."""
+    """One precompiled header: its file, the log of its compile, and the answers it is made from."""
 
     file: IO[bytes]
     path: bytes
@@ -74,8 +74,8 @@ class _Kept(NamedTuple):
 class Precompiled:
     """The precompiled headers of one worker.
 
-    Nothing here makes a compile fail or changes its outcome: where anything is unexpected, the
-    request is compiled plainly.
+    It never makes a compile fail or changes its outcome. If anything is unexpected, it compiles the
+    request plainly.
     """
 
     def __init__(self, nvrtc: Nvrtc, recorder: Recorder) -> None:
@@ -123,7 +123,7 @@ class Precompiled:
     def _keep(self, family: _Family, args: _Arguments, *, again: bool = False) -> bool:
         """Make a precompiled header and keep it; tell whether there is one.
 
-        With `again` every question gets the answer that the last compile got.
+        With `again`, every question gets the answer that the last compile got.
         """
         try:
             kept = self._make(family, args, again=again)
@@ -139,13 +139,13 @@ class Precompiled:
         return True
 
     def _refuse(self, family: _Family, held: int | None = None) -> None:
-        """Note that a family can have none, as long as its headers hold what they do."""
+        """Note that a family can have none, until its headers change."""
         if len(self._refused) >= _MAX_REFUSED:
             self._refused.clear()
         self._refused[family] = self._contents() if held is None else held
 
     def _contents(self) -> int:
-        """Return a number that differs when what the last compile has read differs."""
+        """Return a number that differs if the texts that the last compile read differ."""
         return hash(frozenset((p, each.digest) for p, each in self._recorder.files.items()))
 
     # -- using -------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Precompiled:
         )
 
     def _use(self, family: _Family, ask: Ask, args: _Arguments) -> Outputs | None:
-        """Return what a compile with the precompiled header makes; None where there is none."""
+        """Return the outputs of a compile with the precompiled header; None if there is none."""
         kept = self._kept.get(family)
         if kept is None:
             return None
@@ -236,7 +236,7 @@ def _family(ask: Ask) -> tuple[_Family, _Arguments]:
 
 
 def _packs(answers: dict[bytes, Answer], args: _Arguments) -> bool:
-    """Tell whether a text that was read may set how structures are packed."""
+    """Tell whether a text that was read may set the packing of structures."""
     texts = [answer.content for answer in answers.values() if answer.content]
     texts += args.headers.values()
     joined = (text.replace(b"\\\r\n", b"").replace(b"\\\n", b"") for text in texts)
@@ -244,14 +244,14 @@ def _packs(answers: dict[bytes, Answer], args: _Arguments) -> bool:
 
 
 def _around(log: bytes, doing: bytes, path: bytes) -> tuple[bytes, bytes] | None:
-    """Return what a log says before and after telling of a precompiled header; None if nothing."""
+    """Return a log before and after the line about a precompiled header; None without it."""
     line = rb'^".*": ' + doing + rb' precompiled header file "' + re.escape(path) + rb'"\n*'
     parts = re.split(line, log, maxsplit=1, flags=re.MULTILINE)
     return (parts[0], parts[1]) if len(parts) == 2 else None
 
 
 def _with_warnings(warnings: bytes, log: bytes) -> bytes:
-    """Return a log with the preamble's warnings before it; the compiler remarks on them once."""
+    """Return a log with the preamble's warnings before it; the compiler's remark comes once."""
     if not warnings:
         return log.strip(b" \n")
     if _REMARK.search(warnings):

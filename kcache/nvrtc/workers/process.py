@@ -45,11 +45,11 @@ class NoWorkerError(KcacheError):
 
 
 class CrashedError(KcacheError):
-    """A worker ended in the middle of a compile; the message says how."""
+    """A worker ended during a compile; the message says how."""
 
 
 class TooLateError(KcacheError):
-    """A compile took longer than it may."""
+    """A compile exceeded its time limit."""
 
 
 def interpreter() -> str:
@@ -66,10 +66,10 @@ def interpreter() -> str:
 
 
 def standing() -> tuple[object, ...]:
-    """Return as whom, and in which tree of files, a process that is started now would run.
+    """Return the user and the file tree of a process that is started now.
 
     A worker that was started before the program became another user, or changed its root, would
-    read files that the program may not, or others.
+    read files that the program may not read, or other files.
     """
     if sys.platform == "win32":
         return ()
@@ -85,8 +85,8 @@ def standing() -> tuple[object, ...]:
 class WorkerProcess:
     """One worker. Used by one thread at a time; `stop` may be called by any.
 
-    Processes: dies with this one, also by SIGKILL. Fork: a child calls `forget` and leaves the
-    worker to its parent. Inherits no descriptor but its three.
+    Processes: it ends with this one, also after SIGKILL. Fork: a child calls `forget` and leaves
+    the worker to its parent. It inherits no descriptor but its three.
 
     Args:
         library: path of the compiler.
@@ -144,7 +144,7 @@ class WorkerProcess:
             raise NoWorkerError(f"a worker can't be started: {error}") from error
 
     def ask(self, ask: Ask, timeout: float | None) -> Reply:
-        """Have a request compiled.
+        """Compile a request.
 
         Raises:
             CrashedError: the worker has ended; TooLateError: it took longer than `timeout` seconds
@@ -196,13 +196,13 @@ class WorkerProcess:
     def is_whole(self) -> bool:
         """Tell whether the pipes still lead to the worker.
 
-        They do not if the program has closed descriptors that are not its own, as programs that
-        become daemons do. Their numbers may be those of the program's files by now.
+        They do not if the program has closed descriptors that are not its own, as programs do that
+        become daemons. Files of the program may now have these numbers.
         """
         return bool(self._pipes) and all(pipe.is_open() for pipe in self._pipes)
 
     def stop(self) -> None:
-        """Have the worker end, whatever it is doing; the thread that uses it finds out."""
+        """Make the worker end, whatever it is doing; the thread that uses it notices."""
         with suppress(OSError):
             self._process.kill()
 
@@ -218,7 +218,7 @@ class WorkerProcess:
             process.wait()
 
     def forget(self) -> None:
-        """Let go of the worker in a forked child, whose parent still has it."""
+        """Close this side's pipes in a forked child; the parent keeps the worker."""
         self._process.returncode = 0  # nobody's zombie here
         self._close()
 
@@ -247,7 +247,7 @@ class WorkerProcess:
 
 
 def _taken(stream: IO[bytes] | None) -> OpenFile:
-    """Return a descriptor in place of a stream, which would close whatever has its number.
+    """Return a descriptor instead of a stream, which would later close any file with its number.
 
     Raises:
         OSError: no descriptor is left.
@@ -260,7 +260,7 @@ def _taken(stream: IO[bytes] | None) -> OpenFile:
 def _said_file() -> int:
     """Return a descriptor of a file without a name, for a worker's standard error.
 
-    Where no such file can be made, what the worker says is lost.
+    If no such file can be made, the worker's messages are lost.
 
     Raises:
         NoWorkerError: no descriptor is left.
@@ -279,7 +279,7 @@ def _said_file() -> int:
 
 
 def _absolute(path: str) -> str:
-    """Return an entry of `sys.path` that means the same in another directory, or nothing."""
+    """Return an entry of `sys.path` as an absolute path, or nothing."""
     try:
         return os.path.abspath(path)
     except OSError:  # relative to a directory that was removed

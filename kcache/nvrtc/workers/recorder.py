@@ -63,10 +63,10 @@ class Recorder:
         others: (question, path) -> answer, of rarer questions.
         environment: the variables that the compiler is told.
         unfollowed: what can't be recorded, in words.
-        own: paths of files that are ours, which the compiler reads and writes as they are.
-        heap: where precompiled headers are made.
-        tells_process: whether the compiler is told its real process id: it names the directories of
-            automatic precompiled headers by it.
+        own: paths of our own files, which the compiler reads and writes directly.
+        heap: the heap for precompiled headers.
+        tells_process: whether the compiler gets its real process id, which is in the names of
+            directories of automatic precompiled headers.
     """
 
     def __init__(self, library: str) -> None:
@@ -101,10 +101,10 @@ class Recorder:
     ) -> None:
         """Forget the last compile. The working directory is `directory` from now on.
 
-        `moved` are directories that the compiler takes to be elsewhere: the path that it is told,
+        `moved` are directories for which the compiler gets other paths: the path that it is told,
         and the one that files are read from; both end in a slash. The record has the paths as the
-        compiler asks for them. `told` is the working directory that it is told then. `PWD` stays as
-        it is: only debug information goes by it, and the compiler remembers it.
+        compiler asks for them. `told` is then the working directory that it is told. `PWD` stays as
+        it is, because only debug information uses it, and the compiler remembers it.
         """
         self.restart()
         self._files.written.clear()
@@ -114,15 +114,15 @@ class Recorder:
 
     @property
     def files(self) -> dict[bytes, Answer]:
-        """What was told, path as asked -> answer."""
+        """The answers, path as asked -> answer."""
         return self._files.answers
 
     def resume(self, answers: Mapping[bytes, Answer]) -> bool:
-        """Take over answers of an earlier compile; tell whether they are what they would be now."""
+        """Take over answers of an earlier compile; tell whether they would be the same now."""
         return self._files.resume(answers)
 
     def restart(self, *, keep: bool = False) -> None:
-        """Begin the same compile anew; with `keep` every question gets the answer it got before."""
+        """Begin the same compile again; with `keep`, every question gets the answer from before."""
         if not keep:
             self.files.clear()
         self.others.clear()
@@ -135,7 +135,7 @@ class Recorder:
         return answer.digest if answer.read or still_open else b""
 
     def effects(self) -> str:
-        """Return why what the compiler has done can't be repeated from a cache, or nothing."""
+        """Return which effects of the compile a cache can't repeat, or nothing."""
         return ", ".join(dict.fromkeys(self.unfollowed))
 
     # -- what the compiler calls -----------------------------------------------------------------
@@ -178,7 +178,7 @@ class Recorder:
         return function
 
     def _hook(self, name: str, ours: Callable[..., Any], result: Any, *arguments: Any) -> None:  # noqa: ANN401
-        """Have the compiler's calls of `name` go to `ours(real, *arguments)`."""
+        """Redirect the compiler's calls of `name` to `ours(real, *arguments)`."""
         if name not in self._table.slots:
             return
         real = self._function(name, result, *arguments)
@@ -318,10 +318,10 @@ class Recorder:
         return real(number, *arguments)  # type: ignore[no-any-return]
 
     def _getpid(self, real: Callable[..., Any]) -> int:
-        """Answer with one number in every worker.
+        """Answer with the same number in every worker.
 
-        NVRTC makes it a part of the names of internal symbols where a source exports no name of
-        its own, so that two compiles of one source would never be equal.
+        If a source exports no name of its own, NVRTC puts the process id into the names of internal
+        symbols. Then two compiles of one source would never be equal.
         """
         return real() if self.tells_process else PROCESS_ID
 

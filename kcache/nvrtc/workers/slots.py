@@ -19,15 +19,15 @@ _LONGEST_PAUSE = 0.025
 
 
 class Slots:
-    """One byte of a file for each usable core; who compiles holds one.
+    """One byte of a file for each usable core; each running compile holds one.
 
-    Threads: each takes a slot of its own. Processes: the kernel gives back what a killed process
-    held. Fork: a child holds none of its parent's. Where the file can't be had or has no locks,
-    everybody compiles at once; a slot only keeps the machine from being overcommitted.
+    Threads: each takes a slot of its own. Processes: the kernel releases the slots of a killed
+    process. Fork: a child holds none of its parent's. If the file can't be opened or has no locks,
+    all compile at once, because slots only keep the machine from being overloaded.
 
     Args:
         path: of the file; it is created, and nothing is ever written to it.
-        patience: seconds to wait for a slot at most, then go on without.
+        patience: seconds to wait for a slot at most; then the compile goes on without one.
     """
 
     def __init__(self, path: str, patience: float) -> None:

@@ -1,4 +1,4 @@
-"""Texts: decides whether a text may ask for the time, or for a path.
+"""Texts: decides whether a text may use the time or a path.
 
 This is the only place where kcache looks at C++. In doubt, both answers are yes. If a text may use
 the macros of the clock, the kernel is not cached. If a text may use the name of a file, or has an
@@ -67,7 +67,7 @@ _JOINS = re.compile(rb"(?:\\|\?\?/)[ \t]*\r?\n")
 
 
 def flags_of(text: bytes) -> int:
-    """Return what a text may ask for, as flags that can be joined with those of other texts."""
+    """Return what a text may use, as flags that can be joined with those of other texts."""
     if _SPLICE.search(text) or b"??/" in text:
         text = _JOINS.sub(b"", text)
     flags = PATHS if _PATH.search(text) else 0
@@ -109,6 +109,6 @@ def _can_be_glued(name: bytes, words: AbstractSet[bytes]) -> bool:
 
 
 def _is_telling(word: bytes) -> bool:
-    """Tell whether a word can hardly be anything but a piece of a name: `__TI`, `ME_`, `E__`."""
+    """Tell whether a word is most likely a piece of a macro's name: `__TI`, `ME_`, `E__`."""
     letters = len(word.replace(b"_", b""))
     return 0 < letters < len(word) and len(word) > 2

@@ -28,19 +28,19 @@ class ToldEnvironment:
         self._directory = b"/"
 
     def begin(self, variables: Mapping[bytes, bytes], directory: bytes) -> None:
-        """Take these for the next compile."""
+        """Use these for the next compile."""
         self._variables = variables
         self._directory = directory
 
     def tell(self, name: bytes) -> bytes | None:
-        """Return what the compiler is told of a variable; None if it is not set."""
+        """Return the value of a variable for the compiler; None if it is not set."""
         value = self._value(name, self._variables, self._directory)
         if name not in _FIXED and name not in _ASIDE:
             self.asked[name] = value
         return value
 
     def told_otherwise(self, variables: Mapping[bytes, bytes], directory: bytes) -> bool:
-        """Tell whether the compiler was told of other variables than these before."""
+        """Tell whether the compiler got other values of these variables before."""
         return any(
             self._value(name, variables, directory) != value for name, value in self.asked.items()
         )
@@ -59,7 +59,7 @@ class ToldEnvironment:
 
 
 def _same(path: bytes, directory: bytes) -> bool:
-    """Tell whether an absolute path is the directory, however it is spelled."""
+    """Tell whether an absolute path leads to the directory, in any spelling."""
     if path == directory:
         return True
     if not path.startswith(b"/"):

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _end_with(source: int, parent: int) -> None:
-    """End this process when its input is closed or its parent is gone, whatever it is doing."""
+    """End this process when its input is closed or its parent is gone, also during a compile."""
     poll = select.poll()
     poll.register(source, select.POLLHUP)
     while os.getppid() == parent:
@@ -72,7 +72,7 @@ def _end_with(source: int, parent: int) -> None:
 
 
 class _Worker:
-    """What a worker has: a compiler, and who records what it asks."""
+    """The parts of a worker: a compiler, and the recorder of its questions."""
 
     def __init__(self, path: str) -> None:
         self._nvrtc: Nvrtc | None = None
@@ -110,7 +110,7 @@ class _Worker:
             self._recorder.tidy()
 
     def afterwards(self, ask: Ask, reply: Reply) -> None:
-        """Do what helps the next request, after this one was answered."""
+        """Prepare for the next request, after this one was answered."""
         if ask.moved or reply.status != Status.COMPILED:
             return
         if ask.preamble and self._precompiled is not None:
@@ -217,8 +217,9 @@ class _Worker:
 def _enter(directory: bytes) -> None:
     """Make a directory the working directory.
 
-    A new worker begins in the program's. Some can't be entered once more: the path is too long, or
-    a user who is no longer root may not search a directory above it.
+    A new worker begins in the program's directory. Some directories can't be entered again, because
+    the path is too long, or because a user who is no longer root may not search a directory above
+    it.
 
     Raises:
         OSError: it can't be entered.
