@@ -31,9 +31,9 @@ def load(kernel: Kernel, device: int | None = None, name: str | None = None) -> 
 
     Args:
         kernel: what was compiled.
-        device: the device's number; None is the current context's device, or else device 0.
+        device: the device's number; None is the current context's device, otherwise device 0.
         name: a name expression that it was compiled with, or a kernel's name in the module
-            (mangled, or `extern "C"`); None where there is only one.
+            (mangled, or `extern "C"`); None if there is only one.
 
     Raises:
         ConfigError: there is no such device or kernel; the message lists what there is.
@@ -51,10 +51,11 @@ def load(kernel: Kernel, device: int | None = None, name: str | None = None) -> 
 
 
 def reset(device: int | None = None) -> None:
-    """Make every kernel loaded on a device stale: from now on its handles raise StaleKernelError.
+    """Make every kernel loaded on a device stale; its handles raise StaleKernelError from now on.
 
-    Call it when the device's context was destroyed or made again, and nothing is being launched.
-    The context itself is left alone, but for giving back kcache's share of the primary one.
+    Call it after the device's context was destroyed or created again, while nothing is being
+    launched. The context itself is not changed, except that kcache releases its share of the
+    primary one.
 
     Args:
         device: the device's number; None is the current context's device, or else device 0.
@@ -108,7 +109,7 @@ def _pick(lowered: Mapping[str, str], name: str | None, module: Module) -> str:
 
 
 def _forget() -> None:
-    """Start anew in a forked child, to which no context belongs."""
+    """Forget all contexts in a forked child, which has none."""
     global _contexts, _lock  # noqa: PLW0603  as above
     _contexts = None
     _lock = Lock()

@@ -18,8 +18,8 @@ _DEFAULT_STREAMS = (1, 2)
 def address_of(value: object, where: int, device: int, stream: Any) -> int | None:  # noqa: ANN401
     """Return the address of device memory, or None if `value` shows none and is no array.
 
-    Known are cuda.core's buffers, `__cuda_array_interface__` and DLPack, in this order. `stream`,
-    cuda.core's, is made to wait for what the producer says is still being written.
+    It knows cuda.core's buffers, `__cuda_array_interface__` and DLPack, in this order. It makes
+    `stream`, of cuda.core, wait for the writes that the producer reports as pending.
 
     Raises:
         ConfigError: the memory is the host's or of another device, or the producer refuses.

@@ -1,8 +1,8 @@
 """Arguments: turns Python values into the bytes that a kernel's parameters take.
 
 It is pure, except that `Addresses` looks up the addresses of device memory. It refuses a value that
-may not arrive as it was meant. cuda.core alone would pass every Python int as 8 bytes and every
-float as a double, whatever the kernel expects.
+may not reach the kernel as the caller meant it. cuda.core alone would pass every Python int as 8
+bytes and every float as a double, whatever the kernel expects.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _BLOCK = (1024, 1024, 64)
 def pack(
     parameters: Sequence[Parameter] | None, values: Sequence[object], address: Address
 ) -> list[object]:
-    """Return what cuda.core is to pass for `values`: ctypes numbers of the parameters' sizes.
+    """Return the ctypes numbers, of the parameters' sizes, that cuda.core passes for `values`.
 
-    With None for `parameters` nothing is known of them: then only values with a size of their own
-    are accepted.
+    None for `parameters` means that they are unknown. Then only values with a size of their own are
+    accepted.
 
     Raises:
         ConfigError: too many or too few values, or one that does not fit; it names the position,

@@ -1,8 +1,8 @@
 """Code: reads architecture, kernels and parameters from PTX and CUBIN.
 
-Pure functions over the bytes that a compiler returned. The sources are the PTX ISA ("Kernel
-Entry Points", ".param") and the ELF gABI. There is no public description of what NVIDIA puts into
-ELF. We found it in the output of NVRTC 12.9 and 13.5.
+Pure functions over the bytes that a compiler returned. The sources are the PTX ISA ("Kernel Entry
+Points", ".param") and the ELF gABI. There is no public description of NVIDIA's additions to ELF. We
+found them in the output of NVRTC 12.9 and 13.5.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Code(Protocol):
 
 
 class Kernel(Code, Protocol):
-    """A CompiledKernel, seen from here."""
+    """The parts of a CompiledKernel that this module uses."""
 
     @property
     def lowered_names(self) -> Mapping[str, str]:
@@ -91,7 +91,7 @@ class Arch(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter of a kernel: its size in bytes, and what it is."""
+    """A parameter of a kernel: its size in bytes, and its kind."""
 
     size: int
     kind: Kind
@@ -149,7 +149,7 @@ _KERNEL = 0x10
 
 
 def _cubin_arch(cubin: bytes) -> Arch | None:
-    """Return the architecture in an ELF header's flags; they have no suffix that can be relied on.
+    """Return the architecture in an ELF header's flags, which have no reliable suffix.
 
     The number is the lowest byte up to ABI version 7 (CUDA 12 up to sm_90), and then the second.
     """
@@ -196,13 +196,13 @@ def kernels_of(ptx: bytes | None, cubin: bytes | None) -> list[str]:
 
 
 def arch_of(ptx: bytes | None, cubin: bytes | None) -> Arch | None:
-    """Return the architecture that the code is for, or None where the code does not say."""
+    """Return the architecture that the code is for, or None if the code does not say."""
     found = _ptx_arch(ptx) if ptx is not None else None
     return _cubin_arch(cubin) if found is None and cubin is not None else found
 
 
 def choose(code: Code, device: int) -> list[bytes]:
-    """Return what can be loaded on a device of compute capability `device`, best first.
+    """Return the code that a device of compute capability `device` can load, best first.
 
     That is the CUBIN if it is for this architecture, then PTX; nothing for LTOIR alone.
 

@@ -26,7 +26,7 @@ _SHARED_OPTIN = 97
 class Context:
     """One context of one device, and the modules that are loaded into it.
 
-    Threads: safe to share. Fork: of no use in a child, where `check` says so.
+    Threads: safe to share. Fork: a child can't use it, and `check` says so there.
 
     Attributes:
         device: the device's number.
@@ -34,7 +34,7 @@ class Context:
         generation: the device's generation when the context was first seen.
         capability: the device's compute capability, such as 90 for 9.0.
         shared_memory: bytes that a block can have at most.
-        modules: what is loaded, least recently used modules evicted.
+        modules: the loaded modules; the least recently used ones are evicted.
     """
 
     def __init__(self, driver: Driver, address: int, device: int, generation: int) -> None:
@@ -82,7 +82,7 @@ class Context:
 
     @contextmanager
     def current(self) -> Generator[None]:
-        """Make it the calling thread's current context meanwhile."""
+        """Make it the calling thread's current context during the block."""
         driver = self.driver
         if driver.current() == self.address:
             yield
@@ -110,8 +110,8 @@ class Contexts:
     def get(self, device: int | None) -> Context:
         """Return the context that a kernel is loaded into.
 
-        That is the current context, if it is of `device` or `device` is None, and else the primary
-        context of `device`, or of device 0.
+        That is the current context, if it is of `device` or `device` is None. Otherwise it is the
+        primary context of `device`, or of device 0.
 
         Raises:
             ConfigError: there is no such device.
@@ -125,7 +125,7 @@ class Contexts:
         return self._primary_of(0 if device is None else device)
 
     def device(self, device: int | None) -> int:
-        """Return `device`, or for None the current context's, or else 0.
+        """Return `device`; for None, the current context's, otherwise 0.
 
         Raises:
             ConfigError: there is no such device.

@@ -46,9 +46,9 @@ class LoadedKernel:
     Its module stays loaded as long as the handle lives; keep the handle, too, as long as a CUDA
     graph has its launches. The handle is stale, and every use but of `name`, `device`, `key` and
     `generation` raises StaleKernelError, once `kcache.launch.reset` was called for its device or
-    the driver no longer has its context. What the driver does not tell: that a primary context was
-    reset (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) and made again before anybody looked.
-    Where that happens call `kcache.launch.reset` after it.
+    the driver no longer has its context. The driver does not tell if a primary context was reset
+    (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) and created again between two uses. If your
+    program does that, call `kcache.launch.reset` afterwards.
 
     Attributes:
         name: the kernel's name in its module: mangled, unless it is `extern "C"`.
@@ -82,7 +82,7 @@ class LoadedKernel:
 
     @property
     def kernel(self) -> Any:  # noqa: ANN401  optional, and typed by its own stubs
-        """cuda.core's `Kernel`, for what is not here: occupancy, clusters, cooperative launches.
+        """cuda.core's `Kernel`, for more features: occupancy, clusters, cooperative launches.
 
         Of use as long as this handle is kept.
         """
@@ -123,16 +123,17 @@ class LoadedKernel:
     ) -> None:
         """Launch the kernel; returns at once, the kernel runs in the order of its stream.
 
-        A Python int or float becomes what the kernel declares there, a `float`, a `short` or a
-        `long long`, say, and is refused if it does not fit. The kernel's PTX tells. A kernel with
-        nothing but a CUBIN, which no compile of kcache returns, has sizes alone: there an int
-        becomes an integer of the parameter's size, and a float a floating-point number. numpy and
-        ctypes scalars are passed as they are and must have the parameter's size.
+        A Python int or float becomes the type that the kernel declares for the parameter, for
+        example a `float`, a `short` or a `long long`, and is refused if it does not fit. The type
+        comes from the kernel's PTX. For a kernel that has only a CUBIN, which no compile of kcache
+        returns, only the sizes are known. Then an int becomes an integer of the parameter's size,
+        and a float a floating-point number. numpy and ctypes scalars are passed as they are and
+        must have the parameter's size.
 
         Device memory is a cuda.core `Buffer`, anything with `__cuda_array_interface__` or DLPack,
-        an address (int) or None, the null pointer. Its element type, shape and strides are not
-        looked at: the kernel gets the address of the first element. The caller keeps the memory
-        until the kernel is done.
+        an address (int) or None, the null pointer. Its element type, shape and strides are ignored:
+        the kernel gets the address of the first element. The caller keeps the memory until the
+        kernel is done.
 
         Args:
             grid: blocks, an int or up to three.
@@ -140,7 +141,7 @@ class LoadedKernel:
             args: one value for each parameter.
             stream: a cuda.core `Stream`, anything with `__cuda_stream__`, a stream's address as
                 other libraries give it, or None: the default stream of CUDA.
-            shared_memory: bytes of dynamic shared memory per block; above 48 KiB, too.
+            shared_memory: bytes of dynamic shared memory per block; may exceed 48 KiB.
 
         Raises:
             StaleKernelError: the kernel's context no longer exists; load the kernel again.
@@ -189,7 +190,7 @@ class LoadedKernel:
         """Return a stream as cuda.core's.
 
         Raises:
-            ConfigError: it is another context's: the kernel would be launched into that one.
+            ConfigError: it belongs to another context, into which the kernel would be launched.
         """
         if stream is None:
             return cuda.LEGACY_DEFAULT_STREAM

@@ -64,9 +64,9 @@ class Function:
         self._lock = Lock()
 
     def reserve(self, size: int) -> None:
-        """Allow launches with `size` bytes of dynamic shared memory: above 48 KiB it must be asked.
+        """Allow launches with `size` bytes of dynamic shared memory; CUDA requires it above 48 KiB.
 
-        It only ever grows: a smaller launch loses nothing by it.
+        The limit only grows, because a smaller launch loses nothing by it.
 
         Raises:
             ConfigError: the driver does not allow so much.
@@ -91,7 +91,7 @@ class Function:
 def _parameters(
     module: Module, name: str, driver: Driver, address: int
 ) -> tuple[Parameter, ...] | None:
-    """PTX tells floats from integers; the driver, asked where there is none, tells the sizes."""
+    """Return the parameters in the PTX; without it, the driver's sizes, of unknown kinds."""
     if module.ptx is not None:
         found = parameters_of(module.ptx, name)
         if found is not None:
@@ -161,7 +161,7 @@ def _unload(context: Context, library: int) -> None:
 
 
 def load_module(context: Context, source: Code) -> Module:
-    """Load the CUBIN if it is for the device, else PTX, which the driver compiles, else link LTOIR.
+    """Load the CUBIN if it is for the device; otherwise compile PTX in the driver, or link LTOIR.
 
     Raises:
         DeviceError: nothing of it is for this device, or the driver refuses it.
@@ -181,7 +181,7 @@ def load_module(context: Context, source: Code) -> Module:
 
 
 def _try(context: Context, source: Code, code: bytes) -> Module | None:
-    """Load `code`; return None where the driver finds that it is not for this device after all.
+    """Load `code`; return None if the driver finds that it is not for this device after all.
 
     The rule of `Arch.runs_on` has exceptions, such as the GPUs of Jetson.
     """
@@ -212,7 +212,7 @@ def _link(ltoir: bytes, capability: int, target: str) -> bytes:
 
 
 class Loaded(Protocol):
-    """What Modules asks of a module."""
+    """The methods of a module that Modules uses."""
 
     @property
     def size(self) -> int:
