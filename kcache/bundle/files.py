@@ -1,4 +1,4 @@
-"""Bundle files: replaces a file as a whole, and reads a bundle from a pipe, too."""
+"""Bundle files: replaces a file as a whole, and also reads a bundle from a pipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BUFFER = 1 << 20
 
 @contextmanager
 def replacing(path: str) -> Generator[BinaryIO]:
-    """Yield a file that takes the place of `path` when the block ends, and vanishes if it raises.
+    """Yield a file that replaces `path` at the end of the block, and vanishes if the block raises.
 
     Raises:
         BundleError: something else than a bundle is there.
@@ -52,7 +52,7 @@ def replacing(path: str) -> Generator[BinaryIO]:
 
 
 def _refuse_others(path: str) -> None:
-    """Refuse to replace what is no bundle.
+    """Refuse to replace a file that is no bundle.
 
     Raises:
         BundleError: there is something else.
@@ -86,7 +86,7 @@ def _sweep(folder: str, name: str) -> None:
 
 
 def _lock(fd: int) -> bool:
-    """Lock a file of this process's own, as long as it is open; tell whether it was free."""
+    """Lock a file of this process while it is open; tell whether it was free."""
     if sys.platform == "win32":
         return False
     import fcntl
@@ -100,7 +100,7 @@ def _lock(fd: int) -> bool:
 
 @contextmanager
 def opened(source: Source) -> Generator[Bundle]:
-    """Open a bundle for the block; what comes through a pipe goes to a temporary file first.
+    """Open a bundle for the block; a bundle from a pipe goes to a temporary file first.
 
     Raises:
         BundleError: it is no bundle.

@@ -126,7 +126,7 @@ def unpack_record(raw: bytes, at: int = 0) -> Record:
 
 
 def pack_trailer(index: int, entries: int) -> bytes:
-    """Return what the trailer's digest covers; `trailer_end` comes behind it."""
+    """Return the part of the trailer that its digest covers; `trailer_end` returns the rest."""
     return struct.pack("<QQ", index, entries)
 
 
@@ -138,7 +138,7 @@ def trailer_end(digest: bytes) -> bytes:
 def read_layout(head: bytes, trailer: bytes, size: int) -> Layout:
     """Return where the parts of a file of `size` bytes are, by its first and last bytes.
 
-    What this returns lies within the file. It says nothing of the index, nor of the values.
+    All parts lie within the file. The index and the values are not checked.
 
     Raises:
         BundleError: it is no bundle, one of another version, or a damaged one.

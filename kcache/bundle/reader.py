@@ -37,15 +37,15 @@ _KEY_BYTES = 32
 class Bundle:
     """A bundle, read where it is: nothing is unpacked, and nothing is kept in memory.
 
-    `get` takes two reads of the file in most cases, whatever its length. Opening looks at its first
+    `get` takes two reads of the file in most cases, whatever its length. Opening reads its first
     and last bytes only. `records` and `read` check everything that they return.
 
-    The file may be replaced by another one (renamed over) while it is open, and is then read on as
-    it was. It is read by `pread`, not mapped: one that is truncated meanwhile raises BundleError,
-    and not SIGBUS.
+    If another file is renamed over it while it is open, the bundle goes on reading the old one. It
+    reads with `pread` and maps nothing, so that a file that is truncated meanwhile raises
+    BundleError instead of a SIGBUS.
 
-    Threads: safe to share. Fork: a child may go on using it, since there is no common position.
-    Processes: any number.
+    Threads: safe to share. Fork: a child may go on using it, because there is no shared file
+    position. Processes: any number.
 
     Args:
         file: path, or descriptor of an open file, which stays the caller's.
@@ -87,13 +87,14 @@ class Bundle:
         return self.layout.entries
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._close()
 
     # -- one value ------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes | None:
-        """Return the value under `key`, or None. Its digest is not looked at: the asker checks it.
+        """Return the value under `key`, or None. Its digest is not checked here; the caller checks
+        it.
 
         Raises:
             BundleError: the file changed since it was opened, or says nonsense.
@@ -111,8 +112,8 @@ class Bundle:
     def find(self, key: str) -> Record | None:
         """Return where the value of `key` is, or None.
 
-        Keys are digests, so they are spread evenly: where a key is can be guessed from its first
-        digits. Where the guess is wrong, as it is where the keys were made up, the index is halved.
+        Keys are digests, which are spread evenly, so the first digits of a key tell roughly where
+        it is. If that guess is wrong, as with made-up keys, a binary search follows.
 
         Raises:
             BundleError, OSError: as `get`.
@@ -132,7 +133,7 @@ class Bundle:
         return _among(raw, wanted)
 
     def _halve(self, wanted: bytes, low: int, high: int) -> tuple[int, int]:
-        """Return a few records among which a key is, if it is among those given."""
+        """Return a few of the given records, among which a key is if it is there at all."""
         while high - low > _FEW:
             middle = (low + high) // 2
             if self._rows(middle, middle + 1)[:_KEY_BYTES] <= wanted:
@@ -147,7 +148,7 @@ class Bundle:
         """Yield every record of the index, by ascending key.
 
         Raises:
-            BundleError: the order, a place, a size or a length is not as it should be.
+            BundleError: the order, an offset, a size or a length is wrong.
             OSError: it can't be read.
         """
         last, at = "", HEAD_SIZE
@@ -168,7 +169,7 @@ class Bundle:
         """Check the digest of head, index and trailer, and then every record.
 
         Raises:
-            BundleError: something is not as it was written.
+            BundleError: something differs from what was written.
             OSError: it can't be read.
         """
         check = xxhash.xxh3_128(self.layout.head)
@@ -205,7 +206,7 @@ class Bundle:
         return data
 
     def _some(self, offset: int, size: int) -> bytes:
-        """Return so many bytes from an offset on, fewer only at the end of the file."""
+        """Return the given number of bytes from an offset, fewer only at the end of the file."""
         if not self._close.alive:
             raise BundleError(f"{self.name}: it is closed")
         data = self._pread(size, offset)
@@ -245,7 +246,7 @@ def is_bundle(path: str | os.PathLike[str]) -> bool:
 
 
 def _open(path: str) -> int:
-    """Open a file for reading; one that is a pipe is not waited for."""
+    """Open a file for reading, without waiting for the writer of a pipe."""
     binary, nonblocking = getattr(os, "O_BINARY", 0), getattr(os, "O_NONBLOCK", 0)
     return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | binary | nonblocking)
 

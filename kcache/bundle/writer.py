@@ -24,11 +24,11 @@ __all__ = ["BundleWriter"]
 class BundleWriter:
     """Writes values in the order of their keys; the file need not be seekable.
 
-    Memory: 64 bytes for each entry. Threads: for one. Crash: a file that `finish` has not ended is
-    no bundle, and every reader says so.
+    Memory: 64 bytes for each entry. Threads: for one thread. Crash: without the call of `finish` a
+    file is no bundle, and every reader says so.
 
     Args:
-        file: what is written to; it stays open.
+        file: the file to write to; it stays open.
         values: `PLAIN` or `SEALED`.
     """
 
@@ -46,7 +46,7 @@ class BundleWriter:
         """Append a value.
 
         Raises:
-            BundleError: the key does not come after the one before, or a bound is exceeded.
+            BundleError: the key does not follow the one before, or a bound is exceeded.
             OSError: it can't be written.
         """
         if key <= self._last:

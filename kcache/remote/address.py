@@ -1,7 +1,7 @@
-"""Address: where a tier is, and how it is used, as `KCACHE_REMOTE` or `remote=` says.
+"""Address: where a tier is, and how it is used, as in `KCACHE_REMOTE` or `remote=`.
 
-The query of an address holds options: those of `Address` for every remote, and some that one
-protocol has. A user's name and password may stand before the host; nothing shows them again.
+The query of an address holds options: those of `Address` for every remote, and some of one
+protocol. A user's name and password may stand before the host, and are never shown.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Address(Record):
     Attributes:
         kind: `"layer"`, `"http"`, `"redis"` or `"objects"`.
         scheme: in lower case.
-        location: what stands between `://` and the query, credentials left out, as it was given.
-        user, password: None where the address has none.
-        writable: whether what is compiled here is stored there.
+        location: the part between `://` and the query, without credentials, as it was given.
+        user, password: None if the address has none.
+        writable: whether kernels that are compiled here are stored there.
         keep: whether a hit there is stored in the local cache.
         connect_timeout, timeout: seconds, to connect and for one answer.
-        slow: seconds; a remote whose misses take longer is left alone for a while.
+        slow: seconds; a remote whose misses take longer is not asked for a while.
         max_entry: the largest value in bytes that is read or written.
         options: those of the protocol, sorted.
     """
@@ -121,11 +121,11 @@ class Address(Record):
 
     @property
     def lease_seconds(self) -> float:
-        """After how many seconds a lease that nobody renews ends by itself."""
+        """The seconds after which a lease that nobody renews ends by itself."""
         return _seconds(dict(self.options), "lease_seconds", LEASE_SECONDS, self.redacted())
 
     def redacted(self) -> str:
-        """Return the address without credentials, to be shown."""
+        """Return the address without credentials, for messages."""
         userinfo = "***@" if self.user or self.password else ""
         shown = [] if self.writable or self.kind == "layer" else ["ro"]
         for name, value in self.options:
@@ -143,7 +143,7 @@ class Address(Record):
 
 
 def is_secret(option: str) -> bool:
-    """Tell whether the value of an option is not to be shown. The path of a file is."""
+    """Tell whether the value of an option must not be shown. The path of a file may be."""
     return not option.endswith("_file") and _SECRET.search(option) is not None
 
 
@@ -221,10 +221,10 @@ def _parse(text: object, name: str) -> Address:
 
 
 def _shown(scheme: str, rest: str) -> str:
-    """Return what an error may show of an address: no credentials, no options.
+    """Return the part of an address that an error may show: no credentials, no options.
 
-    A password that is not quoted may have any character in it, so that a part of it stands where a
-    host or an option should. Nothing is shown of what may be one.
+    An unquoted password may contain any character, so that a part of it is in the place of a host
+    or an option. No part that may belong to a password is shown.
     """
     bare, _, query = rest.partition("?")
     location = bare.rpartition("@")[2][:200]

@@ -125,10 +125,10 @@ class Agent:
             os.eventfd_write(self._awake, 1)
 
     def _stop(self) -> None:
-        """Let go of the socket and of the remotes.
+        """Close the socket and the remotes.
 
-        What programs have handed over is uploaded first: they have ended, perhaps, and others wait
-        for what they made under a lease. No lease stays behind.
+        It first uploads what programs have handed over. They may have ended, and others may wait
+        for a kernel under a lease. No lease stays behind.
         """
         self._unlink()
         self._listener.close()
@@ -157,7 +157,7 @@ class Agent:
                 os.unlink(self._path)
 
     def _save_counts(self) -> None:
-        """Write what was counted beside the socket, for the next agent and for commands."""
+        """Write the counts beside the socket, for the next agent and for commands."""
         if _inode(self._path) == self._inode:
             save_counts(self._path, [tier.as_dict() for tier in self._tiers])
 
@@ -190,7 +190,7 @@ class Agent:
             connection.close()
 
     def _attend(self, connection: socket.socket) -> None:
-        """Answer one program until it hangs up, and give its leases back then."""
+        """Answer one program until it disconnects, and then release its leases."""
         leases: set[tuple[str, str]] = set()
         try:
             channel = Channel(connection, MESSAGE_TIMEOUT, QUESTION)
@@ -248,9 +248,9 @@ class Agent:
         return Found(None, len(self._tiers), min(waits, default=60.0))
 
     def _keep_above(self, index: int, key: str, value: bytes) -> None:
-        """Have what a remote had put to those before it, which are asked first.
+        """Put the entry of a remote to those before it, which are asked first.
 
-        It is merged: a manifest into what they have, and a kernel where they have none.
+        A manifest is merged into theirs, and a kernel is stored where they have none.
         """
         if self._tiers[index].address.keep:
             for above in range(index):
@@ -258,7 +258,7 @@ class Agent:
                     self._uploads[above].add(Upload(None, (key, value)))
 
     def _put(self, upload: Upload, leases: set[tuple[str, str]]) -> None:
-        """Have an upload put to every writable remote."""
+        """Queue an upload for every writable remote."""
         writable = [n for n, tier in enumerate(self._tiers) if tier.address.writable]
         if upload.lease is not None:
             leases.discard(upload.lease)
@@ -271,7 +271,7 @@ class Agent:
             self._uploads[index].add(upload)
 
     def _uploaded(self, upload: Upload) -> None:
-        """Give a lease back after the last upload under it."""
+        """Release a lease after the last upload under it."""
         if upload.lease is None:
             return
         with self._lock:
@@ -286,7 +286,7 @@ class Agent:
         return all(uploads.flush(deadline) for uploads in self._uploads)
 
     def status(self) -> dict[str, object]:
-        """Return what is told of this agent; no credentials are in it."""
+        """Return the status of this agent, without credentials."""
         return {
             "process": os.getpid(),
             "started": self._started,
@@ -304,7 +304,7 @@ class Agent:
         return next((tier for tier in self._tiers if tier.leases), None)
 
     def _lease(self, key: str, leases: set[tuple[str, str]]) -> list[bytes]:
-        """Take a lease for a program; the answer is its token, or whether somebody has it."""
+        """Take a lease for a program; answer with its token, or whether another holder has it."""
         tier = self._lease_tier()
         if tier is None:
             return [b"none"]
@@ -327,7 +327,7 @@ class Agent:
             tier.release(*lease)
 
     def _renew_leases(self) -> None:
-        """Renew what programs hold, while they and this process live."""
+        """Renew the leases of programs while they and this process live."""
         tier = self._lease_tier()
         seconds = 0.0 if tier is None else tier.address.lease_seconds
         while tier is not None and not self._stopped.wait(seconds / RENEWALS):
@@ -348,7 +348,7 @@ def _inode(path: str) -> tuple[int, int] | None:
 
 
 def main() -> None:
-    """Be an agent: what `kcache.remote.start` runs by exec, with its setup on standard input."""
+    """Be an agent: `kcache.remote.start` runs this by exec, with its setup on standard input."""
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Agent setup: what an agent is made with. It comes through a pipe, never by arguments."""
+"""Agent setup: the configuration of an agent. It comes through a pipe, never by arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Setup"]
 
 
 class Setup(NamedTuple):
-    """What decides how an agent answers: programs with the same share one.
+    """The configuration of an agent. Programs with the same configuration share one agent.
 
     Attributes:
         addresses: of the remotes, in order; no layers.
@@ -29,7 +29,7 @@ class Setup(NamedTuple):
     environment: Mapping[str, str]
 
     def pack(self) -> bytes:
-        """Return it as bytes. They hold credentials: not for files, logs and arguments."""
+        """Return it as bytes with credentials, which must not get into files, logs or arguments."""
         addresses = [address._values() for address in self.addresses]
         return json.dumps(
             [addresses, dict(self.settings), dict(self.environment)], sort_keys=True

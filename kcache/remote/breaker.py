@@ -1,4 +1,4 @@
-"""Breaker: decides whether a remote is asked, or left alone for a while."""
+"""Breaker: decides whether a remote is asked, or skipped for a while."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _PAUSES = {REFUSED: REFUSED_PAUSE, LACKING: LACKING_PAUSE}
 
 
 class Breaker:
-    """Counts failures of one remote; open means that nobody asks it.
+    """Counts failures of one remote. While it is open, nobody asks the remote.
 
-    Closed, it lets every question through. It opens after `FAILURES` in a row, at once after a
-    refusal, and where this machine lacks what the remote needs. When its pause is over, one probe
-    may be sent, which nobody waits for: its success closes the breaker.
+    Closed, it lets every question through. It opens after `FAILURES` in a row, and at once after a
+    refusal, or if this machine lacks something that the remote needs. When its pause is over, one
+    probe may be sent, for which nobody waits. If the probe succeeds, the breaker closes.
 
     Threads: safe to share. Lives in the agent, so all programs of a user share it.
 
@@ -56,14 +56,14 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the remote is left alone."""
+        """Whether the remote is skipped."""
         return self._until is not None
 
     def wait(self) -> float:
         """Return the seconds until it is worth asking again; 0.0 if it is closed.
 
-        While a probe is under way, that is as long as it has taken already: a remote that is back
-        is soon used, and one that never answers is asked about only a few times.
+        While a probe is under way, that is the time that it has taken so far. So a remote that is
+        back is soon used, and one that never answers is asked only a few times.
         """
         until, began = self._until, self._probe_began
         if until is None:
@@ -72,11 +72,11 @@ class Breaker:
         return max(SOON, until - now if began is None else now - began)
 
     def is_slow(self, seconds: float) -> bool:
-        """Tell whether a miss that takes so long makes a remote useless."""
+        """Tell whether a miss that takes this long makes a remote useless."""
         return seconds > self._slow
 
     def succeeded(self, seconds: float, *, hit: bool) -> None:
-        """Count an answer that took so long."""
+        """Count an answer that took that many seconds."""
         if not hit and self.is_slow(seconds):
             self.failed(f"a miss took {seconds:.2f} s")
             return
@@ -104,7 +104,7 @@ class Breaker:
                 self._until = self._clock() + self._pause
 
     def begin_probe(self) -> bool:
-        """Tell whether the caller is the one who is to send a probe now."""
+        """Tell whether this caller should send a probe now."""
         with self._lock:
             if self._until is None or self._probe_began is not None:
                 return False
@@ -115,7 +115,7 @@ class Breaker:
             return True
 
     def end_probe(self, failure: str, cause: str = DOWN) -> None:
-        """Close it if `failure` is empty, else leave it open for longer."""
+        """Close it if `failure` is empty, otherwise leave it open for longer."""
         with self._lock:
             self._probe_began = None
             if not failure:

@@ -11,7 +11,7 @@ __all__ = ["BundleLayer"]
 class BundleLayer:
     """The kernels of a bundle, which is not unpacked.
 
-    Threads, fork: as `Bundle`. A bundle that is replaced is noticed by the next process.
+    Threads, fork: as `Bundle`. The next process notices that a bundle was replaced.
 
     Args:
         path: of the bundle.
@@ -55,7 +55,7 @@ class BundleLayer:
             raise BundleError(f"{self.path}: entry {key}: {error}") from error
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._bundle.close()
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Channel: one end of the socket between a program and its agent: one message, then its answer.
 
 The messages are those of `kcache.util.wire`. Most kernels take one system call to send and a few to
-receive, and are copied once. A hit from a remote nearby spends more time here than on its way.
+receive, and are copied once. A hit from a nearby remote spends more time here than in the network.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Channel:
 
     Args:
         connection: belongs to this object from here on.
-        seconds: that one piece of a message may take.
+        seconds: the time that one piece of a message may take.
         room: bytes of memory for messages; longer ones are copied once more.
     """
 
@@ -56,9 +56,9 @@ class Channel:
         """Return the answer to a question.
 
         Raises:
-            OSError: there is none (TimeoutError: none within so many seconds).
+            OSError: there is none (TimeoutError: none in time).
             WireError: the other side has closed, or sent something else; or the program has closed
-                the descriptor, whose number may be that of a connection of its own by now.
+                the descriptor, whose number may now belong to a connection of its own.
         """
         if not self._is_open():
             raise WireError("the program has closed the connection")
@@ -72,7 +72,7 @@ class Channel:
             raise TimeoutError("the agent did not answer in time") from error
 
     def next(self) -> list[bytes]:
-        """Wait for the next message, without end, and return it.
+        """Wait for the next message, without a limit, and return it.
 
         Raises:
             OSError, WireError: as `ask`; once it has begun, it may take as long as any message.
@@ -91,7 +91,7 @@ class Channel:
             self._socket.sendall(memoryview(b"".join(parts))[-left:])
 
     def _receive(self, got: int, end: float) -> list[bytes]:
-        """Return the message of which some bytes are there already."""
+        """Return the message of which some bytes have arrived."""
         if not got:
             raise WireError("the other side has closed")
         while (sizes := sizes_in(self._room[:got], _MOST_FIELDS)) is None:
@@ -113,7 +113,7 @@ class Channel:
         return fields
 
     def _long(self, got: int, size: int, end: float) -> memoryview:
-        """Return a message that is longer than the room, of which `got` bytes are in it."""
+        """Return a message that is longer than the room, which has its first `got` bytes."""
         found = bytearray(self._room[:got])
         while len(found) < size:
             piece = memoryview(bytearray(min(size - len(found), _PIECE)))
@@ -141,7 +141,7 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the connection. Idempotent."""
         with suppress(OSError):
             if self._is_open():
                 self._socket.close()

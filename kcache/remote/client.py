@@ -1,4 +1,4 @@
-"""Client: asks the agent on behalf of a program: short questions, and never a long wait.
+"""Client: asks the agent on behalf of a program: short questions, never with a long wait.
 
 It imports nothing of a protocol. `kcache.remote.start` starts an agent with the first question.
 """
@@ -38,7 +38,7 @@ _KEPT = 8
 
 
 class Lease:
-    """The right to compile one kernel, alone on all machines, while this object is not released.
+    """The right to compile one kernel as the only machine, until this object is released.
 
     The agent renews it as long as the connection lives, so it ends with this process.
     """
@@ -52,12 +52,12 @@ class Lease:
 
 
 class Client:
-    """Asks the agent of one `Setup`, which is started when there is none.
+    """Asks the agent of one `Setup`, which is started if there is none.
 
-    What fails costs a bounded wait once; then nobody asks for a while, here that is one comparison.
+    A failure costs a bounded wait once. Then nobody asks for a while, which costs one comparison.
 
-    Threads: safe to share; each question has a connection. Fork: the child connects anew. Crash:
-    the agent notices.
+    Threads: safe to share; each question has a connection. Fork: the child makes new connections.
+    Crash: the agent notices.
 
     Args:
         setup: what the agent is made with.
@@ -65,7 +65,7 @@ class Client:
         clock: seconds, for tests.
 
     Attributes:
-        nothing_until: time of the clock until which no remote has anything to say.
+        nothing_until: time of the clock until which no remote will be asked.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Client:
 
     @property
     def worth_asking(self) -> bool:
-        """Whether a remote may have something."""
+        """Whether a remote may be asked now."""
         return self._clock() >= self.nothing_until
 
     def get(self, *keys: str, first: int = 0) -> Found | None:
-        """Return what the remotes from index `first` on have under the first key that is there.
+        """Return the remotes' entry under the first key that they have, from remote `first` on.
 
-        One question, whatever the number of keys; None without an answer.
+        It is one question for any number of keys; None without an answer.
         """
         if not self.worth_asking:
             return None
@@ -120,7 +120,7 @@ class Client:
         return found
 
     def put(self, upload: Upload, lease: Lease | None = None) -> bool:
-        """Have an upload queued; tell whether the agent has it now."""
+        """Queue an upload; tell whether the agent has it now."""
         question = [protocol.PUT, *upload.pack()]
         if lease is None:
             return self._ask(question) is not None
@@ -130,9 +130,9 @@ class Client:
         return answer is not None
 
     def lease(self, key: str) -> Lease | bool:
-        """Take the lease of `key`; return it, or whether somebody else has it.
+        """Take the lease of `key`; return it, or whether another holder has it.
 
-        False if there is none to be had: then everybody compiles alone.
+        It is False if there are no leases: then every machine compiles alone.
         """
         if not self.worth_asking:
             return False
@@ -146,18 +146,18 @@ class Client:
         return answer == [b"busy"]
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back under which nothing was uploaded."""
+        """Release a lease under which nothing was uploaded."""
         lease.ended = True
         question = [protocol.RELEASE, lease.key.encode(), lease.token.encode()]
         self._keep(lease.connection, self._ask_on(lease.connection, question))
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything is uploaded; tell whether that is so."""
+        """Wait until everything is uploaded; tell whether it is."""
         answer = self._ask([protocol.FLUSH, b"%.3f" % seconds], seconds)
         return answer == [b"1"]
 
     def status(self) -> dict[str, object] | None:
-        """Return what the agent tells of itself and its remotes, or None."""
+        """Return the status of the agent and its remotes, or None."""
         import json
 
         answer = self._ask([protocol.STATS])
@@ -168,14 +168,14 @@ class Client:
         return found if isinstance(found, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
     def stop(self) -> None:
-        """Have the agent end."""
+        """Make the agent end."""
         self._ask([protocol.STOP])
         self.close()
 
     # -- connections -----------------------------------------------------------------------------
 
     def _ask(self, question: Sequence[bytes], more: float = 0.0) -> list[bytes] | None:
-        """Return the answer, or None if there is none, in which case nobody asks for a while."""
+        """Return the answer, or None if there is none; then nobody asks for a while."""
         with self._lock:
             kept = self._kept.pop() if self._kept else None
         if kept is not None:
@@ -238,7 +238,7 @@ class Client:
         connection.close()
 
     def _failed(self, error: Exception) -> None:
-        """Leave the agent alone for a while."""
+        """Don't ask the agent for a while."""
         self.failures += 1
         now = self._clock()
         self._silent_until = self.nothing_until = now + self._pause
@@ -246,7 +246,7 @@ class Client:
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def close(self) -> None:
-        """Hang up. Idempotent; a later question connects anew."""
+        """Close the connections. Idempotent; a later question makes a new one."""
         with self._lock:
             kept, self._kept = self._kept, []
         for connection in kept:
@@ -259,7 +259,7 @@ class Client:
 
 
 def client_for(setup: Setup, folders: Sequence[str], environment: Mapping[str, str]) -> Client:
-    """Return the client of the agent with a setup, which is found in one of the folders.
+    """Return the client of the agent with a setup, whose socket is in one of the folders.
 
     Raises:
         RemoteError: no folder is private.

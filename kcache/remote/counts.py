@@ -1,4 +1,4 @@
-"""Counts: what one remote was asked, and with which results."""
+"""Counts: the questions to one remote, and their results."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Counts:
                 self._counts[name] = value
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Add to one."""
+        """Add to one count."""
         with self._lock:
             self._counts[name] += amount
 
     def as_dict(self) -> dict[str, int]:
-        """Return all of them as they are now."""
+        """Return all counts as they are now."""
         with self._lock:
             return dict(self._counts)
 
 
 def save_counts(path: str, tiers: Sequence[Mapping[str, object]]) -> None:
-    """Write what an agent tells of its remotes beside its socket; a failure loses counts alone."""
+    """Write the counts of an agent's remotes beside its socket; a failure only loses counts."""
     temporary = f"{path}.{os.getpid()}.tmp"
     with suppress(OSError):
         with open(temporary, "w", encoding="utf-8") as file:
@@ -59,7 +59,7 @@ def save_counts(path: str, tiers: Sequence[Mapping[str, object]]) -> None:
 
 
 def saved_counts(path: str) -> dict[str, dict[str, Any]]:
-    """Return what the last agent at a socket's path told of each remote, by its address."""
+    """Return the counts of each remote, by its address, from the last agent at a socket's path."""
     try:
         with open(f"{path}.counts", encoding="utf-8") as file:
             found: object = json.load(file)

@@ -104,7 +104,7 @@ def from_netrc(host: str) -> Credentials | None:
 
 
 def _private_text(path: str) -> str:
-    """Return what is in a file that only its owner can read.
+    """Return the content of a file that only its owner can read.
 
     Raises:
         ConfigError: it can't be read, or others can.

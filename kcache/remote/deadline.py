@@ -27,13 +27,14 @@ _OFF = 0.05
 
 
 class DeadlineSocket:
-    """A connected socket (or one with TLS) with a deadline. It has what the clients here ask for.
+    """A connected socket (or one with TLS) with a deadline. It has the methods that the clients
+    use.
 
-    Threads: for one at a time. Files that `makefile` returned keep it open, as those of a socket.
+    Threads: for one at a time. Files from `makefile` keep it open, like those of a socket.
 
     Args:
         sock: belongs to this object from here on.
-        seconds: that everything may take until `start` is called.
+        seconds: the time for everything until `start` is called.
     """
 
     def __init__(self, sock: socket.socket, seconds: float) -> None:
@@ -45,7 +46,7 @@ class DeadlineSocket:
         self.start(seconds)
 
     def start(self, seconds: float, most: int | None = None) -> None:
-        """Have everything from now on done within some seconds, and at most so many bytes read."""
+        """Set a deadline for everything from now on, and a limit of bytes to read."""
         self._end = time.monotonic() + seconds
         self._room = most
 
@@ -88,11 +89,11 @@ class DeadlineSocket:
                 raise OSError(errno.EMSGSIZE, "the answer is too long")
 
     def sendall(self, data: ReadableBuffer) -> None:
-        """Send all of it; the time of a socket's `sendall` is for all of it, too."""
+        """Send all of it; as for a socket, the time limit is for all of it."""
         self._prepare().sendall(data)
 
     def settimeout(self, seconds: float | None) -> None:
-        """With 0, have reads return at once; otherwise the deadline says how long they wait."""
+        """With 0, reads return at once; otherwise they wait until the deadline."""
         self._polls = seconds == 0
 
     def makefile(self, mode: str = "rb") -> io.BufferedReader:
@@ -125,7 +126,7 @@ class DeadlineSocket:
 
 
 class _Reader(io.RawIOBase):
-    """What `DeadlineSocket.makefile` reads through."""
+    """The raw file below `DeadlineSocket.makefile`."""
 
     def __init__(self, sock: DeadlineSocket, let_go: Callable[[], None]) -> None:
         self._sock = sock

@@ -1,13 +1,13 @@
 """HttpStore: a remote behind HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
 
-GET and PUT, as ccache's and Bazel's HTTP caches do. The address `https://host/path` and a key make
-`https://host/path/ab/cdef...` (`layout=subdirs`, the default), `https://host/path/abcdef...`
-(`layout=flat`) or `https://host/path/ac/abcdef...` (`layout=bazel`, whose server must not look into
-what it stores: bazel-remote's `--disable_http_ac_validation`).
+It uses GET and PUT, like ccache's and Bazel's HTTP caches. The address `https://host/path` and a
+key make `https://host/path/ab/cdef...` (`layout=subdirs`, the default),
+`https://host/path/abcdef...` (`layout=flat`) or `https://host/path/ac/abcdef...` (`layout=bazel`,
+whose server must not check the values: bazel-remote's `--disable_http_ac_validation`).
 
 http.client of the standard library does all of it, except plain answers to GET (`http_get`). This
-module adds what it lacks: deadlines for whole answers, limits, a few open connections, and
-redirects that take no credentials to another host.
+module adds deadlines for whole answers, limits, a few open connections, and redirects that take no
+credentials to another host.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _LAYOUTS = ("subdirs", "flat", "bazel")
 class HttpStore:
     """Values by HTTP.
 
-    Threads: safe to share; each request has a connection for itself, a few idle ones are kept.
-    Fork: for the agent alone, which does not fork. A server that knows `If-Match` loses nothing of
-    what several machines merge; with one that doesn't (nginx), the last writer wins.
+    Threads: safe to share; each request has a connection of its own, and a few idle ones are kept.
+    Fork: only for the agent, which does not fork. With a server that knows `If-Match`, merges of
+    several machines lose nothing; with one that doesn't (nginx), the last writer wins.
 
     Args:
         address: of the tier.
@@ -76,16 +76,16 @@ class HttpStore:
         self._pool = Pool(address)
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Return the value, or None where there is none."""
+        """Return the value, or None if there is none."""
         answer = self._get(key, limit)
         return None if answer is None else answer.body
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value in place of what is there."""
+        """Store a value, replacing the one that is there."""
         self._put(key, value, {})
 
     def merge(self, key: str, change: Change, limit: int) -> None:
-        """Replace a value by what `change` makes of it, if nobody else has written meanwhile."""
+        """Replace a value by the result of `change`, if nobody else has written meanwhile."""
         for attempt in range(_TRIES):
             time.sleep(pause(attempt))
             answer = self._get(key, limit)
@@ -155,14 +155,14 @@ class HttpStore:
 
 
 def pause(attempt: int) -> float:
-    """Return seconds before an attempt; not the same for all who were refused together."""
+    """Return seconds before an attempt, with jitter for those that were refused together."""
     import random
 
     return random.uniform(0, 0.02 * 2**attempt) if attempt else 0.0
 
 
 def _condition(answer: Answer | None) -> dict[str, str]:
-    """Return the header by which a PUT stores only in place of `answer`."""
+    """Return the header with which a PUT only replaces `answer`."""
     if answer is None:
         return {"If-None-Match": "*"}
     tag = answer.headers.get("etag", "")
@@ -182,10 +182,10 @@ def _named(status: int) -> str:
 
 
 def _origin(url: str) -> tuple[Origin, str]:
-    """Return where a URL leads to, and its path with the query.
+    """Return the origin of a URL, and its path with the query.
 
     Raises:
-        ValueError: it leads nowhere.
+        ValueError: it has no origin.
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,8 +1,8 @@
 """HTTP GET: reads most answers over http.client's connection itself, in a third of its time.
 
 http.client parses headers like those of electronic mail. That takes longer than a kernel needs from
-a server nearby. Plain answers (a length, no transfer coding) are read here. http.client gets all
-others from their first byte on.
+a nearby server. This module reads plain answers (a length, no transfer coding). http.client gets
+all others from their first byte on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOT_IN_HEADER = re.compile("[\r\n\0]")
 
 
 class Head(NamedTuple):
-    """What stands before the body.
+    """The part of an answer before the body.
 
     Attributes:
         headers: by their names in lower case.
@@ -56,7 +56,7 @@ def question(path: str, host: str, headers: Mapping[str, str]) -> bytes:
     """Return a request of GET.
 
     Raises:
-        InvalidURL: the path holds what would end the line, or other characters than ASCII's.
+        InvalidURL: the path contains a line end, or a character that is not ASCII.
         ValueError: so does a header.
     """
     if _NOT_IN_PATH.search(path):
@@ -76,7 +76,7 @@ class Reader:
         self._pieces = Pieces(sock)
 
     def head(self) -> Head | http.client.HTTPResponse:
-        """Return the head of an answer; or http.client's answer, for it to go on with.
+        """Return the head of an answer, or http.client's answer if that must go on.
 
         Raises:
             OSError, HTTPException: there is none.
@@ -115,7 +115,7 @@ class Reader:
 
 
 def _parsed(raw: bytes) -> Head | None:
-    """Return a head that says plainly where its answer ends; None if it does not."""
+    """Return a head that states plainly where its answer ends; None if it does not."""
     first, *lines = _LINE.split(raw)[:-2]
     status = _PLAIN.fullmatch(first)
     headers: dict[str, str] = {}
@@ -132,7 +132,7 @@ def _parsed(raw: bytes) -> Head | None:
 
 
 class _Again:
-    """A socket as http.client wants it, whose first bytes were read already."""
+    """A socket for http.client, whose first bytes were already read."""
 
     def __init__(self, first: bytes, sock: DeadlineSocket) -> None:
         self._first = first
@@ -143,7 +143,7 @@ class _Again:
 
 
 class _Then(io.RawIOBase):
-    """Bytes, and then what a socket has."""
+    """Bytes, followed by the data of a socket."""
 
     def __init__(self, first: bytes, more: Callable[[WriteableBuffer], int]) -> None:
         self._first = first

@@ -50,8 +50,8 @@ class Request(NamedTuple):
 
     Attributes:
         own: whether the origin is that of the address; others never see our certificate.
-        limit: bytes of the answer's body at most.
-        end: when the answer has to be there, as `time.monotonic` tells.
+        limit: the most bytes of the answer's body.
+        end: deadline of the answer, in `time.monotonic`.
     """
 
     origin: Origin
@@ -96,7 +96,7 @@ class _Secure(http.client.HTTPSConnection):
         self.sock = self.deadline
 
     def _tunnel(self) -> None:
-        """Ask a proxy for a tunnel: http.client waits anew for each byte of its answer."""
+        """Ask a proxy for a tunnel; http.client would wait again for each byte of the answer."""
         plain = self.sock
         self.sock = DeadlineSocket(plain, self.timeout or 0.0)
         super()._tunnel()  # type: ignore[misc]
@@ -108,7 +108,7 @@ _Connection = _Plain | _Secure
 
 
 class Pool:
-    """Connections, and the settings they are made with.
+    """Connections, and their settings.
 
     Threads: safe to share; a connection belongs to one request at a time.
 
@@ -132,7 +132,7 @@ class Pool:
             self._context(own=True)
 
     def ask(self, request: Request) -> Answer:
-        """Return an answer, over an idle connection where there is one.
+        """Return an answer, over an idle connection if there is one.
 
         Raises:
             OSError, HTTPException, RemoteError: there is none.
@@ -190,7 +190,7 @@ class Pool:
             spare.close()
 
     def _connected(self, request: Request, proxy: str | None) -> _Connection:
-        """Return a new connection; its name, its proxy and TLS are done with.
+        """Return a new connection, after name lookup, proxy and TLS.
 
         Raises:
             OSError, HTTPException: there is none.
@@ -222,7 +222,7 @@ class Pool:
             return self._contexts[own]
 
     def _made_context(self, *, own: bool) -> ssl.SSLContext:
-        """Return what verifies servers: by the file of the address, or as the system does.
+        """Return the TLS context that verifies servers, by the address's file or the system's.
 
         Raises:
             ConfigError: a file can't be read.
@@ -240,7 +240,7 @@ def _split(proxy: str) -> SplitResult:
     """Return the parts of a proxy's URL.
 
     Raises:
-        RemoteError: it is none. Nothing is told of it: it may hold a password.
+        RemoteError: it is none. The message does not show it, because it may contain a password.
     """
     try:
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
@@ -280,7 +280,7 @@ def _got(connection: _Connection, request: Request) -> tuple[Answer, bool]:
 
 
 def _sent(connection: _Connection, request: Request) -> tuple[Answer, bool]:
-    """Return the answer to any request, likewise."""
+    """Return the answer to any request, in the same way."""
     connection.request(request.method, request.path, request.body, request.headers)
     return _read(connection.getresponse(), request)
 
@@ -294,7 +294,7 @@ def _read(response: http.client.HTTPResponse, request: Request) -> tuple[Answer,
 
 
 def _allowed(length: int, limit: int) -> int:
-    """Return the length of an answer; raises RemoteError where it is more than `limit`."""
+    """Return the length of an answer; raises RemoteError if it is more than `limit`."""
     if length > limit:
         raise RemoteError(f"the answer has {length} bytes; allowed: {limit}")
     return length
@@ -326,7 +326,7 @@ def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
 
 
 def _page(response: http.client.HTTPResponse) -> bytes:
-    """Return nothing; read a page about an error so that its connection can be used again."""
+    """Read a page about an error and return nothing, so that its connection can be used again."""
     if response.length is not None and response.length <= _MOST_PAGE:
         response.read(response.length)
     return b""

@@ -10,8 +10,8 @@ block                          what
 ``PUBLIC KEY``                 Ed25519: verifies, and can't sign
 =============================  ====================================================================
 
-The first one that can sign signs. Each one verifies, so keys can be exchanged one after the other.
-`openssl genpkey -algorithm ed25519` makes the same files as `kcache key`.
+The first key that can sign is used for signing. All keys verify, so keys can be exchanged one after
+the other. `openssl genpkey -algorithm ed25519` makes the same files as `kcache key`.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Keys(NamedTuple):
     """The keys of a file.
 
     Attributes:
-        signer: the one that signs; None if there are public ones only.
-        verifiers: those whose signatures are good.
+        signer: the key that signs; None if there are only public keys.
+        verifiers: the keys whose signatures are good.
     """
 
     signer: Key | None
@@ -79,7 +79,7 @@ class Keys(NamedTuple):
 
 
 class _HmacKey:
-    """HMAC-SHA256: whoever can verify can sign."""
+    """HMAC-SHA256: a machine that can verify can also sign."""
 
     how = HMAC
 
@@ -160,7 +160,7 @@ def _refused(path: str, why: str) -> ConfigError:
 
 
 def _read_safely(path: str) -> bytes:
-    """Return what is in a file that nobody else could have written.
+    """Return the content of a file that nobody else could have written.
 
     Raises:
         ConfigError: it is not safe, or can't be read.
@@ -294,7 +294,7 @@ def public_part(keys: Keys) -> bytes:
 
 
 def write_keys(path: str, text: bytes, *, mode: int = 0o600) -> None:
-    """Write a new file of keys; one that is there is never replaced.
+    """Write a new file of keys; never replace a file.
 
     Raises:
         OSError: there is one, or it can't be written.

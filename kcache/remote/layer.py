@@ -12,15 +12,15 @@ __all__ = ["DirectoryLayer", "Layer"]
 
 
 class Layer(Protocol):
-    """Entries' envelopes under keys, only ever read.
+    """Envelopes of entries under keys, read-only.
 
-    Threads: safe to share. Fork: a child may go on using it. A layer checks nothing: whoever asks
-    checks the envelope, as that of every entry.
+    Threads: safe to share. Fork: a child may go on using it. A layer checks nothing: the caller
+    checks the envelope, as for every entry.
     """
 
     @property
     def keep(self) -> bool:
-        """Whether a kernel that is found here is stored in the user's own cache, too."""
+        """Whether a kernel that is found here is also stored in the user's own cache."""
         ...
 
     def get(self, key: str) -> bytes | None:
@@ -32,7 +32,7 @@ class Layer(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what is open. Idempotent."""
+        """Close what is open. Idempotent."""
         ...
 
 
@@ -43,7 +43,7 @@ class DirectoryLayer:
 
     Args:
         path: of the directory, for messages.
-        backends: that are there, opened for reading.
+        backends: those that exist there, opened for reading.
         keep: see `Layer`.
     """
 

@@ -1,8 +1,8 @@
 """Manifests: merges the header sets of one request from several machines.
 
 A manifest's entry has the sections `set0`, `set1`, ... (see `kcache.nvrtc.manifest`); the other
-sections are what one machine remembers of its own files. They mean nothing on another machine, and
-would tell it paths.
+sections are one machine's stamps of its own files. They mean nothing on another machine, and would
+reveal paths to it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def _entry(sets: list[bytes]) -> Entry:
 
 
 def portable(entry: Entry) -> Entry:
-    """Return a manifest without what one machine remembers of its files."""
+    """Return a manifest without one machine's stamps of its files."""
     return _entry(_sets(entry))
 
 
 def merged(old: Entry, new: Entry) -> Entry | None:
     """Return a manifest with the header sets of both, the new ones first; None if all are in `old`.
 
-    Of more than `MAX_SETS` the oldest go.
+    If there are more than `MAX_SETS`, the oldest are dropped.
     """
     known, added = _sets(old), _sets(new)
     missing = [raw for raw in added if raw not in known]

@@ -1,8 +1,8 @@
-"""ObjectStore: a remote in S3 or what speaks like it, Google Cloud Storage or Azure, by obstore.
+"""ObjectStore: a remote in S3 or a compatible store, Google Cloud Storage or Azure, by obstore.
 
 The address `s3://bucket/prefix` and a key make the object `prefix/ab/cdef...`. Credentials come
 from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), for S3 also from `~/.aws/credentials`,
-else from the machine's own identity. Lifecycle rules of the bucket delete old objects.
+otherwise from the machine's own identity. Lifecycle rules of the bucket delete old objects.
 
 obstore waits without end in a child that was forked after its first use (seen with 0.12.1). So only
 this module imports it, in the agent's process, which was started by exec and never forks.
@@ -51,8 +51,8 @@ _MOST_TEXT = 300
 class ObjectStore:
     """Values as objects in a bucket.
 
-    Threads: safe to share. Fork: for the agent alone, which does not fork. Where the service knows
-    conditional writes (AWS, GCS, Azure, MinIO, Ceph), merges lose nothing; elsewhere the last
+    Threads: safe to share. Fork: only for the agent, which does not fork. With a service that knows
+    conditional writes (AWS, GCS, Azure, MinIO, Ceph), merges lose nothing; otherwise the last
     writer wins.
 
     Args:
@@ -73,17 +73,17 @@ class ObjectStore:
         self._conditional = True
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Return the value, or None where there is none."""
+        """Return the value, or None if there is none."""
         found = self._read(key, limit)
         return None if found is None else found[0]
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value in place of what is there."""
+        """Store a value, replacing the one that is there."""
         with _answering(writing=True):
             obstore.put(self._writer, _path(key), value, use_multipart=False)
 
     def merge(self, key: str, change: Change, limit: int) -> None:
-        """Replace a value by what `change` makes of it, if nobody else has written meanwhile."""
+        """Replace a value by the result of `change`, if nobody else has written meanwhile."""
         for attempt in range(_TRIES):
             time.sleep(pause(attempt))
             found = self._read(key, limit)
@@ -95,11 +95,11 @@ class ObjectStore:
         raise RemoteError("others write the same value all the time")
 
     def close(self) -> None:
-        """Let go of the clients. Idempotent."""
+        """Release the clients. Idempotent."""
         self._reader = self._writer = None
 
     def _read(self, key: str, limit: int) -> tuple[bytes, dict[str, str]] | None:
-        """Return the value and its version, or None where there is none."""
+        """Return the value and its version, or None if there is none."""
         with _answering():
             try:
                 answer: Any = obstore.get(self._reader, _path(key))
@@ -117,7 +117,7 @@ class ObjectStore:
             return value, {name: value for name, value in version.items() if value is not None}
 
     def _swap(self, key: str, value: bytes, version: dict[str, str] | None) -> bool:
-        """Store a value if the object still has a version (None: still is not there)."""
+        """Store a value if the object still has this version (None: if it still does not exist)."""
         mode: Any = "create" if version is None else version
         with _answering(writing=True):
             try:
@@ -190,7 +190,7 @@ def _azure(address: Address, timeout: float) -> object:
 
 
 def _known(address: Address, *, endpoint: str) -> dict[str, Any]:
-    """Return what obstore has to know of any store; `endpoint` is its name for where that is."""
+    """Return obstore's options for any store; `endpoint` is its name for the address."""
     known = {
         endpoint: address.option("endpoint"),
         "skip_signature": address.flag("anonymous"),
@@ -201,7 +201,7 @@ def _known(address: Address, *, endpoint: str) -> dict[str, Any]:
 def _profile() -> dict[str, str]:
     """Return the keys of the user's profile in `~/.aws/credentials`, which obstore does not read.
 
-    Empty where the environment has credentials, or where the file has none.
+    It is empty if the environment has credentials, or if the file has none.
 
     Raises:
         ConfigError: the file can't be understood.
@@ -230,7 +230,7 @@ def _profile() -> dict[str, str]:
 
 @contextmanager
 def _answering(*, writing: bool = False) -> Generator[None]:
-    """What obstore raises becomes a RemoteError."""
+    """Turn obstore's exceptions into RemoteError."""
     try:
         yield
     except RemoteError:

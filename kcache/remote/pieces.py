@@ -18,7 +18,7 @@ class Ended(ConnectionError):  # noqa: N818  it is no error where nothing was as
     """The other side closed the connection.
 
     Attributes:
-        got: bytes of what was asked for that had come by then.
+        got: how many of the requested bytes had arrived.
     """
 
     def __init__(self, got: int) -> None:
@@ -29,7 +29,7 @@ class Ended(ConnectionError):  # noqa: N818  it is no error where nothing was as
 class Pieces:
     """Reads from one connection, whose deadline bounds each wait.
 
-    Threads: for one at a time. What it has read ahead is lost to other readers: see `rest`.
+    Threads: for one at a time. Bytes that it has read ahead are lost for other readers; see `rest`.
     """
 
     def __init__(self, sock: DeadlineSocket) -> None:
@@ -39,7 +39,7 @@ class Pieces:
         self._start = self._end = 0
 
     def until(self, mark: re.Pattern[bytes], most: int) -> bytes | None:
-        """Return what comes before a mark, with it; None if it has more than `most` bytes.
+        """Return the bytes up to a mark, and the mark; None if they are more than `most`.
 
         Raises:
             Ended: the connection ended before.
@@ -55,7 +55,7 @@ class Pieces:
         return taken
 
     def exactly(self, size: int) -> bytes:
-        """Return so many bytes. The caller has checked that they are not too many.
+        """Return exactly `size` bytes. The caller has checked that they are not too many.
 
         Raises:
             Ended, OSError: as `until`.
@@ -71,17 +71,17 @@ class Pieces:
 
     @property
     def ahead(self) -> bool:
-        """Whether more was read than was taken."""
+        """Whether bytes were read ahead."""
         return self._end > self._start
 
     def rest(self) -> bytes:
-        """Return what was read ahead, which nobody has taken."""
+        """Return the bytes that were read ahead."""
         taken = bytes(self._view[self._start : self._end])
         self._start = self._end = 0
         return taken
 
     def _long(self, size: int) -> bytes:
-        """Return more bytes than there is room for; memory is taken as they come."""
+        """Return more bytes than the room holds; memory is allocated as they arrive."""
         found = bytearray(self.rest())
         room = memoryview(bytearray(_ROOM * 4))
         while len(found) < size:
@@ -92,7 +92,7 @@ class Pieces:
         return bytes(found)
 
     def _begin(self) -> None:
-        """Move what was read ahead to the beginning, so that there is room behind it."""
+        """Move the bytes that were read ahead to the beginning, to have room behind them."""
         if self._start:
             left = self._end - self._start
             self._room[:left] = self._room[self._start : self._end]

@@ -1,7 +1,7 @@
-"""Protocol: what a program and its agent say to each other; each message is fields of a wire frame.
+"""Protocol: the messages between a program and its agent. Each is the fields of a wire frame.
 
-A question has its kind and its arguments. An answer has its result and what belongs to it. Numbers
-are decimal text. If a side does not understand a message, it hangs up.
+A question has its kind and its arguments. An answer has its result and the values for it. Numbers
+are decimal text. If a side does not understand a message, it closes the connection.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _MOST_SECONDS = 1e6
 
 
 class ProtocolError(Exception):
-    """The other side said what nobody says in this version."""
+    """The other side sent a message that does not exist in this version."""
 
 
 class Found(NamedTuple):
-    """What became of a `GET`.
+    """The result of a `GET`.
 
     Attributes:
         value: the entry's envelope, not checked; None if no remote that was asked has it.
         tier: index of the remote that has it, or the number of remotes.
-        wait: seconds for which asking for anything else is useless, as no remote can be asked.
-        which: index of the key that it has, of those that were asked for.
+        wait: seconds for which any other question is useless, because no remote can be asked.
+        which: index of the found key among those that were asked for.
     """
 
     value: bytes | None
@@ -80,12 +80,12 @@ class Found(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a compile made: entries to put in this order.
+    """The entries of a compile, to be put in this order.
 
     Attributes:
-        kernel: key and envelope, or None where the remotes have it.
-        manifest: key and envelope of the header set, to be merged into what is there, or None.
-        lease: key and token of a lease to give back afterwards, or None.
+        kernel: key and envelope, or None if the remotes have it.
+        manifest: key and envelope of the header set, to be merged into the manifest there, or None.
+        lease: key and token of a lease to release afterwards, or None.
     """
 
     kernel: tuple[str, bytes] | None
@@ -94,7 +94,7 @@ class Upload(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that wait in memory."""
+        """Its bytes in memory."""
         return sum(len(entry[1]) for entry in (self.kernel, self.manifest) if entry is not None)
 
     def pack(self) -> list[bytes]:

@@ -2,8 +2,8 @@
 
 The address `redis://user:password@host:port/db/prefix` keeps a value under `kcache:prefix:KEY`. The
 commands are GETRANGE, SET, and EVAL with GET, DEL and PEXPIRE; a user who may not EVAL can neither
-merge nor take leases. The server decides which values it deletes: with `expire=30d` they end by
-themselves, and with `maxmemory` and `allkeys-lru` the coldest go.
+merge nor take leases. The server decides which values it deletes: with `expire=30d`, they expire,
+and with `maxmemory` and `allkeys-lru`, it evicts the coldest.
 
 redis-py limits neither the time of a whole answer nor its length. The connections here limit both.
 """
@@ -79,7 +79,7 @@ return 0
 
 
 class _Budget(threading.local):
-    """Until when, and for how many bytes, the present thread may wait for an answer."""
+    """How long, and for how many bytes, the current thread may wait for an answer."""
 
     end = 0.0
     most = _ROOM
@@ -89,7 +89,7 @@ class _Budget(threading.local):
         self.most = most + _ROOM
 
     def left(self) -> float:
-        """Return how many seconds are left; raises TimeoutError where none are."""
+        """Return how many seconds are left; raises TimeoutError if there are none."""
         left = self.end - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
@@ -99,8 +99,8 @@ class _Budget(threading.local):
 class RedisStore:
     """Values and leases in Redis or Valkey.
 
-    Threads: safe to share; each thread has a connection while it asks. Fork: for the agent alone,
-    which does not fork. Merges lose nothing; a lease ends by itself at the latest.
+    Threads: safe to share; each thread has a connection while it asks. Fork: only for the agent,
+    which does not fork. Merges lose nothing. A lease ends by itself if nobody releases it.
 
     Args:
         address: of the tier.
@@ -129,11 +129,11 @@ class RedisStore:
         self._make = self._cluster if cluster else self._single
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Return the value, or None where there is none."""
+        """Return the value, or None if there is none."""
         return self.get_several((key,), limit)[0]
 
     def get_several(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
-        """Return the values of some keys, asked for together, or None in their places."""
+        """Return the values of several keys with one question, None for a missing one."""
         with self._answering(limit) as client:
             if self._getter is not None:
                 names = [(self._prefix + key).encode() for key in keys]
@@ -144,12 +144,12 @@ class RedisStore:
             return [self._read(client, key, limit) for key in keys]
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value in place of what is there."""
+        """Store a value, replacing the one that is there."""
         with self._answering(writing=True) as client:
             client.set(self._prefix + key, value, ex=self._expire or None)
 
     def merge(self, key: str, change: Change, limit: int) -> None:
-        """Replace a value by what `change` makes of it, if nobody else has written meanwhile."""
+        """Replace a value by the result of `change`, if nobody else has written meanwhile."""
         for _ in range(_TRIES):
             with self._answering(limit, writing=True) as client:
                 old = self._read(client, key, limit)
@@ -168,13 +168,13 @@ class RedisStore:
             return bool(client.set(self._lease(key), token, nx=True, px=_milliseconds(seconds)))
 
     def renew(self, key: str, token: str, seconds: float) -> bool:
-        """Have a lease end later; tell whether it still was the token's."""
+        """Extend a lease; tell whether the token still had it."""
         with self._answering(writing=True) as client:
             found = client.eval(_RENEW, 1, self._lease(key), token, _milliseconds(seconds))
             return bool(found == 1)
 
     def release(self, key: str, token: str) -> None:
-        """Give a lease back, if it is still the token's."""
+        """Release a lease, if the token still has it."""
         with self._answering(writing=True) as client:
             client.eval(_RELEASE, 1, self._lease(key), token)
 
@@ -200,7 +200,7 @@ class RedisStore:
 
     @contextmanager
     def _answering(self, limit: int = 0, *, writing: bool = False) -> Generator[Any]:
-        """Yield the client; what it raises becomes a RemoteError."""
+        """Yield the client, and turn its exceptions into RemoteError."""
         self._budget.begin(self._address.timeout, limit)
         try:
             yield self._opened()
@@ -238,7 +238,7 @@ class RedisStore:
         return [(part.hostname or "", part.port or _PORT) for part in parts]
 
     def _how(self) -> dict[str, Any]:
-        """Return what every connection is made with.
+        """Return the options of every connection.
 
         Raises:
             ConfigError: a certificate can't be read.
@@ -270,14 +270,14 @@ class RedisStore:
 
 
 def _checked(value: bytes, limit: int) -> bytes | None:
-    """Return a value, or None if there is none; raises RemoteError where it is too long."""
+    """Return a value, or None if there is none; raises RemoteError if it is too long."""
     if len(value) > limit:
         raise RemoteError(f"the value has more than {limit} bytes")
     return value or None  # nothing that was sealed is empty
 
 
 def _bounded(base: Any, budget: _Budget, connect_timeout: float) -> Any:  # noqa: ANN401
-    """Return a class of connections of redis-py that keep to the budget of the thread."""
+    """Return a connection class of redis-py that keeps to the thread's budget."""
 
     class Bounded(base):  # type: ignore[misc]  # of a package that may be missing
         def _connect(self) -> DeadlineSocket:
@@ -308,7 +308,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _translated(error: Exception, *, writing: bool) -> RemoteError:
-    """Return what an exception of redis-py, or of its sockets, means."""
+    """Return the RemoteError for an exception of redis-py or of its sockets."""
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, (redis.TimeoutError, TimeoutError)):
         return RemoteTimeout(message)

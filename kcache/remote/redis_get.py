@@ -1,6 +1,6 @@
 """Redis GETRANGE: gets keys in one round trip. The parser of redis-py copies four times.
 
-Connections come from redis-py, which has named the user, chosen the database and done TLS. If an
+Connections come from redis-py, which has authenticated, selected the database and set up TLS. If an
 answer is not plain, redis-py asks again over another connection.
 """
 
@@ -25,13 +25,13 @@ _MOST_IDLE = 8
 
 
 class Unusual(Exception):  # noqa: N818  redis-py has to ask again
-    """The server has answered with something else than values, or has hung up."""
+    """The server has answered with something else than values, or has closed the connection."""
 
 
 class Getter:
     """Asks one server.
 
-    Threads: safe to share; each question has a connection for itself. Fork: for the agent alone.
+    Threads: safe to share; each question has a connection of its own. Fork: only for the agent.
 
     Args:
         pool: of redis-py; its connections' sockets are `DeadlineSocket`s.
@@ -48,7 +48,7 @@ class Getter:
         Raises:
             Unusual: redis-py has to be asked.
             TimeoutError: nothing came in time.
-            Exception: of redis-py, as the connection could not be made.
+            Exception: of redis-py, because the connection could not be made.
         """
         connection, pieces = self._take()
         try:
@@ -103,7 +103,7 @@ def _command(name: bytes, limit: int) -> bytes:
 
 
 def _value(pieces: Pieces, limit: int) -> bytes:
-    """Return one value; raises Unusual where the answer is none, or too long."""
+    """Return one value; raises Unusual if the answer is no value, or too long."""
     line = _BULK.fullmatch(pieces.until(_LINE, _MOST_LINE) or b"")
     if line is None or int(line[1]) > limit:
         raise Unusual("another answer")

@@ -1,6 +1,6 @@
 r"""Seal: the checked, perhaps signed wrapper around an entry that travels between machines.
 
-The entry's envelope (`kcache.entry`) is inside, and is checked again where it is used.
+The entry's envelope (`kcache.entry`) is inside, and is checked again before its use.
 
 ====================  ============================================================================
 bytes                 what
@@ -16,7 +16,7 @@ n                     the value
 ====================  ============================================================================
 
 The checksum finds accidents. It does not prove who made the value: only a signature does. A reader
-without a signing key checks the checksum alone, whether there is a signature or not.
+without a signing key only checks the checksum, with or without a signature.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SIGNATURES = {0: 0, 1: 32, 2: 64}
 
 
 class SealError(Exception):
-    """What a remote returned is not used. `reason` is one of the words of this module."""
+    """A value of a remote is not used. `reason` is one of the words of this module."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class Sealer(Protocol):
     can_seal: bool
 
     def seal(self, key: str, value: bytes) -> bytes:
-        """Return what travels for `value` under `key`; raises SealError without `can_seal`."""
+        """Return the seal around `value` under `key`; raises SealError without `can_seal`."""
         ...
 
     def unseal(self, key: str, sealed: bytes) -> bytes:
@@ -79,7 +79,7 @@ class Sealer(Protocol):
 
 
 class _Opened:
-    """The parts of a seal, taken apart after its bounds, its checksum and its key were checked."""
+    """The parts of a seal, whose bounds, checksum and key were checked."""
 
     __slots__ = ("how", "sealed", "signature", "signer", "value_end")
 
@@ -101,7 +101,7 @@ class _Opened:
         self.signature = sealed[signed_at:]
 
     def body(self) -> memoryview:
-        """Return what the checksum and the signature are of."""
+        """Return the bytes that the checksum and the signature cover."""
         return memoryview(self.sealed)[: self.value_end]
 
     def value(self) -> bytes:
@@ -132,7 +132,7 @@ class PlainSealer:
 
 
 class SignedSealer:
-    """Signs with the private key, and takes what one of the keys has signed, nothing else.
+    """Signs with the private key, and only accepts what one of the keys has signed.
 
     Args:
         keys: those of the file.
@@ -178,7 +178,7 @@ def _digest(body: bytes | memoryview) -> bytes:
 
 
 def make_sealer(key_file: str | None = None) -> Sealer:
-    """Return what seals and unseals here: signed where there is a file of keys.
+    """Return the sealer: a signing one if there is a file of keys.
 
     Raises:
         ConfigError: the file can't be used.

@@ -44,7 +44,7 @@ _PAUSE = 0.01
 
 
 def socket_path(folders: Sequence[str], setup: Setup) -> str:
-    """Return where the agent with this setup listens.
+    """Return the socket's path of the agent with this setup.
 
     Raises:
         RemoteError: there is no private folder for it.
@@ -87,7 +87,7 @@ def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket
 
 
 def asked_if_running(path: str) -> dict[str, Any] | None:
-    """Return what the agent at a path tells of itself, or None if none answers."""
+    """Return the status of the agent at a path, or None if none answers."""
     connection = _connect(path)
     if connection is None:
         return None
@@ -117,10 +117,10 @@ def _connect(path: str) -> socket.socket | None:
 
 
 def _take_turn(lock: BinaryIO) -> None:
-    """Lock a file; of programs that find no agent, one starts it.
+    """Lock a file, so that only one of the programs that find no agent starts it.
 
     Raises:
-        RemoteError: another program is at it for longer than that may take: it was stopped.
+        RemoteError: another program holds the lock longer than a start may take: it was stopped.
     """
     import fcntl
 
@@ -168,7 +168,7 @@ def _start(path: str, setup: Setup, environment: Mapping[str, str]) -> None:
 
 
 def _search_path() -> list[str]:
-    """Return where the agent's modules come from: not from the working directory."""
+    """Return the paths of the agent's modules, without the working directory."""
     try:
         here = os.getcwd()
     except OSError:  # it was removed

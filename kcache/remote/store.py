@@ -1,4 +1,4 @@
-"""RemoteStore: what a client of one protocol offers to the agent, and what it may raise."""
+"""RemoteStore: the methods of a client of one protocol, and the errors that it may raise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Change = Callable[[bytes | None], bytes | None]
 
 
 class RemoteError(KcacheError):
-    """A remote did not answer, or not as its protocol says; it may do so later."""
+    """A remote did not answer, or broke its protocol; a later question may succeed."""
 
 
 class RemoteTimeout(RemoteError):  # noqa: N818  a kind of RemoteError
@@ -53,17 +53,17 @@ class RemoteReadOnly(RemoteRefused):
 
 
 class RemoteStore(Protocol):
-    """Sealed values under keys (64 hexadecimal digits), somewhere else.
+    """Sealed values under keys (64 hexadecimal digits) in another place.
 
-    A store adds the prefix of its address to each key. It does not look into values. Every method
+    A store adds the prefix of its address to each key. It does not examine values. Every method
     ends within the time-outs of the address.
 
-    Threads: used by several threads at a time. Processes: lives in the agent alone, which was
-    started by exec and never forks.
+    Threads: used by several threads at a time. Processes: only in the agent, which was started by
+    exec and never forks.
     """
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Return the value, or None where there is none.
+        """Return the value, or None if there is none.
 
         Raises:
             RemoteError: it is longer than `limit` bytes, or the remote failed.
@@ -74,19 +74,19 @@ class RemoteStore(Protocol):
         """Store a value in place of what is there.
 
         Raises:
-            RemoteError: it is not stored, or that is not known.
+            RemoteError: it is not stored, or its state is unknown.
         """
         ...
 
     def merge(self, key: str, change: Change, limit: int) -> None:
-        """Replace a value by what `change` makes of it, so that no other machine's is lost.
+        """Replace a value by the result of `change`, so that no other machine's value is lost.
 
-        Written back on condition that nobody changed it meanwhile, where the protocol can (WATCH,
-        If-Match); then `change` is called again, a few times at most. Where the protocol can't, the
-        last writer wins.
+        If the protocol can (WATCH, If-Match), it stores the result only if nobody changed the value
+        meanwhile; otherwise it calls `change` again, at most a few times. If the protocol can't,
+        the last writer wins.
 
         Raises:
-            RemoteError: it is not stored; as for `get` otherwise.
+            RemoteError: it is not stored; otherwise as for `get`.
         """
         ...
 
@@ -97,16 +97,16 @@ class RemoteStore(Protocol):
 
 @runtime_checkable
 class Several(Protocol):
-    """A store that is asked for several values in one round trip."""
+    """A store that returns several values in one round trip."""
 
     def get_several(self, keys: Sequence[str], limit: int) -> Sequence[bytes | None]:
-        """Return what `get` would for each of some keys. Raises RemoteError."""
+        """Return the results of `get` for several keys. Raises RemoteError."""
         ...
 
 
 @runtime_checkable
 class Leases(Protocol):
-    """A store by which one process on all machines does something at a time.
+    """A store that lets one process of all machines do something at a time.
 
     A lease belongs to a random token and ends by itself after some seconds.
     """
@@ -116,11 +116,11 @@ class Leases(Protocol):
         ...
 
     def renew(self, key: str, token: str, seconds: float) -> bool:
-        """Have a lease end later; tell whether it still was the token's. Raises RemoteError."""
+        """Extend a lease; tell whether the token still had it. Raises RemoteError."""
         ...
 
     def release(self, key: str, token: str) -> None:
-        """Give a lease back, if it is still the token's. Raises RemoteError."""
+        """Release a lease, if the token still has it. Raises RemoteError."""
         ...
 
 
@@ -129,7 +129,7 @@ def open_store(address: Address) -> RemoteStore:
 
     Raises:
         ConfigError: the package that it needs is not installed, or a credential can't be read.
-        RemoteError: it can't be made otherwise.
+        RemoteError: it can't be made for another reason.
     """
     module, name = _STORES[address.kind]
     importlib.invalidate_caches()  # the package may have been installed since it was missing

@@ -1,4 +1,4 @@
-"""Tier: one remote in the agent. It seals and counts, and leaves a failing remote alone."""
+"""Tier: one remote in the agent. It seals and counts, and skips a failing remote for a while."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ READ_ONLY_PAUSE = 600.0
 
 
 class Tier:
-    """One remote. Nothing that happens to it raises here; it is counted and logged.
+    """One remote. Its failures raise no exception here; they are counted and logged.
 
-    Where this machine lacks what the remote needs (a package, a file of keys), the next question
-    looks again after a second: nothing that somebody has mended stays refused.
+    If this machine lacks something that the remote needs (a package, a file of keys), a question
+    checks again after a second, so that it notices the repair.
 
     Threads: safe to share; the store is made once, by the first thread that needs it.
 
     Args:
         address: of the remote.
-        make_sealer: returns what seals and unseals; raises ConfigError, each time anew.
+        make_sealer: returns the sealer; raises ConfigError at each call.
         counts: of the remote.
         make: returns its client; raises ConfigError, likewise.
     """
@@ -85,9 +85,9 @@ class Tier:
     # -- questions -------------------------------------------------------------------------------
 
     def get(self, *keys: str) -> tuple[int, bytes] | None:
-        """Return the envelope under the first key that has one, its seal checked, and which it is.
+        """Return the envelope under the first key that has one, its seal checked, and its index.
 
-        That is one question, however many keys: where the protocol can, they go together.
+        If the protocol can, it is one question for all keys.
         """
         if self._is_left_alone():
             self.counts.add("skipped")
@@ -120,7 +120,7 @@ class Tier:
         return None
 
     def put(self, key: str, value: bytes) -> bool:
-        """Store an envelope; tell whether that is done."""
+        """Store an envelope; tell whether it is stored."""
         if len(value) > self.address.max_entry:
             self.counts.add("dropped")
             return False
@@ -140,7 +140,7 @@ class Tier:
         return self._write(lambda store, _: store.merge(key, change, limit), key, value)
 
     def _merged(self, key: str, known: bytes | None, value: bytes) -> bytes | None:
-        """Return the sealed manifest of both, or None if what is known has all of the new one."""
+        """Return the sealed manifest of both, or None if the old one has all of the new one."""
         if known is None:
             return self._sealer.seal(key, value)
         producer = producer_of(value)
@@ -196,11 +196,11 @@ class Tier:
         return self._ask_lease(lambda store: store.lease(key, token, seconds))
 
     def renew(self, key: str, token: str, seconds: float) -> bool | None:
-        """Have a lease end later; tell whether it still was the token's, or None likewise."""
+        """Extend a lease; tell whether the token still had it, or None likewise."""
         return self._ask_lease(lambda store: store.renew(key, token, seconds))
 
     def release(self, key: str, token: str) -> None:
-        """Give a lease back."""
+        """Release a lease."""
 
         def give_back(store: Leases) -> bool:
             store.release(key, token)
@@ -222,11 +222,11 @@ class Tier:
 
     @property
     def _sealer(self) -> Sealer:
-        """What seals and unseals. Raises ConfigError."""
+        """The sealer. Raises ConfigError."""
         return self._make_sealer()
 
     def _opened(self) -> RemoteStore:
-        """Return the client of the remote, if there are the keys, too: without, nothing is trusted.
+        """Return the client of the remote, only if the keys can be read, too.
 
         Raises:
             ConfigError: this machine lacks something for it.
@@ -238,7 +238,7 @@ class Tier:
             return self._store
 
     def _reopen(self) -> None:
-        """Have the client made anew: the files that its credentials are from may have changed."""
+        """Make a new client, because the files with its credentials may have changed."""
         with self._opening:
             store, self._store = self._store, None
         if store is not None:
@@ -266,10 +266,10 @@ class Tier:
             log.debug("%s: %s failed: %s", self.address, operation, text)
 
     def _is_left_alone(self) -> bool:
-        """Tell whether the breaker is open; if its pause is over, probe, and nobody waits.
+        """Tell whether the breaker is open; if its pause is over, start a probe without waiting.
 
-        Whether this machine still lacks something is seen at once. While a question hangs in spite
-        of the time-outs, no other one is asked.
+        It checks at once whether this machine still lacks something. While a question hangs in
+        spite of the time-outs, it lets no other one through.
         """
         if not self.breaker.is_open:
             return bool(self._waiting) and self._hangs()
@@ -288,7 +288,7 @@ class Tier:
         return time.monotonic() - min([*self._waiting.values()], default=math.inf) > limit
 
     def _look_again(self) -> None:
-        """See whether this machine still lacks something, without asking the remote."""
+        """Check whether this machine still lacks something, without asking the remote."""
         try:
             self._opened()
         except Exception as error:
@@ -297,7 +297,7 @@ class Tier:
             self.breaker.end_probe("")
 
     def _probe(self) -> None:
-        """Ask for what can't be there."""
+        """Ask for a key that can't exist."""
         started = time.monotonic()
         failure, cause = "", DOWN
         if self.breaker.cause == REFUSED:
@@ -313,7 +313,7 @@ class Tier:
         self.breaker.end_probe(failure, cause)
 
     def as_dict(self) -> dict[str, object]:
-        """Return what is told of this remote."""
+        """Return the status of this remote."""
         state = "open" if self.breaker.is_open else "closed"
         counts: Mapping[str, int] = self.counts.as_dict()
         return {
@@ -333,7 +333,7 @@ class Tier:
 def _told(error: Exception) -> tuple[str, str]:
     """Return why a remote could not be asked, in plain text, and the cause.
 
-    A server may have worded it: nothing in it may do anything to a terminal.
+    The text may come from a server, so it must be safe for a terminal.
     """
     text = "".join(char if char.isprintable() else "?" for char in str(error)[:_MOST_TEXT])
     text = text or type(error).__name__

@@ -1,4 +1,4 @@
-"""Uploads: a bounded queue to one remote, sent while programs go on or have ended."""
+"""Uploads: a bounded queue to one remote, sent while programs continue or after they ended."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ THREADS = 4
 class Uploads:
     """A queue to one remote, and threads that empty it.
 
-    Threads: safe to share; `THREADS` of its own are started when there is something to do.
+    Threads: safe to share; it starts up to `THREADS` threads when there is something to send.
 
     Args:
-        tier: where everything goes.
-        done: called after each upload, whatever became of it.
+        tier: the destination.
+        done: called after each upload, successful or not.
     """
 
     def __init__(self, tier: Tier, done: Callable[[Upload], object]) -> None:
@@ -43,7 +43,7 @@ class Uploads:
         self._threads = 0
 
     def add(self, upload: Upload) -> None:
-        """Have it put; it is dropped, and counted, if too much waits already, or nobody can."""
+        """Queue an upload; drop and count it if the queue is full, or if no thread can start."""
         with self._changed:
             room = len(self._waiting) < MAX_WAITING and self._bytes + upload.size <= MAX_BYTES
             if (
@@ -65,12 +65,12 @@ class Uploads:
 
     @property
     def pending(self) -> int:
-        """How many wait or are under way."""
+        """How many uploads wait or are under way."""
         with self._changed:
             return len(self._waiting) + self._busy
 
     def flush(self, deadline: float) -> bool:
-        """Wait until nothing is pending; tell whether that is so before the deadline."""
+        """Wait until nothing is pending; tell whether that happened before the deadline."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._waiting and not self._busy, max(0.0, deadline - time.monotonic())
@@ -92,7 +92,7 @@ class Uploads:
                     self._changed.notify_all()
 
     def _upload(self, upload: Upload) -> None:
-        """Put the kernel first: a manifest must not promise what is not there."""
+        """Put the kernel first, because a manifest must not name a missing kernel."""
         try:
             there = upload.kernel is None or self._tier.put(*upload.kernel)
             if there and upload.manifest is not None:
