@@ -81,10 +81,10 @@ class _RefusedError(Exception):
 
 
 def standing() -> bytes:
-    """Return as whom this process runs, and in which tree of files, as `native/server.c` tells it.
+    """Return the user and the file tree of this process in the form of `native/server.c`.
 
-    A program may change that after it has connected (chroot(2), `unshare -m`, setuid(2)): then
-    another file may lie at the path of a header.
+    A program may change them after it has connected (chroot(2), `unshare -m`, setuid(2)). Then
+    another file may be at the path of a header.
     """
     root = os.stat("/")
     space = (0, 0)
@@ -102,7 +102,7 @@ class Answering:
 
     Args:
         cache: the cache.
-        folder: where what is known of NVRTC builds is kept, or None.
+        folder: keeps version and architectures of NVRTC builds; or None.
     """
 
     def __init__(self, cache: KernelCache, folder: str | None = None) -> None:
@@ -162,10 +162,10 @@ class Answering:
         return identity, about
 
     def warm_up(self) -> None:
-        """Do once what the first hit needs: the program that will ask is still starting meanwhile.
+        """Do once what the first hit needs, while the program that will ask is still starting.
 
-        With its modules loaded the first hit took 3 ms, not 20 ms. With all of this, a thread that
-        waits, and an early connection, CuPy's first kernel took 3.0 ms, not 3.9 ms (22 and 23
+        With these modules loaded, the first hit took 3 ms, not 20 ms. With all of this, a thread
+        that waits, and an early connection, CuPy's first kernel took 3.0 ms, not 3.9 ms (22 and 23
         November 2026, two cores shared by others).
         """
         from kcache.nvrtc import answers, compiler, files, headers, library, manifest, surroundings
@@ -176,7 +176,7 @@ class Answering:
             self._rehearse(os.fsencode(found.path))
 
     def _rehearse(self, path: bytes) -> None:
-        """Answer a program that is in no cache, as far as the compile."""
+        """Answer a program that is in no cache, up to the compile."""
         about = self.about(path, self._standing)
         if isinstance(about, Declined):
             return
@@ -207,14 +207,15 @@ class Answering:
             raise _RefusedError("another NVRTC")
 
     def _check_standing(self, standing: bytes) -> None:
-        """Check that a path means to the client what it means here, and may be read likewise."""
+        """Check that a path means the same file to the client, with the same rights."""
         if standing != self._standing:
             raise _RefusedError("another user, root directory or mount namespace")
 
     def _check_stamp(self, path: bytes) -> None:
         """Check that the library at `path` is the one that was there at first.
 
-        Workers, and the program, may have loaded what another package or release has replaced.
+        Workers and the program may have loaded a library that another package or release has since
+        replaced.
         """
         status = os.stat(path)
         stamp = status.st_ino, status.st_size, status.st_mtime_ns
@@ -280,7 +281,7 @@ def _answer(program: Program, kernel: CompiledKernel) -> Answer:
 
 
 def _log(program: Program, raw_log: bytes) -> bytes:
-    """Return the log as it is where no option names an architecture, if none of them did."""
+    """Return the log; without an option for the architecture, as NVRTC writes it then."""
     if raw_log.startswith(_DEPRECATED) and not any(b"arch" in each for each in program.options):
         return raw_log.partition(b"\n")[2]
     return raw_log

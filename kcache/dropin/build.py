@@ -55,10 +55,10 @@ def compiler() -> str | None:
 def build(
     folder: str, *, extra: Mapping[int, Iterable[str]] | None = None, flags: Sequence[str] = ()
 ) -> None:
-    """Compile all libraries into `folder`, which is made, whole or not at all.
+    """Compile all libraries into a new `folder`, all of them or none.
 
     Args:
-        folder: where they go; left as it is if it exists.
+        folder: the folder for them; left as it is if it exists.
         extra: functions that a newer NVRTC exports beyond those of `native/table.h`, by its major
             version; see `unknown_exports`.
         flags: further flags for the compiler, such as a sanitizer's.
@@ -111,7 +111,8 @@ def _extra(functions: Iterable[str]) -> list[str]:
 def unknown_exports(path: str) -> set[str]:
     """Return the functions of the NVRTC at `path` that `native/table.h` does not have.
 
-    Reads the dynamic symbol table (ELF gABI, "Symbol Table"); nothing where there is none.
+    It reads the dynamic symbol table (ELF gABI, "Symbol Table"), and returns nothing if there is
+    none.
     """
     with open(os.path.join(SOURCES, "table.h"), encoding="ascii") as table:
         known = set(re.findall(r"X\((\w+)\)", table.read()))

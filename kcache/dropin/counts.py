@@ -17,9 +17,9 @@ _MOST_PROCESSES = 1 << 14
 
 
 class Counts:
-    """Counts answers, and who asked.
+    """Counts answers and the processes that asked.
 
-    Threads: safe to share. Lives in memory alone: ends with its process.
+    Threads: safe to share. The counts are in memory only, and end with the process.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Counts:
         self._names: Counter[str] = Counter()
 
     def answered(self, *, hit: bool, failed: bool, saved: float = 0.0) -> None:
-        """Count an answer; `saved` is how many seconds of compiling a hit spared."""
+        """Count an answer; `saved` is the compile time in seconds that a hit saved."""
         with self._lock:
             self._counts["failed" if failed else "hits" if hit else "misses"] += 1
             self._saved += saved
 
     def handed(self, reason: str) -> None:
-        """Count what a program left to the real NVRTC, or was told to."""
+        """Count a compile that the program, or this server, left to the real NVRTC."""
         with self._lock:
             if reason in self._handed or len(self._handed) < _MOST:
                 self._handed[reason] += 1

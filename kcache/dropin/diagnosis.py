@@ -1,6 +1,6 @@
 """Diagnosis: decides whether `kcache run` reaches a program, and says why it does not.
 
-What a program does with NVRTC can't be known without running it. But its file shows whether it is
+Without running a program, nobody can know what it does with NVRTC. But its file shows whether it is
 set-uid, linked statically, or linked with another C library than the interface libraries.
 """
 
@@ -94,7 +94,7 @@ class _Elf(NamedTuple):
 
 
 def diagnose_program(name: str) -> Iterator[Finding]:
-    """Yield whether a program would be reached, as far as its file tells."""
+    """Yield whether the drop-in would reach a program, as far as its file tells."""
     path = shutil.which(name)
     if path is None:
         what = f"there is no program {name}"
@@ -141,7 +141,7 @@ def _how(path: str) -> str:
 
 
 def _has_nvrtc_inside(path: str) -> bool:
-    """Tell whether a file defines NVRTC's functions: a program's own symbols name them exactly."""
+    """Tell whether a file itself defines NVRTC's functions, by its symbols."""
     if os.path.getsize(path) > _MOST_READ:
         return False
     with open(path, "rb") as file:

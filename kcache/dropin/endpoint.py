@@ -1,6 +1,6 @@
 """Endpoint: the socket of a server, in a private directory, and short questions to it.
 
-The launcher imports it before the program starts, so it imports little itself.
+The launcher imports this module before the program starts, so it imports little itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PART = 1 << 16
 
 
 class Endpoint:
-    """The descriptor of a socket that listens, and its path. Not to be changed."""
+    """The descriptor of a socket that listens, and its path. Immutable."""
 
     __slots__ = ("descriptor", "path")
 
@@ -109,9 +109,9 @@ def _runs(process: int) -> bool:
 
 
 def _remove(folder: str) -> None:
-    """Remove an endpoint's directory; one that is not the user's stays, and so does what it has.
+    """Remove an endpoint's directory; leave another user's directory as it is.
 
-    It lies among the directories of all users: a link of that name may lead to anything.
+    It lies among the directories of all users, so a symbolic link of that name may lead anywhere.
     """
     try:
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -163,10 +163,10 @@ def _bound(path: str) -> Endpoint:
 
 
 def ask(path: str, kind: int) -> bytes | None:
-    """Return what the server at `path` answers a frame of that kind without payload, or None.
+    """Return the answer of the server at `path` to a frame of that kind without payload, or None.
 
-    None, too, if the server is another user's, or has not answered within `ASK_TIMEOUT`: one that
-    sends signs of life for ever keeps nobody.
+    It is also None if the server is another user's, or has not answered within `ASK_TIMEOUT`. A
+    server that only sends signs of life does not extend this time.
     """
     import socket
 
@@ -190,7 +190,7 @@ def ask(path: str, kind: int) -> bytes | None:
 
 
 def status(path: str) -> dict[str, Any] | None:
-    """Return what the server at `path` tells of itself, or None if it is gone or talks nonsense."""
+    """Return the status of the server at `path`, or None if it is gone or answers nonsense."""
     import json
 
     try:

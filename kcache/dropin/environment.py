@@ -1,6 +1,6 @@
 """Environment: reads the launcher's variables, and makes those of the program.
 
-`kcache.config` and `kcache.environment` also read the environment, but to import them takes as long
+`kcache.config` and `kcache.environment` also read the environment, but importing them takes as long
 as everything else that `kcache run` does before the program starts (16 ms).
 """
 
@@ -46,14 +46,14 @@ def with_dropin(
 ) -> dict[str, str]:
     """Return the environment of a program that is to use the drop-in.
 
-    What the program preloads already comes first.
+    Libraries that the program preloads already come first.
     """
     others = [path for path in _preloaded(environment) if path not in libraries]
     return {**environment, _PRELOAD: ":".join((*others, *libraries)), SOCKET: socket}
 
 
 def leave(environment: MutableMapping[str, str]) -> None:
-    """Take the drop-in out of an environment: compilers that serve it must be the real ones."""
+    """Take the drop-in out of an environment, because workers need the real compiler."""
     environment.pop(SOCKET, None)
     others = [path for path in _preloaded(environment) if not is_ours(path)]
     if others:
@@ -104,7 +104,7 @@ def _told(name: str, value: str) -> str:
 
 
 def _shown(remote: str) -> str:
-    """Return addresses without credentials, and by what other credentials are told apart."""
+    """Return addresses without credentials, with a digest that tells credentials apart."""
     from kcache.remote.address import parse_addresses
 
     try:
@@ -123,7 +123,7 @@ def _digest(secret: str) -> str:
 
 
 def runtime_folders(environment: Mapping[str, str]) -> list[str]:
-    """Return where sockets may go, best first: absolute, since programs change directory."""
+    """Return the folders for sockets, best first; absolute, because programs change directory."""
     named = (environment.get(name, "") for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
     return [*filter(os.path.isabs, named), "/tmp"]
 

@@ -1,7 +1,7 @@
 """Known: keeps version and architectures of NVRTC builds in small files, to ask only once.
 
-A program asks for them before its first compile. To load the library for the answer takes 100 ms.
-The same build always gives the same answer.
+A program asks for them before its first compile. Loading the library for the answer would take 100
+ms. The same build always gives the same answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_BYTES = 4096
 
 
 def recall(folder: str | None, identity: str) -> Release | None:
-    """Return what was remembered of a build, or None; what makes no sense counts as nothing."""
+    """Return what was remembered about a build, or None; a damaged file counts as none."""
     if folder is None:
         return None
     try:
@@ -41,7 +41,7 @@ def recall(folder: str | None, identity: str) -> Release | None:
 
 
 def remember(folder: str | None, identity: str, about: Release) -> None:
-    """Remember it, if that is possible."""
+    """Remember version and architectures of a build, if that is possible."""
     if folder is None:
         return
     path = _path(folder, identity)

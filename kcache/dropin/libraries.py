@@ -72,8 +72,8 @@ def preloaded(folder: str) -> list[str]:
     """Return the paths that a program has to preload, in order.
 
     Raises:
-        MissingError: the loader would refuse them, or take them for something else, and complain in
-            each process; see ld.so(8) on LD_PRELOAD.
+        MissingError: the loader would refuse their paths, or misread them, and complain in each
+            process; see ld.so(8) on LD_PRELOAD.
     """
     folder = os.path.abspath(folder)
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
@@ -94,7 +94,7 @@ def _own_folder(environment: Mapping[str, str]) -> str:
 
 
 def _newer_functions() -> dict[int, set[str]]:
-    """Return what the NVRTC that is installed has beyond the table, by its major version."""
+    """Return the functions of the installed NVRTC that the table lacks, by its major version."""
     from kcache.dropin.build import MAJORS, unknown_exports
     from kcache.nvrtc import library
 
@@ -107,7 +107,7 @@ def _newer_functions() -> dict[int, set[str]]:
 
 
 def _digest() -> int:
-    """Return a number that differs when the sources do; tells edits apart, not enemies."""
+    """Return a number that differs if the sources differ; it detects edits, not attacks."""
     digest = 0
     for name in (*sorted(os.listdir(_SOURCES)), "../build.py"):
         with open(os.path.join(_SOURCES, name), "rb") as file:
@@ -116,7 +116,7 @@ def _digest() -> int:
 
 
 def _check_private(folder: str) -> None:
-    """Refuse what another user can write: these libraries are loaded into every program."""
+    """Refuse files that another user can write, because every program loads them."""
     status = os.stat(folder)
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise MissingError(f"others can write to {folder}, so kcache loads nothing from it")

@@ -44,7 +44,7 @@ def fork_server(endpoint: Endpoint, watched: int | None) -> None:
 
 
 def _begin(endpoint: Endpoint, until: int | None) -> None:
-    """Detach, serve and exit: the end of a forked process, whatever happens."""
+    """Detach, serve and exit: a forked process never returns from here."""
     try:
         os.setsid()
         if os.fork() == 0:
@@ -58,9 +58,9 @@ def _begin(endpoint: Endpoint, until: int | None) -> None:
 
 
 def _complain() -> None:
-    """Say what is wrong with the variables, while there is a terminal; the program need not wait.
+    """Say what is wrong with the variables while there is a terminal, without delaying the program.
 
-    It is looked for only where there are such variables: the imports delay the first answer.
+    It checks only if there are such variables, because its imports delay the first answer.
     """
     if not env.settings(env.current()):
         return
@@ -72,7 +72,7 @@ def _complain() -> None:
 
 
 def _detach(kept: list[int]) -> None:
-    """Let go of the terminal, and of all descriptors that the launcher inherited but those kept."""
+    """Detach from the terminal, and close all inherited descriptors but those to be kept."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -130,9 +130,10 @@ def _raise_descriptor_limit() -> None:
 
 
 def spawn_server(endpoint: Endpoint, watched: int | None) -> None:
-    """Start a server by a new interpreter: for a caller that has threads, which can't be forked.
+    """Start a server by a new interpreter, for a caller with threads, which must not fork.
 
-    As `fork_server` otherwise. The endpoint of a server that can't be started is removed.
+    Otherwise, it does the same as `fork_server`. It removes the endpoint of a server that can't be
+    started.
     """
     until = None
     try:

@@ -1,7 +1,8 @@
-"""Protocol: the frames between the interface library and the server, and what is in them.
+"""Protocol: the frames between the interface library and the server, and their contents.
 
-A frame is a head of 16 bytes and a payload. Numbers are little-endian and have 32 bits, if nothing
-else is said. A byte string is its size and then its bytes. A list is its length and then its items.
+A frame is a head of 16 bytes and a payload. Numbers are little-endian and have 32 bits, unless
+stated otherwise. A byte string is its size and then its bytes. A list is its length and then its
+items.
 
 Head: magic `KDI1`, version and kind (16 bits each), size of the payload, zero.
 
@@ -60,19 +61,19 @@ _HIT, _KEEP = 1, 2
 
 
 class ProtocolError(Exception):
-    """The other end sent what is no frame of this protocol and version."""
+    """The other end sent something that is no frame of this protocol and version."""
 
 
 class Program(NamedTuple):
-    """A program that is to be compiled, as NVRTC was told it, and where.
+    """A program that is to be compiled, as NVRTC was told, and where.
 
     Attributes:
         major: NVRTC's major version.
         library: path of the NVRTC that the program would have used.
         directory: working directory of the client.
-        standing: as whom the client runs, and in which tree of files; see `answering`.
+        standing: the client's user and file tree; see `answering`.
         environment: those variables of the client that NVRTC reads.
-        source, name: as given to `nvrtcCreateProgram`; the name is empty where there is none.
+        source, name: as given to `nvrtcCreateProgram`; the name is empty if there is none.
         headers: (include name, text), in order.
         options: as given to `nvrtcCompileProgram`.
         expressions: name expressions.
@@ -96,11 +97,11 @@ class Answer(NamedTuple):
     Attributes:
         result: NVRTC's result code.
         ptx, log: with the NUL that NVRTC ends them with.
-        cubin, ltoir: empty where there is none.
+        cubin, ltoir: empty if there is none.
         lowered: (name expression, lowered name).
         hit: whether nothing was compiled.
         keep: whether the request alone decides the answer, so that the client may keep it.
-        seconds: how long the compile took that made it.
+        seconds: compile time of the kernel.
     """
 
     result: int

@@ -3,8 +3,8 @@
 The launcher starts a server beside itself and becomes the program. Process, parent and terminal
 stay the same, so that exit status, signals and job control are the program's own. With `--stats`,
 the launcher stays as the program's parent, in the same process group, and does what a shell does.
-So it does as the first process of a container, whose end would kill the server, and which is the
-parent of every process that has lost its own: of the server, too.
+It also stays if it is the first process of a container. The end of that process would kill the
+server, and it is the parent of every process that has lost its own parent, the server included.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _END_TIMEOUT = 5.0
 
 
 def run(command: Sequence[str], *, stats: bool = False, directory: str | None = None) -> int:
-    """Run a command with the drop-in; return its exit code, with `stats` or where it can't run.
+    """Run a command with the drop-in; return its exit code with `stats`, or if it can't run.
 
-    Where there can be no drop-in, the command runs without it, and one line says why.
+    If the drop-in can't be used, the command runs without it, and one line says why.
 
     Args:
         command: the program and its arguments.
@@ -72,15 +72,15 @@ def run(command: Sequence[str], *, stats: bool = False, directory: str | None = 
 
 
 def _die_of_interrupts() -> None:
-    """Let Ctrl-C end the launcher as it ends a program that has not begun: without a traceback."""
+    """Let Ctrl-C end the launcher without a traceback, like a program that has not begun."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_fast(arguments: Sequence[str]) -> int | None:
-    """Run what follows `kcache run`, or return None where click has to look at it.
+    """Run the arguments of `kcache run`, or return None if click has to parse them.
 
-    Without click the program starts 60 ms sooner.
+    Without click, the program starts 60 ms sooner.
     """
     stats = list(arguments[:1]) == ["--stats"]
     rest = arguments[stats:]
@@ -172,7 +172,7 @@ def _watch(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _has_terminal() -> bool:
-    """Tell whether there is a terminal, whose signals reach the program by themselves."""
+    """Tell whether there is a terminal, which itself sends its signals to the program."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -181,7 +181,7 @@ def _has_terminal() -> bool:
 
 
 def _wait(child: int) -> int:
-    """Wait for the program; stop when it stops, as the shell expects of a job."""
+    """Wait for the program; stop when it stops, as a shell expects of a job."""
     options = os.WUNTRACED
     whose = -1 if os.getpid() == _FIRST else child
     while True:
@@ -211,7 +211,7 @@ def _summary(socket: str | None, before: dict[str, Any] | None) -> str:
 
 
 def _end_server(socket: str) -> None:
-    """End our server, which would be killed with the container, and wait until it has ended."""
+    """End our server, which would otherwise be killed with the container, and wait for its end."""
     import time
 
     from kcache.dropin.protocol import STOP
@@ -228,7 +228,7 @@ def _end_server(socket: str) -> None:
 
 
 def _die_of(number: int) -> None:
-    """End as the program did, without a core of our own."""
+    """End as the program did, without a core dump of this process."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -240,7 +240,7 @@ def _die_of(number: int) -> None:
 
 
 def _die_with(launcher: int) -> None:
-    """End when the launcher does; it may have done so already."""
+    """Make this process end with the launcher, also if that has ended already."""
     import ctypes
 
     prctl = getattr(ctypes.CDLL(None), "prctl", None)

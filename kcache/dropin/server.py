@@ -61,7 +61,7 @@ class _Client:
         """Return the next frame's kind and payload, or None at the end.
 
         Raises:
-            ProtocolError: what came is no frame; OSError: it did not come in time.
+            ProtocolError: the data is no frame; OSError: it did not come in time.
         """
         self._socket.settimeout(IDLE_TIMEOUT)
         if not self._pending and not self._more():
@@ -89,14 +89,14 @@ class _Client:
         return bool(received)
 
     def send(self, kind: int, payload: bytes = b"") -> None:
-        """Send a frame; what the other end waited for is then there."""
+        """Send a frame, for which the other end has waited."""
         with self._sending:
             self.waiting_since = None
             self._socket.settimeout(FRAME_TIMEOUT)
             self._send_all(protocol.head(kind, len(payload)), payload)
 
     def _send_all(self, head: bytes, payload: bytes) -> None:
-        """Send both at once, which wakes the program up once; and then what did not fit."""
+        """Send both at once, so that the program wakes up once, and then what did not fit."""
         sent = self._socket.sendmsg((head, payload))
         if sent < len(head):
             self._socket.sendall(head[sent:])
@@ -105,7 +105,7 @@ class _Client:
             self._socket.sendall(memoryview(payload)[sent - len(head) :])
 
     def reassure(self, now: float) -> None:
-        """Tell a program that waits that it does not wait for nothing."""
+        """Send a sign of life to a program that waits."""
         since = self.waiting_since
         if since is None or now - since < HEARTBEAT or not self._sending.acquire(blocking=False):
             return
@@ -133,7 +133,7 @@ class _Client:
 
 
 class Attendants:
-    """Threads that attend clients. Some wait for the next one: to start a thread takes 0.3 ms.
+    """Threads that attend clients. Some wait for the next one: starting a thread takes 0.3 ms.
 
     Threads: safe to share. Fork: the child has none of them.
 
@@ -149,7 +149,7 @@ class Attendants:
         self._given: SimpleQueue[tuple[_Client, int] | None] = SimpleQueue()
 
     def give(self, client: _Client, process: int) -> None:
-        """Have a client attended by a thread that waits, or by a new one.
+        """Give a client to a waiting thread, or to a new one.
 
         Raises:
             RuntimeError: there can be no more threads.
@@ -167,7 +167,7 @@ class Attendants:
         self._work(self._next())
 
     def end(self) -> None:
-        """Let the threads go that have no client; the others go when theirs leaves."""
+        """End the threads that have no client; the others end when their client leaves."""
         with self._lock:
             self._ended, waiting, self._waiting = True, self._waiting, 0
         for _ in range(waiting):
@@ -195,8 +195,8 @@ class Server:
 
     Args:
         listener: a socket that listens.
-        make_answering: makes what answers, called once, after the first client can be accepted.
-        about: what a `STATUS` frame tells beside the counts.
+        make_answering: makes the `Answering`; called once, after the first client can be accepted.
+        about: what the answer to a `STATUS` frame has beside the counts.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Server:
     # -- answers -----------------------------------------------------------------------------------
 
     def _begin_attending(self) -> None:
-        """Get ready, and attend the first client: what this thread has used once is at hand."""
+        """Get ready, and attend the first client in the same thread, whose caches are warm."""
         with suppress(Exception):  # who asks is told
             self._answers().warm_up()
         self._attendants.stay()
@@ -360,7 +360,7 @@ class Server:
         return protocol.INFO, protocol.pack_info(*about)
 
     def status(self) -> dict[str, Any]:
-        """Return what a `STATUS` frame is answered with."""
+        """Return the answer to a `STATUS` frame."""
         return {**self._about, "connections": len(self._clients), "counts": self.counts.as_dict()}
 
     def close(self) -> None:
