@@ -21,10 +21,10 @@ _TIMES = ("created", "compile_seconds")
 def chosen(
     backend: Backend, producer: str, filters: Filters, clock: Callable[[], float] = time.time
 ) -> tuple[list[EntryInfo], set[str]]:
-    """Return the entries to look at by ascending key, and the keys of those that are wanted.
+    """Return the candidate entries by ascending key, and the keys of those that are wanted.
 
-    With filters every entry is read for that. A manifest is never wanted for itself, so without
-    filters its key is among the wanted ones, and means nothing.
+    With filters, it reads every entry to decide. A manifest is never wanted for itself; without
+    filters its key is among the wanted ones, which has no effect.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -55,14 +55,15 @@ def pairs(
     reproducible: bool,
     problem: Callable[[Item], object],
 ) -> Iterator[tuple[str, bytes, str]]:
-    """Yield key, envelope and kind of everything that goes into a bundle, by ascending key.
+    """Yield key, envelope and kind of each entry for a bundle, by ascending key.
 
     Args:
         backend: whose entries; no use is recorded.
-        producer: of the entries that go; others are left out.
-        filters: which kernels. The manifests that lead to them go along, and no others.
-        reproducible: leave out what says when and how fast a kernel was compiled.
-        problem: told of each entry that is damaged, unreadable, too large, or of another producer.
+        producer: of the entries; others are left out.
+        filters: which kernels. Only the manifests that lead to them are included.
+        reproducible: leave out when and how fast a kernel was compiled.
+        problem: called for each entry that is damaged, unreadable, too large, or of another
+            producer.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -92,10 +93,10 @@ def pairs(
 
 
 def portable(key: str, entry: Entry, kernels: Iterable[str]) -> Entry | None:
-    """Return the manifest under `key` as it goes into a bundle, or None if it leads to no kernel.
+    """Return the manifest under `key` for a bundle, or None if it leads to no kernel.
 
     It has the header sets that lead to one of `kernels`, in an order that doesn't tell when they
-    were stored, and nothing of what this machine remembers of its files.
+    were stored, and none of this machine's file stamps.
     """
     known = kernels if isinstance(kernels, (set, frozenset)) else set(kernels)
     header_sets = Manifest.from_entry(entry).header_sets

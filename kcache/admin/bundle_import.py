@@ -32,13 +32,13 @@ _PAUSE = 0.01
 
 
 class Imported(NamedTuple):
-    """What an import did.
+    """The result of an import.
 
     Attributes:
         added: entries that were not there.
-        present: entries that were; the cache keeps its own.
+        present: entries that were there; the cache keeps its own.
         merged: manifests that were there, and got more header sets.
-        no_room: entries that were left out, since the rest of the bundle fills the cap.
+        no_room: entries that were left out, because the rest of the bundle fills the cap.
         other_version: entries that another version of kcache made.
     """
 
@@ -50,12 +50,12 @@ class Imported(NamedTuple):
 
 
 def import_bundle(cache: HasEngine, source: Source) -> Imported:
-    """Put what a bundle holds into a cache.
+    """Put the entries of a bundle into a cache.
 
     All of the bundle is read and checked before the first entry is written, so a malformed one
-    leaves the cache as it was. What the cache has stays: of an entry that is there already its own,
-    and of a manifest all header sets, to which the bundle's are added. The cap holds: older entries
-    are evicted for new ones, and what would evict other parts of the bundle is left out. Other
+    leaves the cache as it was. The cache keeps what it has: its own copy of an entry, and all
+    header sets of a manifest, to which the bundle's are added. The cap holds: older entries are
+    evicted for new ones, and an entry that would evict other parts of the bundle is left out. Other
     processes may use the cache meanwhile; an import that was killed is simply run again.
 
     A bundle is code that will run on your GPU. With `KCACHE_SIGNING_KEY_FILE` only entries that one
@@ -63,8 +63,7 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
 
     Args:
         cache: a `KernelCache` that may write.
-        source: path of the bundle, or a binary file; what comes through a pipe is copied to a
-            temporary file first.
+        source: path of the bundle, or a binary file; a pipe is copied to a temporary file first.
 
     Raises:
         ConfigError: the cache is open for reading only, or the file of keys can't be used.
@@ -140,7 +139,7 @@ class _Import:
                 self._count("merged")
 
     def _there(self, key: str) -> Entry | None:
-        """Return the cache's own entry, read from the backend without recording a use, if sound."""
+        """Return the cache's own entry if it is sound, read without recording a use."""
         from kcache.backend import EntryInfo
 
         blob = self._engine.backend.get(key)
@@ -149,7 +148,7 @@ class _Import:
         return look_at(blob, EntryInfo(key, len(blob), 0), self._engine.producer).entry
 
     def _store(self, key: str, entry: Entry) -> bool:
-        """Put an entry, unless the bundle has filled its room; tell whether it is stored.
+        """Put an entry, unless the bundle has filled the cap; tell whether it is stored.
 
         Raises:
             BackendError: the cache can't be written to.
@@ -174,7 +173,7 @@ class _Import:
 
     @contextmanager
     def _locked(self, key: str) -> Generator[None]:
-        """Keep processes that compile for the same manifest from storing theirs in the block."""
+        """Keep other processes from storing the same manifest during the block."""
         path = self._engine.lock_file
         if path is None:
             yield

@@ -44,7 +44,7 @@ class HasEngine(Protocol):
 
 
 class Exported(NamedTuple):
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
         kernels, manifests: their numbers; kernels are all entries that are no manifests.
@@ -100,8 +100,8 @@ def export_bundle(
         names: only kernels whose source name or name expression contains one of these texts, or
             matches it as a pattern with `*` and `?`.
         archs: only kernels for one of these targets, such as `"sm_90"`.
-        used_within: only kernels that were used in the last so many seconds, or `"30d"`.
-        older_than: only kernels that nobody has used for so long, likewise.
+        used_within: only kernels that were used in that many last seconds, or `"30d"`.
+        older_than: only kernels that nobody has used for that long, likewise.
         reproducible: leave out when each kernel was compiled, and how long that took. Then equal
             kernels make equal files, even if they were compiled on different days. Hits on such
             kernels add nothing to the time saved.
@@ -148,7 +148,7 @@ def _write(
 
 
 def list_bundle(source: Source) -> Iterator[Item]:
-    """Yield what each entry of a bundle is, by ascending key, each checked when it is yielded.
+    """Yield a description of each entry of a bundle, by ascending key, checked when yielded.
 
     Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys. An entry of another
     version of kcache has the kind `"other"` and a `problem`.
@@ -164,12 +164,12 @@ def list_bundle(source: Source) -> Iterator[Item]:
 
 
 def verify_bundle(source: Source) -> BundleContents:
-    """Read and check all of a bundle; memory: that of its largest entry.
+    """Read and check all of a bundle, with the memory of its largest entry.
 
     Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys.
 
     Args:
-        source: path, or an open binary file; what can't be seeked in is copied to a temporary file.
+        source: path, or an open binary file; one that can't seek is copied to a temporary file.
 
     Raises:
         BundleError: it is no bundle, a damaged one, or not signed with one of the keys.
@@ -181,7 +181,7 @@ def verify_bundle(source: Source) -> BundleContents:
 
 
 def sealer_of(config: Config) -> Sealer | None:
-    """Return what signs and checks, or None where no key is configured.
+    """Return the sealer, or None if no key is configured.
 
     Raises:
         ConfigError: the file of keys can't be used.
@@ -213,10 +213,10 @@ def verified(
 
 
 def contents(bundle: Bundle, sealer: Sealer | None) -> Iterator[Opened]:
-    """Yield what each entry is, all of it checked.
+    """Yield a description of each entry, fully checked.
 
     Raises:
-        BundleError: one is damaged, or not signed as it should be.
+        BundleError: one is damaged, or not signed as required.
     """
     unseal = unsealing(bundle, sealer)
     for record in bundle.records():
@@ -228,10 +228,10 @@ def contents(bundle: Bundle, sealer: Sealer | None) -> Iterator[Opened]:
 
 
 def unsealing(bundle: Bundle, sealer: Sealer | None) -> Callable[[str, bytes], bytes]:
-    """Return what makes an envelope of a bundle's value.
+    """Return the function that makes an envelope of a bundle's value.
 
     Raises:
-        BundleError: the bundle is not signed, and should be.
+        BundleError: the bundle is not signed, but must be.
     """
     if not bundle.sealed:
         if sealer is not None:

@@ -39,14 +39,15 @@ _TRACING: Version = (13, 0)
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         level: `OK`, `WARNING` (it works, with a drawback) or `PROBLEM` (something does not work).
-        topic: what was looked at, in a word.
-        what: what was found, one line.
-        do: what to do about it, one line; empty where there is nothing to do.
-        about: the same for programs, of what there are several (remotes, layers); else None.
+        topic: what was checked, in a word.
+        what: the result, one line.
+        do: what to do about it, one line; empty if there is nothing to do.
+        about: the same for programs, for checks of several things (remotes, layers); otherwise
+            None.
     """
 
     level: str
@@ -56,7 +57,7 @@ class Finding(NamedTuple):
     about: Mapping[str, object] | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """Return what JSON shows of it; without `about` where there is nothing more to say."""
+        """Return it for JSON; without `about` if that is None."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
@@ -103,7 +104,7 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version, three at least; none where it has none."""
+    """Return the leading numbers of a version, at least three; none if it has none."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     numbers = tuple(map(int, found[0].split("."))) if found else ()
     return numbers + (0,) * (3 - len(numbers)) if numbers else ()

@@ -1,4 +1,4 @@
-"""The environment's check: what a program that opens a cache would be warned of."""
+"""Environment check: the warnings that a program gets when it opens a cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def complaints(arguments: Mapping[str, object] | None = None) -> list[str]:
     """Return what is wrong with the environment, in the sentences that a program logs.
 
     Args:
-        arguments: settings that count instead of variables.
+        arguments: settings that replace variables.
 
     Raises:
         ConfigError: one of the arguments is not allowed.

@@ -1,7 +1,7 @@
 """Explain: says why a request would be compiled, or that it is in the cache.
 
-`explain` looks and changes nothing: no statistics, no use of an entry, no compiler. From what it
-finds, `causes` in `miss_causes` decides.
+`explain` only reads: it changes no statistics, records no use of an entry, and runs no compiler.
+From its facts, `causes` in `miss_causes` decides.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def explain(
     """Return why a request would be compiled now; changes nothing, and compiles nothing.
 
     Args:
-        engine: of the cache; None where there is none.
-        request: made in the working directory that it would be compiled in.
-        set_aside: (`disabled` or `recache`, a clause) where a setting says not to look.
-        unusable: why there is no engine, if that is more than that nothing was cached yet.
-        compare: look for the entry that differs least, which takes reading all of them.
+        engine: of the cache; None if there is none.
+        request: made in the working directory of the compile.
+        set_aside: (`disabled` or `recache`, a clause) if a setting bypasses the cache.
+        unusable: why there is no engine, unless nothing was cached yet.
+        compare: look for the entry that differs least, which requires reading all of them.
         digests: of files, as far as they are known.
-        checked: key of the kernel, where the headers are not looked at again.
+        checked: key of the kernel, if the headers are not checked again.
     """
     clauses = tuple(set_aside)
     about = RequestSummary.of(request)
@@ -73,7 +73,7 @@ def explain(
 
 
 class _Gathering:
-    """Finds out what there is to know of one request."""
+    """Collects the facts about one request."""
 
     def __init__(self, engine: CacheEngine, request: Request, digests: FileDigests | None) -> None:
         from kcache.nvrtc.files import FileDigests
@@ -83,7 +83,7 @@ class _Gathering:
         self._digests = FileDigests() if digests is None else digests
 
     def complete(self, facts: Facts, *, compare: bool) -> Facts:
-        """Return the facts with all that is needed to tell the causes."""
+        """Return all facts that are needed to find the causes."""
         opened = self._in_memory(facts.own.key)
         if facts.self_contained and facts.own.key == self._request.key and opened is None:
             named = self._request.named_key
@@ -110,7 +110,7 @@ class _Gathering:
         return self._in_memory(key) or self._stored(key)
 
     def _in_memory(self, key: str) -> Opened | None:
-        """Return what this process has in memory, which is looked at first."""
+        """Return the facts from this process's memory, which is checked first."""
         entry = self._engine.memory.peek(key)
         if entry is None:
             return None
@@ -145,9 +145,9 @@ class _Gathering:
         return found.kind, found.path, instead or ""
 
     def _nearest(self, about: RequestSummary) -> Near | None:
-        """Return the kernel whose request differs least, the latest of those; None if all do much.
+        """Return the latest kernel whose request differs least; None if all differ much.
 
-        Reads every entry.
+        It reads every entry.
         """
         best: tuple[int, float] | None = None
         near: Near | None = None
@@ -175,7 +175,7 @@ def _slot(key: str, opened: Opened | None) -> Slot:
 
 
 def _alike(other: RequestSummary, about: RequestSummary) -> bool:
-    """Tell whether two requests are about one source, which may have been edited or renamed."""
+    """Tell whether two requests have the same source, which may have been edited or renamed."""
     from kcache.nvrtc.request import DEFAULT_NAME
 
     if other.source_hash is not None and other.source_hash == about.source_hash:
@@ -187,7 +187,7 @@ def _alike(other: RequestSummary, about: RequestSummary) -> bool:
 
 
 def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch) -> str | None:
-    """Return which header of the set the absent file at `path` would be found instead of."""
+    """Return the header of the set that a file at the absent `path` would hide."""
     from kcache.nvrtc.search import RootedPath
 
     sections = header_set.sections()

@@ -19,8 +19,8 @@ class Filters(NamedTuple):
         names: a kernel is wanted if its source's name, or a name expression of it, contains one of
             these texts, or matches it as a pattern if that has `*` or `?` in it.
         archs: its target is one of these, such as `"sm_90"`.
-        used_within: its last use was at most so many seconds ago.
-        older_than: its last use was more than so many seconds ago.
+        used_within: its last use was at most this many seconds ago.
+        older_than: its last use was more than this many seconds ago.
     """
 
     names: tuple[str, ...] = ()

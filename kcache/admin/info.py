@@ -26,7 +26,7 @@ _READ = 2000
 
 
 class Kinds(NamedTuple):
-    """How many entries are what.
+    """The number of entries of each kind.
 
     Attributes:
         kernels: entries that are kernels.
@@ -47,7 +47,7 @@ class Kinds(NamedTuple):
 
 
 def count_kinds(engine: CacheEngine, producer: str) -> Kinds:
-    """Return how many entries are what: exact up to 2,000 entries, else estimated from so many.
+    """Return the number of entries of each kind: exact up to 2,000 entries, else an estimate.
 
     Reading records no use of an entry.
 
@@ -90,8 +90,8 @@ def format_info(
         engine: of the cache.
         directory: of the cache.
         backend: its name.
-        stats: what was done, where that is not what the engine itself has done.
-        kinds: how many entries are what, if that was counted.
+        stats: the counts, if they are not those of the engine itself.
+        kinds: the number of entries of each kind, if that was counted.
         elsewhere: other backends in the directory that have entries.
     """
     usage = f"{format_size(engine.size_bytes)} of {format_size(engine.max_size)}"
@@ -147,12 +147,12 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
 
 
 def _mean(milliseconds: float, samples: int) -> str:
-    """Return a mean time, or a dash where there is nothing to take the mean of."""
+    """Return a mean time, or a dash if there is nothing to average."""
     return format_time(milliseconds / 1e3) if samples else "-"
 
 
 def remote_lines(tiers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return (address, what was counted of it) of each remote; zeros are left out."""
+    """Return (address, counts) of each remote; zeros are left out."""
     lines: list[tuple[str, str]] = []
     for tier in tiers:
         told = [f"{tier[name]} {name}" for name in COUNTS if tier.get(name)]

@@ -1,8 +1,8 @@
-"""Machine facts: gathers what `doctor` judges, and changes nothing on the machine.
+"""Machine facts: gathers the facts for `doctor`, and changes nothing on the machine.
 
 Gathering never fails. If something can't be found out, its fact is None, or the reason as text. A
-module that may be broken is imported only when it is asked for. So this works if a dependency is
-missing.
+module that may be broken is imported only when its fact is needed. So this works even if a
+dependency is missing.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class CacheLocation:
 
     Attributes:
         path: where the cache is, or would be made.
-        source: who says so: `argument`, a variable or `default`.
-        exists: whether it is there. If not, the rest is about what is nearest above it.
+        source: its origin: `argument`, a variable or `default`.
+        exists: whether it is there. If not, the rest is about the nearest existing directory above
+            it.
         is_directory: whether it is one.
         owner: its user's id.
         mode: its permission bits.
@@ -81,9 +82,9 @@ class Contents:
     Attributes:
         error: why the backend can't be used, or empty.
         size: stored bytes.
-        sampled: entries that were read...
-        damaged: ... how many of them are damaged...
-        unreadable: ... and how many the backend does not give out.
+        sampled: entries that were read.
+        damaged: how many of them are damaged.
+        unreadable: how many of them the backend does not return.
         stats: the counts of all processes, or None.
         stats_error: why they can't be read, or empty.
     """
@@ -122,17 +123,17 @@ class Facts:
 
     Attributes:
         python: Python's version.
-        libraries: name -> version of each dependency...
-        broken: ... or why it can't be imported.
+        libraries: name -> version of each dependency.
+        broken: name -> why it can't be imported.
         bad_settings: what is wrong with the environment, a sentence per variable.
         config: the settings, with defaults for those that are wrong.
-        user: effective user id; None where there are no such users.
-        location: the directory; None where a wrong setting hides it.
-        homeless: whether the cache is in the temporary directory, since the user has no home.
-        backends: names of the backends that there are.
-        contents: what is in the cache; None where there is none.
+        user: effective user id; None on systems without such ids.
+        location: the directory; None if a wrong setting hides it.
+        homeless: whether the cache is in the temporary directory, because the user has no home.
+        backends: names of the installed backends.
+        contents: what is in the cache; None if there is none.
         compiler: NVRTC.
-        driver: the newest CUDA version that the driver supports; None where there is no driver.
+        driver: the newest CUDA version that the driver supports; None without a driver.
         recording_problem: why compiles can't be recorded, or empty.
         unknown_variables: names that begin with `KCACHE_`, and that kcache does not read.
         bad_saved: what is wrong with the settings that are saved in the directory, a sentence each.
@@ -166,7 +167,7 @@ def gather(
     """Return what is known of this machine's set-up.
 
     Args:
-        directory: of the cache; by default where the environment or the defaults say.
+        directory: of the cache; by default that of the environment or the defaults.
         system: tells the file system of a path.
         driver: tells the newest CUDA version that the driver supports, or None.
 
@@ -220,7 +221,7 @@ def _settings(directory: str | None) -> tuple[Config, dict[str, str]]:
 
 
 def _libraries() -> tuple[dict[str, str], dict[str, str]]:
-    """Return name -> version of what can be imported, and name -> reason of what can't."""
+    """Return name -> version of packages that can be imported, and name -> reason of others."""
     from importlib import metadata
 
     found: dict[str, str] = {}
@@ -280,7 +281,7 @@ def _location(config: Config, system: Callable[[str], FileSystem]) -> CacheLocat
 
 
 def _refusal(path: str) -> str:
-    """Return why a cache refuses a directory: it is unsafe, or somebody else's. Nothing changes."""
+    """Return why a cache refuses a directory: it is unsafe, or somebody else's. Change nothing."""
     try:
         prepare(path, read_only=True)
     except ConfigError as error:
@@ -298,7 +299,7 @@ def _is_homeless(location: CacheLocation) -> bool:
 
 
 def _obstacle(directory: str, *, probe: bool) -> str:
-    """Return why nothing can be written to a directory; tried with a nameless file, or asked."""
+    """Return why nothing can be written to a directory, by a nameless file or by access(2)."""
     try:
         if probe:
             with tempfile.TemporaryFile(dir=directory):
@@ -312,7 +313,7 @@ def _obstacle(directory: str, *, probe: bool) -> str:
 
 
 class _Saved(NamedTuple):
-    """What a directory adds to the settings, what is wrong with it, and its other backends."""
+    """The settings that a directory adds, their errors, and its other backends."""
 
     config: Config
     problems: tuple[str, ...]
@@ -339,7 +340,7 @@ def _saved(config: Config, path: str) -> _Saved:
 
 
 def _contents(config: Config, path: str) -> Contents:
-    """Look at what is in the cache, at a sample of the entries only."""
+    """Examine the cache, with a sample of its entries only."""
     try:
         stats, stats_error = _stats(path)
         try:
@@ -361,7 +362,7 @@ def _stats(path: str) -> tuple[Stats | None, str]:
 
 
 def _sample(config: Config, path: str) -> tuple[int, int, int, int]:
-    """Return stored bytes, and how many entries were read, were damaged, could not be read.
+    """Return stored bytes, and the numbers of entries that were read, damaged and unreadable.
 
     Raises:
         KcacheError: the backend can't be used.

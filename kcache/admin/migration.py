@@ -26,18 +26,18 @@ _FOLDERS = ("db", *(f"{shard:02x}" for shard in range(256)), "")
 class Migration:
     """Moves entries from one engine's backend to another's, and counts them.
 
-    Both together never hold more than the target's cap and one entry: where an entry takes more
-    room in the target than in the origin, the target evicts the coldest that it holds.
+    Both together never hold more than the target's cap and one entry: if an entry takes more space
+    in the target than in the origin, the target evicts its coldest entries.
 
-    Threads: for one. Processes: others may use both backends meanwhile, and another migration may
-    run beside this one. Crash: an entry is in the target before it leaves the origin, so none is
-    lost, and the next migration goes on.
+    Threads: for one thread. Processes: others may use both backends meanwhile, and another
+    migration may run beside this one. Crash: an entry is in the target before it leaves the origin,
+    so none is lost, and the next migration goes on.
 
     Args:
         origin: where the entries are.
-        target: where they go; its `max_size` changes while they do.
-        producer: of the entries that are moved; others are left where they are.
-        keep: copy. Then each backend may be as large as the cap.
+        target: their destination; its `max_size` changes during the moves.
+        producer: of the entries that are moved; others stay.
+        keep: copy the entries. Then each backend may be as large as the cap.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Migration:
         self.refused = 0
 
     def make_room(self) -> int:
-        """Evict what both hold above the cap, from the origin; return the bytes freed."""
+        """Evict from the origin what both hold above the cap; return the bytes freed."""
         both = self._from.size_bytes + self._to.size_bytes
         if self._keep or both <= self._cap:
             return 0
@@ -92,7 +92,7 @@ class Migration:
             self._from.delete(info.key, noted=False)
 
     def _has(self, info: EntryInfo) -> bool:
-        """Tell whether the target has a sound entry under the key: of a killed move, or newer."""
+        """Tell whether the target has a sound entry under the key, from a killed move or newer."""
         there = look_into(self._to.backend, info, self._producer)
         return there is not None and there.entry is not None
 
@@ -116,10 +116,9 @@ class Migration:
 
 
 def remove_emptied(folder: str) -> None:
-    """Remove what a backend has left of its folder, and the folder if nothing else is in it.
+    """Remove the remains of a backend in its folder, and the folder if nothing else is in it.
 
-    Deletes only names that backends write, no folder that has something in it, and nothing through
-    a link.
+    It deletes only names that backends write, no folder with content, and nothing through a link.
     """
     if os.path.islink(folder) or os.path.islink(os.path.join(folder, "db")):
         return

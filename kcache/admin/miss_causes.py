@@ -1,4 +1,4 @@
-"""Miss causes: decides why a request is compiled, from what was found out about it."""
+"""Miss causes: decides why a request is compiled, from the facts about it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _DIFFERENCES = {
 
 
 def set_aside(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield which settings have the cache not looked into, and a clause about each."""
+    """Yield the settings that bypass the cache, with a clause about each."""
     for setting, name in ((config.disable, "disable"), (config.recache, "recache")):
         if setting.value:
             given = name if setting.source == "argument" else setting.source
@@ -63,20 +63,20 @@ def set_aside(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def aside(setting: str, given: str) -> tuple[str, str]:
-    """Return the cause of a miss that `disable` or `recache` is, and a clause about it."""
+    """Return the cause of a miss by `disable` or `recache`, with a clause about it."""
     if setting == "disable":
         return "disabled", f"{given}: the cache is neither read nor written"
     return "recache", f"{given}: everything is compiled, and replaces what is there"
 
 
 class Slot(NamedTuple):
-    """What is under a key.
+    """The entry under a key.
 
     Attributes:
         key: 64 hexadecimal digits.
         kind: as in `kcache.nvrtc.inventory`; empty if there is nothing.
         problem: why it is not served, empty if it is.
-        about: what it says of its request, if it is a kernel's.
+        about: its summary of the request, if it is a kernel.
     """
 
     key: str
@@ -86,12 +86,12 @@ class Slot(NamedTuple):
 
 
 class SetFacts(NamedTuple):
-    """One header set of the request: what is not as it says, and the kernel that it leads to.
+    """One header set of the request: its differences from now, and the kernel that it leads to.
 
     Attributes:
         differences: kind and path of each, and the header that a new file hides, if any.
         kernel: the slot of the kernel.
-        elsewhere: whether the kernel was compiled in another directory, and nobody has shown that
+        elsewhere: whether the kernel was compiled in another directory, and no proof has shown that
             it is good for this one, too.
     """
 
@@ -108,18 +108,18 @@ class Near(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What was found out of a request and its cache.
+    """The facts about a request and its cache.
 
     Attributes:
         about: the request.
         own: the slot of the request's key.
         self_contained: whether that slot holds the kernel, and no header can matter.
-        set_aside: settings for which the cache is not looked into, as a clause each.
+        set_aside: settings that bypass the cache, as a clause each.
         uncacheable: why the outcome must not be cached, if the request tells.
         absent: whether there is no cache yet.
         unusable: why the cache can't be used, or empty.
         sets: the header sets that the request has had.
-        events: what the journal says of these keys, and of all, oldest first.
+        events: the journal's events of these keys, and of all entries, oldest first.
         near: the entry that differs least.
         compared: whether such an entry was looked for.
     """
@@ -142,11 +142,11 @@ class Explanation(NamedTuple):
 
     Attributes:
         hit: whether it would be answered from the cache.
-        causes: why not, the first ones the surest; empty for a hit.
+        causes: why not, the most certain first; empty for a hit.
         key: the key of the request.
-        near: the entry that the request was compared with, if there is one that is much like it.
-        kernel: the key of the kernel, under which `kcache ls` shows it; empty where the headers
-            decide that, and nothing that is cached fits them.
+        near: the entry that the request was compared with, if one is similar.
+        kernel: the key of the kernel, under which `kcache ls` shows it; empty if the headers decide
+            it, and no cached kernel fits them.
         manifest: the key of the manifest that leads to the kernel; empty for a source without
             headers.
     """
@@ -160,7 +160,7 @@ class Explanation(NamedTuple):
 
     @property
     def clauses(self) -> str:
-        """The causes in one line; of many of a kind the first, and how many more."""
+        """The causes in one line; of many of one kind, the first and the number of others."""
         told: list[str] = []
         for _, group in groupby(self.causes, key=lambda cause: cause.kind):
             alike = [cause.what for cause in group]
@@ -171,7 +171,7 @@ class Explanation(NamedTuple):
 
 
 def causes(facts: Facts) -> Explanation:
-    """Return why a request is compiled, from what was found."""
+    """Return why a request is compiled, from the facts."""
     found = [Cause(kind, what) for kind, what in facts.set_aside]
     if facts.uncacheable:
         found.append(Cause("uncacheable", f"it must not be cached: {facts.uncacheable}"))
@@ -191,7 +191,7 @@ def causes(facts: Facts) -> Explanation:
 
 
 def _missing(facts: Facts) -> list[Cause]:
-    """Return why a cache that is looked into does not have the request; nothing if it has it."""
+    """Return why a cache that is read does not have the request; nothing if it has it."""
     if facts.own.problem:
         return [_problem(facts.own)]
     if not facts.own.kind:
@@ -236,10 +236,10 @@ def _nothing_there(facts: Facts) -> list[Cause]:
 
 
 def _decisive(events: Sequence[Event], own: Event, everything: Event | None) -> Event:
-    """Return which event explains the miss: after one of all entries nothing earlier does.
+    """Return the event that explains the miss; none from before an event of all entries does.
 
-    The entry may have come back in between, which nothing tells. What can't be stored at all is
-    another matter: it would not be there in any case.
+    The entry may have come back in between, which the journal does not tell. An entry that can't be
+    stored at all would be missing in any case.
     """
     if everything is None or own.what in (journal.REJECTED, journal.UNCACHEABLE):
         return own
@@ -252,13 +252,13 @@ def _never(about: RequestSummary) -> Cause:
 
 
 def _written_differently(old: RequestSummary, new: RequestSummary) -> Cause:
-    """Return that options of equal meaning are other words, which the key does not see through."""
+    """Return that options have the same meaning in other words, which give another key."""
     what = "the same options are written in another way"
     return Cause("option", what, " ".join(old.flags), " ".join(new.flags))
 
 
 def _named(old: RequestSummary, new: RequestSummary) -> Cause:
-    """Return that all is equal but the name, which the outcome shows or may depend on."""
+    """Return that only the name differs, which the outcome shows or may depend on."""
     now, was = new.source_name, old.source_name
     what = f"the source is called {now}, was compiled as {was}, and its output may show that"
     return Cause("source_name", what, was, now)
@@ -271,7 +271,7 @@ def _lost(near: Near) -> Cause:
 
 
 def _kernel_missing(facts: Facts, found: SetFacts) -> list[Cause]:
-    """Return why the kernel is not used that the present headers lead to; nothing if it is."""
+    """Return why the kernel for the present headers is not used; nothing if it is."""
     if found.elsewhere:
         what = "its output may name the directories of its headers, and was compiled for others"
         return [Cause("directory", what)]
@@ -286,13 +286,13 @@ def _kernel_missing(facts: Facts, found: SetFacts) -> list[Cause]:
 
 
 def any_good(sets: Iterable[SetFacts]) -> SetFacts | None:
-    """Return the header set that is as it says, or None."""
+    """Return the header set that holds, or None."""
     good = [each for each in sets if not each.differences]
     return min(good, key=lambda each: each.elsewhere, default=None)
 
 
 def _changed(facts: Facts) -> list[Cause]:
-    """Return what is not as the header set says that differs least."""
+    """Return the differences of the header set that differs least."""
     if not facts.sets:
         return [Cause("lost", "the list of its headers is empty")]
     nearest = min(facts.sets, key=lambda each: len(each.differences))
@@ -318,7 +318,7 @@ def _difference(kind: str, path: str, instead: str) -> Cause:
 
 
 def _last(events: Iterable[Event], key: str) -> Event | None:
-    """Return the last event of a key, or, for an empty one, of all entries."""
+    """Return the last event of a key; for an empty key, of all entries."""
     found = None
     for event in events:
         if event.concerns(key) if key else not event.key:

@@ -62,11 +62,11 @@ def exposition(
     """Return counters, gauges and one info metric, every line ended.
 
     Args:
-        stats: what was counted.
-        usage: what is stored.
+        stats: the counts.
+        usage: the stored bytes and entries.
         max_size: the cap in bytes.
         about: labels of `kcache_info`.
-        tiers: what the agent tells of each remote; its metrics have the label `tier`.
+        tiers: the agent's counts of each remote; their metrics have the label `tier`.
     """
     lines: list[str] = []
     labels = ",".join(f'{name}="{_label(value)}"' for name, value in about.items())
@@ -94,6 +94,6 @@ def _metric(name: str, kind: str, meaning: str, value: float, labels: str = "") 
 
 
 def _label(value: str) -> str:
-    r"""Return a label's value with `\`, `"` and line ends escaped; what is no Unicode, replaced."""
+    r"""Return a label's value with `\`, `"` and line ends escaped; non-Unicode is replaced."""
     text = value.encode("utf-8", "replace").decode()
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -34,9 +34,9 @@ class Cause(NamedTuple):
 
 
 def contrast(old: RequestSummary, new: RequestSummary) -> list[Cause]:
-    """Return in what a request differs from the one that an entry answers.
+    """Return the differences between a request and the one that an entry answers.
 
-    What an entry of an older version does not tell is taken to be equal.
+    Facts that an entry of an older version does not tell count as equal.
     """
     return [
         *_source(old, new),
@@ -102,7 +102,7 @@ def _options(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 
 def _plain(options: ExtraOptions) -> list[str]:
-    """Return the options that are no target, macro or include directory."""
+    """Return the options other than target, macros and include directories."""
     return [
         option
         for option in options.without_paths
@@ -178,7 +178,7 @@ def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 
 def include_paths(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    """Yield that the include directories are others, where they are as many."""
+    """Yield that the include directories differ, if their number is the same."""
     before = ExtraOptions.parse(old.flags).include_paths
     after = ExtraOptions.parse(new.flags).include_paths
     if before != after and len(before) == len(after):

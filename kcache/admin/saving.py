@@ -19,10 +19,10 @@ __all__ = ["save", "save_backend"]
 
 
 def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -> list[str]:
-    """Save settings, forget others, and return warnings: what keeps them from having effect.
+    """Save settings, forget others, and return warnings about settings without effect.
 
     Args:
-        directory: of the cache, made if it is not there.
+        directory: of the cache, created if it does not exist.
         given: name -> text.
         gone: names.
 
@@ -52,7 +52,7 @@ def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -
 
 
 def _require_usable(settings: Mapping[str, object], files: CacheDirectory) -> bool:
-    """Open the backend as programs will, changing nothing; tell whether it has no entries.
+    """Open the backend as programs will, without changes; tell whether it has no entries.
 
     Raises:
         ConfigError, UnknownBackendError, BackendError: programs could not use it.
@@ -66,7 +66,7 @@ def _require_usable(settings: Mapping[str, object], files: CacheDirectory) -> bo
 
 
 def _overridden(given: Mapping[str, str]) -> list[str]:
-    """Return which of the settings an environment variable keeps from having effect here."""
+    """Return the settings that an environment variable overrides here."""
     here = Config.load(complain=lambda _: None)
     variables = {each.setting: each.name for each in VARIABLES}
     return [

@@ -24,7 +24,7 @@ Warn = Callable[[str], None]
 
 
 class Report:
-    """What a pass over a cache has found."""
+    """The results of a pass over a cache."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, int] = {KERNEL: 0, MANIFEST: 0, OTHER: 0, DAMAGED: 0, UNREADABLE: 0}
@@ -49,21 +49,21 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing damaged is there any more."""
+        """Whether no damage is left."""
         return self.deleted == len(self.bad) and not self.left
 
 
 def verify(
     backend: Backend, report: Report, *, repair: bool, progress: Progress, warn: Warn
 ) -> None:
-    """Read the entries, then check the medium; a medium that gives none out, the other way round.
+    """Read the entries, then check the medium; the other way round if it can't list entries.
 
     Args:
         backend: what is checked.
-        report: what is found is added to it.
-        repair: delete what is damaged, and mend the medium.
-        progress: begins to show how far a piece of work is, by its title and number of steps.
-        warn: told of a damaged entry that can't be deleted.
+        report: gets the results.
+        repair: delete damaged entries, and mend the medium.
+        progress: begins a progress display, with a title and a number of steps.
+        warn: called for a damaged entry that can't be deleted.
 
     Raises:
         BackendError: the medium can't be checked either.
@@ -81,8 +81,8 @@ def verify(
 def _check(backend: Backend, *, repair: bool) -> list[str]:
     """Return what is wrong with the medium.
 
-    Without `repair` it is looked at without holding anybody up, so that a writer at work can look
-    like damage: what not every one of several looks sees is none.
+    Without `repair`, the check blocks nobody, so a writer at work can look like damage. It checks
+    several times, and only reports what every check finds.
     """
     found = list(backend.check(repair=repair))
     for _ in range(0 if repair else _MORE_LOOKS):
@@ -95,7 +95,7 @@ def _check(backend: Backend, *, repair: bool) -> list[str]:
 def _read_all(
     backend: Backend, report: Report, *, repair: bool, progress: Progress, warn: Warn
 ) -> list[str]:
-    """Read every entry; return why that failed, in one sentence, or none."""
+    """Read every entry; return why that failed, in one sentence, or nothing."""
     try:
         with progress("verifying", backend.usage().entries) as advance:
             for info in backend.scan():
@@ -111,7 +111,7 @@ def _read_all(
 
 
 def _delete(backend: Backend, info: EntryInfo, warn: Warn) -> bool:
-    """Delete a damaged entry, unless it is gone or sound by now; tell whether that is so."""
+    """Delete a damaged entry; tell whether it is deleted, gone or sound now."""
     opened = look_into(backend, info, PRODUCER)
     if opened is None or opened.item.kind != DAMAGED:
         return opened is None or opened.item.kind != UNREADABLE

@@ -1,4 +1,4 @@
-"""The command `kcache`: its entry point, and what its commands share."""
+"""The command `kcache`: its entry point, and the modules that its commands share."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class App(Group):
         return command if isinstance(command, click.Command) else None
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; a reader that has gone away ends it quietly."""
+        """Run the command; it ends quietly if the reader of its output has gone."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -121,7 +121,7 @@ def _code(error: KcacheError | OSError) -> int:
 
 
 def _settle_stdout() -> None:
-    """Write what is still buffered, or give it up: Python would try again at exit, and complain."""
+    """Write what is still buffered, or discard it: Python would try again at exit, and complain."""
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
         return
     try:

@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
     Attributes:
         text: the text itself.
-        name: what the compiler calls it: the last part of its path.
+        name: its name for the compiler: the last part of its path.
         folder: directory of the file, empty for the working directory.
         path: as the user wrote it; `-` for standard input.
     """
@@ -59,10 +59,10 @@ class CompileArguments(NamedTuple):
 
 
 class NvccCommand(click.Command):
-    """A command that takes nvcc's spellings of its options, too, such as `-arch=sm_90`."""
+    """A command that also takes nvcc's spellings of its options, such as `-arch=sm_90`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments, after nvcc's spellings have become ours."""
+        """Parse arguments after translating nvcc's spellings into ours."""
         return super().parse_args(ctx, [ours for each in args for ours in _spelled(each)])
 
 
@@ -257,7 +257,7 @@ def _in_a_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]
 
 
 def _warn_of_missing(include_paths: Sequence[str]) -> None:
-    """Warn of include directories that are not there: NVRTC says nothing about these."""
+    """Warn of include directories that are not there, because NVRTC doesn't."""
     for path in include_paths:
         if not os.path.isdir(path):
             say(f"warning: the include directory {plain(path)} does not exist")
@@ -279,7 +279,7 @@ def _read(file: str) -> Source:
 
 
 def _from_folder(folder: str, paths: Sequence[str]) -> list[str]:
-    """Return include directories as they are called from `folder`.
+    """Return include directories as seen from `folder`.
 
     Relative ones stay relative, so that they are the same in another checkout.
     """
@@ -304,7 +304,7 @@ def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:
 
 
 def _emitted(options: CompileOptions, output: str | None) -> str:
-    """Return the default output: what the suffix of the file names, else the best one."""
+    """Return the default output: the one that the file's suffix names, otherwise the best."""
     named = named_by_suffix(output)
     if named is not None:
         return named

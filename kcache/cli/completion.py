@@ -32,9 +32,9 @@ _DESCRIBED = 50
 
 
 def complete_keys(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the keys that begin with what was typed, each with what it is.
+    """Return the keys that begin with the typed text, each with a description.
 
-    Never an error, and never a long wait: a shell asks at every press of the key.
+    It never fails and never waits long, because a shell asks at every press of the Tab key.
     """
     return completed(ctx.params.get("directory"), incomplete)
 
@@ -42,8 +42,8 @@ def complete_keys(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
 def completed(directory: str | None, incomplete: str) -> list[CompletionItem]:
     """Return the keys in a cache that begin with `incomplete`; none if anything is wrong.
 
-    Bounded in time, in a cache of any size and on a file system that hangs. Changes nothing, says
-    nothing.
+    It takes a bounded time, in a cache of any size and on a file system that hangs. It changes
+    nothing and prints nothing.
     """
     log = logging.getLogger("kcache")
     before, log.disabled = log.disabled, True  # a warning would land in the line being typed
@@ -69,7 +69,7 @@ def _find(directory: str | None, typed: str, found: list[CompletionItem]) -> Non
 
 
 def _keys(backend: Backend, typed: str, deadline: float) -> list[CompletionItem]:
-    """Return keys, the one that was used last first."""
+    """Return keys, the most recently used one first."""
     infos: list[EntryInfo] = []
     for info in backend.scan():
         if info.key.startswith(typed):
@@ -89,7 +89,7 @@ def _keys(backend: Backend, typed: str, deadline: float) -> list[CompletionItem]
 
 
 def _about(item: Item) -> str:
-    """Return in a few plain words what an entry is; shells split their answers at some signs."""
+    """Describe an entry in a few plain words, since shells split answers at some characters."""
     from kcache.cli.listing import what_it_is
 
     text = f"{item.arch} {what_it_is(item)}".strip()

@@ -34,7 +34,7 @@ class Job(NamedTuple):
         directory: of the cache.
         arch: the target.
         include: directory of the CCCL headers.
-        recache: compile, whatever is in the cache.
+        recache: compile even if the kernel is in the cache.
     """
 
     directory: str
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def measure(job: Job) -> Measurement:
-    """Get the kernel, once, and tell how that went.
+    """Get the kernel once, and return the measurement.
 
     Raises:
         KcacheError: whatever `get_or_compile` raises.
@@ -109,7 +109,7 @@ def measure(job: Job) -> Measurement:
 
 
 def _import_all() -> None:
-    """Import what a hit needs, so that importing is not taken for a part of getting the kernel."""
+    """Import what a hit needs, so that imports are not measured as a part of the hit."""
     for name in ("files", "library", "manifest", "request"):
         importlib.import_module(f"kcache.nvrtc.{name}")
 

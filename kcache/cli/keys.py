@@ -45,7 +45,7 @@ key_argument = click.argument("key", type=key_prefix, metavar="KEY", shell_compl
 
 
 def resolve(backend: Backend | None, prefixes: Iterable[str]) -> list[EntryInfo]:
-    """Return the entry that each prefix means, each entry once; no backend holds none.
+    """Return the entry that each prefix means, each entry once; without a backend there is none.
 
     Raises:
         BackendError: a prefix means none or several.

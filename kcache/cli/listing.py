@@ -23,8 +23,8 @@ _GAP = "  "
 def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True) -> str:
     """Return one line per entry, which fits the terminal if there is one.
 
-    Where two kernels have the same source name, names and target, the options that not both of them
-    have stand behind the name. Names that would be cut to the same are cut in their middle.
+    If two kernels have the same source name, names and target, the options that differ stand behind
+    the name. Names that would look the same after cutting are cut in their middle.
 
     Args:
         items: at least one, in their order.
@@ -56,7 +56,7 @@ def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True
 
 
 def _name(item: Item, room: int | None) -> str:
-    """Return what an entry holds, without the source's folder where that takes too much room."""
+    """Return what an entry holds, without the source's folder if that is too long."""
     whole = what_it_is(item)
     return whole if room is None or cells(whole) <= room else what_it_is(_without_folder(item))
 
@@ -102,9 +102,9 @@ def item_json(item: Item) -> dict[str, object]:
 
 
 def _make_room(table: dict[str, list[str]], wanted: int) -> int | None:
-    """Remove columns until names that want so much room have it; return what they have.
+    """Remove columns until the names have the width that they want; return their width.
 
-    None where there is no terminal, and so no end of a line.
+    It is None without a terminal, because lines then have no limit.
     """
     whole = width()
     if whole is None:
@@ -121,7 +121,7 @@ def _taken(head: str, texts: Sequence[str]) -> int:
 
 
 def _joined(name: str, more: str, room: int | None = None, *, keep_end: bool = False) -> str:
-    """Return a name and what sets it apart, both cut where there is no room for all of them."""
+    """Return a name and its differences, both cut if there is no room for all."""
     whole = f"{name}{_GAP}{more}" if more else name
     if room is None or cells(whole) <= room:
         return whole
@@ -132,7 +132,7 @@ def _joined(name: str, more: str, room: int | None = None, *, keep_end: bool = F
 
 
 def _differences(items: Sequence[Item]) -> list[str]:
-    """Return of each entry the options and the compiler that others of its name do not share."""
+    """Return, for each entry, the options and the compiler that differ from others of its name."""
     facts = [_facts(item) for item in items]
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, item in enumerate(items):

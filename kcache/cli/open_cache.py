@@ -66,7 +66,7 @@ def open_cache(
 ) -> KernelCache:
     """Return the cache in `directory`, or where the environment or the defaults say.
 
-    For commands that compile: what is wrong with the environment is a warning, as in any program.
+    This is for commands that compile: an error in the environment is a warning, as in any program.
 
     Raises:
         ConfigError: an option is not allowed, or the directory that one names is unsafe.
@@ -92,13 +92,13 @@ def open_existing(
     read_only: bool = True,
     changes: bool = False,
 ) -> KernelCache | None:
-    """Return the cache likewise, or None where there is none yet; makes no directory.
+    """Return the cache likewise, or None if there is none yet; create no directory.
 
-    What is wrong with the environment is a warning, as in any program: a directory that it names
-    and that is not safe is no cache. For commands that change a cache (`changes`, rehearsals too)
-    it is an error: they must not take another cache or cap than the user meant.
+    An error in the environment is a warning, as in any program: an unsafe directory that it names
+    is no cache. For commands that change a cache (`changes`, also with `--dry-run`), it is an
+    error, because they must not use another cache or cap than the user meant.
 
-    Nor does it make the backend's folder: where the cache has none, it is opened for reading only.
+    The folder of the backend is not created either: a cache without it is opened for reading only.
 
     Raises:
         BackendError: it is there and can't be used.
@@ -134,8 +134,8 @@ def load_settings(
 ) -> tuple[Config, Mapping[str, str]]:
     """Return the settings with those that are saved in the directory, and the texts of the latter.
 
-    What is wrong with the saved ones is a warning. So is what is wrong with the environment, unless
-    the command changes a cache.
+    An error in the saved settings is a warning. So is an error in the environment, unless the
+    command changes a cache.
 
     Raises:
         ConfigError: the option is not allowed; with `changes`, a variable.
@@ -160,7 +160,7 @@ def load_settings(
 
 
 def _required(directory: str | None, backend: str | None = None) -> Config:
-    """Return the settings; what is wrong with the environment is an error.
+    """Return the settings; an error in the environment is raised.
 
     Raises:
         ConfigError: an option or a variable is not allowed.
@@ -179,9 +179,9 @@ def _required(directory: str | None, backend: str | None = None) -> Config:
 
 
 def named_directory(directory: str | None) -> str:
-    """Return the directory that option, environment or default name, whether it is there or not.
+    """Return the directory that option, environment or default name, whether it exists or not.
 
-    What the variable says is returned as it is where that is no path.
+    If the text of the variable is no path, it is returned as it is.
     """
     named, source = Config.load({"directory": directory}, complain=lambda _: None).directory
     if named is None and source != "default":

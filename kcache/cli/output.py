@@ -17,7 +17,7 @@ OUTPUTS = ("cubin", "ptx", "ltoir")
 
 
 class OutputPath(click.Path):
-    """The name of a file to write; an empty one, as of a variable that is not set, is refused."""
+    """The name of a file to write. An empty name, as from an unset variable, is refused."""
 
     def convert(
         self,
@@ -49,7 +49,7 @@ def refuse_terminal(emit: str) -> None:
 
 
 def write_output(data: bytes, output: str) -> None:
-    """Write `data` to the file `output`, or to standard output for `-`; the whole or nothing."""
+    """Write `data` to the file `output`, or to standard output for `-`; all of it or nothing."""
     if output == "-":
         write_stdout(data)
         return
@@ -64,7 +64,7 @@ def write_output(data: bytes, output: str) -> None:
 
 
 def _remove_partial(output: str) -> None:
-    """Leave no half of an output behind for a later step to take for a whole one."""
+    """Remove a partial output, so that no later step takes it for a whole one."""
     with contextlib.suppress(OSError):
         if stat.S_ISREG(os.lstat(output).st_mode):
             os.unlink(output)

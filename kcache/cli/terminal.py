@@ -61,7 +61,7 @@ def say(message: str) -> None:
 
 @contextmanager
 def naming(path: str) -> Generator[None]:
-    """Have failures of reading or writing say which file they are about."""
+    """Name the file in errors of reading or writing."""
     try:
         yield
     except OSError as error:
@@ -116,9 +116,9 @@ def cells(text: str) -> int:
 
 
 def cut(text: str, room: int, *, keep_end: bool = False) -> str:
-    """Return a text that takes no more columns than there is room for, with dots if it is cut.
+    """Return a text that fits the given columns, with dots if it is cut.
 
-    With `keep_end` the dots stand in its middle.
+    With `keep_end`, the dots stand in its middle.
     """
     if cells(text) <= room:
         return text
@@ -129,7 +129,7 @@ def cut(text: str, room: int, *, keep_end: bool = False) -> str:
 
 
 def _head(text: str, room: int) -> str:
-    """Return as much of the beginning of a text as there is room for."""
+    """Return as much of the beginning of a text as fits."""
     for position, char in enumerate(text):
         room -= cells(char)
         if room < 0:
@@ -138,7 +138,7 @@ def _head(text: str, room: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text that can't do anything to a terminal: what is not printable is escaped."""
+    """Return text that is safe for a terminal: unprintable characters are escaped."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
@@ -150,7 +150,7 @@ def width() -> int | None:
 
 
 def fit(text: str) -> str:
-    """Return lines of text cut to the width of the terminal, whole where there is none."""
+    """Return lines of text cut to the width of the terminal; whole lines without one."""
     columns = width()
     if columns is None:
         return text
@@ -158,12 +158,12 @@ def fit(text: str) -> str:
 
 
 def can_ask() -> bool:
-    """Return whether a question can be asked: questions go to standard error."""
+    """Return whether a question can be asked, which goes to standard error."""
     return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
 
 
 def log_to_stderr() -> None:
-    """Have the library's warnings look like the command's own messages."""
+    """Make the library's warnings look like the command's own messages."""
     log = logging.getLogger("kcache")
     if any(handler.get_name() == "kcache" for handler in log.handlers):
         return
@@ -179,7 +179,7 @@ class _Handler(logging.Handler):
 
 @contextmanager
 def spinner(title: str) -> Generator[None]:
-    """Show a spinner, `title` and the seconds since while the block runs, on a terminal only."""
+    """Show a spinner, `title` and the elapsed seconds while the block runs, on a terminal only."""
     if not _is_terminal(sys.stderr):
         yield
         return
@@ -196,8 +196,8 @@ def working(
 ) -> T:
     """Return what `work` returns, with a spinner, or `display`, if it takes a while.
 
-    An interrupt ends the process at once: NVRTC can't be stopped, and can take a minute. What
-    `farewell` returns then is the last thing that is said, if it is anything.
+    An interrupt ends the process at once: NVRTC can't be stopped, and can take a minute. Then the
+    text that `farewell` returns, if any, is printed last.
     """
     with _interrupts_held() as interrupted:
         job = _Job(work)
@@ -220,9 +220,9 @@ def working(
 
 @contextmanager
 def _interrupts_held() -> Generator[Callable[[], bool]]:
-    """Hold SIGINT back in this thread and those that it starts; yield whether one has come.
+    """Block SIGINT in this thread and those that it starts; yield a test whether one has come.
 
-    NVRTC 12 handles it while it compiles, by ending the process with exit code 4.
+    While NVRTC 12 compiles, it handles SIGINT by ending the process with exit code 4.
     """
     if sys.platform == "win32":
         yield lambda: False
@@ -235,7 +235,7 @@ def _interrupts_held() -> Generator[Callable[[], bool]]:
 
 
 class _Job(Generic[T]):
-    """Work in a thread of its own, so that the main thread can draw and be interrupted."""
+    """Work in its own thread, so that the main thread can draw and be interrupted."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -264,7 +264,7 @@ class _Job(Generic[T]):
 
 
 def _live(title: str) -> Live:
-    """Return a line with a spinner, `title` and the seconds since, gone when it is left."""
+    """Return a line with a spinner, `title` and the elapsed seconds, erased at the end."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -305,8 +305,8 @@ _SPARE = 3
 class Bar:
     """A line on standard error while the block runs: title, bar, count, and the time left.
 
-    Nothing where standard error is no terminal. Threads: `show` may be called from any, before the
-    block too.
+    It draws nothing if standard error is no terminal. Threads: any thread may call `show`, also
+    before the block.
     """
 
     def __init__(self, title: str, total: int) -> None:
@@ -348,7 +348,7 @@ class Bar:
 
 @contextmanager
 def progress(title: str, total: int) -> Generator[Callable[[], None]]:
-    """Show a bar while the block runs; yield what moves it on by one."""
+    """Show a bar while the block runs; yield a function that advances it by one."""
     with Bar(title, total) as bar:
         yield bar.step
 

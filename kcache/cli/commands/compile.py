@@ -46,8 +46,8 @@ def compile_file(
 
     Several files and several architectures may be named: each file is compiled for each. No GPU is
     needed. Headers in quotes are searched beside FILE first. FILE and its headers may later move to
-    another folder: kcache compares their content, not their paths. The options of nvcc that mean
-    the same are taken, too, such as -arch=sm_90 and -std=c++17.
+    another folder: kcache compares their content, not their paths. Options of nvcc with the same
+    meaning work, too, such as -arch=sm_90 and -std=c++17.
     """
     outputs = _outputs(asked)
     if as_json and "-" in outputs:
@@ -76,7 +76,7 @@ def compile_file(
 def _compile(
     cache: KernelCache, asked: CompileArguments, output: str, *, quiet: bool
 ) -> dict[str, object]:
-    """Compile one source for one target and write the output; return what became of it."""
+    """Compile one source for one target and write the output; return the outcome."""
     source = asked.source
     uncacheable = cache.stats().uncacheable
     started = time.perf_counter()

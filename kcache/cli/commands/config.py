@@ -1,4 +1,4 @@
-"""`kcache config`: shows each setting, its value and where that came from; and saves settings."""
+"""`kcache config`: shows each setting, its value and its source; and saves settings."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def config(
 
 
 def _pairs(given: Sequence[str]) -> dict[str, str]:
-    """Return name -> value of what `--set` was given.
+    """Return name -> value of the arguments of `--set`.
 
     Raises:
         click.UsageError: one has no `=`.
@@ -100,7 +100,7 @@ def _facts() -> list[tuple[str, str]]:
 
 
 def _settings(directory: str | None) -> dict[str, dict[str, object]]:
-    """Return every setting by name: its value, where that came from, and who else may name it."""
+    """Return every setting by name: its value, its source, and the other ways to set it."""
     loaded, saved = load_settings(directory)
     found: dict[str, dict[str, object]] = {}
     for variable in VARIABLES:
@@ -125,7 +125,7 @@ def _rows(settings: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _shown(value: object) -> object:
-    """Return what JSON can say of a value; addresses are texts without credentials."""
+    """Return a value for JSON; addresses become texts without credentials."""
     if isinstance(value, tuple):
         return [str(each) for each in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return value

@@ -30,7 +30,7 @@ _PROBE = "cub/block/block_merge_sort.cuh"
 
 
 class Run(NamedTuple):
-    """One process: what it measured, and what it took from start to end, in seconds."""
+    """One process: what it measured, and its time from start to end, in seconds."""
 
     measured: Measurement
     whole: float
@@ -87,7 +87,7 @@ def find_cccl() -> str | None:
 
 
 def _target(arch: str | None) -> tuple[str, str]:
-    """Return the target, and in words what it has to do with this machine."""
+    """Return the target, and in words how it relates to this machine."""
     from kcache.nvrtc.device import current_arch
 
     if arch is not None:

@@ -64,7 +64,7 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None) -> None
 
 
 def _tiers(facts: Facts) -> Iterator[Finding]:
-    """Yield what is found of layers and remotes, if there are any, and if they could be asked."""
+    """Yield the findings on layers and remotes, if there are any and if they can be asked."""
     config = facts.config
     if (config.remote.value or config.signing_key_file.value) and not facts.broken:
         from kcache.kernels import tier_diagnosis
@@ -83,7 +83,7 @@ def _text(finding: Finding) -> str:
 
 
 def _wrapped(text: str, more: int = 0) -> list[str]:
-    """Return the text in lines that fit on the terminal, in one line where there is none."""
+    """Return the text in lines that fit the terminal, in one line if there is no terminal."""
     columns = width()
     if columns is None:
         return [plain(text)]

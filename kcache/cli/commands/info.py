@@ -1,4 +1,4 @@
-"""`kcache info`: says where a cache is, how full it is, and what was done with it."""
+"""`kcache info`: shows where a cache is, how full it is, and how it was used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kcache key`: makes and shows keys that sign kernels which travel between machines."""
+"""`kcache key`: makes and shows keys that sign kernels for other machines."""
 
 from __future__ import annotations
 

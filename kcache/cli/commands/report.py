@@ -57,7 +57,7 @@ def report(*, output: str, directory: str | None) -> None:
 
 
 def _is_file(output: str) -> bool:
-    """Tell whether this is a regular file, or will be: a device or a pipe can't be replaced."""
+    """Tell whether this is a regular file, or absent: a device or a pipe can't be replaced."""
     try:
         return stat.S_ISREG(os.stat(output).st_mode)
     except OSError:

@@ -1,4 +1,4 @@
-"""`kcache rm`: deletes entries by their keys, or by what they are."""
+"""`kcache rm`: deletes entries by their keys, or by name, target and age."""
 
 from __future__ import annotations
 

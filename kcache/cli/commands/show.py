@@ -1,4 +1,4 @@
-"""`kcache show`: prints everything that is known of one entry."""
+"""`kcache show`: prints everything that is known about one entry."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _header_sets(entry: Entry) -> list[StoredHeaderSet]:
 
 
 def _paths(header_set: StoredHeaderSet) -> dict[str, list[dict[str, str | int]]]:
-    """Return the files of a header set by what they mean; see `_KINDS`."""
+    """Return the files of a header set by their meaning; see `_KINDS`."""
     sections = header_set.sections()
     at = sections.digests_at
     digests = (header_set.raw[n : n + 16].hex() for n in range(at, len(header_set.raw), 16))

@@ -96,7 +96,7 @@ def warm(
 
 
 class _Outcome(NamedTuple):
-    """What became of each kernel, and how long all of it took, in seconds."""
+    """The outcome of each kernel, and how long all of it took, in seconds."""
 
     compiled: list[CompiledKernel]
     there: list[CompiledKernel]
@@ -123,7 +123,7 @@ def _compile(cache: KernelCache, wanted: list[ListedKernel], jobs: int | None) -
 
 
 def _farewell(done: int, total: int) -> str:
-    """Return what an interrupt leaves to say."""
+    """Return the last line after an interrupt."""
     of = counted(total, "kernel", "kernels")
     return f"interrupted: {done:,} of {of} done; run it again to go on"
 
@@ -134,7 +134,7 @@ def _relocation(config: Config) -> str | None:
 
 
 def _workers(config: Config, jobs: int | None) -> int | None:
-    """Return how many compilers may run at a time; those that make proofs count, too."""
+    """Return how many compilers may run at a time, those that make proofs included."""
     allowed = config.workers.value
     if jobs is None or allowed == 0:  # without workers there are no proofs
         return None
@@ -144,10 +144,10 @@ def _workers(config: Config, jobs: int | None) -> int | None:
 def _run(
     cache: KernelCache, wanted: list[ListedKernel], jobs: int | None, bar: Bar
 ) -> list[CompiledKernel | CompileError]:
-    """Compile the kernels, those of one working directory at a time; return what came of each.
+    """Compile the kernels, one working directory after another; return the outcome of each.
 
-    The working directory is the process's: headers in quotes, and relative include directories,
-    are looked for in it by every thread.
+    A process has one working directory. All threads search it for headers in quotes and for
+    relative include directories.
     """
     results: dict[int, CompiledKernel | CompileError] = {}
     for directory, numbers in _by_directory(wanted):
@@ -166,7 +166,8 @@ def _run(
 def _by_directory(wanted: list[ListedKernel]) -> Iterator[tuple[str, list[int]]]:
     """Yield each working directory with the positions of its kernels.
 
-    Those to which it means nothing come with the first, so that the cores have more to choose from.
+    Kernels that don't depend on it come with the first directory, so that the cores have more to
+    choose from.
     """
     groups: dict[str, list[int]] = {}
     anywhere: list[int] = []
@@ -182,7 +183,7 @@ def _by_directory(wanted: list[ListedKernel]) -> Iterator[tuple[str, list[int]]]
 
 
 def _tell_failures(outcome: _Outcome) -> None:
-    """Say in a line what did not compile, for which targets, and the first thing that is wrong."""
+    """Say in one line what did not compile, for which targets, and its first error."""
     lines: dict[tuple[str, str], list[str]] = {}
     for each, error in outcome.failed:
         lines.setdefault((each.title, _first_error(error)), []).append(each.arch)
@@ -196,7 +197,7 @@ def _first_error(error: CompileError) -> str:
 
 
 def _tell_losses(cache: KernelCache) -> None:
-    """Say what was compiled and is not in the cache all the same."""
+    """Say which kernels were compiled and are nevertheless not in the cache."""
     stats = cache.stats()
     if stats.uncacheable:
         say(f"warning: {stats.uncacheable} can't be cached (KCACHE_LOG=debug says why)")
@@ -247,7 +248,7 @@ def _named(wanted: ListedKernel) -> dict[str, object]:
 
 
 def _there(wanted: list[ListedKernel], directory: str | None) -> list[bool]:
-    """Tell of each kernel whether it is in the cache; changes nothing."""
+    """Tell for each kernel whether it is in the cache; change nothing."""
     there = [False] * len(wanted)
     cache = open_existing(directory, changes=True)
     if cache is None:

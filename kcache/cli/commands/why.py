@@ -89,7 +89,7 @@ def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str |
 
 
 def _set_aside(asked: CompileArguments, settings: Config) -> Iterator[tuple[str, str]]:
-    """Yield which options, else settings, have the cache not looked into, and a clause of each."""
+    """Yield the options, or else the settings, that bypass the cache, with a clause for each."""
     found = dict(set_aside(settings))
     if asked.no_cache:
         found |= [aside("disable", "--no-cache")]
@@ -107,7 +107,7 @@ def _sentence(asked: CompileArguments, told: Explanation) -> str:
 
 
 def _keys(told: Explanation) -> Iterator[tuple[str, str]]:
-    """Yield the keys of the entries, by which the other commands know them."""
+    """Yield the keys of the entries as the other commands take them."""
     if told.kernel:
         yield "kernel", told.kernel
     if told.manifest:
@@ -127,7 +127,7 @@ def _rows(told: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _near(near: Near) -> str:
-    """Return what the nearest entry is, in a line."""
+    """Return one line about the nearest entry."""
     about = near.about
     what = f"{near.key[:SHORT]}, {about.source_name} for {about.arch}"
     if about.created is None:
@@ -166,7 +166,7 @@ def _as_json(
 
 
 def _cause(cause: Cause) -> dict[str, object]:
-    """Return a cause; what is not known of it is null."""
+    """Return a cause; its unknown parts are null."""
     fields = cause._asdict()
     kind = fields.pop("kind")
     return {"cause": kind, **{name: value or None for name, value in fields.items()}}

@@ -32,7 +32,7 @@ class Remark(NamedTuple):
 
 
 def remarks(snapshot: Snapshot) -> list[Remark]:
-    """Return what deserves attention, warnings first."""
+    """Return the counts that need attention, warnings first."""
     found = [remark for remark in (*_entries(snapshot), *_counts(snapshot)) if remark.number]
     return sorted(found, key=lambda remark: remark.level != WARNING)
 

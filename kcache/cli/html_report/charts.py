@@ -1,8 +1,8 @@
 """Charts: bars, areas, a ring and a meter as SVG. Sizes are in percent, so text is not scaled.
 
-To a screen reader, each chart is one image with a label that says what it shows. A mouse that
-points at a part gets the figures through `<title>`. Colours are classes. The style sheet gives each
-a value for light and for dark.
+To a screen reader, each chart is one image with a label that says what it shows. When the mouse
+points at a part, `<title>` shows its figures. Colours are classes. The style sheet gives each a
+value for light and for dark.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Bar(NamedTuple):
 
     Attributes:
         label: short, for the axis.
-        title: what it says when it is pointed at.
+        title: the text when the mouse points at it.
         parts: (class, value), from the bottom up.
     """
 
@@ -43,7 +43,7 @@ class Bar(NamedTuple):
 
 
 def bars(label: str, columns: Sequence[Bar], unit: str) -> Node:
-    """Return stacked bars over a scale, `label` for those who can't see them."""
+    """Return stacked bars over a scale; screen readers read `label`."""
     top = _ceiling(max(sum(value for _, value in column.parts) for column in columns))
     width = 100 / len(columns)
     plot = _plot(label)
@@ -192,7 +192,7 @@ def _ceiling(value: float) -> float:
 def _lengths(shares: Sequence[float]) -> list[float]:
     """Return the lengths of the parts of a bar in percent, 100 at most together.
 
-    What is there at all can be seen; the larger parts make room for it.
+    Every part that is not zero is visible; the larger parts make room for it.
     """
     lengths = [max(_VISIBLE, 100 * share) if share > 0 else 0.0 for share in shares]
     over = sum(lengths) - 100

@@ -21,10 +21,10 @@ _STYLE = Path(__file__).with_name("style.css")
 
 
 def el(tag: str, *children: Node | str | None, **attributes: str | float) -> Node:
-    r"""Return an element; None among the children is nothing.
+    r"""Return an element; None among the children is left out.
 
-    Attributes: `class_` is `class`, other underlines are hyphens. What can't be printed, in texts
-    and attributes, becomes an escape such as `\u202e`.
+    Attributes: `class_` is `class`, other underscores become hyphens. Unprintable characters, in
+    texts and attributes, become an escape such as `\u202e`.
     """
     node = ElementTree.Element(tag)
     for name, value in attributes.items():
@@ -43,7 +43,7 @@ def el(tag: str, *children: Node | str | None, **attributes: str | float) -> Nod
 
 
 def document(title: str, *body: Node) -> str:
-    """Return a whole page, which loads nothing and runs nothing: its own policy forbids it."""
+    """Return a whole page. It loads and runs nothing, because its own policy forbids it."""
     style = ElementTree.Element("style")
     style.text = "\n" + _STYLE.read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(style.text.encode()).digest()).decode()

@@ -32,7 +32,7 @@ def table(caption: str, head: Sequence[tuple[str, str]], rows: Iterable[tuple[No
 
 
 def cut(text: str) -> str:
-    """Return a name, long ones without their middle."""
+    """Return a name; a long one loses its middle."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"

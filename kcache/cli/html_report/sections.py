@@ -152,7 +152,7 @@ def _room(snapshot: Snapshot) -> Node:
 
 
 def _parts(snapshot: Snapshot) -> list[tuple[int, tuple[str, int, int]]]:
-    """Return colour and (name, bytes, entries) of each part: targets first, then what is none."""
+    """Return colour and (name, bytes, entries) of each part: targets first, then the others."""
     archs = [(_arch(share), share.size, share.entries) for share in snapshot.archs]
     first, rest = archs[: _COLOURS - 1], archs[_COLOURS - 1 :]
     if rest:
@@ -258,7 +258,7 @@ def _item_name(item: Item) -> str:
 
 
 def _attention(snapshot: Snapshot) -> Node | None:
-    """Return what is worth a look; None where nothing is."""
+    """Return the card of counts that need attention; None if there are none."""
     found = remarks(snapshot)
     if not found:
         return None

@@ -1,7 +1,7 @@
 """Snapshot: what the page says about a cache, gathered in one pass over its entries.
 
-Gathering changes nothing and is no use of an entry. The page limits what is kept, except for one
-tally for each kernel and target.
+Gathering changes nothing and does not count as a use of an entry. The page limits what is kept,
+except for one tally for each kernel and target.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SINGLE, _ARCHS, _KERNELS = 10, 8, 12
 
 
 class Share(NamedTuple):
-    """What one arch, kernel or kind of entries takes of a cache.
+    """The share of a cache that one arch, kernel or kind of entries takes.
 
     Attributes:
         name: of the arch, the source or the kind.
@@ -39,7 +39,7 @@ class Share(NamedTuple):
         entries: how many.
         size: their stored bytes.
         compile_seconds: what compiling them took.
-        merged: how many smaller ones these are in truth; 0 for one with a name.
+        merged: how many smaller shares this one combines; 0 for a share with a name.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Share(NamedTuple):
     merged: int = 0
 
     def plus(self, entries: int, size: int, compile_seconds: float) -> Share:
-        """Return a share that is so much larger."""
+        """Return the share with an entry added."""
         return self._replace(
             entries=self.entries + entries,
             size=self.size + size,
@@ -144,7 +144,7 @@ def _about(cache: KernelCache, directory: str) -> dict[str, str]:
 
 
 class _Census:
-    """Counts entries by what they are."""
+    """Counts entries by kind, arch and kernel."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, Share] = {}
@@ -186,7 +186,7 @@ class _Best:
 
 
 def _top(shares: Iterable[Share], count: int) -> tuple[Share, ...]:
-    """Return the largest shares, and what is left as one more."""
+    """Return the largest shares, and the rest as one more."""
     ranked = sorted(shares, key=lambda share: (-share.size, share.name, share.names))
     kept, rest = ranked[:count], ranked[count:]
     if len(rest) == 1:

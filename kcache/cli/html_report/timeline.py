@@ -37,7 +37,7 @@ class Span(NamedTuple):
         return self.hits + self.misses
 
     def plus(self, hour: Hour) -> Span:
-        """Return the span with what was counted in an hour of it."""
+        """Return the span with the counts of one of its hours added."""
         return self._replace(
             hits=self.hits + hour.hits,
             misses=self.misses + hour.misses,
@@ -48,12 +48,12 @@ class Span(NamedTuple):
 
 
 def days(hours: Iterable[Hour], now: float, zone: tzinfo | None = None) -> list[Span]:
-    """Return the days since the first hour, two weeks at least, today last; none of no hours.
+    """Return the days since the first hour, at least two weeks, today last; none without hours.
 
     Args:
         hours: oldest first.
         now: seconds since the epoch.
-        zone: whose days; by default those of this machine.
+        zone: the time zone of the days, by default this machine's.
     """
     counted = [(_moment(hour.start, zone).date(), hour) for hour in hours]
     if not counted:
