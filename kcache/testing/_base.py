@@ -1,4 +1,4 @@
-"""ContractBase: what a backend's author supplies, and what the tests of the contract share."""
+"""ContractBase: the methods that a backend's author supplies, and helpers of the tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def intact(name: str, value: bytes) -> bool:
 
 
 def as_threads(*works: Callable[[], object]) -> None:
-    """Run each in a thread of its own, all at once; each has to succeed."""
+    """Run each function in its own thread, all at once; each has to succeed."""
     errors: list[BaseException] = []
     together = threading.Barrier(len(works))
 
@@ -70,7 +70,7 @@ def as_threads(*works: Callable[[], object]) -> None:
 
 
 def work_of(act: Callable[[], object]) -> tuple[int, int]:
-    """Return how many calls `act` makes, and how many bytes it allocates at its height."""
+    """Return how many calls `act` makes, and its peak of allocated bytes."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -94,19 +94,19 @@ def work_of(act: Callable[[], object]) -> tuple[int, int]:
 
 
 class ContractBase:
-    """What the author of a backend supplies: two methods, and more where the medium allows it.
+    """The author of a backend supplies two methods, and more if the medium allows it.
 
     Attributes:
-        persistent: what was put is there when the place is opened again.
+        persistent: values are still there when the place is opened again.
         shared: several handles, of any number of processes, may use one place at a time.
-        exact_order: `coldest` goes by the last use exactly, at least for a few hundred entries.
-        heals: an open handle goes on working after its directory was removed.
+        exact_order: `coldest` follows the last use exactly, at least for a few hundred entries.
+        heals: an open handle works again after its directory was removed.
         takes_clock: `open` passes its clock on.
-        resolution: nanoseconds by which two uses lie apart so that their order is kept.
-        large: a number of entries that is beyond what `coldest` may look at when it starts.
+        resolution: the time between two uses, in nanoseconds, that is enough to keep their order.
+        large: a number of entries that `coldest` may not examine at its start.
         kills: how often the writers of a test are killed.
         refuses_strangers: a place that has files of others is refused, and not changed.
-        bounds_reads: what the medium holds beyond the cap is not read into memory.
+        bounds_reads: values beyond the cap are not read into memory.
     """
 
     persistent: bool = True
@@ -140,9 +140,9 @@ class ContractBase:
     def look(self, place: Path) -> Mapping[str, int]:
         """Return the stored size of every key at `place`, as `Backend.usage` counts it.
 
-        Looks at the medium itself, through nothing of the backend. It is called while handles
-        are open, and while other processes put and delete; then it may miss what has changed
-        since it began. A place that does not exist holds nothing.
+        It reads the medium itself, without the backend. It is called while handles are open, and
+        while other processes put and delete; then it may miss changes since its start. A place that
+        does not exist holds nothing.
         """
         raise NotImplementedError
 
@@ -155,7 +155,7 @@ class ContractBase:
         pytest.skip("write_raw is not supplied")
 
     def leftovers(self, place: Path) -> Collection[object]:
-        """Return what interrupted writers left at `place`: temporary files, reservations."""
+        """Return the remains of interrupted writers at `place`: temporary files, reservations."""
         return ()
 
     def snapshot(self, place: Path) -> Mapping[str, object]:
@@ -176,7 +176,7 @@ class ContractBase:
 
     @pytest.fixture(autouse=True)
     def _ends_cleanly(self) -> Iterator[None]:
-        """Fails a test after which one of the backend's threads runs on."""
+        """Fails a test after which one of the backend's threads still runs."""
         before = threading.active_count()
         yield
         assert threading.active_count() <= before, "a thread was left behind"
@@ -189,22 +189,22 @@ class ContractBase:
         read_only: bool = False,
         clock: Callable[[], int] | None = None,
     ) -> closing[Backend]:
-        """Return what `open` returns, to be closed at the end of a `with` block."""
+        """Open the backend for a `with` block, which closes it at its end."""
         return closing(self.open(place, max_size=max_size, read_only=read_only, clock=clock))
 
     def needs_sharing(self) -> None:
-        """Skip the test where handles don't share a place."""
+        """Skip the test if handles don't share a place."""
         if not self.shared:
             pytest.skip("handles don't share a place")
 
     def needs_processes(self) -> None:
-        """Skip the test where processes don't share a place, or there is no fork."""
+        """Skip the test if processes don't share a place, or if there is no fork."""
         self.needs_sharing()
         if not hasattr(os, "fork"):
             pytest.skip("this system has no fork")
 
     def pass_time(self, clock: FakeClock) -> None:
-        """Advance the clock by as much as tells two uses apart."""
+        """Advance the clock far enough to keep the order of two uses."""
         clock.advance(2 * self.resolution / 1e9)
 
     def fill(
@@ -219,7 +219,7 @@ class ContractBase:
         return names
 
     def order(self, infos: Iterator[EntryInfo], expected: list[str]) -> None:
-        """Assert that the iterator yields exactly these, in this order where order is exact."""
+        """Assert that the iterator yields exactly these, in this order if order is exact."""
         found = [info.key for info in infos]
         assert sorted(found) == sorted(expected)
         if self.exact_order:
@@ -228,7 +228,7 @@ class ContractBase:
     def agree(
         self, backend: Backend, place: Path, expected: Mapping[str, bytes] | None = None
     ) -> None:
-        """Assert that usage is what the medium holds, and that it holds what is expected."""
+        """Assert that usage equals the medium's entries, and that these are the expected ones."""
         sizes = self.look(place)
         assert backend.usage() == (sum(sizes.values()), len(sizes))
         if expected is not None:
@@ -237,7 +237,7 @@ class ContractBase:
                 assert backend.get(name) == value
 
     def not_below_the_truth(self, backend: Backend, place: Path) -> None:
-        """Assert that usage is at or above what the medium holds."""
+        """Assert that usage is not below the size of the medium's entries."""
         sizes = self.look(place)
         usage = backend.usage()
         assert usage.bytes >= sum(sizes.values())

@@ -39,7 +39,7 @@ getattr(suite(), method)(*arguments)
 def start(work: Callable[[], object], report: int | None = None) -> int:
     """Run `work` in a forked child, which exits without cleaning up; return its process id.
 
-    What it raises is written to the file descriptor `report`.
+    Its exception is written to the file descriptor `report`.
     """
     if not hasattr(os, "fork"):
         pytest.skip("this system has no fork")
@@ -85,7 +85,7 @@ def run_forked(work: Callable[[], object], meanwhile: Callable[[], object] | Non
 
 
 def run_fresh(suite: object, method: str, *arguments: str) -> None:
-    """Call a method of the suite, made anew from its file, in an interpreter of its own."""
+    """Call a method of the suite, loaded again from its file, in a new interpreter."""
     kind = type(suite)
     if "<locals>" in kind.__qualname__:
         pytest.skip("a class inside a function can't be made in a fresh process")

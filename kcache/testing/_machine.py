@@ -1,4 +1,4 @@
-"""Machine: what the state machines share, an engine at a place of its own and a clock."""
+"""Machine: the base of the state machines, an engine at its own place and a clock."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ class Open(Protocol):
 
 
 class Machine(RuleBasedStateMachine):
-    """What is common: an engine over a backend at a place of its own, and a clock.
+    """The base of the state machines: an engine over a backend at its own place, and a clock.
 
     Args:
         open: opens the backend.
         look: returns the stored size of each key at a place, as `BackendContract.look` does.
-        read_raw: returns the bytes that the medium holds for a key; None forgoes damage.
+        read_raw: returns the bytes that the medium holds for a key; None means that nothing is
+            damaged.
         write_raw: replaces them.
-        persistent: what was put is there when the place is opened again.
-        heals: an open backend goes on working after its place was removed.
+        persistent: values are still there when the place is opened again.
+        heals: an open backend works again after its place was removed.
     """
 
     memory_size = 0
@@ -111,7 +112,7 @@ class Machine(RuleBasedStateMachine):
         self.clock.advance()
 
     def another(self, hundredths: int) -> Entry:
-        """Return an entry unlike any before, of random bytes, which nothing can make smaller."""
+        """Return a new entry of random bytes, which can't be compressed."""
         size = hundredths * self.unit // 100
         return Entry({"payload": self.random.randbytes(size)}, {"compile_seconds": 1.0})
 

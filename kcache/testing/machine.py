@@ -24,10 +24,10 @@ __all__ = ["DEFAULTS", "CacheMachine", "HarmedMachine", "Open", "run_cache_machi
 
 
 class CacheMachine(Machine):
-    """Nobody else touches the place: it holds exactly what an LRU map of the same cap would.
+    """Nobody else touches the place, so it holds exactly what an LRU map of that cap holds.
 
-    A model of entries and their stored sizes, least recently used first, is evicted by the
-    engine's rule: room for the incoming entry is made by going down to `LOW_WATER` of the cap.
+    The model has entries and their stored sizes, least recently used first. It evicts by the
+    engine's rule: to make room for an incoming entry, it goes down to `LOW_WATER` of the cap.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class CacheMachine(Machine):
 
 
 class HarmedMachine(Machine):
-    """Others damage and remove what is there: what is served is what was put last, or nothing.
+    """Others damage and remove files; each get returns the last value that was put, or nothing.
 
-    The order of evictions is not looked at, so this fits backends whose order is approximate.
+    The order of evictions is not checked, so this fits backends with an approximate order.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ def run_cache_machine(
     exact_order: bool = True,
     settings: hypothesis.settings | None = None,
 ) -> None:
-    """Run `CacheMachine`, where order is exact, and `HarmedMachine` over a backend.
+    """Run `CacheMachine`, if order is exact, and `HarmedMachine` over a backend.
 
     The arguments are those methods and attributes of a `BackendContract`, whose
     `test_an_engine_behaves_as_its_model` calls this.
@@ -319,11 +319,12 @@ def run_cache_machine(
     Args:
         open: opens the backend at a place.
         look: returns the stored size of each key at a place.
-        read_raw: returns the bytes that the medium holds for a key; None forgoes damage.
+        read_raw: returns the bytes that the medium holds for a key; None means that nothing is
+            damaged.
         write_raw: replaces them.
-        persistent: what was put is there when the place is opened again.
-        heals: an open backend goes on working after its place was removed.
-        exact_order: `coldest` goes by the last use exactly.
+        persistent: values are still there when the place is opened again.
+        heals: an open backend works again after its place was removed.
+        exact_order: `coldest` follows the last use exactly.
         settings: Hypothesis's; by default 20 examples of 30 steps.
     """
     chosen = DEFAULTS if settings is None else settings

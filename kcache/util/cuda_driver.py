@@ -83,7 +83,7 @@ class DriverError(DeviceError):
 class Driver:
     """The functions of an initialised driver. Contexts, kernels and streams are addresses: ints.
 
-    Threads: safe to share; what is current is the calling thread's. Fork: of no use in a child.
+    Threads: safe to share; the current context is the calling thread's. Fork: a child can't use it.
 
     Attributes:
         forked: whether this is a forked child of the process that opened it.
@@ -175,18 +175,18 @@ class Driver:
         self._check(self._library.cuCtxPushCurrent_v2(context), "make a context current")
 
     def pop(self) -> None:
-        """Make current what was current before `push`."""
+        """Restore the context that was current before `push`."""
         self._library.cuCtxPopCurrent_v2(byref(c_void_p()))
 
     def retain_primary(self, device: int) -> int:
-        """Return the device's primary context, made if need be; until `release_primary`."""
+        """Return the device's primary context, created if necessary; until `release_primary`."""
         context = c_void_p()
         code = self._library.cuDevicePrimaryCtxRetain(byref(context), device)
         self._check(code, f"make the context of device {device}")
         return context.value or 0
 
     def release_primary(self, device: int) -> None:
-        """Give back what `retain_primary` returned; the last one to do so destroys it."""
+        """Release what `retain_primary` returned; the last release destroys the context."""
         self._library.cuDevicePrimaryCtxRelease_v2(device)
 
     def primary_is_active(self, device: int) -> bool:
@@ -205,7 +205,7 @@ class Driver:
     # -- modules and kernels -------------------------------------------------------------------
 
     def load(self, code: bytes) -> int:
-        """Return a CUlibrary made of a CUBIN or PTX; PTX is compiled by the driver."""
+        """Return a CUlibrary made of a CUBIN or PTX; the driver compiles PTX."""
         library = c_void_p()
         nothing = (None, None, 0, None, None, 0)
         error = self._library.cuLibraryLoadData(byref(library), code, *nothing)
@@ -278,7 +278,7 @@ def open_driver() -> Driver:
 
 
 def driver_version() -> Version | None:
-    """Return the newest CUDA version that the driver supports, not initialising it; None without.
+    """Return the newest CUDA version that the driver supports, without initialising it; or None.
 
     `cuDriverGetVersion` returns 1000 * major + 10 * minor.
     """
@@ -328,7 +328,7 @@ def describe(library: ctypes.CDLL, code: int) -> str:
 
 
 def _forget() -> None:
-    """Start anew in a forked child."""
+    """Forget the driver in a forked child."""
     global _driver, _inherited  # noqa: PLW0603  as above
     if _driver is not None:
         _driver.forked = True

@@ -1,4 +1,4 @@
-"""Distribution: under which name kcache is installed, and how to install more of it."""
+"""Distribution: the name under which kcache is installed, and how to install more of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PUBLISHED = False
 def how_to_install(extras: str) -> str:
     """Return how to install kcache with extras such as `cu13,cli`, as a command with a few words.
 
-    Until kcache is published, that is from where it was installed from: a checkout or a wheel.
+    Until kcache is published, the command names the source of this installation: a checkout or a
+    wheel.
     """
     if PUBLISHED:
         return f"pip install '{NAME}[{extras}]'"

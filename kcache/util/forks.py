@@ -2,11 +2,11 @@
 
 Objects with locks of their own register with `after_fork`. Imports are made safe, too. kcache
 imports most of its modules when they are first needed, perhaps in one thread while another forks.
-If a thread was importing a module, the child inherits the lock and not the thread, and would wait
-for ever. So a fork waits for running imports, at most `PATIENCE` seconds. The child begins imports
-again that still run after that.
+If a thread was importing a module, the child inherits the lock but not the thread, and would wait
+for ever. So a fork waits for running imports, at most `PATIENCE` seconds. The child begins those
+imports again that still run after that.
 
-When an interpreter ends, it kills daemon threads in the middle of whatever they do. Some operations
+When an interpreter ends, it kills daemon threads in the middle of any operation. Some operations
 must not be killed in this way (a call of a database, a line to standard error). So from then on,
 daemon threads may not begin them.
 """
@@ -31,7 +31,7 @@ _PAUSE = 0.0005
 
 
 class Forked(Protocol):
-    """What has locks, which a thread of the parent may have held at the fork."""
+    """An object with locks, which a thread of the parent may have held at the fork."""
 
     def after_fork(self) -> None:
         """Make the object usable in a child process."""
@@ -42,7 +42,7 @@ _objects: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 def after_fork(each: Forked) -> None:
-    """Have `each.after_fork()` called in every child process that is forked while it lives."""
+    """Call `each.after_fork()` in every child process that is forked while `each` lives."""
     _objects.add(each)
 
 
@@ -52,7 +52,7 @@ def at_fork(
     in_parent: Callable[[], object] | None = None,
     in_child: Callable[[], object] | None = None,
 ) -> None:
-    """Have functions called at every fork, as `os.register_at_fork` does; nothing without forks."""
+    """Call functions at every fork, like `os.register_at_fork`; do nothing without forks."""
     named = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(**{name: call for name, call in named.items() if call is not None})
@@ -66,10 +66,10 @@ _at_end: list[Callable[[], None]] = []
 
 
 def at_end(*calls: Callable[[], None]) -> None:
-    """Have `calls` called, if other threads run, when the interpreter begins to end.
+    """Call `calls`, if other threads run, when the interpreter begins to end.
 
-    Before anything that was registered with `atexit` until now, and after all threads but daemons
-    have ended.
+    That is before all functions that are registered with `atexit` so far, and after all threads but
+    daemons have ended.
     """
     _at_end.extend(call for call in calls if call not in _at_end)
     atexit.unregister(_end)  # what is registered last is called first
@@ -77,7 +77,7 @@ def at_end(*calls: Callable[[], None]) -> None:
 
 
 def is_ending() -> bool:
-    """Tell whether the interpreter ends, and this thread is one that it kills soon."""
+    """Tell whether the interpreter ends and will soon kill this thread."""
     return _ending not in (0, threading.get_ident())
 
 
@@ -93,7 +93,7 @@ def _end() -> None:
 
 
 def _module_locks() -> dict[str, Any]:
-    """Return importlib's locks, module name -> weak reference; none where they are kept otherwise.
+    """Return importlib's locks, module name -> weak reference; none if importlib has changed.
 
     They are private to importlib: `importlib._bootstrap._module_locks`. The attribute `owner`, the
     thread, is there in every version since 3.3.
@@ -113,14 +113,14 @@ def _imported_by_others() -> Iterator[str]:
 
 
 def _import_to_the_end() -> None:
-    """Wait until no other thread imports anything, so that the child need not."""
+    """Wait until no other thread imports anything, so that the child need not wait."""
     deadline = time.monotonic() + PATIENCE
     while any(_imported_by_others()) and time.monotonic() < deadline:
         time.sleep(_PAUSE)
 
 
 def _import_anew() -> None:
-    """Forget, in a child, modules that a thread was importing which is not there."""
+    """Forget, in a child, modules that a thread of the parent was importing."""
     for name in list(_imported_by_others()):
         _module_locks().pop(name, None)
         spec = getattr(sys.modules.get(name), "__spec__", None)

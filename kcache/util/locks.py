@@ -1,4 +1,4 @@
-"""RangeLocks: advisory locks on byte ranges of one file, which the kernel drops with a process."""
+"""RangeLocks: advisory locks on byte ranges of a file; the kernel ends them with a process."""
 
 from __future__ import annotations
 
@@ -95,9 +95,8 @@ class RangeLocks:
 
     Threads: a lock on one range excludes other threads too, through a mutex per range. Processes:
     the kernel releases every lock when the holder dies, SIGKILL included. Fork: a child must make a
-    new object over a newly opened file.
-
-    Where the file system has no locks, `held` still excludes threads, and `supported` is False.
+    new object over a newly opened file. On a file system without locks, `held` still excludes
+    threads, and `supported` is False.
 
     Args:
         file: an `OpenFile`, which stays open as long as this object is used; or a descriptor, which
@@ -123,8 +122,8 @@ class RangeLocks:
     def held(self, start: int, length: int, *, timeout: float | None = None) -> Generator[None]:
         """Hold the range while the block runs; wait for it, at most `timeout` seconds if given.
 
-        After a wait in vain, further ones end at once for a minute. A thread must not ask for a
-        range that it holds.
+        After a wait that timed out, further waits end at once for a minute. A thread must not ask
+        for a range that it holds.
 
         Raises:
             TimeoutError: somebody else held it all the time (a process that was stopped, say).
@@ -148,17 +147,17 @@ class RangeLocks:
 
     @property
     def fd(self) -> int:
-        """The descriptor: not to be kept beyond the last reference to this object."""
+        """The descriptor; valid as long as this object is referenced."""
         return self._file.fd
 
     def _timed_out(self, start: int, timeout: float | None) -> TimeoutError:
-        """Return the error, and give up at once for a while: waits would add up."""
+        """Return the error, and let further waits end at once for a while, as they would add up."""
         if timeout:
             self._given_up[start] = time.monotonic() + _GIVEN_UP
         return TimeoutError(errno.ETIMEDOUT, "the lock timed out: another process holds it")
 
     def _acquire_within(self, start: int, length: int, timeout: float) -> None:
-        """Take the range, asking again and again: the kernel's own wait knows no end."""
+        """Take the range by asking repeatedly, because the kernel's own wait has no limit."""
         pause = _FIRST_PAUSE
         deadline: float | None = None
         while not self._acquire(start, length, wait=False) and self.supported:
@@ -176,13 +175,13 @@ class RangeLocks:
     def claim(self, start: int, length: int) -> bool:
         """Take the range until it is released or the file closed; tell whether it was free.
 
-        Does not wait, and does not exclude threads that use the same object. Always False where the
-        file system has no locks.
+        It does not wait, and does not exclude threads that use the same object. It is always False
+        on a file system without locks.
         """
         return self._acquire(start, length, wait=False)
 
     def release(self, start: int, length: int) -> None:
-        """Give a claimed range back; nothing happens if it is not held."""
+        """Release a claimed range; nothing happens if it is not held."""
         self._unlock(start, length)
 
     def _acquire(self, start: int, length: int, *, wait: bool) -> bool:

@@ -1,10 +1,10 @@
 """The log: the logger `kcache` of the standard library, imported when there is something to say.
 
-To import `logging` takes 8 ms. A cache hit in a fresh process need not pay this: as long as nobody
-has imported it, nobody can have asked for messages below a warning.
+Importing `logging` takes 8 ms. A cache hit in a fresh process need not pay this: as long as no code
+has imported it, no code can have asked for messages below a warning.
 
-Daemon threads log nothing once the interpreter ends. It kills them in the middle of a line, and
-then aborts the process (SIGABRT), since it can't flush standard error any more.
+Daemon threads log nothing once the interpreter ends. The interpreter kills them in the middle of a
+line, and then aborts the process (SIGABRT), because it can't flush standard error any more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _logger() -> Logger:
 
 
 def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
-    """Return the arguments so that any handler can write them, and none keeps a traceback alive.
+    """Return the arguments in a form that any handler can write and that keeps no traceback alive.
 
     A path may hold bytes that are no text, which Python shows as lone surrogates.
     """
@@ -42,7 +42,7 @@ def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
 
 
 def debugging() -> bool:
-    """Tell whether anybody wants messages at debug level, which may take work to make."""
+    """Tell whether messages at debug level are wanted, which may be costly to make."""
     return "logging" in sys.modules and _logger().isEnabledFor(sys.modules["logging"].DEBUG)
 
 

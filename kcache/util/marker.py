@@ -58,7 +58,7 @@ def is_marked(directory: str) -> bool:
 
 
 def is_empty(directory: str) -> bool:
-    """Tell whether nothing is in a directory but what a file system puts there.
+    """Tell whether a directory is empty, except for names that a file system puts there.
 
     Raises:
         OSError: it can't be listed.
@@ -70,9 +70,9 @@ def is_empty(directory: str) -> bool:
 
 
 def mark(directory: str) -> None:
-    """Write the marker; all of it is there or none, also if the process is killed meanwhile.
+    """Write the marker completely or not at all, even if the process is killed meanwhile.
 
-    Of two processes that do so at the same time both succeed.
+    If two processes do so at the same time, both succeed.
 
     Raises:
         OSError: it can't be written (full or read-only file system).
@@ -91,11 +91,11 @@ def mark(directory: str) -> None:
 
 
 def claim(folder: str) -> None:
-    """Make a backend's folder ours, or find that it is: by its marker, or that of the cache.
+    """Make a backend's folder ours, or recognise it by its marker or by that of the cache.
 
     Raises:
         NotOursError: it has files of somebody else. Nothing was changed.
-        OSError: it can't be looked at, or not be marked.
+        OSError: it can't be examined or marked.
     """
     if is_marked(folder) or is_marked(os.path.dirname(folder)):
         return
@@ -117,21 +117,21 @@ _TRIES = 3
 
 
 def open_or_replace(path: str, flags: int, is_sound: Callable[[OpenFile], bool]) -> OpenFile:
-    """Open a file for writing; one that is not sound gets another name, and a new one is made.
+    """Open a file for writing; an unsound one gets another name, and a new one is made.
 
-    So what is in it is not lost: it may have been damaged, or it may never have been ours. The
-    other name is that of the file with `.damaged` behind it. In a directory that is no cache the
-    file keeps its name: it is somebody else's.
+    So its content is not lost: it may have been damaged, or it may never have been ours. The other
+    name is that of the file with `.damaged` behind it. In a directory that is no cache, the file
+    keeps its name, because it is somebody else's.
 
     Args:
         path: the file, made if it is not there.
         flags: as for `os.open`.
-        is_sound: tells whether what was opened is new, or a file that kcache wrote.
+        is_sound: tells whether the opened file is new, or one that kcache wrote.
 
     Raises:
         NotOursError: it is not a plain file of the present user with one name, or it is not sound
             and lies in a directory that is no cache. Nothing was changed.
-        OSError: it can't be opened, or not be set aside.
+        OSError: it can't be opened or renamed.
     """
     for _ in range(_TRIES):
         file = open_own(path, flags | os.O_CREAT)

@@ -20,10 +20,10 @@ ITEM_OVERHEAD = 4352
 
 
 class Touches(Generic[K]):
-    """Says when the use of an item that is hit in memory is to be recorded where it is kept.
+    """Decides when a hit in memory is recorded as a use in the backend.
 
-    Not for the first hit, which comes right after the item was read or put, and then once per
-    interval. Threads: safe to share; two at once may both be told to record.
+    It is not recorded for the first hit, which comes right after the item was read or put, and then
+    once per interval. Threads: safe to share; two at once may both be told to record.
 
     Args:
         interval: seconds.
@@ -36,7 +36,7 @@ class Touches(Generic[K]):
         self._due: dict[K, float] = {}
 
     def due(self, key: K, now: float, kept: Sized) -> bool:
-        """Tell whether to record this use of `key` at `now`; `kept` is what is in memory."""
+        """Tell whether to record this use of `key` at `now`; `kept` are the items in memory."""
         if now < self._due.get(key, 0.0):
             return False
         if len(self._due) > 2 * len(kept):
@@ -85,7 +85,7 @@ class MemoryTier(Generic[K, V]):
         return item[0]
 
     def peek(self, key: K) -> V | None:
-        """Return the value under `key`, or None; no use of it."""
+        """Return the value under `key`, or None, without marking it as used."""
         with self._lock:
             item = self._items.get(key)
             return None if item is None else item[0]
@@ -93,8 +93,8 @@ class MemoryTier(Generic[K, V]):
     def put(self, key: K, value: V, size: int, *, unless_since: int | None = None) -> None:
         """Keep `value`, whose payload is `size` bytes, and evict what no longer fits.
 
-        With `unless_since`, an earlier `changes`, do so only if nothing changed since: what was
-        read elsewhere in the meantime may be older than what was put or deleted.
+        With `unless_since`, an earlier `changes`, do so only if nothing has changed since then,
+        because a value that was read from elsewhere may be older than a put or delete in between.
         """
         charge = size + ITEM_OVERHEAD
         with self._lock:

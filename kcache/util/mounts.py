@@ -43,7 +43,7 @@ class FileSystem(NamedTuple):
     """The file system that a path is on.
 
     Attributes:
-        kind: as in the table of mounts, such as `"ext4"` or `"nfs4"`; empty where nobody says.
+        kind: as in the table of mounts, such as `"ext4"` or `"nfs4"`; empty if unknown.
         mount_point: where it is mounted; empty likewise.
     """
 
@@ -58,10 +58,10 @@ class FileSystem(NamedTuple):
 
 
 def file_system(path: str | os.PathLike[str], *, mounts: str = _MOUNTS) -> FileSystem:
-    """Return the file system of `path`, or of what exists of it.
+    """Return the file system of `path`, or of its nearest existing parent.
 
-    Read from the table that `mounts` names, in the format of proc_pid_mountinfo(5). Where there is
-    no such table (not Linux), kind and mount point are empty.
+    It reads the table that `mounts` names, in the format of proc_pid_mountinfo(5). Without such a
+    table (not Linux), kind and mount point are empty.
     """
     try:
         with open(mounts, encoding="utf-8", errors="surrogateescape") as file:

@@ -1,4 +1,4 @@
-"""Nearest: finds the name that somebody meant who wrote a wrong one."""
+"""Nearest: finds the known name that is most like a wrong one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """OpenFile: a descriptor with an owner. The file is checked to be ours when it is opened.
 
 A bare descriptor is a number. If one thread closes it while another is about to write, the number
-may belong to another file by then, and the write goes there. So nobody in kcache keeps a bare
-number that somebody else may close. The number belongs to an `OpenFile`.
+may then belong to another file, which gets the write. So no code in kcache keeps a bare number that
+other code may close. The number belongs to an `OpenFile`.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ class NotOursError(OSError):
 
 
 def identity(status: os.stat_result) -> tuple[int, int]:
-    """Return what a file is known by: device and inode."""
+    """Return what identifies a file: device and inode."""
     return status.st_dev, status.st_ino
 
 
 class OpenFile:
     """An open file, closed with the last reference to this object and never before.
 
-    The users are counted by Python: whoever reads, writes or locks has a reference to this object
-    meanwhile. To close the file is to let go of the reference; it stays open for a thread that is
-    at work with it until that thread is done.
+    Python counts the users: code that reads, writes or locks has a reference to this object
+    meanwhile. To close the file, drop the reference. It stays open for a thread that works with it
+    until that thread is done.
 
-    Threads: safe to share. Fork: the child lets go of the file at once, since the parent's locks
-    belong to it and must end with the parent. The number then leads to nothing (`os.devnull`) until
-    the last reference goes, so it is not given to another file under the feet of code that still
-    uses it. Exit: a daemon thread's reference keeps the file open.
+    Threads: safe to share. Fork: the child closes its copy of the file at once, because the
+    parent's locks belong to it and must end with the parent. The number then leads to `os.devnull`
+    until the last reference is gone, so that no other file gets it while code still uses it. Exit:
+    a daemon thread's reference keeps the file open.
 
     Args:
         fd: the descriptor; it belongs to this object from here on.
-        status: of the file, if the caller has looked already.
+        status: of the file, if the caller already has it.
     """
 
     __slots__ = ("__weakref__", "fd", "identity")
@@ -84,8 +84,8 @@ class OpenFile:
     def is_open(self) -> bool:
         """Tell whether the number still leads to the file.
 
-        It does not if the program has closed descriptors that are not its own, as programs that
-        become daemons do.
+        It does not if the program has closed descriptors that are not its own, as programs do that
+        become daemons.
         """
         try:
             return identity(os.fstat(self.fd)) == self.identity
@@ -100,7 +100,7 @@ class OpenFile:
             return False
 
     def after_fork(self) -> None:
-        """Let go of the file in a child process, and keep the number."""
+        """Close the file in a child process, and keep the number reserved."""
         if not self.is_open():
             return
         number, self.fd = self.fd, -1
@@ -123,13 +123,13 @@ class OpenFile:
 def is_own(status: os.stat_result) -> bool:
     """Tell whether a file may be written to: a plain file of the present user, with one name.
 
-    A second name (a hard link) may be that of a file which is not ours.
+    A second name (a hard link) may belong to a file that is not ours.
     """
     return S_ISREG(status.st_mode) and status.st_uid == _user() and status.st_nlink <= 1
 
 
 def owner_problem(status: os.stat_result) -> str:
-    """Return why `is_own` is false, in words that follow on "it is"."""
+    """Return why `is_own` is false, in words that continue "it is"."""
     for right, name in _KINDS:
         if right(status.st_mode):
             return f"{name}, no file of kcache"
@@ -165,7 +165,7 @@ def open_own(path: str, flags: int) -> OpenFile:
 def has_header(file: OpenFile, header: bytes) -> bool:
     """Tell whether a file begins with `header`, which is written if the file is new.
 
-    A file is new if it is empty, or if nothing but zeros came of writing it (full disk, power cut).
+    A file is new if it is empty, or if it has only zeros after a full disk or a power cut.
     """
     found = pread(file.fd, len(header), 0)
     if not any(found):

@@ -50,7 +50,7 @@ def bound(path: str) -> int:
 def is_same_user(connection: _socket.socket) -> bool:
     """Tell whether the user of this process listens at the other end of a connection.
 
-    A folder for everybody's sockets may have one that somebody else made under our name.
+    In a folder for all users' sockets, somebody else may have made one under our name.
     """
     if not hasattr(_socket, "SO_PEERCRED"):  # no Linux: the folder alone decides
         return True
@@ -59,7 +59,7 @@ def is_same_user(connection: _socket.socket) -> bool:
 
 
 def above_standard(descriptor: int) -> int:
-    """Return a descriptor, moved where no standard stream belongs: a launcher may have none."""
+    """Return a descriptor above those of the standard streams, which a launcher may have closed."""
     if descriptor > 2:
         return descriptor
     import fcntl

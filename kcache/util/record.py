@@ -1,9 +1,8 @@
 """Record: a frozen value with named fields, which the functions of `dataclasses` accept.
 
-To import `dataclasses` takes 15 ms, because it needs `inspect`. That is as long as everything else
-that a cache hit in a fresh process needs (docs/explanation/decisions.md, 8). So the values on that
-path are Records. `dataclasses` is imported only when somebody calls `fields`, `asdict` or `replace`
-on one.
+Importing `dataclasses` takes 15 ms, because it needs `inspect`. That is as long as everything else
+in a cache hit of a fresh process (docs/explanation/decisions.md, 8). So the values on that path are
+Records. `dataclasses` is imported only when somebody calls `fields`, `asdict` or `replace` on one.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _DataclassFields:
 class _FieldSignature:
     """`__signature__` of a Record: its fields, for `inspect.signature`, `help` and tooltips.
 
-    It is made each time somebody asks for it, so it costs an import nothing.
+    It is made at each request, so it costs an import nothing.
     """
 
     def __get__(self, instance: object, owner: type[Record]) -> Signature:
@@ -62,7 +61,7 @@ class _FieldSignature:
 
 
 def _annotations(owner: type[Record]) -> dict[str, Any]:
-    """Return the type of each field; its source text where only a type checker can read it."""
+    """Return the type of each field; its source text if only a type checker can read it."""
     import sys
 
     module = vars(sys.modules[owner.__module__])
@@ -142,7 +141,7 @@ class Record:
         return hash(self._values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make it anew from its fields, in another process too: what else it holds is derived."""
+        """Make it again from its fields, also in another process, since all else is derived."""
         values = self._values()
         proxies = tuple(isinstance(value, MappingProxyType) for value in values)
         plain = tuple(
@@ -167,6 +166,6 @@ class Record:
 
 
 def _restored(kind: type[Record], values: tuple[Any, ...], proxies: tuple[bool, ...]) -> Record:
-    """Return the record that `Record.__reduce__` took apart; a mapping proxy can't be pickled."""
+    """Return the record for what `Record.__reduce__` returned; a mapping proxy can't be pickled."""
     pairs = zip(values, proxies, strict=True)
     return kind(*(MappingProxyType(value) if proxy else value for value, proxy in pairs))

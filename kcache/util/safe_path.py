@@ -1,6 +1,6 @@
 """Safe paths: directories that nobody but their owner can exchange for something else.
 
-Somebody who can write to a directory above the cache can replace the cache by a directory or a link
+A user who can write to a directory above the cache can replace the cache by a directory or a link
 of their own, between any check and any use. So the directories above are checked, too.
 """
 
@@ -36,7 +36,7 @@ def present_user() -> int:
 
 
 def trust(owner: int) -> None:
-    """Have the files of a user read as kernels, in this process."""
+    """Trust the files of a user as kernels, in this process."""
     trusted.add(owner)
 
 
@@ -45,11 +45,12 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
 
     Each directory above `path` must belong to the present user, to `owner` (a user who is trusted,
     too) or to root, and nobody else may be able to write to it, unless its sticky bit keeps them
-    from renaming what is not theirs (as in `/tmp`). Links on the way, `path` itself included, must
-    belong to one of the three. What is not there yet can be made safely. Always empty on Windows.
+    from renaming files of others (as in `/tmp`). Links on the way, `path` itself included, must
+    belong to one of the three. A missing part can be created safely. The result is always empty on
+    Windows.
 
     Raises:
-        OSError: a part can't be looked at, or links lead in circles.
+        OSError: a part can't be examined, or links lead in circles.
     """
     if sys.platform == "win32":
         return ""
@@ -125,10 +126,10 @@ def _is_unknown(owner: int) -> bool:
 
 
 def _is_private_group(group: int, user: int) -> bool:
-    """Tell whether a group has no member but the user, by what the machine knows of groups.
+    """Tell whether a group has no member but the user, by the machine's list of groups.
 
-    So it is where each user has a group of the same name and makes everything writable for it
-    (umask 002), as on Debian, Ubuntu and Fedora. The group of root counts as root.
+    On Debian, Ubuntu and Fedora, each user has a group of the same name, and may make everything
+    writable for it (umask 002). The group of root counts as root.
     """
     if group == _ROOT:
         return True
@@ -147,7 +148,7 @@ def _is_private_group(group: int, user: int) -> bool:
 def make_private(directory: str) -> bool:
     """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask.
 
-    Tells whether the directory was made here: then nothing can be in it.
+    It tells whether it made the directory, which is then empty.
     """
     missing: list[str] = []
     parent = directory

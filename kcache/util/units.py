@@ -51,8 +51,8 @@ def counted(count: int, noun: str = "entry", plural: str = "entries") -> str:
 class Size(int):
     """A size in bytes that remembers what somebody wrote, such as `"64TiB"`; `repr` shows that.
 
-    So a message that refuses a size (`f"{size!r}"`) has the words of the user in it. In everything
-    else it is an int.
+    So a message that refuses a size (`f"{size!r}"`) shows the user's own text. Otherwise it is an
+    int.
     """
 
     given: object
@@ -175,7 +175,7 @@ def parse_flag(value: str | bool, *, name: str) -> bool:
 
 
 def format_age(seconds: float) -> str:
-    """Return an age in its natural unit, such as `"3 h"`; what lies in the future is `"0 s"`."""
+    """Return an age in its natural unit, such as `"3 h"`; a moment in the future is `"0 s"`."""
     seconds = max(0.0, seconds)
     for least, unit, text in _SHOWN:
         if seconds >= least:
@@ -186,8 +186,8 @@ def format_age(seconds: float) -> str:
 def local_time(seconds: float, zone: tzinfo | None = None) -> datetime:
     """Return a moment, seconds since the epoch, in a time zone; by default in this machine's.
 
-    What no date can be is the nearest that can. Where the machine has a time zone that Python
-    refuses (24 hours or more from UTC), it is in UTC.
+    A moment that no date can express becomes the nearest one that a date can. If the machine has a
+    time zone that Python refuses (24 hours or more from UTC), it is in UTC.
     """
     from datetime import UTC, datetime
 

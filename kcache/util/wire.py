@@ -33,16 +33,16 @@ _LARGE = 1 << 15
 
 
 class WireError(Exception):
-    """What was read is no message, or the other side has closed."""
+    """The data is no message, or the other side has closed."""
 
 
 def heading(fields: Sequence[bytes]) -> bytes:
-    """Return what stands before the fields of a message."""
+    """Return the head of a message, before its fields."""
     return struct.pack(f"<4sI{len(fields)}Q", _MAGIC, len(fields), *map(len, fields))
 
 
 def sizes_in(data: memoryview, most: int) -> tuple[int, ...] | None:
-    """Return the sizes of the fields that a message begins with; None if more has to come first.
+    """Return the sizes of the fields from the head of a message; None if more bytes are needed.
 
     Raises:
         WireError: it is no message of at most `most` fields.
