@@ -1,9 +1,9 @@
 """Adoption: decides whether a directory without a marker is a cache of an earlier version.
 
-Earlier versions wrote no marker, and on a full disk nobody can write one. So everything in such a
-directory is looked at. Each name has to be one that kcache gives, and each file has to be empty or
-what kcache writes under that name. Unless all files are empty, one of them has to prove by itself
-that it is kcache's. If there is a single other file, the directory is somebody else's.
+Earlier versions wrote no marker, and on a full disk nobody can write one. So kcache checks
+everything in such a directory. Each name has to be one that kcache gives, and each file has to be
+empty or what kcache writes under that name. Unless all files are empty, one of them has to prove by
+itself that it is kcache's. If there is a single other file, the directory is somebody else's.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class _StrangerError(Exception):
 def stranger(directory: str, tag: bytes) -> str:
     """Return the name of something that kcache did not put into a directory; empty if all is ours.
 
-    Reads, and changes nothing. What vanishes meanwhile (somebody removes the cache beside a process
-    that uses it) is as if it had not been there. A name is returned, too, where nothing says that
-    it is a cache.
+    It reads, and changes nothing. A file that vanishes meanwhile, because somebody removes the
+    cache beside a process that uses it, counts as absent. A name is also returned if nothing proves
+    that the directory is a cache.
 
     Args:
         directory: which has no marker, and is not empty.
@@ -73,7 +73,7 @@ def stranger(directory: str, tag: bytes) -> str:
 
 
 def _has_content(directory: str) -> bool:
-    """Tell whether any file below a directory, whose names are all ours, holds anything."""
+    """Tell whether a file below a directory, whose names are all ours, has content."""
     for folder, _, files in os.walk(directory):
         for name in files:
             with suppress(FileNotFoundError):
@@ -141,7 +141,7 @@ def _empty(path: str) -> bool:
 
 
 def _items(path: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield (name, path) of what is in a folder of ours, which is no link."""
+    """Yield (name, path) of everything in a folder of ours, which is no link."""
     if not S_ISDIR(_mode(path, S_IFDIR)):
         raise _StrangerError(path)
     with suppress(FileNotFoundError), os.scandir(path) as items:
@@ -152,7 +152,7 @@ def _items(path: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
 
 
 def _mode(path: str, expected: int) -> int:
-    """Return what is at a path; `expected` if it vanished."""
+    """Return the kind of file at a path; `expected` if it vanished."""
     try:
         return os.lstat(path).st_mode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Backend: the contract. It says what a place that keeps bytes under keys has to promise."""
+"""Backend: the contract. It says what a store of bytes under keys has to promise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_key(key: object) -> bool:
 
 
 def check_key(key: object) -> None:
-    """Refuse what is no key.
+    """Refuse a text that is no key.
 
     Raises:
         ConfigError: `key` is not 64 lower-case hexadecimal digits.
@@ -46,7 +46,7 @@ def check_key(key: object) -> None:
 
 
 def key_error(key: object) -> ConfigError:
-    """Return what is raised for something that is no key."""
+    """Return the error that is raised for a text that is no key."""
     return ConfigError(f"key {key!r} is not allowed; allowed: 64 lower-case hexadecimal digits")
 
 
@@ -87,8 +87,8 @@ class Backend(ABC):
     Processes: any number of processes may open the same place. Crash: a process killed at any
     instant leaves no torn value, no lock, and `usage` at or above the truth.
 
-    Eight methods and `close` are abstract; `use`, `batch` and `check` are there to be overridden
-    where a medium can do better. `kcache.testing.BackendContract` tests all of it.
+    Eight methods and `close` are abstract. Override `use`, `batch` and `check` if a medium can do
+    better. `kcache.testing.BackendContract` tests all of it.
     """
 
     #: How many bytes the stored size of a value may exceed its length by.
@@ -108,10 +108,12 @@ class Backend(ABC):
 
     @abstractmethod
     def touch(self, key: str) -> None:
-        """Record a use of `key`. May be buffered; lost only by a crash. Absent keys are ignored."""
+        """Record a use of `key`. It may be buffered, and then only a crash loses it. Absent keys
+        are ignored.
+        """
 
     def use(self, key: str) -> bytes | None:
-        """Return what `get` returns, and `touch` it: one step where a backend can save one.
+        """Return what `get` returns, and `touch` the key; a backend may do both in one step.
 
         A use that can't be recorded (read-only medium) is not an error.
         """
@@ -126,7 +128,7 @@ class Backend(ABC):
 
         The engine evicts and puts within one. A backend with transactions makes them one; then
         `usage` in the block is exact, and if the block or its end raises, nothing was changed.
-        Others (this default) do each change at once.
+        Other backends, and this default, make each change at once.
         """
         return nullcontext()
 
@@ -138,19 +140,19 @@ class Backend(ABC):
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries, least recently used first, each at most once.
 
-        Lazy: starting the iteration does not read the whole backend. The order may be
-        approximate where a backend is larger than the sample it looks at.
+        Lazy: starting the iteration does not read the whole backend. The order may be approximate
+        if a backend is larger than the sample that it examines.
         """
 
     @abstractmethod
     def scan(self) -> Iterator[EntryInfo]:
-        """Yield every entry in any order; tolerates concurrent deletes."""
+        """Yield every entry in any order, also while others delete entries."""
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
-        """Yield what is wrong with the medium itself, a sentence each; nothing where all is well.
+        """Yield what is wrong with the medium itself, one sentence each; nothing if all is well.
 
-        With `repair`, mend it too. What the values hold is not looked at: the backend can't know.
-        May take as long as reading everything. This default finds nothing.
+        With `repair`, mend it, too. The content of the values is not checked, because a backend
+        does not know it. This may take as long as reading everything. This default finds nothing.
         """
         del repair
         return iter(())
@@ -163,7 +165,7 @@ class Backend(ABC):
 class UnavailableBackend(Backend):
     """A backend that holds nothing and can't: every operation raises `BackendError`.
 
-    Stands where a backend could not be opened, so that the engine counts and logs why, and
+    It replaces a backend that could not be opened. The engine then counts and logs the reason, and
     everything else works.
     """
 
@@ -208,8 +210,8 @@ class UnavailableBackend(Backend):
 class NoBackend(UnavailableBackend):
     """A backend that takes every value and keeps none.
 
-    Stands where the environment names a directory that can't be used. The user was warned of it
-    once, so nothing fails any more: the memory tier alone holds what was compiled.
+    It is used if the environment names a directory that can't be used. The user was warned once,
+    and nothing fails after that. Compiled kernels are then only in the memory tier.
     """
 
     def get(self, key: str) -> bytes | None:

@@ -87,9 +87,9 @@ def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
 
 
 def _parse_key_file(value: str | os.PathLike[str], *, name: str) -> str:
-    """Return a path, or what can't be one as it is: reading it then fails, and nothing is trusted.
+    """Return a path, or the text itself if it is none: reading then fails and trusts nothing.
 
-    The default in its place would be to take kernels without a signature.
+    The default would be wrong here, because it accepts kernels without a signature.
     """
     try:
         return _parse_directory(value, name=name)
@@ -127,7 +127,7 @@ class Variable(NamedTuple):
         allowed: what it may hold, in words.
         meaning: what it does, in words.
         parse: from text to the setting's value; raises ConfigError.
-        default: the setting's value where neither argument nor variable gives one.
+        default: the setting's value if neither argument nor variable gives one.
     """
 
     name: str

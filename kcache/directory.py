@@ -28,7 +28,7 @@ _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 class CacheDirectory:
     """The names of all files in a cache's directory. No other module joins such a path.
 
-    Immutable. What is in the folder of a backend is the backend's own affair.
+    Immutable. Only the backend knows the files in its own folder.
 
     Args:
         path: of the directory, as it is to be shown.
@@ -51,7 +51,7 @@ class CacheDirectory:
 
     @property
     def journal(self) -> str:
-        """What became of entries; see `engine.journal.Journal`."""
+        """Why entries left the cache; see `engine.journal.Journal`."""
         return f"{self.path}/journal"
 
     @property
@@ -61,12 +61,12 @@ class CacheDirectory:
 
     @property
     def flight(self) -> str:
-        """By which processes exclude each other while one compiles; see `engine.key_locks`."""
+        """Its bytes are the locks of processes that compile; see `engine.key_locks`."""
         return f"{self.path}/flight"
 
     @property
     def slots(self) -> str:
-        """By which processes bound how many compile at a time; see `nvrtc.workers.slots`."""
+        """Its bytes are locks that bound the compiles at a time; see `nvrtc.workers.slots`."""
         return f"{self.path}/slots"
 
     @property
@@ -76,7 +76,7 @@ class CacheDirectory:
 
     @property
     def settings_draft(self) -> str:
-        """The settings that will be in the place of those, for the moment of writing them."""
+        """The new settings, while they are written and before they replace `settings`."""
         return f"{self.path}/.settings.json.new"
 
     @property
@@ -97,10 +97,11 @@ class CacheDirectory:
 def prepare(directory: str, *, read_only: bool = False) -> None:
     """Make `directory`, with its parents, for the present user alone, and check that it is safe.
 
-    Compiled kernels are code: whoever can write to the directory, or exchange it, can have code run
-    by whoever uses it. So a directory that belongs to somebody else, or that others can write to,
-    is refused; so is one below such a directory. And a directory is only used if kcache made it, or
-    found it empty: in any other nothing is written, since its files are not ours.
+    Compiled kernels are code: a user who can write to the directory, or exchange it, can make every
+    program that uses it run their code. So a directory that belongs to somebody else, or that
+    others can write to, is refused, and so is one below such a directory. kcache only uses a
+    directory that it made or found empty. It writes nothing into any other, because the files there
+    are not its own.
 
     Raises:
         ConfigError: it is not a directory, is unsafe, or is no cache.
@@ -153,15 +154,15 @@ def prepare_layer(path: str) -> None:
     """Check that a layer is safe to read, and trust its owner with kernels in this process.
 
     The user has named the layer, and so trusts its owner, whoever that is: root, who made the
-    image, or a user who looks after kernels for others. Nobody else may be able to write to it, or
-    to put something else in its place.
+    image, or a user who looks after kernels for others. Nobody else may be able to write to it or
+    to replace it.
 
     Args:
         path: the directory of a cache, or a bundle.
 
     Raises:
         ConfigError: others can write to it or exchange it, or it is neither.
-        BackendError: it is not there, or can't be looked at.
+        BackendError: it is not there, or can't be examined.
     """
     try:
         status = os.stat(path)
@@ -231,8 +232,8 @@ def _is_marked_cache(directory: str) -> bool:
 def _stranger(directory: str) -> str:
     """Return the name of something that is not ours; empty if nothing is.
 
-    Looked at more than once before the directory is refused: another process may be making the
-    cache meanwhile, or putting into one that somebody removes.
+    It looks more than once before it refuses the directory, because another process may be making
+    the cache at the same time, or writing into one that somebody removes.
     """
     from kcache.adoption import stranger  # seldom
 
@@ -261,7 +262,7 @@ def _check_owner(directory: str, status: os.stat_result) -> None:
 
 
 def _tag(directory: str) -> None:
-    """Tell backup programs to pass the directory over: a courtesy, no more."""
+    """Tell backup programs to skip the directory; a failure does not matter."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     file = open_own(CacheDirectory(directory).tag, flags)
     os.write(file.fd, _TAG)

@@ -82,7 +82,7 @@ _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii
 
 
 def _require_shallow(value: object) -> None:
-    """Refuse metadata in more levels than anybody writes: code that walks it would overflow.
+    """Refuse metadata with too many levels, in which recursive code would overflow the stack.
 
     Raises:
         ValueError: there are more than `_MANY_LEVELS`.
@@ -102,7 +102,7 @@ def _require_shallow(value: object) -> None:
 
 
 class Entry:
-    """What is cached under one key: named byte strings, and JSON metadata about them.
+    """The content under one key: named byte strings, and JSON metadata about them.
 
     Immutable, so safe to share between threads. Two entries are equal when payload and
     metadata are.
@@ -111,7 +111,7 @@ class Entry:
         payload: section name -> bytes. At most `MAX_SECTIONS` sections, names of 1 to 255 UTF-8
             bytes.
         metadata: JSON values only; at most `MAX_METADATA` bytes once encoded. A number under
-            `compile_seconds` says what a hit saves.
+            `compile_seconds` is the time that a hit saves.
 
     Raises:
         ArgumentTypeError: payload is not a mapping of text to bytes, or metadata not a mapping.
@@ -225,7 +225,7 @@ def _mapping(what: str, value: object) -> dict[Any, Any]:
 
 
 def _cost(seconds: object) -> float:
-    """Return a compile time as a finite number of seconds; 0.0 for what is none."""
+    """Return a compile time as a finite number of seconds; 0.0 for anything else."""
     try:
         cost = float(seconds) if isinstance(seconds, (int, float)) else 0.0
     except OverflowError:
@@ -279,7 +279,7 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
 def decode(blob: bytes, key: str, *, producer: bytes = b"") -> Entry:
     """Return the entry in an envelope that was stored under `key`, every part of it checked.
 
-    Allocates no more than the envelope's own length, plus its metadata as Python objects.
+    It allocates no more than the envelope's own length, plus its metadata as Python objects.
 
     Raises:
         IncompatibleEntryError: an undamaged envelope of another format version or producer.
@@ -328,7 +328,7 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
 
 
 def producer_of(blob: bytes) -> bytes:
-    """Return what an intact envelope says of who made the payload; empty for anything else."""
+    """Return the producer in an intact envelope; empty for anything else."""
     if len(blob) < _SMALLEST:
         return b""
     length: int = _unpack_header(blob)[6]

@@ -1,7 +1,8 @@
 """Environment: reads the variables that a miss and the remotes need.
 
-What a hit reads is in `kcache.config`, so that a program that only hits need not import this. What
-the drop-in reads is in `kcache.dropin.environment`. No other Python module reads the environment.
+The variables for a hit are in `kcache.config`, so that a program that only hits need not import
+this. Those of the drop-in are in `kcache.dropin.environment`. No other Python module reads the
+environment.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _OF_OBJECT_STORES = ("AWS_", "AZURE_")
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return the names of variables that begin as kcache's do, and that kcache does not read."""
+    """Return the names of variables that look like kcache's, and that kcache does not read."""
     names = os.environ if environ is None else environ
     known = {variable.name for variable in VARIABLES} | {_REMOTE_TOKEN}
     return sorted(
@@ -72,7 +73,7 @@ def variables() -> dict[str, str]:
 
 
 def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a process that compiles: it must have the real compiler.
+    """Return variables for a process that compiles, which must have the real compiler.
 
     In a program under `kcache run` NVRTC's interface is answered by kcache, workers included.
     """
@@ -83,7 +84,7 @@ def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the variables that are not as they were in `since`; None for one that is gone."""
+    """Return the variables that differ from `since`; None for a variable that is gone."""
     if os.environ == since:
         return {}
     changed: dict[str, str | None] = {
@@ -94,7 +95,7 @@ def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def worker_variables() -> dict[bytes, bytes]:
-    """Return the variables that a worker was started with, and switch NVRTC's own cache off in it.
+    """Return the variables of this worker's start, and switch NVRTC's own cache off in it.
 
     That cache would answer instead of the compiler; libcuda, which keeps it, asks for the variable.
     """
@@ -106,7 +107,7 @@ def worker_variables() -> dict[bytes, bytes]:
 
 
 def remote_variables() -> dict[str, str]:
-    """Return the environment variables that clients of remotes read, those that are set."""
+    """Return those environment variables that clients of remotes read and that are set."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -115,7 +116,7 @@ def remote_variables() -> dict[str, str]:
 
 
 def remote_token() -> str | None:
-    """Return the token for remotes by HTTP; `Config` does not have it, so that nothing shows it."""
+    """Return the token for HTTP remotes, which is not in `Config`, so that nothing shows it."""
     return os.environ.get(_REMOTE_TOKEN) or None
 
 

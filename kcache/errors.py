@@ -50,7 +50,7 @@ class BackendError(KcacheError):
 class FullError(BackendError):
     """A backend has no room for a value although the cap allows it (fragmentation, say).
 
-    The engine evicts a tenth of what is stored and tries once more.
+    The engine evicts a tenth of the stored bytes and tries once more.
     """
 
 
@@ -63,7 +63,7 @@ class IncompatibleEntryError(CorruptEntryError):
 
 
 class BundleError(BackendError):
-    """A file is no bundle, or a damaged one; the message names the file. Nothing of it is used."""
+    """A file is no bundle, or a damaged one; the message names the file. No part of it is used."""
 
 
 class CompilerNotFoundError(KcacheError, ImportError):
@@ -76,7 +76,7 @@ class CompileError(KcacheError):
     Attributes:
         log: the compiler's full log, as text.
         source_name: the name under which the source was compiled.
-        result: NVRTC's result code, or None where that is not known.
+        result: NVRTC's result code, or None if it is unknown.
         raw_log: the log as NVRTC returned it, its NULs included, or None likewise.
     """
 

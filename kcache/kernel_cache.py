@@ -79,7 +79,7 @@ class KernelCache:
             ...). By default `KCACHE_REMOTE`; `()` for none.
 
     An argument comes before the environment, and that before what is saved with the directory
-    (`kcache config --set`). What is wrong there is no error: kcache logs one warning and ignores
+    (`kcache config --set`). A wrong value there is no error: kcache logs one warning and ignores
     it. If `KCACHE_DIR` can't be used, this process caches in memory alone.
 
     Raises:
@@ -90,7 +90,7 @@ class KernelCache:
     if not TYPE_CHECKING:
 
         def __new__(cls, *args, **kwargs):
-            """Say which argument may be meant instead of one that there is not."""
+            """Suggest the right name for an argument that does not exist."""
             names = {"directory", *(cls.__init__.__kwdefaults__ or ())}
             if cls is KernelCache and not names.issuperset(kwargs):
                 from kcache.util.nearest import unexpected_argument
@@ -194,16 +194,17 @@ class KernelCache:
             raise error.with_traceback(None)  # noqa: B904  ours tells nothing about the source
 
     def _get_or_compile_for(self, around: Surroundings, call: CompileRequest) -> CompiledKernel:
-        """Return the kernel that another process asks for; see `Surroundings`. For the drop-in.
+        """Return the kernel that another process asks for; see `Surroundings`.
 
-        The errors are those of `get_or_compile`. CompileError, too, if there can be no worker.
+        For the drop-in. The errors are those of `get_or_compile`; also CompileError without
+        workers.
         """
         started, request = time.perf_counter(), self._requests.make_for(around, call)
         kernel = self._finder.get(request, started)
         return self._on_miss().get(request) if kernel is None else kernel
 
     def _rehearse_for(self, around: Surroundings, call: CompileRequest) -> None:
-        """Go the way of a hit as far as a kernel that is not there; nothing is counted."""
+        """Look up a kernel that is not there, without counting it, to warm up the way of a hit."""
         self._finder.find(self._requests.make_for(around, call), time.perf_counter(), again=True)
 
     async def aget_or_compile(

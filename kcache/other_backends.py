@@ -27,7 +27,7 @@ class Holder(NamedTuple):
 
 
 def look(names: Iterable[str], opened: Callable[[str], Backend]) -> list[Holder]:
-    """Return which backends have entries, the one with the most first.
+    """Return the backends that have entries, the one with the most first.
 
     Changes nothing. One that can't be opened is left out.
 
@@ -56,12 +56,12 @@ def warn_if_empty(
 ) -> None:
     """Log one warning if a backend has no entries, while others in its directory have.
 
-    Never raises: what can't be looked at is not told.
+    It never raises: a backend that can't be opened is not mentioned.
 
     Args:
         backend: the one in use.
         files: of its directory.
-        named: its name, and who named it.
+        named: its name, and its source.
         found: the others.
     """
     try:
@@ -73,7 +73,7 @@ def warn_if_empty(
 
 
 def sentence(named: Setting[str], found: Sequence[Holder]) -> str:
-    """Return where the kernels are, and who named the backend that is in use."""
+    """Return a sentence about where the kernels are, and what selected the backend in use."""
     there = " and ".join(f"{each.name} ({amount(each)})" for each in found)
     source = "the default" if named.source == "default" else f"{named.source} names it"
     which = "backend" if len(found) == 1 else "backends"
@@ -94,5 +94,5 @@ def advice(named: Setting[str], found: Sequence[Holder]) -> str:
 
 
 def amount(holder: Holder) -> str:
-    """Return how much a backend has."""
+    """Return the number of entries and bytes of a backend, in words."""
     return f"{counted(holder.entries)}, {format_size(holder.bytes)}"

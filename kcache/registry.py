@@ -101,15 +101,15 @@ def require_backend(name: str) -> None:
 
 
 class Place:
-    """Where a cache is: its settings, its directory, and the backend that is opened there.
+    """The place of a cache: its settings, its directory, and the backend that is opened there.
 
     Threads: safe to share.
 
     Args:
         config: the settings, with those that are saved in the directory.
-        directory: None where there is none that can be used.
+        directory: None if none can be used.
         backend: of the cache.
-        given: whether the program made the backend; then the directory is for statistics alone.
+        given: whether the program made the backend; then the directory is only for statistics.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Place:
         return None if self.directory is None else self.directory.path
 
     def look_elsewhere(self) -> None:
-        """Warn, at the first miss, if it is another backend that has the directory's kernels."""
+        """Warn, at the first miss, if another backend has the directory's kernels."""
         if self._looked:
             return
         self._looked = True
@@ -148,7 +148,7 @@ class Place:
 
 
 def open_place(arguments: Mapping[str, object], given: Backend | None) -> Place:
-    """Return the place that arguments and environment lead to, and log what is wrong with it.
+    """Return the place for the arguments and the environment, and log what is wrong with it.
 
     Args:
         arguments: settings by name.
@@ -169,10 +169,10 @@ def open_place(arguments: Mapping[str, object], given: Backend | None) -> Place:
 def _place_of(config: Config) -> Place:
     """Return a directory that is safe to use, and the backend in it.
 
-    A directory that the program named must be safe, or ConfigError says why not. What the
-    environment named is no error: kcache logs a warning, and the cache does without a directory.
-    It does so, too, where a directory can't be used for another reason. Of the defaults the first
-    usable is taken.
+    A directory that the program named must be safe, or ConfigError says why not. A wrong directory
+    from the environment is no error: kcache logs a warning, and the cache works without a
+    directory. It does the same if a directory can't be used for another reason. Of the default
+    directories, it takes the first usable one.
     """
     named, source = config.directory
     if named is None and source != "default":
@@ -217,7 +217,7 @@ def _candidates(named: str | None) -> Iterator[str]:
 def _load_settings(arguments: Mapping[str, object], *, find_backend: bool) -> Config:
     """Return the settings of a cache, and log what is wrong with those of the environment.
 
-    With `find_backend`, the backend is one that is registered, if the program did not name it.
+    With `find_backend`, the backend is a registered one, unless the program named it.
 
     Raises:
         ConfigError: an argument is not allowed.
@@ -236,7 +236,8 @@ def _load_settings(arguments: Mapping[str, object], *, find_backend: bool) -> Co
 def settled(config: Config, files: CacheDirectory, *, find_backend: bool = True) -> Config:
     """Return the settings with those that are saved in a directory, and the backend that it has.
 
-    Where nobody names a backend and the default has no folder, it is the one that has the entries.
+    If no setting names a backend and the default one has no folder, it is the one that has the
+    entries.
 
     Args:
         config: as the program and the environment have it.
@@ -286,10 +287,10 @@ def backends_in(files: CacheDirectory, *, besides: str = "") -> list[str]:
 
 
 def with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
-    """Return the settings, with the default in place of a backend that nobody has registered.
+    """Return the settings, with the default instead of a backend that is not registered.
 
-    That is for a name that the environment or a directory's settings give. One that the program
-    gave stays, and `open_backend` raises an error.
+    This applies to a name from the environment or from a directory's settings. A name from the
+    program stays, and `open_backend` raises an error.
     """
     name, source = config.backend
     if source == "argument" or name in _FIRST_PARTY or name in backend_names():
@@ -302,7 +303,7 @@ def with_known_backend(config: Config, complain: Callable[[str], object]) -> Con
 
 
 def _backend_there(config: Config, directory: str, *, read_only: bool) -> Backend:
-    """Return the backend, or, where it refuses the place (LMDB on NFS), one that says why.
+    """Return the backend; if it refuses the directory (LMDB on NFS), one that says why.
 
     Raises:
         ConfigError: it refuses a cap that the program gave; one of the environment is a warning.
@@ -322,7 +323,7 @@ def _backend_there(config: Config, directory: str, *, read_only: bool) -> Backen
 
 
 def _prepared(config: Config) -> CacheDirectory | None:
-    """Return a directory for the statistics, or None where there is none or it can't be used.
+    """Return a directory for the statistics, or None if there is none or it can't be used.
 
     Raises:
         ConfigError: the program named it, and it is unsafe.

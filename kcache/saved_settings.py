@@ -1,6 +1,6 @@
 """SavedSettings: settings that stay with the directory of a cache, for every program that uses it.
 
-``settings.json`` holds one JSON object, its format and the settings, as text that somebody wrote::
+``settings.json`` holds one JSON object, its format and the settings, as the user wrote them::
 
     {"format": "kcache-settings/1", "settings": {"backend": "zstd", "max_size": "5GiB"}}
 
@@ -55,7 +55,7 @@ _PARSERS = {each.setting: each.parse for each in VARIABLES if each.setting in NA
 
 
 class SavedSettings(NamedTuple):
-    """What a directory's file of settings says. Immutable.
+    """The settings in a directory's file. Immutable.
 
     Attributes:
         texts: name -> text, as it stands in the file; also names that this version does not know.
@@ -68,7 +68,7 @@ class SavedSettings(NamedTuple):
     problems: tuple[str, ...] = ()
 
     def below(self, config: Config) -> Config:
-        """Return the settings of a program with those that are saved in place of defaults."""
+        """Return the settings of a program, with saved settings instead of defaults."""
         found = {
             name: Setting(value, SOURCE)
             for name, value in self.values.items()
@@ -78,16 +78,17 @@ class SavedSettings(NamedTuple):
 
 
 class _DamagedError(ValueError):
-    """The file is ours, and does not hold what was written into it."""
+    """The file is ours, but its content is not what kcache wrote."""
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
 def read(files: CacheDirectory) -> SavedSettings:
-    """Return what is saved in a directory; what can't be used is told in `problems`.
+    """Return the settings that are saved in a directory; `problems` lists what can't be used.
 
-    Never raises, waits or follows a link. The directory must have been found to be safe.
+    It never raises, waits or follows a link. The caller must have checked that the directory is
+    safe.
     """
     try:
         return _checked(files.settings, _texts(files.settings))
@@ -157,11 +158,11 @@ def _parse(name: str, text: str) -> object:
 def change(
     files: CacheDirectory, given: Mapping[str, str], gone: Iterable[str] = ()
 ) -> SavedSettings:
-    """Save settings, forget those in `gone`, and return what is saved then.
+    """Save settings, forget those in `gone`, and return all settings that are saved then.
 
-    Processes: of two at the same time, both changes are kept. Crash: a process that is killed
-    leaves the settings as they were, or as they are to be. A file that is damaged gets another name
-    (`.damaged` behind its own), and a new one is made.
+    Processes: two changes at the same time are both kept. Crash: a process that is killed leaves
+    either the old settings or the new ones. A damaged file gets another name (`.damaged` behind its
+    own), and a new one is made.
 
     Args:
         files: a directory that is a cache and safe.
@@ -170,7 +171,7 @@ def change(
 
     Raises:
         ConfigError: there is no such setting, it can't be saved, or its value is not allowed.
-        BackendError: the file can't be written, or is none of ours.
+        BackendError: the file can't be written, or is not ours.
     """
     forgotten = list(gone)
     for name, text in given.items():
@@ -203,7 +204,7 @@ def _require_known(name: str) -> None:
 
 @contextmanager
 def _alone(files: CacheDirectory) -> Generator[None]:
-    """Keep other processes from changing the settings meanwhile.
+    """Keep other processes from changing the settings during the block.
 
     The lock is on the marker, which nobody ever replaces.
     """
@@ -223,7 +224,7 @@ def _texts_to_change(path: str) -> tuple[dict[str, str], bool]:
 
 
 def _encoded(texts: Mapping[str, str]) -> bytes:
-    """Return what the file is to hold; nothing for no settings.
+    """Return the new content of the file; nothing for no settings.
 
     Raises:
         ConfigError: it would be too long.
@@ -239,7 +240,7 @@ def _encoded(texts: Mapping[str, str]) -> bytes:
 
 
 def _write(files: CacheDirectory, data: bytes) -> None:
-    """Put the settings in the place of the file at once; none need no file."""
+    """Replace the file with the settings at once; remove it if there are none."""
     if not data:
         with suppress(FileNotFoundError):
             os.unlink(files.settings)
