@@ -329,7 +329,7 @@ class KernelCache:
         record into one file. If the file can't be written, kcache logs this once and goes on. A
         file that `KCACHE_RECORD` names is recorded into from the start, without this method.
         """
-        return self._requests.recording(os.fspath(path))
+        return self._requests.recording(path)
 
     @property
     def directory(self) -> Path | None:

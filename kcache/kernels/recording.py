@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from kcache.errors import ConfigError
+from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.options import CompileOptions
 from kcache.util import log
 
@@ -47,7 +47,11 @@ class RequestRecorder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(path)
+        try:
+            self.path = os.path.abspath(os.fsdecode(path))
+        except TypeError:
+            name = type(path).__name__
+            raise ArgumentTypeError(f"path is {name}; allowed: the path of a file") from None
         self._roots = _roots(self.path)
         # No lock, which a fork could leave locked: `setdefault` decides who writes.
         self._seen: dict[str, object] = {}

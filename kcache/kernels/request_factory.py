@@ -120,7 +120,7 @@ class Requests:
                 recorder.note(request)
         return request
 
-    def record(self, path: str) -> RequestRecorder:
+    def record(self, path: str | os.PathLike[str]) -> RequestRecorder:
         """Record every request from now on into a file; return the recorder."""
         from kcache.kernels.recording import RequestRecorder  # few runs are recorded
 
@@ -128,7 +128,7 @@ class Requests:
         self.recorders = (*self.recorders, recorder)
         return recorder
 
-    def recording(self, path: str) -> AbstractContextManager[None]:
+    def recording(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """Record every request from now on into a file, to the end of the block."""
         recorder = self.record(path)
 
@@ -176,9 +176,15 @@ class Requests:
 
         Raises:
             ConfigError: one has an argument that is not allowed; the message names it.
+            ArgumentTypeError: `given` is a single request, or none.
         """
-        from kcache.nvrtc.request import compile_request
+        from kcache.nvrtc.request import CompileRequest, compile_request
 
+        single = isinstance(given, (str, bytes, os.PathLike, Mapping, CompileRequest))
+        if single or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentTypeError(
+                f"requests is {type(given).__name__}; allowed: a list of requests, also for one"
+            )
         made: list[Request] = []
         for number, each in enumerate(given):
             try:

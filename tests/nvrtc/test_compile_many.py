@@ -14,6 +14,7 @@ from nvrtc.reference import ARCH, KERNEL, compile_fresh, write
 
 import kcache
 from kcache import CompileRequest
+from kcache.errors import ArgumentTypeError
 from kcache.nvrtc import compiler
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -284,3 +285,14 @@ def test_a_thread_that_goes_on_after_the_main_one(tmp_path: Path) -> None:
         timeout=LONG,
     )
     assert (done.stdout, done.stderr) == ("4\n", "")
+
+
+@pytest.mark.parametrize("one", [source(1), CompileRequest(source(1), (), ARCH), {}, None, 3])
+def test_one_request_in_place_of_a_list(cache, one):
+    with pytest.raises(ArgumentTypeError, match=rf"^requests is {type(one).__name__}; allowed: a"):
+        cache.compile_many(one)
+
+
+def test_a_recording_in_a_path_that_is_none(cache):
+    with pytest.raises(ArgumentTypeError, match="^path is NoneType; allowed: the path of a file"):
+        cache.record(None)
