@@ -21,7 +21,7 @@ from kcache.dropin.process import fork_server
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 
 __all__ = ["run", "run_fast"]
 
@@ -136,11 +136,29 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
     for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and its successor would inherit
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
-        os.execvpe(command[0], list(command), environment)
+        _execute(command, environment)
     except OSError as error:
         reason = "command not found" if isinstance(error, FileNotFoundError) else error.strerror
         _say(f"error: {command[0]}: {reason}")
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+
+
+def _execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Become the program, as `execvp` of POSIX does: a text without `#!` is a shell's.
+
+    Raises:
+        OSError: it can't be run.
+    """
+    try:
+        os.execvpe(command[0], list(command), environment)
+    except OSError as error:
+        import errno
+        import shutil
+
+        path = shutil.which(command[0], path=os.pathsep.join(os.get_exec_path(environment)))
+        if error.errno != errno.ENOEXEC or path is None:
+            raise
+        os.execve("/bin/sh", ["sh", path, *command[1:]], environment)
 
 
 # -- as the program's parent -----------------------------------------------------------------------

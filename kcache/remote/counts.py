@@ -14,7 +14,7 @@ __all__ = ["COUNTS", "Counts", "save_counts", "saved_counts"]
 #: Name -> what is counted.
 COUNTS = {
     "hits": "questions that the remote answered with a value that was good",
-    "misses": "questions that it answered with nothing",
+    "misses": "questions that it answered with nothing, or with a value longer than `max_entry`",
     "errors": "operations that failed",
     "timeouts": "operations that took too long",
     "refused": "operations that it refused: credentials, certificates",
@@ -22,7 +22,7 @@ COUNTS = {
     "damaged": "values that were not what was stored under the key",
     "unsigned": "values without the signature that is asked for",
     "uploads": "values stored there",
-    "dropped": "values not stored there: queue full, breaker open, failed",
+    "dropped": "values not stored there: too long, queue full, breaker open, failed",
     "bytes_in": "bytes of the values that came",
     "bytes_out": "bytes of the values that went",
 }

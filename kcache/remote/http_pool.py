@@ -16,7 +16,7 @@ from kcache.errors import ConfigError
 from kcache.remote.credentials import Credentials, basic
 from kcache.remote.deadline import DeadlineSocket
 from kcache.remote.http_get import Reader, question
-from kcache.remote.store import RemoteError
+from kcache.remote.store import RemoteError, RemoteTooLong
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address
@@ -294,9 +294,9 @@ def _read(response: http.client.HTTPResponse, request: Request) -> tuple[Answer,
 
 
 def _allowed(length: int, limit: int) -> int:
-    """Return the length of an answer; raises RemoteError if it is more than `limit`."""
+    """Return the length of an answer; raises RemoteTooLong if it is more than `limit`."""
     if length > limit:
-        raise RemoteError(f"the answer has {length} bytes; allowed: {limit}")
+        raise RemoteTooLong(f"the answer has {length} bytes; allowed: {limit}")
     return length
 
 
@@ -304,7 +304,7 @@ def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
     """Return the whole body.
 
     Raises:
-        RemoteError: it is longer than `limit`, or ends before its end.
+        RemoteTooLong: it is longer than `limit`; RemoteError: it ends before its end.
         OSError, HTTPException: it can't be read.
     """
     if response.status != 200:
@@ -317,7 +317,7 @@ def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
         _allowed(length, limit)
     body = response.read(limit + 1 if length is None else length)
     if len(body) > limit:
-        raise RemoteError(f"the answer has more than {limit} bytes")
+        raise RemoteTooLong(f"the answer has more than {limit} bytes")
     if length is not None and len(body) != length:
         raise RemoteError(f"the answer ended after {len(body)} of {length} bytes")
     if length is None and not response.isclosed():

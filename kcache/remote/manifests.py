@@ -13,6 +13,8 @@ __all__ = ["merged", "portable"]
 
 #: As `kcache.nvrtc.manifest.MAX_SETS`, which readers go by.
 MAX_SETS = 16
+#: Bytes of an entry beside its header sets, at most.
+_ROOM = 2048
 
 
 def _sets(entry: Entry) -> list[bytes]:
@@ -32,11 +34,17 @@ def portable(entry: Entry) -> Entry:
     return _entry(_sets(entry))
 
 
-def merged(old: Entry, new: Entry) -> Entry | None:
+def merged(old: Entry, new: Entry, most: int | None = None) -> Entry | None:
     """Return a manifest with the header sets of both, the new ones first; None if all are in `old`.
 
-    If there are more than `MAX_SETS`, the oldest are dropped.
+    If there are more than `MAX_SETS`, or more than `most` bytes of them, the oldest are dropped. The
+    first one stays.
     """
     known, added = _sets(old), _sets(new)
     missing = [raw for raw in added if raw not in known]
-    return _entry(missing + known) if missing else None
+    if not missing:
+        return None
+    sets = missing + known
+    while most is not None and len(sets) > 1 and sum(map(len, sets)) + _ROOM > most:
+        sets.pop()
+    return _entry(sets)

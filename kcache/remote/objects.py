@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 from kcache.config import variable
 from kcache.errors import ConfigError
 from kcache.remote.http import pause
-from kcache.remote.store import RemoteError, RemoteReadOnly, RemoteRefused, RemoteTimeout
+from kcache.remote.store import (
+    RemoteError,
+    RemoteReadOnly,
+    RemoteRefused,
+    RemoteTimeout,
+    RemoteTooLong,
+)
 
 try:
     import obstore
@@ -109,7 +115,7 @@ class ObjectStore:
                 return None
             size = answer.meta["size"]
             if size > limit:  # nothing of it was read; it ends with the answer
-                raise RemoteError(f"the object has {size} bytes; allowed: {limit}")
+                raise RemoteTooLong(f"the object has {size} bytes; allowed: {limit}")
             value: bytes = answer.bytes().to_bytes()
             if len(value) != size:
                 raise RemoteError(f"the object ended after {len(value)} of {size} bytes")

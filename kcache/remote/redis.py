@@ -22,7 +22,13 @@ from kcache.errors import ConfigError
 from kcache.remote.credentials import read_secret
 from kcache.remote.deadline import DeadlineSocket
 from kcache.remote.redis_get import Getter, Unusual
-from kcache.remote.store import RemoteError, RemoteReadOnly, RemoteRefused, RemoteTimeout
+from kcache.remote.store import (
+    RemoteError,
+    RemoteReadOnly,
+    RemoteRefused,
+    RemoteTimeout,
+    RemoteTooLong,
+)
 from kcache.util.units import parse_age
 
 try:
@@ -53,7 +59,7 @@ _ROOM = 1 << 20
 _SWAP = """
 local now = redis.call('GET', KEYS[1])
 if ARGV[1] == '0' then
-    if now then return 0 end
+    if now and now ~= '' then return 0 end
 elseif now ~= ARGV[2] then
     return 0
 end
@@ -270,9 +276,9 @@ class RedisStore:
 
 
 def _checked(value: bytes, limit: int) -> bytes | None:
-    """Return a value, or None if there is none; raises RemoteError if it is too long."""
+    """Return a value, or None if there is none; raises RemoteTooLong if it is too long."""
     if len(value) > limit:
-        raise RemoteError(f"the value has more than {limit} bytes")
+        raise RemoteTooLong(f"the value has more than {limit} bytes")
     return value or None  # nothing that was sealed is empty
 
 

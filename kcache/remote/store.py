@@ -19,6 +19,7 @@ __all__ = [
     "RemoteRefused",
     "RemoteStore",
     "RemoteTimeout",
+    "RemoteTooLong",
     "Several",
     "open_store",
 ]
@@ -48,6 +49,10 @@ class RemoteRefused(RemoteError):  # noqa: N818  a kind of RemoteError
     """
 
 
+class RemoteTooLong(RemoteError):  # noqa: N818  a kind of RemoteError
+    """A value is longer than this user wants; the remote works."""
+
+
 class RemoteReadOnly(RemoteRefused):
     """A remote refuses to store what this user writes. It may let the user read."""
 
@@ -66,7 +71,7 @@ class RemoteStore(Protocol):
         """Return the value, or None if there is none.
 
         Raises:
-            RemoteError: it is longer than `limit` bytes, or the remote failed.
+            RemoteTooLong: it is longer than `limit` bytes; RemoteError: the remote failed.
         """
         ...
 

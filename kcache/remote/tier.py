@@ -22,6 +22,7 @@ from kcache.remote.store import (
     RemoteRefused,
     RemoteStore,
     RemoteTimeout,
+    RemoteTooLong,
     Several,
     open_store,
 )
@@ -95,6 +96,9 @@ class Tier:
         started = self._waiting[threading.get_ident()] = time.monotonic()
         try:
             found = self._first(keys)
+        except RemoteTooLong as error:  # a machine that takes more has stored it
+            log.debug("%s: a value is not used: %s", self.address, error)
+            found = None
         except Exception as error:
             self._count_failure("get", error)
             return None
@@ -146,7 +150,9 @@ class Tier:
         producer = producer_of(value)
         try:
             both = merged(
-                decode(known, key, producer=producer), decode(value, key, producer=producer)
+                decode(known, key, producer=producer),
+                decode(value, key, producer=producer),
+                self.address.max_entry,
             )
         except CorruptEntryError:
             return self._sealer.seal(key, value)
@@ -174,6 +180,10 @@ class Tier:
             log.warning(
                 "%s: kcache stores nothing there for a while: %s", self.address, _told(error)[0]
             )
+            return False
+        except RemoteTooLong as error:  # what is there already, which others use
+            log.debug("%s: a value is not changed: %s", self.address, error)
+            self.counts.add("dropped")
             return False
         except Exception as error:
             self._count_failure("put", error)

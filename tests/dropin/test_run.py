@@ -58,6 +58,19 @@ def test_a_command_that_can_not_run(stats: bool, command: str, code: int, dropin
 
 
 @STATS
+def test_a_script_without_a_first_line(stats: bool, dropin: Dropin) -> None:
+    """The C library's `execvp`, and so `env` or `nice`, gives such a text to a shell."""
+    script = dropin.folder / "plain"
+    script.write_text('echo "$0" "$@"\nexit 3\n')
+    script.chmod(0o755)
+    for name in ("./plain", "plain"):
+        path = f"{dropin.folder}:{os.environ['PATH']}"
+        bare = dropin.bare("env", name, "a b", PATH=path)
+        told = dropin.run(name, "a b", stats=stats, PATH=path)
+        assert (told.code, told.output) == (bare.code, bare.output) != (0, "")
+
+
+@STATS
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_without_standard_streams(
     stats: bool, closed: str, real: Path, dropin: Dropin, tmp_path: Path

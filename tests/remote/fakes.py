@@ -15,7 +15,7 @@ from kcache.remote.agent_setup import Setup
 from kcache.remote.client import Client
 from kcache.remote.counts import Counts
 from kcache.remote.seal import make_sealer
-from kcache.remote.store import Change, RemoteError
+from kcache.remote.store import Change, RemoteTooLong
 from kcache.remote.tier import Tier
 from kcache.util.private_socket import bound
 
@@ -39,7 +39,7 @@ class MemoryStore:
         self._begin("get")
         value = self.answer(self.values.get(key))
         if value is not None and len(value) > limit:
-            raise RemoteError("too large")
+            raise RemoteTooLong("too large")
         return value
 
     def put(self, key: str, value: bytes) -> None:
@@ -49,7 +49,10 @@ class MemoryStore:
     def merge(self, key: str, change: Change, limit: int) -> None:
         self._begin("merge")
         with self._lock:
-            new = change(self.values.get(key))
+            old = self.values.get(key)
+            if old is not None and len(old) > limit:
+                raise RemoteTooLong("too large")
+            new = change(old)
             if new is not None:
                 self.values[key] = new
 

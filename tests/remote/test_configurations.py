@@ -74,3 +74,13 @@ def test_a_remote_manifest_keeps_its_bound() -> None:
     newest = [b"%d" % n for n in reversed(range(2 * MAX_SETS, 3 * MAX_SETS))]
     assert list(manifest.payload.values()) == newest
     assert merged(manifest, Entry({"set0": newest[-1]})) is None
+
+
+def test_a_remote_manifest_keeps_to_max_entry() -> None:
+    manifest = Entry({"set0": b"0" * 10_000, "set1": b"1" * 10_000})
+    both = merged(manifest, Entry({"set0": b"2" * 10_000}), 25_000)
+    assert both is not None
+    assert [raw[:1] for raw in both.payload.values()] == [b"2", b"0"]
+    alone = merged(manifest, Entry({"set0": b"2" * 10_000}), 10_000)
+    assert alone is not None
+    assert list(alone.payload) == ["set0"]

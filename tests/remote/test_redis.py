@@ -105,6 +105,14 @@ def test_a_value_beyond_the_limit_is_not_read(cache: RemoteStore) -> None:
     assert cache.get(key(4), len(VALUE)) == VALUE
 
 
+def test_an_empty_value_is_replaced(cache: RemoteStore, redis_server: Redis) -> None:
+    """Nothing that kcache stores is empty: somebody else's mistake must not last."""
+    command(redis_server, "SET", f"kcache:{key(14)}", "")
+    assert cache.get(key(14), MOST) is None
+    cache.merge(key(14), lambda old: VALUE if old is None else None, MOST)
+    assert cache.get(key(14), MOST) == VALUE
+
+
 def test_another_type_of_value(cache: RemoteStore, redis_server: Redis) -> None:
     command(redis_server, "LPUSH", f"kcache:{key(5)}", "x")
     with pytest.raises(RemoteError, match="WRONGTYPE"):

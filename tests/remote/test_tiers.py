@@ -177,6 +177,22 @@ def test_a_remote_in_trouble_costs_no_kernel(
     assert len(store.operations) <= 4
 
 
+def test_kernels_beyond_max_entry_are_misses_of_a_remote_that_works() -> None:
+    """Another machine takes larger ones: that is no reason to leave the remote alone."""
+    store = MemoryStore()
+    bound = 1000
+    wide, narrow = tier(store), tier(store, f"http://memory?slow=60&max_entry={bound}")
+    keys = [f"{number:064x}" for number in range(8)]
+    for number, name in enumerate(keys):
+        assert wide.put(name, bytes(bound if number == 7 else 10 * bound))
+    assert [narrow.get(name) for name in keys[:7]] == [None] * 7
+    assert narrow.get(keys[7]) is not None
+    assert not narrow.merge(keys[0], bytes(10))
+    told = narrow.as_dict()
+    assert (told["breaker"], told["hits"], told["misses"], told["errors"]) == ("closed", 1, 7, 0)
+    assert told["dropped"] == 1
+
+
 def test_a_value_of_another_format_is_refused_and_replaced(
     store: MemoryStore, client: Client, tmp_path: Path
 ) -> None:
