@@ -37,8 +37,8 @@ def portable(entry: Entry) -> Entry:
 def merged(old: Entry, new: Entry, most: int | None = None) -> Entry | None:
     """Return a manifest with the header sets of both, the new ones first; None if all are in `old`.
 
-    If there are more than `MAX_SETS`, or more than `most` bytes of them, the oldest are dropped. The
-    first one stays.
+    If there are more than `MAX_SETS`, or more than `most` bytes of them, the oldest are dropped.
+    The first one stays.
     """
     known, added = _sets(old), _sets(new)
     missing = [raw for raw in added if raw not in known]
