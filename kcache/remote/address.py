@@ -17,7 +17,7 @@ from kcache.util.units import parse_size
 
 __all__ = ["COMMON", "KINDS", "OPTIONS", "Address", "is_secret", "parse_addresses"]
 
-#: Scheme -> the kind of tier that answers it.
+#: Scheme -> kind of tier.
 KINDS: Mapping[str, str] = {
     "file": "layer",
     "http": "http",
@@ -32,8 +32,8 @@ KINDS: Mapping[str, str] = {
     "gs": "objects",
     "az": "objects",
 }
-#: Options beside the common ones, of each kind. Files are named by absolute paths, so that no
-#: credentials come from the working directory.
+#: Kind -> its options beyond the common ones. Files have absolute paths, so that no credentials
+#: come from the working directory.
 OPTIONS: Mapping[str, frozenset[str]] = {
     "layer": frozenset(("backend",)),
     "http": frozenset(("token_file", "ca_file", "cert_file", "key_file", "layout")),
@@ -42,27 +42,28 @@ OPTIONS: Mapping[str, frozenset[str]] = {
     ),
     "objects": frozenset(("endpoint", "region", "anonymous", "virtual_hosted", "ca_file")),
 }
-#: Options of every address.
+#: Options that every address may have.
 COMMON = frozenset(("ro", "rw", "keep", "connect_timeout", "timeout", "slow", "max_entry"))
-#: Seconds to reach a remote, and to have an answer, unless the address says otherwise. A hit that
-#: takes longer than a second saves little against most compiles.
+#: Default seconds to connect to a remote, and to wait for an answer. A hit that takes longer than a
+#: second saves little time against most compiles.
 CONNECT_TIMEOUT = 0.5
 TIMEOUT = 2.0
-#: A miss that took longer than this, in seconds, counts as a failure: each kernel that is compiled
-#: would wait as long for nothing. Small kernels compile in less.
+#: A miss that took more seconds than this counts as a failure, because each kernel that is compiled
+#: would wait as long for nothing. Small kernels compile in less time.
 SLOW = 0.25
 _MOST_SECONDS = 3600.0
-#: A lease ends so many seconds after its last renewal: only where a machine or an agent is gone,
-#: since an agent gives back what a program leaves. A machine under load may stand still a while.
+#: A lease ends this many seconds after its last renewal. This happens only if a machine or an agent
+#: is gone, because an agent releases the leases of a program that ends. A loaded machine may pause
+#: for a while.
 LEASE_SECONDS = 30.0
 #: Larger than nearly every kernel (bench: CUTLASS's largest have 10 MB).
 MAX_ENTRY = 64 << 20
 _MOST_TEXT = 4096
 _TRUE = frozenset(("", "1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off"))
-#: Where an address ends and the next begins. A comma inside of one (the nodes of a cluster) stays.
+#: Separates two addresses. A comma inside an address (the nodes of a cluster) does not match.
 _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)|\s+")
-#: A host, and perhaps a port.
+#: A host, with or without a port.
 _HOST = re.compile(r"([^:\[\]]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 _SECRET = re.compile(r"token|secret|password|passwd|signature|credential|(^|_)key$", re.IGNORECASE)
 _ALLOWED = (
@@ -84,7 +85,7 @@ class Address(Record):
         connect_timeout, timeout: seconds, to connect and for one answer.
         slow: seconds; a remote whose misses take longer is not asked for a while.
         max_entry: the largest value in bytes that is read or written.
-        options: those of the protocol, sorted.
+        options: the options of the protocol, sorted.
     """
 
     kind: str
@@ -102,12 +103,12 @@ class Address(Record):
 
     @property
     def hosts(self) -> str:
-        """Host and port, or a bucket; several hosts of a cluster with commas between them."""
+        """Host and port, or a bucket; a cluster has several hosts with commas between them."""
         return self.location.partition("/")[0]
 
     @property
     def path(self) -> str:
-        """The path behind the host, decoded, without slashes at its ends; a layer's is absolute."""
+        """The decoded path after the host, without slashes at its ends; a layer's is absolute."""
         path = unquote(self.location.partition("/")[2])
         return "/" + path if self.kind == "layer" else path.strip("/")
 
@@ -151,7 +152,8 @@ def parse_addresses(value: object, *, name: str) -> tuple[Address, ...]:
     """Return the addresses in text (commas or white space between them) or in a sequence, in order.
 
     Raises:
-        ConfigError: one is not allowed. The message names the setting and shows no credentials.
+        ConfigError: an address is not allowed. The message names the setting and shows no
+            credentials.
     """
     if isinstance(value, Address):
         return (value,)
@@ -235,7 +237,7 @@ def _shown(scheme: str, rest: str) -> str:
 
 
 def _is_password(query: str) -> bool:
-    """Tell whether a query may be the second part of a password with a question mark in it."""
+    """Tell whether a query may be the second part of a password that holds a question mark."""
     return any(
         "@" in option or ("@" in value and not option.endswith("_file"))
         for option, value in parse_qsl(query, keep_blank_values=True)

@@ -38,25 +38,26 @@ if TYPE_CHECKING:
 
 __all__ = ["IDLE", "LINGER", "Agent", "main"]
 
-#: Seconds after the last program has hung up until the agent ends: the next command of a shell
-#: script need not start another.
+#: Seconds from the disconnect of the last program to the end of the agent. So the next command of a
+#: shell script need not start another agent.
 IDLE = 60.0
-#: The same where this machine lacks something for a remote: the package may be installed meanwhile,
-#: and where this process does not look for packages. The next program's agent looks there.
+#: The same if this machine lacks something for a remote. Somebody may install the package meanwhile
+#: in a folder that this process does not search. The next program's agent searches it.
 LACKING_IDLE = 2.0
 #: Seconds that uploads may take after the last program has ended, or the agent was told to end.
 LINGER = 60.0
-#: Connections at the same time, each with a thread; more are closed at once.
+#: Most connections at the same time, each with a thread. Further ones are closed at once.
 MAX_CONNECTIONS = 1024
-#: Seconds for the rest of a message once it has begun, and for a program to take an answer.
+#: Seconds for the rest of a message that has begun, and for a program to receive an answer.
 MESSAGE_TIMEOUT = 60.0
-#: Bytes of nearly all questions; uploads have more. Each connection has so much memory.
+#: Nearly all questions fit into this many bytes; uploads are longer. Each connection has a buffer
+#: of this size.
 QUESTION = 4096
-#: Seconds between two looks whether the agent is still needed, and can still be found.
+#: Seconds between two checks whether the agent is still needed, and can still be found.
 LOOK_EVERY = 1.0
-#: Seconds between two times that the counts are written down.
+#: Seconds between two saves of the counts.
 SAVE_EVERY = 10.0
-#: A lease is renewed so many times before it would end.
+#: A lease is renewed this many times before it would end.
 RENEWALS = 6
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
 
@@ -64,12 +65,13 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
 class Agent:
     """Answers programs from remotes.
 
-    Threads: `serve` runs in one, and each connection has one of its own. Whatever a program does,
-    only its own connection ends. Crash: programs compile alone, and one of them starts another.
+    Threads: `serve` runs in one thread, and each connection has one of its own. Whatever a program
+    does, only its own connection ends. Crash: programs compile without the remotes, and one of them
+    starts another agent.
 
     Args:
         listener: a socket that listens.
-        path: where programs find it.
+        path: the path at which programs find the socket.
         tiers: the remotes, in order.
     """
 
@@ -83,7 +85,7 @@ class Agent:
         self._told_to_end = False
         self._stopped = threading.Event()
         self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        #: (key, token) -> how many uploads are still to come before the lease is given back.
+        #: (key, token) -> number of uploads that must end before the lease is released.
         self._leases: dict[tuple[str, str], int] = {}
         self._started = time.time()
         self._inode = _inode(path)
@@ -91,7 +93,7 @@ class Agent:
     # -- the socket ------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Accept programs until nobody needs the agent, or the socket's path leads elsewhere."""
+        """Accept programs until none needs the agent, or the socket is no longer at its path."""
         self._listener.setblocking(False)
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
@@ -127,14 +129,14 @@ class Agent:
     def _stop(self) -> None:
         """Close the socket and the remotes.
 
-        It first uploads what programs have handed over. They may have ended, and others may wait
-        for a kernel under a lease. No lease stays behind.
+        Pending uploads are sent before the remotes are closed, because the programs that made them
+        may have ended, and others may wait for a kernel under a lease. All leases are released.
         """
         self._unlink()
         self._listener.close()
         self._flush(LINGER)
         self._stopped.set()
-        if _inode(self._path) is None:  # no other agent has gone on from the counts
+        if _inode(self._path) is None:  # no other agent has continued the counts
             save_counts(self._path, [tier.as_dict() for tier in self._tiers])
         with self._lock:
             leases = list(self._leases)
@@ -150,7 +152,7 @@ class Agent:
                 tier.close()
 
     def _unlink(self) -> None:
-        """Save the counts, and let programs start another agent."""
+        """Save the counts and remove the socket, so that programs can start another agent."""
         self._save_counts()
         if _inode(self._path) == self._inode:
             with suppress(OSError):
@@ -168,7 +170,7 @@ class Agent:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # gone already, or out of descriptors
+        except OSError:  # the program is gone already, or no descriptor is left
             self._stopped.wait(0.05)
             return
         credentials = connection.getsockopt(
@@ -237,7 +239,7 @@ class Agent:
         raise ProtocolError(f"a question {bytes(kind[:20])!r}")
 
     def _get(self, keys: Sequence[str], first: int) -> Found:
-        """Ask the remotes in order, from the one with index `first` on."""
+        """Ask the remotes in order, beginning with index `first`."""
         for index in range(first, len(self._tiers)):
             found = self._tiers[index].get(*keys)
             if found is not None:
@@ -304,7 +306,7 @@ class Agent:
         return next((tier for tier in self._tiers if tier.leases), None)
 
     def _lease(self, key: str, leases: set[tuple[str, str]]) -> list[bytes]:
-        """Take a lease for a program; answer with its token, or whether another holder has it."""
+        """Take a lease for a program; the answer has its token, or says `busy` or `none`."""
         tier = self._lease_tier()
         if tier is None:
             return [b"none"]
@@ -335,7 +337,7 @@ class Agent:
                 leases = list(self._leases)
             for lease in leases:
                 if tier.renew(*lease, seconds) is False:
-                    with self._lock:  # lost: at worst, somebody else compiles it, too
+                    with self._lock:  # lost: at worst, another program compiles the kernel, too
                         self._leases.pop(lease, None)
 
 
@@ -362,8 +364,9 @@ def main() -> None:
 
 
 def run(listener: socket.socket, path: str, setup: Setup) -> None:
-    """Serve with a setup until nobody needs it."""
-    # Keys that can't be read, or not without a package, may be there the next time.
+    """Serve with a setup until no program needs the agent."""
+    # `cache` keeps no exception. So keys that can't be read now, or that need a package which is
+    # missing, are tried again the next time.
     sealer = cache(lambda: make_sealer(setup.settings.get("signing_key_file")))
     past = saved_counts(path)
     tiers = [

@@ -19,7 +19,7 @@ class Setup(NamedTuple):
     """The configuration of an agent. Programs with the same configuration share one agent.
 
     Attributes:
-        addresses: of the remotes, in order; no layers.
+        addresses: the addresses of the remotes, in order; no layers.
         settings: settings of kcache that the agent follows, name -> value.
         environment: variables that clients of protocols read (credentials, proxies, certificates).
     """
@@ -37,10 +37,10 @@ class Setup(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Setup:
-        """Return what `pack` packed.
+        """Return the setup that `pack` packed.
 
         Raises:
-            ConfigError: it is something else.
+            ConfigError: the bytes are no setup.
         """
         try:
             addresses, settings, environment = json.loads(packed)
@@ -54,7 +54,7 @@ class Setup(NamedTuple):
         return hashlib.sha256(named + b"\0" + self.pack(), usedforsecurity=False).hexdigest()[:32]
 
     def __repr__(self) -> str:
-        """Return it without credentials."""
+        """Return the setup without credentials."""
         return f"Setup({list(self.addresses)!r})"
 
 

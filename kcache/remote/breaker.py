@@ -12,18 +12,19 @@ __all__ = ["DOWN", "LACKING", "REFUSED", "Breaker"]
 #: lacks what it needs for the remote (a package, a file of keys).
 DOWN, REFUSED, LACKING = "down", "refused", "lacking"
 
-#: So many failures in a row open it: one may be a lost packet. Each costs a program a time-out.
+#: This many failures in a row open the breaker. One failure may be a lost packet. Each costs a
+#: program a time-out.
 FAILURES = 3
-#: Seconds until it is tried again, doubled by each failure up to the larger one. A restarted Redis
-#: is back within seconds.
+#: Seconds until the remote is tried again. Each probe that fails doubles them, up to the larger
+#: value. A restarted Redis is back within seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-#: Seconds until a program asks again, at the least, while it is open.
+#: Least seconds until a program asks again while the breaker is open.
 SOON = 0.05
-#: Seconds until it is tried again after the remote has refused the user: somebody has to change
+#: Seconds until the remote is tried again after it has refused the user. Somebody has to change
 #: something there first, and servers log each attempt.
 REFUSED_PAUSE = 60.0
-#: Seconds until it is looked again for what this machine lacks, which asks nobody else: a failed
-#: import takes less than a millisecond.
+#: Seconds until kcache checks again whether this machine lacks something. The check asks no server:
+#: a failed import takes less than a millisecond.
 LACKING_PAUSE = 1.0
 _PAUSES = {REFUSED: REFUSED_PAUSE, LACKING: LACKING_PAUSE}
 
@@ -31,14 +32,15 @@ _PAUSES = {REFUSED: REFUSED_PAUSE, LACKING: LACKING_PAUSE}
 class Breaker:
     """Counts failures of one remote. While it is open, nobody asks the remote.
 
-    Closed, it lets every question through. It opens after `FAILURES` in a row, and at once after a
-    refusal, or if this machine lacks something that the remote needs. When its pause is over, one
-    probe may be sent, for which nobody waits. If the probe succeeds, the breaker closes.
+    A closed breaker lets every question through. It opens after `FAILURES` failures in a row. It
+    opens at once after a refusal, or if this machine lacks something that the remote needs. When
+    its pause is over, one probe may be sent, for which nobody waits. If the probe succeeds, the
+    breaker closes.
 
     Threads: safe to share. Lives in the agent, so all programs of a user share it.
 
     Args:
-        slow: a miss that took longer, in seconds, counts as a failure.
+        slow: seconds; a miss that took longer counts as a failure.
         clock: monotonic seconds, for tests.
     """
 
@@ -51,7 +53,7 @@ class Breaker:
         self._until: float | None = None
         self._probe_began: float | None = None
         self.reason = ""
-        #: Of the last failure; empty after an answer.
+        #: The cause of the last failure; empty after an answer.
         self.cause = ""
 
     @property
@@ -98,7 +100,7 @@ class Breaker:
             if cause != DOWN:
                 self._until = self._clock() + _PAUSES[cause]
             elif self._until is not None:
-                # Questions that were under way when it opened say nothing new.
+                # Questions that were under way when the breaker opened say nothing new.
                 self._until = max(self._until, self._clock() + self._pause / 2)
             elif self._failures >= FAILURES:
                 self._until = self._clock() + self._pause

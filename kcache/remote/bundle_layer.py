@@ -11,12 +11,12 @@ __all__ = ["BundleLayer"]
 class BundleLayer:
     """The kernels of a bundle, which is not unpacked.
 
-    Threads, fork: as `Bundle`. The next process notices that a bundle was replaced.
+    Threads, fork: as `Bundle`. If the bundle is replaced, the next process reads the new one.
 
     Args:
-        path: of the bundle.
+        path: path of the bundle.
         keep: see `Layer`.
-        key_file: keys, one of which must have signed each entry; None accepts all.
+        key_file: file of keys; one of them must have signed each entry. None accepts all.
 
     Raises:
         BundleError: it is no bundle, or not signed although there are keys.
@@ -59,5 +59,5 @@ class BundleLayer:
         self._bundle.close()
 
     def __repr__(self) -> str:
-        """Return where it is."""
+        """Return the layer with its path."""
         return f"BundleLayer({self.path!r})"

@@ -19,15 +19,16 @@ from kcache.util.wire import WireError, heading, sizes_in
 
 __all__ = ["Channel"]
 
-#: Bytes that the kernel takes at once; net.core.wmem_max may be less.
+#: Bytes that the operating system takes at once; net.core.wmem_max may be less.
 SEND_BUFFER = 1 << 20
-#: Bytes that are received into memory which is there already: more than most kernels have.
+#: Bytes of the buffer for received messages: more than most kernels have.
 _ROOM = 256 << 10
-#: Bytes of a longer message that are asked for at once, so that memory grows with what has come.
+#: A longer message is received in pieces of this many bytes, so that memory grows only with the
+#: bytes that have arrived.
 _PIECE = 1 << 20
 #: More than any message between a program and its agent has.
 _MOST_FIELDS = 16
-#: SO_RCVTIMEO and SO_SNDTIMEO count microseconds, and take 0 for no limit.
+#: SO_RCVTIMEO and SO_SNDTIMEO count microseconds, and 0 means no limit.
 _SHORTEST = 1e-3
 
 
@@ -44,7 +45,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket, seconds: float, room: int = _ROOM) -> None:
         connection.setblocking(True)
-        # The kernel keeps the limit of each piece, so that there is one system call for it.
+        # The operating system enforces the limit, so that each piece takes one system call.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._socket = connection
         self._identity = identity(os.fstat(connection.fileno()))
@@ -56,9 +57,9 @@ class Channel:
         """Return the answer to a question.
 
         Raises:
-            OSError: there is none (TimeoutError: none in time).
-            WireError: the other side has closed, or sent something else; or the program has closed
-                the descriptor, whose number may now belong to a connection of its own.
+            OSError: there is no answer (TimeoutError: none within `seconds`).
+            WireError: the other side has closed the connection, or sent something else; or the
+                program has closed the descriptor, whose number may now belong to another file.
         """
         if not self._is_open():
             raise WireError("the program has closed the connection")
@@ -75,7 +76,7 @@ class Channel:
         """Wait for the next message, without a limit, and return it.
 
         Raises:
-            OSError, WireError: as `ask`; once it has begun, it may take as long as any message.
+            OSError, WireError: as `ask`; a message that has begun may take as long as any other.
         """
         while True:
             with suppress(BlockingIOError):  # nothing yet
@@ -91,7 +92,7 @@ class Channel:
             self._socket.sendall(memoryview(b"".join(parts))[-left:])
 
     def _receive(self, got: int, end: float) -> list[bytes]:
-        """Return the message of which some bytes have arrived."""
+        """Return the message whose first `got` bytes are in the buffer."""
         if not got:
             raise WireError("the other side has closed")
         while (sizes := sizes_in(self._room[:got], _MOST_FIELDS)) is None:
@@ -113,7 +114,7 @@ class Channel:
         return fields
 
     def _long(self, got: int, size: int, end: float) -> memoryview:
-        """Return a message that is longer than the room, which has its first `got` bytes."""
+        """Return a message that is longer than the buffer, which holds its first `got` bytes."""
         found = bytearray(self._room[:got])
         while len(found) < size:
             piece = memoryview(bytearray(min(size - len(found), _PIECE)))

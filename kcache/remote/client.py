@@ -1,6 +1,7 @@
 """Client: asks the agent on behalf of a program: short questions, never with a long wait.
 
-It imports nothing of a protocol. `kcache.remote.start` starts an agent with the first question.
+It imports no client of HTTP, Redis or an object store. `kcache.remote.start` starts an agent at the
+first question.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Lease", "client_for"]
 
-#: Seconds beyond the remotes' own time-outs that an agent may take: it starts within one, and a
-#: loaded machine is slow.
+#: Seconds that an agent may take beyond the remotes' own time-outs: it starts within one second,
+#: but a loaded machine is slow.
 PATIENCE = 5.0
-#: Seconds without questions after the agent failed; doubled each time up to the larger one.
+#: Seconds without questions after the agent has failed. Each further failure doubles them, up to
+#: the larger value.
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
 #: Connections that are kept for the next question.
 _KEPT = 8
 
 
 class Lease:
-    """The right to compile one kernel as the only machine, until this object is released.
+    """The right to compile one kernel as the only process of all machines, until it is released.
 
     The agent renews it as long as the connection lives, so it ends with this process.
     """
@@ -47,7 +49,7 @@ class Lease:
         self.connection = connection
         self.key = key
         self.token = token
-        #: Whether it was given back, or was handed over with an upload.
+        #: Whether it was released, or passed to the agent with an upload.
         self.ended = False
 
 
@@ -83,7 +85,8 @@ class Client:
         self._clock = clock
         self._kept: list[Channel] = []
         self._lock = threading.Lock()
-        #: Until then it is useless to look for anything; until then the agent is not asked at all.
+        #: Until the first time it is useless to ask for a value; until the second the agent is not
+        #: asked at all.
         self.nothing_until = 0.0
         self._silent_until = 0.0
         self._pause = FIRST_PAUSE
@@ -98,9 +101,9 @@ class Client:
         return self._clock() >= self.nothing_until
 
     def get(self, *keys: str, first: int = 0) -> Found | None:
-        """Return the remotes' entry under the first key that they have, from remote `first` on.
+        """Ask the remotes from index `first` on; return the value of the first key that they have.
 
-        It is one question for any number of keys; None without an answer.
+        All keys are in one question. The result is None if there is no answer.
         """
         if not self.worth_asking:
             return None
@@ -130,9 +133,9 @@ class Client:
         return answer is not None
 
     def lease(self, key: str) -> Lease | bool:
-        """Take the lease of `key`; return it, or whether another holder has it.
+        """Take the lease of `key`; return it, or tell whether another program has it.
 
-        It is False if there are no leases: then every machine compiles alone.
+        It is False if there are no leases. Then every program compiles by itself.
         """
         if not self.worth_asking:
             return False
@@ -179,7 +182,7 @@ class Client:
         with self._lock:
             kept = self._kept.pop() if self._kept else None
         if kept is not None:
-            # The agent may have ended since: that is seen at once, and is no failure.
+            # The agent may have ended since. That shows at once, and is no failure.
             with suppress(WireError, ConnectionError):
                 return self._asked(kept, question, more)
             kept.close()
@@ -253,7 +256,7 @@ class Client:
             connection.close()
 
     def after_fork(self) -> None:
-        """Leave the connections to the parent, in a child process."""
+        """In a child process, leave the connections to the parent."""
         self._lock = threading.Lock()
         self.close()
 
@@ -261,8 +264,7 @@ class Client:
 def client_for(setup: Setup, folders: Sequence[str], environment: Mapping[str, str]) -> Client:
     """Return the client of the agent with a setup, whose socket is in one of the folders.
 
-    Raises:
-        RemoteError: no folder is private.
+    If none of the folders is private, the client's questions have no answer.
     """
 
     def connect() -> socket.socket:

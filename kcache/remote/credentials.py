@@ -34,7 +34,7 @@ class Credentials(NamedTuple):
     password: str
 
     def __repr__(self) -> str:
-        """Return it without the password."""
+        """Return the credentials without the password."""
         return f"Credentials({self.user!r}, '***')"
 
 
@@ -85,7 +85,7 @@ def read_secret(path: str) -> str:
 
 
 def from_netrc(host: str) -> Credentials | None:
-    """Return what `~/.netrc` knows for a host; its `default` is not used.
+    """Return the credentials of a host in `~/.netrc`; its `default` is not used.
 
     Raises:
         ConfigError: others can read the file, or it can't be understood.
@@ -107,7 +107,7 @@ def _private_text(path: str) -> str:
     """Return the content of a file that only its owner can read.
 
     Raises:
-        ConfigError: it can't be read, or others can.
+        ConfigError: it can't be read, or other users own it or can read it.
     """
     try:
         with open(os.open(path, os.O_RDONLY | (SAFE & ~getattr(os, "O_NOFOLLOW", 0))), "rb") as f:

@@ -2,7 +2,7 @@
 
 A socket's own time-out begins again with each byte. So a wait for a server that sends one byte a
 second has no end. Here, each wait takes at most the time that is left. The number of bytes has a
-limit, too, because some clients believe whatever length a server claims.
+limit, too, because some clients believe any length that a server claims.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ __all__ = ["DeadlineSocket"]
 
 #: As much as a socket's buffer holds on Linux; 8 KiB would take eight times as many calls.
 _BUFFER = 1 << 16
-#: Seconds that the time-out which a socket has may be off from what is left: setting it is a system
-#: call, and most answers take less than this.
+#: Seconds by which a socket's time-out may differ from the time that is left. To set it is a system
+#: call, and most answers take less time than this.
 _OFF = 0.05
 
 
 class DeadlineSocket:
-    """A connected socket (or one with TLS) with a deadline. It has the methods that the clients
-    use.
+    """A connected socket, plain or with TLS, that has a deadline and the methods that clients use.
 
     Threads: for one at a time. Files from `makefile` keep it open, like those of a socket.
 
     Args:
-        sock: belongs to this object from here on.
+        sock: belongs to this object from now on.
         seconds: the time for everything until `start` is called.
     """
 
@@ -70,14 +69,14 @@ class DeadlineSocket:
         """Return up to `size` bytes.
 
         Raises:
-            OSError: there are none in time, or more than `start` allowed.
+            OSError: no bytes come in time, or more than `start` allowed.
         """
         found = self._prepare().recv(size)
         self._count(len(found))
         return found
 
     def recv_into(self, buffer: WriteableBuffer) -> int:
-        """Read into a buffer; return how many bytes. Raises OSError likewise."""
+        """Read into a buffer and return the number of bytes. Raises OSError as `recv`."""
         got = self._prepare().recv_into(buffer)
         self._count(got)
         return got
@@ -111,7 +110,7 @@ class DeadlineSocket:
         self._sock.shutdown(how)
 
     def close(self) -> None:
-        """Close it when no file of it is in use. Idempotent."""
+        """Close the socket as soon as none of its files is open. Idempotent."""
         self._closed = True
         if self._files == 0:
             self._sock.close()

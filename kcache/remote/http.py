@@ -33,15 +33,16 @@ __all__ = ["HttpStore", "pause"]
 
 _ABSENT = (404, 410)
 _REFUSED = (401, 403, 407)
-#: A server that does not know PUT, or not there.
+#: The server does not know PUT, or not at this path.
 _NO_PUT = (405, 501)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}
 _MOST_REDIRECTS = 3
-#: How often a merge is tried while others write, too.
+#: How often a merge is tried if other clients write the same value.
 _TRIES = 6
-#: Bytes a second that an upload takes at least, beyond the time-out. Nobody waits for it.
+#: Bytes a second: an upload may take its size divided by this, beyond the time-out. No program
+#: waits for an upload.
 _UPLOAD_SPEED = 1e6
-#: Bytes of an error's page that are read so that its connection can be used again.
+#: Most bytes of an error's page that are read, so that the connection can be used again.
 _MOST_PAGE = 1 << 16
 _LAYOUTS = ("subdirs", "flat", "bazel")
 
@@ -54,7 +55,7 @@ class HttpStore:
     several machines lose nothing; with one that doesn't (nginx), the last writer wins.
 
     Args:
-        address: of the tier.
+        address: address of the tier.
 
     Raises:
         ConfigError: a certificate, a token or an option can't be used.
@@ -127,10 +128,10 @@ class HttpStore:
     def _request(
         self, method: str, key: str, body: bytes | None, headers: dict[str, str], limit: int
     ) -> Answer:
-        """Return the answer to a request, redirects followed.
+        """Follow redirects, and return the answer to a request.
 
         Raises:
-            RemoteError: there is none, or it can't be used.
+            RemoteError: there is no answer, or it can't be used.
         """
         origin, path = self._origin, self._url(key)
         end = time.monotonic() + self._address.timeout + len(body or b"") / _UPLOAD_SPEED
@@ -155,7 +156,7 @@ class HttpStore:
 
 
 def pause(attempt: int) -> float:
-    """Return seconds before an attempt, with jitter for those that were refused together."""
+    """Return seconds to wait before an attempt; random, so that writers do not collide again."""
     import random
 
     return random.uniform(0, 0.02 * 2**attempt) if attempt else 0.0
@@ -197,10 +198,10 @@ def _origin(url: str) -> tuple[Origin, str]:
 
 
 def _redirected(origin: Origin, path: str, answer: Answer) -> tuple[Origin, str]:
-    """Return where a redirect leads to.
+    """Return the origin and the path that a redirect leads to.
 
     Raises:
-        RemoteError: nowhere, or out of TLS.
+        RemoteError: the redirect leads to no HTTP server, or out of TLS.
     """
     try:
         found = _origin(urljoin(f"{origin}{path}", answer.headers.get("location", "")))

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Head", "Reader", "question"]
 
-#: Bytes that the head of an answer may have; http.client allows as much for one line of it.
+#: Most bytes that the head of an answer may have; http.client allows as many for one line of it.
 _MOST_HEAD = 1 << 16
 _LINE = re.compile(rb"\r?\n")
 _END = re.compile(rb"\r?\n\r?\n")
-#: The final answers that say how long they are; 1xx, 204 and 304 have rules of their own.
+#: Status lines of final answers that say their length; 1xx, 204 and 304 have rules of their own.
 _PLAIN = re.compile(rb"HTTP/1\.([01]) (200|201|202|203|30[1-3]|307|308|[45][0-9]{2})(?: [^\r\n]*)?")
 _LENGTH = re.compile(r"[0-9]{1,15}")
-#: What no path may hold (http.client refuses the same), and no header.
+#: Characters that no path may hold (http.client refuses the same), and that no header may hold.
 _NOT_IN_PATH = re.compile("[^\x21-\x7e]")
 _NOT_IN_HEADER = re.compile("[\r\n\0]")
 
@@ -41,7 +41,7 @@ class Head(NamedTuple):
     """The part of an answer before the body.
 
     Attributes:
-        headers: by their names in lower case.
+        headers: name in lower case -> value.
         length: bytes of the body.
         keeps: whether the connection can be used again.
     """
@@ -56,8 +56,8 @@ def question(path: str, host: str, headers: Mapping[str, str]) -> bytes:
     """Return a request of GET.
 
     Raises:
-        InvalidURL: the path contains a line end, or a character that is not ASCII.
-        ValueError: so does a header.
+        InvalidURL: the path holds a space, a control character or a character that is not ASCII.
+        ValueError: a header holds the end of a line, or a character that is not Latin-1.
     """
     if _NOT_IN_PATH.search(path):
         raise http.client.InvalidURL(f"{path!r} is no path")
@@ -76,7 +76,7 @@ class Reader:
         self._pieces = Pieces(sock)
 
     def head(self) -> Head | http.client.HTTPResponse:
-        """Return the head of an answer, or http.client's answer if that must go on.
+        """Return the head of a plain answer, or http.client's response object for other answers.
 
         Raises:
             OSError, HTTPException: there is none.
@@ -94,8 +94,8 @@ class Reader:
         """Return a body.
 
         Raises:
-            RemoteError: the connection ends before it does.
-            OSError: it failed otherwise, or was too slow.
+            RemoteError: the connection ends before the body does.
+            OSError: the connection failed otherwise, or was too slow.
         """
         try:
             return self._pieces.exactly(length)
@@ -115,7 +115,7 @@ class Reader:
 
 
 def _parsed(raw: bytes) -> Head | None:
-    """Return a head that states plainly where its answer ends; None if it does not."""
+    """Return the head of a plain answer, which says where it ends; None for other answers."""
     first, *lines = _LINE.split(raw)[:-2]
     status = _PLAIN.fullmatch(first)
     headers: dict[str, str] = {}

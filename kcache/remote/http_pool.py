@@ -1,4 +1,4 @@
-"""Pool: open connections to HTTP servers, each answer bounded in time and in bytes."""
+"""Pool: keeps connections to HTTP servers, and limits the time and the bytes of each answer."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ __all__ = ["Answer", "Origin", "Pool", "Request"]
 
 #: Idle connections that are kept; the agent has a few threads.
 _MOST_IDLE = 8
-#: Bytes of an error's page that are read, so that its connection can be used again.
+#: Most bytes of an error's page that are read, so that the connection can be used again.
 _MOST_PAGE = 1 << 16
-#: Bytes that an answer may have beside twice its body (small chunks have long heads): its headers.
+#: Bytes for headers, which an answer may have beyond twice the limit of its body. (It is twice the
+#: limit because small chunks have long heads.)
 _ROOM = 1 << 20
 
 
 class Origin(NamedTuple):
-    """Where connections lead to."""
+    """The server that connections lead to."""
 
     scheme: str
     host: str
@@ -65,7 +66,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer, its body read to the end; the names of its headers are in lower case."""
+    """An answer with its body, empty unless the status is 200; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -96,7 +97,7 @@ class _Secure(http.client.HTTPSConnection):
         self.sock = self.deadline
 
     def _tunnel(self) -> None:
-        """Ask a proxy for a tunnel; http.client would wait again for each byte of the answer."""
+        """Ask a proxy for a tunnel, with a deadline; http.client has one for each byte only."""
         plain = self.sock
         self.sock = DeadlineSocket(plain, self.timeout or 0.0)
         super()._tunnel()  # type: ignore[misc]
@@ -113,7 +114,7 @@ class Pool:
     Threads: safe to share; a connection belongs to one request at a time.
 
     Args:
-        address: of the tier.
+        address: address of the tier.
 
     Raises:
         ConfigError: a certificate can't be read.
@@ -124,7 +125,7 @@ class Pool:
         self._ca_file, self._cert_file, self._key_file = (
             address.option(name) or None for name in ("ca_file", "cert_file", "key_file")
         )
-        #: With our own certificate, and without it: for other hosts.
+        #: Whether the host is the address's -> context; the one for other hosts has no certificate.
         self._contexts: dict[bool, ssl.SSLContext] = {}
         self._idle: list[tuple[Origin, bool, _Connection]] = []
         self._lock = threading.Lock()
@@ -139,7 +140,7 @@ class Pool:
         """
         connection = self._take(request)
         if connection is not None:
-            # The server may have closed it meanwhile: then a new one is tried.
+            # If the server has closed it meanwhile, a new connection is tried.
             with suppress(ConnectionError, http.client.BadStatusLine, ssl.SSLEOFError):
                 return self._exchange(connection, request)
         proxy = proxy_for(request.origin.scheme, request.origin.host)
@@ -159,7 +160,7 @@ class Pool:
 
     def _exchange(self, connection: _Connection, request: Request) -> Answer:
         try:
-            # http.client takes a chunk of -1 bytes, if a server sends one, for all that follows.
+            # If a server sends a chunk of -1 bytes, http.client reads all that follows.
             most = 2 * request.limit + _ROOM
             connection.deadline.start(request.end - time.monotonic(), most)
             ask = _got if request.method == "GET" else _sent
@@ -168,7 +169,7 @@ class Pool:
             connection.close()
             raise
         if not keeps or request.path.startswith("http:"):
-            connection.close()  # a proxy's belongs to many hosts: not worth telling them apart
+            connection.close()  # one to a proxy serves many hosts; not worth keeping
         else:
             self._keep(request, connection)
         return answer
@@ -272,7 +273,7 @@ def _got(connection: _Connection, request: Request) -> tuple[Answer, bool]:
     body, keeps = b"", head.keeps
     if head.status == 200:
         body = reader.body(_allowed(head.length, request.limit))
-    elif head.length <= _MOST_PAGE:  # about an error: read so that the connection can be kept
+    elif head.length <= _MOST_PAGE:  # an error's page: read so that the connection can be kept
         reader.body(head.length)
     else:
         keeps = False
@@ -280,7 +281,7 @@ def _got(connection: _Connection, request: Request) -> tuple[Answer, bool]:
 
 
 def _sent(connection: _Connection, request: Request) -> tuple[Answer, bool]:
-    """Return the answer to any request, in the same way."""
+    """Return the answer to any request, and whether the connection can be used again."""
     connection.request(request.method, request.path, request.body, request.headers)
     return _read(connection.getresponse(), request)
 
@@ -304,13 +305,14 @@ def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
     """Return the whole body.
 
     Raises:
-        RemoteTooLong: it is longer than `limit`; RemoteError: it ends before its end.
+        RemoteTooLong: it is longer than `limit`.
+        RemoteError: it ends too early, or has no length.
         OSError, HTTPException: it can't be read.
     """
     if response.status != 200:
         return _page(response)
     if response.length is None and not response.chunked:
-        # Headers that were cut off look the same to http.client.
+        # To http.client, headers that were cut off look the same.
         raise RemoteError("the server does not say how long its answer is")
     length = response.length
     if length is not None:
@@ -326,7 +328,7 @@ def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
 
 
 def _page(response: http.client.HTTPResponse) -> bytes:
-    """Read a page about an error and return nothing, so that its connection can be used again."""
+    """Read a page about an error so that the connection can be used again; return no bytes."""
     if response.length is not None and response.length <= _MOST_PAGE:
         response.read(response.length)
     return b""

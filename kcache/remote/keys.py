@@ -1,11 +1,11 @@
-"""Keys: sign kernels that travel, and prove who signed them. They are files in PEM.
+"""Keys: sign kernels that travel between machines, and prove who signed them. They are PEM files.
 
-A file holds one or more of these, one behind the other:
+A file holds one or more of these, one after the other:
 
 =============================  ====================================================================
 block                          what
 =============================  ====================================================================
-``KCACHE HMAC KEY``            32 bytes that everybody who reads or writes has (HMAC-SHA256)
+``KCACHE HMAC KEY``            32 bytes that all readers and writers have (HMAC-SHA256)
 ``PRIVATE KEY``                Ed25519, PKCS #8, not encrypted: signs, and verifies
 ``PUBLIC KEY``                 Ed25519: verifies, and can't sign
 =============================  ====================================================================
@@ -43,9 +43,10 @@ HMAC, ED25519 = 1, 2
 _HMAC_LABEL = "KCACHE HMAC KEY"
 _HMAC_BYTES = 32
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s(.*?)-----END \1-----", re.DOTALL)
-#: More than a hundred keys; other files are not read to their end.
+#: Room for more than a hundred keys. Longer files are not read to their end, and refused.
 _MOST_BYTES = 1 << 16
-#: Before what is signed: no signature of ours means anything elsewhere, and none of elsewhere here.
+#: Stands before the signed bytes, so that our signatures are valid nowhere else, and signatures
+#: that were made for something else are not valid here.
 _CONTEXT = b"kcache seal 1\n"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -137,8 +138,8 @@ class _PrivateKey(_PublicKey):
 def read_keys(path: str) -> Keys:
     """Return the keys in a file.
 
-    A file that can sign must be the present user's or root's, and readable for nobody else; a file
-    of public keys must be writable for nobody else.
+    The file must belong to the present user or to root. If it has a key that signs, nobody else may
+    read it. If it has public keys only, nobody else may write to it.
 
     Raises:
         ConfigError: it can't be read, is not safe, or holds no key.
@@ -204,7 +205,7 @@ def _parsed(path: str, label: bytes, block: bytes) -> Key:
     """Return the key in one block of PEM.
 
     Raises:
-        ConfigError: there is none in it.
+        ConfigError: there is no key in it.
     """
     if label == _HMAC_LABEL.encode():
         return _HmacKey(_hmac_secret(path, block))

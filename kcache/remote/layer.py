@@ -1,4 +1,4 @@
-"""Layer: a cache that somebody else put on this machine, read below the user's own cache."""
+"""Layer: a cache that somebody else put on this machine; it is asked after the user's own cache."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class DirectoryLayer:
     Threads, fork: as the backends.
 
     Args:
-        path: of the directory, for messages.
-        backends: those that exist there, opened for reading.
+        path: path of the directory, for messages.
+        backends: the backends in it, opened for reading.
         keep: see `Layer`.
     """
 
@@ -66,5 +66,5 @@ class DirectoryLayer:
             backend.close()
 
     def __repr__(self) -> str:
-        """Return where it is."""
+        """Return the layer with its path."""
         return f"{type(self).__name__}({self.path!r})"

@@ -11,7 +11,7 @@ from kcache.entry import Entry
 
 __all__ = ["merged", "portable"]
 
-#: As `kcache.nvrtc.manifest.MAX_SETS`, which readers go by.
+#: The same as `kcache.nvrtc.manifest.MAX_SETS`, the limit of the readers.
 MAX_SETS = 16
 #: Bytes of an entry beside its header sets, at most.
 _ROOM = 2048

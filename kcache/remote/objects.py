@@ -4,8 +4,8 @@ The address `s3://bucket/prefix` and a key make the object `prefix/ab/cdef...`. 
 from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), for S3 also from `~/.aws/credentials`,
 otherwise from the machine's own identity. Lifecycle rules of the bucket delete old objects.
 
-obstore waits without end in a child that was forked after its first use (seen with 0.12.1). So only
-this module imports it, in the agent's process, which was started by exec and never forks.
+obstore hangs in a child that was forked after its first use (seen with 0.12.1). So only this module
+imports it, in the agent's process, which was started by exec and never forks.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ObjectStore"]
 
-#: How often a merge is tried while others write, too.
+#: How often a merge is tried if other clients write the same value.
 _TRIES = 6
-#: Bytes a second that an upload takes at least, beyond the time-out. Nobody waits for it.
+#: Bytes a second: an upload may take its size divided by this, beyond the time-out. No program
+#: waits for an upload.
 _UPLOAD_SPEED = 1e6
-#: Where cloud machines ask who they are. Not there: nobody has given credentials.
+#: Where cloud machines ask for their identity. If an error names one of these, there are no
+#: credentials.
 _IDENTITY = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata/identity")
 _MOST_TEXT = 300
 
@@ -62,7 +64,7 @@ class ObjectStore:
     writer wins.
 
     Args:
-        address: of the tier.
+        address: address of the tier.
 
     Raises:
         ConfigError: a file or an option can't be used.
@@ -114,7 +116,7 @@ class ObjectStore:
                     raise RemoteRefused("there is no such bucket") from error
                 return None
             size = answer.meta["size"]
-            if size > limit:  # nothing of it was read; it ends with the answer
+            if size > limit:  # nothing of it was read; the download ends with `answer`
                 raise RemoteTooLong(f"the object has {size} bytes; allowed: {limit}")
             value: bytes = answer.bytes().to_bytes()
             if len(value) != size:
@@ -169,7 +171,7 @@ def _client(address: Address, timeout: float) -> dict[str, Any]:
     return {
         "prefix": address.path or None,
         "client_options": options,
-        # Whoever asks has no time for a second try; the agent tries again later.
+        # A program that asks has no time for a second try; the agent tries again later.
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
     }
 
@@ -254,7 +256,7 @@ def _answering(*, writing: bool = False) -> Generator[None]:
         raise _translated(error) from error
 
 
-#: What obstore's messages say of errors that have no exception of their own.
+#: How to tell errors for which obstore has no exception of its own, by their messages.
 _KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], RemoteError], str], ...] = (
     (
         lambda said: any(name in said for name in _IDENTITY),
@@ -283,6 +285,6 @@ def _translated(error: BaseException) -> RemoteError:
 
 
 def _short(error: BaseException) -> str:
-    """Return the first line of a message without URLs, whose queries have signatures in Azure."""
+    """Return the first line of a message, without URLs: in Azure, their queries hold signatures."""
     line = (str(error).splitlines() or [""])[0]
     return re.sub(r"(for path|at location|[A-Z]+ https?://)\S* ?\S*", "", line)[:_MOST_TEXT]

@@ -1,4 +1,4 @@
-"""Pieces: takes lines and counted bytes from a connection, and copies them once."""
+"""Pieces: reads lines and counted bytes from a connection, and copies them once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "Pieces"]
 
-#: Bytes that fit without memory being asked for: more than most kernels have.
+#: Bytes that the buffer holds: more than most kernels have.
 _ROOM = 256 << 10
 
 
@@ -39,11 +39,11 @@ class Pieces:
         self._start = self._end = 0
 
     def until(self, mark: re.Pattern[bytes], most: int) -> bytes | None:
-        """Return the bytes up to a mark, and the mark; None if they are more than `most`.
+        """Return the bytes up to a mark, with the mark; None if there is none in `most` bytes.
 
         Raises:
-            Ended: the connection ended before.
-            OSError: it failed, or was too slow.
+            Ended: the connection ended before the mark.
+            OSError: the connection failed, or was too slow.
         """
         self._begin()
         while (found := mark.search(self._room, 0, self._end)) is None:
@@ -81,7 +81,7 @@ class Pieces:
         return taken
 
     def _long(self, size: int) -> bytes:
-        """Return more bytes than the room holds; memory is allocated as they arrive."""
+        """Return more bytes than the buffer holds; memory is allocated as they arrive."""
         found = bytearray(self.rest())
         room = memoryview(bytearray(_ROOM * 4))
         while len(found) < size:

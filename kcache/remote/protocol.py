@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 VERSION = b"kcache-agent/2"
-#: Far more than any kernel and its manifest.
+#: Far more than any kernel and its manifest have.
 MAX_MESSAGE = 1 << 30
 
-#: A source without headers has two: with its name, and without.
+#: A source without headers has two keys: one with its name, and one without.
 MOST_KEYS = 2
 
 HELLO, GET, PUT, LEASE, RELEASE = b"hello", b"get", b"put", b"lease", b"release"

@@ -2,8 +2,9 @@
 
 The address `redis://user:password@host:port/db/prefix` keeps a value under `kcache:prefix:KEY`. The
 commands are GETRANGE, SET, and EVAL with GET, DEL and PEXPIRE; a user who may not EVAL can neither
-merge nor take leases. The server decides which values it deletes: with `expire=30d`, they expire,
-and with `maxmemory` and `allkeys-lru`, it evicts the coldest.
+merge nor renew or release leases. The server decides which values it deletes: with `expire=30d`,
+each expires 30 days after it was written, and with `maxmemory` and `allkeys-lru`, the server evicts
+those that were not used for longest.
 
 redis-py limits neither the time of a whole answer nor its length. The connections here limit both.
 """
@@ -50,12 +51,12 @@ if TYPE_CHECKING:
 __all__ = ["RedisStore"]
 
 _PORT = 6379
-#: How often a merge is tried while others write, too.
+#: How often a merge is tried if other clients write the same value.
 _TRIES = 6
-#: Bytes that an answer may have beside the value: a description of a cluster of a thousand nodes.
+#: Bytes that an answer may have beside the value: room to describe a cluster of a thousand nodes.
 _ROOM = 1 << 20
-#: Replaces a value if it still is what was read: ARGV is whether there was one, it, the new one,
-#: and in how many seconds it ends.
+#: Replaces a value if it is still the one that was read. ARGV: whether there was one, the old
+#: value, the new value, and the seconds after which it expires (0: never).
 _SWAP = """
 local now = redis.call('GET', KEYS[1])
 if ARGV[1] == '0' then
@@ -109,7 +110,7 @@ class RedisStore:
     which does not fork. Merges lose nothing. A lease ends by itself if nobody releases it.
 
     Args:
-        address: of the tier.
+        address: address of the tier.
 
     Raises:
         ConfigError: a file or an option can't be used.
@@ -139,12 +140,12 @@ class RedisStore:
         return self.get_several((key,), limit)[0]
 
     def get_several(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
-        """Return the values of several keys with one question, None for a missing one."""
+        """Return the value of each key, or None if it has none; asks for all keys at once."""
         with self._answering(limit) as client:
             if self._getter is not None:
                 names = [(self._prefix + key).encode() for key in keys]
                 with suppress(Unusual):
-                    # One byte more than is allowed tells that it is too long.
+                    # One byte more than is allowed shows that a value is too long.
                     found = self._getter.get(names, self._budget.left(), limit + 1)
                     return [_checked(value, limit) for value in found]
             return [self._read(client, key, limit) for key in keys]
@@ -169,7 +170,7 @@ class RedisStore:
         raise RemoteError("others write the same value all the time")
 
     def lease(self, key: str, token: str, seconds: float) -> bool:
-        """Take the lease of `key`; tell whether nobody else has it."""
+        """Take the lease of `key`; tell whether it was free."""
         with self._answering(writing=True) as client:
             return bool(client.set(self._lease(key), token, nx=True, px=_milliseconds(seconds)))
 
@@ -212,7 +213,7 @@ class RedisStore:
             yield self._opened()
         except (RemoteError, ConfigError):
             raise
-        except Exception as error:  # redis-py raises ValueError and others on nonsense
+        except Exception as error:  # a malformed answer raises ValueError and others
             raise _translated(error, writing=writing) from error
 
     def _opened(self) -> Any:  # noqa: ANN401  of two kinds, without a common type
@@ -223,8 +224,8 @@ class RedisStore:
 
     def _single(self) -> Any:  # noqa: ANN401
         host, port = self._nodes()[0]
-        # A server may have closed an idle connection meanwhile: then once more. Never after a
-        # time-out, whose time is gone.
+        # If the server has closed an idle connection meanwhile, try once more. Never after a
+        # time-out, because its time is used up.
         retry = Retry(NoBackoff(), 1, (redis.ConnectionError,))
         pool = redis.ConnectionPool(host=host, port=port, db=self._db, retry=retry, **self._how())
         self._getter = Getter(pool)
@@ -233,8 +234,8 @@ class RedisStore:
     def _cluster(self) -> Any:  # noqa: ANN401
         node: Any = ClusterNode
         nodes = [node(host, port) for host, port in self._nodes()]
-        # By a URL, since a class of connections reaches the nodes' pools only then. It says nothing
-        # of TLS, which the class does.
+        # With a URL, because the class of connections reaches the nodes' pools only then. The URL
+        # does not ask for TLS, because the class does TLS.
         url = f"redis://{self._address.hosts.split(',')[0]}"
         retry = Retry(NoBackoff(), 2)
         return RedisCluster(startup_nodes=nodes, url=url, retry=retry, **self._how())
@@ -279,7 +280,7 @@ def _checked(value: bytes, limit: int) -> bytes | None:
     """Return a value, or None if there is none; raises RemoteTooLong if it is too long."""
     if len(value) > limit:
         raise RemoteTooLong(f"the value has more than {limit} bytes")
-    return value or None  # nothing that was sealed is empty
+    return value or None  # a sealed value is never empty
 
 
 def _bounded(base: Any, budget: _Budget, connect_timeout: float) -> Any:  # noqa: ANN401
@@ -289,7 +290,7 @@ def _bounded(base: Any, budget: _Budget, connect_timeout: float) -> Any:  # noqa
         def _connect(self) -> DeadlineSocket:
             left = budget.left()
             self.socket_connect_timeout = min(connect_timeout, left)
-            self.socket_timeout = left  # of the handshake of TLS
+            self.socket_timeout = left  # for the TLS handshake
             connected = DeadlineSocket(base._connect(self), budget.left())
             connected.start(budget.left(), budget.most)
             return connected

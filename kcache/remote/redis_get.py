@@ -25,7 +25,7 @@ _MOST_IDLE = 8
 
 
 class Unusual(Exception):  # noqa: N818  redis-py has to ask again
-    """The server has answered with something else than values, or has closed the connection."""
+    """The server has answered with something other than values, or closed the connection."""
 
 
 class Getter:
@@ -34,7 +34,7 @@ class Getter:
     Threads: safe to share; each question has a connection of its own. Fork: only for the agent.
 
     Args:
-        pool: of redis-py; its connections' sockets are `DeadlineSocket`s.
+        pool: redis-py's pool; the sockets of its connections are `DeadlineSocket`s.
     """
 
     def __init__(self, pool: Any) -> None:  # noqa: ANN401  redis-py is imported by redis.py alone
@@ -43,12 +43,12 @@ class Getter:
         self._lock = threading.Lock()
 
     def get(self, names: Sequence[bytes], seconds: float, limit: int) -> list[bytes]:
-        """Return the values under some names, at most `limit` bytes of each; empty without one.
+        """Return the values of some names, at most `limit` bytes of each; empty if there is none.
 
         Raises:
             Unusual: redis-py has to be asked.
             TimeoutError: nothing came in time.
-            Exception: of redis-py, because the connection could not be made.
+            Exception: redis-py's own, if a connection can't be made.
         """
         connection, pieces = self._take()
         try:

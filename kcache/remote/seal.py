@@ -56,7 +56,7 @@ _SIGNATURES = {0: 0, 1: 32, 2: 64}
 
 
 class SealError(Exception):
-    """A value of a remote is not used. `reason` is one of the words of this module."""
+    """A sealed value is refused. `reason` is one of the constants of this module."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class SealError(Exception):
 class Sealer(Protocol):
     """Seals and unseals. Threads: safe to share."""
 
-    #: Whether others accept what is sealed here. Without a private key it is better not sent.
+    #: Whether others accept what this object seals. Without a private key, it should not be sent.
     can_seal: bool
 
     def seal(self, key: str, value: bytes) -> bytes:
@@ -113,12 +113,12 @@ def _head(how: int, signer: bytes, key: str, size: int) -> bytes:
 
 
 class PlainSealer:
-    """Checks for accidents, and signs nothing."""
+    """Finds accidental damage, and signs nothing."""
 
     can_seal = True
 
     def seal(self, key: str, value: bytes) -> bytes:
-        """Return what travels for `value` under `key`."""
+        """Return the seal of `value` under `key`."""
         body = _head(0, _NOBODY, key, len(value)) + value
         return body + xxhash.xxh3_128_digest(body)
 
@@ -135,7 +135,7 @@ class SignedSealer:
     """Signs with the private key, and only accepts what one of the keys has signed.
 
     Args:
-        keys: those of the file.
+        keys: the keys of the file.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -144,7 +144,7 @@ class SignedSealer:
         self.can_seal = keys.signer is not None
 
     def seal(self, key: str, value: bytes) -> bytes:
-        """Return what travels for `value` under `key`.
+        """Return the signed seal of `value` under `key`.
 
         Raises:
             SealError: there is no private key.
@@ -164,7 +164,7 @@ class SignedSealer:
         opened = _Opened(key, sealed)
         if opened.how == 0:
             raise SealError(UNSIGNED, "it is not signed")
-        # By kind and id: an id of one kind never leads to a key of the other.
+        # Found by kind and id, so that an id of one kind never leads to a key of the other.
         verifier = self._verifiers.get((opened.how, opened.signer))
         if verifier is None:
             raise SealError(OTHER_SIGNER, f"it is signed by an unknown key, {opened.signer.hex()}")

@@ -27,19 +27,19 @@ __all__ = ["asked_if_running", "connected", "socket_path"]
 
 #: As for workers: no variable and no file in the working directory changes what is imported.
 _FLAGS = ("-I", "-S", "-B", "-c")
-#: Forks at once, so that the program need not wait for imports, and has no child that it does not
-#: know.
+#: It forks at once, so that the program does not wait for imports, and gets no child process that
+#: it does not know of.
 _CODE = (
     "import os, sys; os.fork() and os._exit(0); os.setsid(); sys.path[:] = sys.argv[1:]; "
     "from kcache.remote.agent import main; main()"
 )
-#: Where kcache lies: another installation has an agent of its own.
+#: The folder that holds kcache. Another installation has an agent of its own.
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 #: Seconds for an agent's answer about itself.
 ASK_TIMEOUT = 5.0
 #: Seconds that the new interpreter may take until it has detached itself.
 START_TIMEOUT = 20.0
-#: ... and between two looks whether another program has started one.
+#: Seconds between two attempts to take the lock of programs that start an agent.
 _PAUSE = 0.01
 
 
@@ -57,17 +57,17 @@ def socket_path(folders: Sequence[str], setup: Setup) -> str:
         path = os.path.join(private, f"{name}.socket")
         if len(os.fsencode(path)) <= MOST_PATH:
             with suppress(OSError):
-                if not unsafe_part(private):  # nobody can exchange it meanwhile
+                if not unsafe_part(private):  # nobody can replace it meanwhile
                     private_folder(private)
                     return path
     raise RemoteError("no private folder for a socket")
 
 
 def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket.socket:
-    """Return a connection to the agent at a path, which is started if there is none.
+    """Return a connection to the agent at a path, and start the agent if there is none.
 
     Raises:
-        RemoteError: there is none, and none can be started.
+        RemoteError: there is no agent, and none can be started.
     """
     connection = _connect(path)
     if connection is not None:
@@ -105,7 +105,7 @@ def asked_if_running(path: str) -> dict[str, Any] | None:
 
 def _connect(path: str) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.setblocking(False)  # full backlogs don't block, either
+    connection.setblocking(False)  # so that a full backlog does not block, either
     try:
         connection.connect(path)
         if is_same_user(connection):
@@ -120,7 +120,7 @@ def _take_turn(lock: BinaryIO) -> None:
     """Lock a file, so that only one of the programs that find no agent starts it.
 
     Raises:
-        RemoteError: another program holds the lock longer than a start may take: it was stopped.
+        RemoteError: another program has held the lock for longer than a start may take.
     """
     import fcntl
 

@@ -24,13 +24,14 @@ __all__ = [
     "open_store",
 ]
 
-#: Kind of an address -> its client: loaded in the agent alone, when it is first needed.
+#: Kind of an address -> its client, which is loaded only in the agent, when it is first needed.
 _STORES = {
     "http": ("kcache.remote.http", "HttpStore"),
     "redis": ("kcache.remote.redis", "RedisStore"),
     "objects": ("kcache.remote.objects", "ObjectStore"),
 }
-#: From the value that a store holds under a key, or None, to what it should hold; None leaves it.
+#: Gets the value that a store holds under a key, or None. Returns the value that it should hold, or
+#: None to change nothing.
 Change = Callable[[bytes | None], bytes | None]
 
 
@@ -58,7 +59,7 @@ class RemoteReadOnly(RemoteRefused):
 
 
 class RemoteStore(Protocol):
-    """Sealed values under keys (64 hexadecimal digits) in another place.
+    """Sealed values under keys (64 hexadecimal digits) on a server.
 
     A store adds the prefix of its address to each key. It does not examine values. Every method
     ends within the time-outs of the address.
@@ -86,9 +87,9 @@ class RemoteStore(Protocol):
     def merge(self, key: str, change: Change, limit: int) -> None:
         """Replace a value by the result of `change`, so that no other machine's value is lost.
 
-        If the protocol can (WATCH, If-Match), it stores the result only if nobody changed the value
-        meanwhile; otherwise it calls `change` again, at most a few times. If the protocol can't,
-        the last writer wins.
+        If the protocol has conditional writes (a script in Redis, If-Match in HTTP), the result is
+        stored only if nobody has changed the value meanwhile. If somebody has, `change` is called
+        again, at most a few times. If the protocol has none, the last writer wins.
 
         Raises:
             RemoteError: it is not stored; otherwise as for `get`.
@@ -111,13 +112,13 @@ class Several(Protocol):
 
 @runtime_checkable
 class Leases(Protocol):
-    """A store that lets one process of all machines do something at a time.
+    """A store with leases, by which one process of all machines does something at a time.
 
     A lease belongs to a random token and ends by itself after some seconds.
     """
 
     def lease(self, key: str, token: str, seconds: float) -> bool:
-        """Take the lease of `key`; tell whether nobody else has it. Raises RemoteError."""
+        """Take the lease of `key`; tell whether it was free. Raises RemoteError."""
         ...
 
     def renew(self, key: str, token: str, seconds: float) -> bool:

@@ -39,13 +39,14 @@ __all__ = ["SEAL_ROOM", "Tier"]
 
 #: Bytes that a seal adds at most.
 SEAL_ROOM = 4096
-#: Characters of an error that are told.
+#: Most characters of an error that are shown.
 _MOST_TEXT = 500
-#: Seconds beyond its time-outs after which a question hangs: a name server that does not answer, or
-#: a client of a protocol. A loaded machine is slow.
+#: A question that takes this many seconds longer than its time-outs counts as hanging: a name
+#: server or a client of a protocol does not return. It is this long because a loaded machine is
+#: slow.
 _GRACE = 1.0
-#: Seconds without uploads after a remote has refused one. Who may write changes rarely; a copy of a
-#: Redis refuses, too, until it is made the one that writes.
+#: Seconds without uploads after a remote has refused one. Rights to write change rarely. A replica
+#: of a Redis refuses, too, until it becomes the primary.
 READ_ONLY_PAUSE = 600.0
 
 
@@ -58,10 +59,10 @@ class Tier:
     Threads: safe to share; the store is made once, by the first thread that needs it.
 
     Args:
-        address: of the remote.
-        make_sealer: returns the sealer; raises ConfigError at each call.
-        counts: of the remote.
-        make: returns its client; raises ConfigError, likewise.
+        address: address of the remote.
+        make_sealer: returns the sealer; raises ConfigError at each call that can't make one.
+        counts: counts of the remote.
+        make: returns the remote's client; raises ConfigError likewise.
     """
 
     def __init__(
@@ -80,15 +81,15 @@ class Tier:
         self._store: RemoteStore | None = None
         self._opening = threading.Lock()
         self._read_only_until = 0.0
-        #: Thread -> since when it waits for an answer.
+        #: Thread -> time since which it waits for an answer.
         self._waiting: dict[int, float] = {}
 
     # -- questions -------------------------------------------------------------------------------
 
     def get(self, *keys: str) -> tuple[int, bytes] | None:
-        """Return the envelope under the first key that has one, its seal checked, and its index.
+        """Return the index of the first key that has a value, and its envelope with a good seal.
 
-        If the protocol can, it is one question for all keys.
+        All keys count as one question. They are asked for together if the protocol can do this.
         """
         if self._is_left_alone():
             self.counts.add("skipped")
@@ -131,7 +132,7 @@ class Tier:
         return self._write(lambda store, sealed: store.put(key, sealed), key, value)
 
     def merge(self, key: str, value: bytes) -> bool:
-        """Merge the manifest in an envelope into the one that is stored; tell whether it is."""
+        """Merge the manifest in an envelope into the stored one; tell whether that succeeded."""
 
         def change(old: bytes | None) -> bytes | None:
             known = None if old is None else self._unsealed(key, old)
@@ -202,7 +203,7 @@ class Tier:
         return self.address.kind == "redis" and self.address.flag("leases")
 
     def lease(self, key: str, token: str, seconds: float) -> bool | None:
-        """Take a lease; tell whether nobody else has it, or None if that can't be known."""
+        """Take a lease; return whether it was free, or None if that can't be known."""
         return self._ask_lease(lambda store: store.lease(key, token, seconds))
 
     def renew(self, key: str, token: str, seconds: float) -> bool | None:
@@ -256,7 +257,7 @@ class Tier:
                 store.close()
 
     def _unsealed(self, key: str, sealed: bytes) -> bytes | None:
-        """Return the envelope if its seal is right, or None, counted and logged."""
+        """Return the envelope if its seal is right; otherwise count and log it, and return None."""
         try:
             return self._sealer.unseal(key, sealed)
         except SealError as error:
@@ -343,7 +344,7 @@ class Tier:
 def _told(error: Exception) -> tuple[str, str]:
     """Return why a remote could not be asked, in plain text, and the cause.
 
-    The text may come from a server, so it must be safe for a terminal.
+    The text may come from a server, so characters that could control a terminal are replaced.
     """
     text = "".join(char if char.isprintable() else "?" for char in str(error)[:_MOST_TEXT])
     text = text or type(error).__name__

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Uploads"]
 
-#: Uploads that may wait for one remote, and their bytes; what comes then is dropped. A run of
-#: CUTLASS examples makes some hundred kernels of up to 10 MB.
+#: Most uploads that may wait for one remote, and most bytes of them; further ones are dropped. A
+#: run of CUTLASS examples makes some hundred kernels of up to 10 MB.
 MAX_WAITING = 1024
 MAX_BYTES = 256 << 20
-#: At a time, to one remote: latency hides behind latency.
+#: Uploads at a time to one remote, so that their latencies overlap.
 THREADS = 4
 
 
@@ -29,7 +29,7 @@ class Uploads:
     Threads: safe to share; it starts up to `THREADS` threads when there is something to send.
 
     Args:
-        tier: the destination.
+        tier: the remote that gets the uploads.
         done: called after each upload, successful or not.
     """
 
