@@ -26,16 +26,17 @@ _BUFFER = 1 << 20
 
 @contextmanager
 def replacing(path: str) -> Generator[BinaryIO]:
-    """Yield a file that replaces `path` at the end of the block, and vanishes if the block raises.
+    """Yield a file that replaces `path` at the end of the block, or is removed if the block raises.
 
     Raises:
-        BundleError: something else than a bundle is there.
+        BundleError: the file at `path` is no bundle.
         OSError: the file can't be made.
     """
     _refuse_others(path)
     folder, name = os.path.split(path)
     _sweep(folder, name)
-    # Neither threads nor containers, where processes have equal numbers, write the same file.
+    # A random name, so that two threads don't write the same file, nor two processes of different
+    # containers that have the same number.
     temporary = os.path.join(folder, f".{name}.{secrets.randbits(64)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     fd = os.open(temporary, flags, 0o666)
@@ -52,10 +53,10 @@ def replacing(path: str) -> Generator[BinaryIO]:
 
 
 def _refuse_others(path: str) -> None:
-    """Refuse to replace a file that is no bundle.
+    """Refuse to replace a file that is no bundle, unless it is empty.
 
     Raises:
-        BundleError: there is something else.
+        BundleError: there is such a file.
     """
     try:
         replaceable = not os.path.lexists(path) or is_bundle(path)
@@ -71,7 +72,7 @@ def _is_empty_file(path: str) -> bool:
 
 
 def _sweep(folder: str, name: str) -> None:
-    """Remove what killed exports to the same name have left: temporary files that nobody locks."""
+    """Remove temporary files, which nobody locks, of exports to the same name that were killed."""
     if sys.platform == "win32":
         return
     with suppress(OSError):
@@ -80,13 +81,13 @@ def _sweep(folder: str, name: str) -> None:
             if entry.name != f".{name}.{middle}.tmp" or not middle.isdecimal():
                 continue
             with suppress(OSError):
-                file = open_own(entry.path, os.O_RDONLY)  # a pipe is not waited for
+                file = open_own(entry.path, os.O_RDONLY)  # does not wait for a pipe
                 if _lock(file.fd):
                     os.unlink(entry.path)
 
 
 def _lock(fd: int) -> bool:
-    """Lock a file of this process while it is open; tell whether it was free."""
+    """Lock an open file of this process until it is closed; tell whether it was free."""
     if sys.platform == "win32":
         return False
     import fcntl
@@ -119,7 +120,7 @@ def opened(source: Source) -> Generator[Bundle]:
 
 
 def _is_file(source: BinaryIO) -> bool:
-    """Tell whether an open file is one on disk, at its beginning."""
+    """Tell whether an open file is a regular file whose position is its beginning."""
     try:
         return stat.S_ISREG(os.fstat(source.fileno()).st_mode) and source.tell() == 0
     except (OSError, io.UnsupportedOperation):

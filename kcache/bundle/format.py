@@ -61,10 +61,10 @@ __all__ = [
 
 VERSION = 1
 PLAIN, SEALED = 0, 1
-#: An export leaves larger values out, and a reader refuses them: one at a time is in memory. The
-#: largest kernels of CUTLASS have 10 MB.
+#: An export leaves larger values out, and a reader refuses them, because one whole value at a time
+#: is in memory. The largest kernels of CUTLASS have 10 MB.
 MAX_VALUE = 256 << 20
-#: A writer keeps the index in memory: 64 MB for so many.
+#: A writer keeps the index in memory: 64 MB for this many entries.
 MAX_ENTRIES = 1_000_000
 
 _MAGIC, _END = b"KCBUNDLE", b"KCBNDEND"
@@ -76,7 +76,7 @@ _COUNTED = 16
 
 
 class Record(NamedTuple):
-    """Where one value is."""
+    """The key of one value, its offset and size in the file, and its digest."""
 
     key: str
     offset: int
@@ -91,9 +91,9 @@ class Layout(NamedTuple):
         values: `PLAIN` or `SEALED`.
         index_at: offset of the index.
         entries: number of records.
-        head: its bytes.
+        head: bytes of the head.
         counted: bytes of the trailer that its digest covers.
-        digest: of head, index and `counted`.
+        digest: digest of head, index and `counted`.
     """
 
     values: int
@@ -105,7 +105,7 @@ class Layout(NamedTuple):
 
 
 def is_head(start: bytes) -> bool:
-    """Tell whether a file that begins so is a bundle, of any version."""
+    """Tell whether a file that begins with these bytes is a bundle, of any version."""
     return start.startswith(_MAGIC)
 
 
@@ -136,7 +136,7 @@ def trailer_end(digest: bytes) -> bytes:
 
 
 def read_layout(head: bytes, trailer: bytes, size: int) -> Layout:
-    """Return where the parts of a file of `size` bytes are, by its first and last bytes.
+    """Return where the parts of a bundle of `size` bytes are, from its first and last bytes.
 
     All parts lie within the file. The index and the values are not checked.
 

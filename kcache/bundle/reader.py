@@ -29,26 +29,26 @@ __all__ = ["Bundle", "is_bundle"]
 
 #: Records that are read at a time: 64 KiB.
 _BATCH = 1024
-#: As many records, or fewer, are read at once rather than halved again.
+#: A range of at most this many records is read at once, and not halved again.
 _FEW = 64
 _KEY_BYTES = 32
 
 
 class Bundle:
-    """A bundle, read where it is: nothing is unpacked, and nothing is kept in memory.
+    """A bundle that is read in place: nothing is unpacked, and no value is kept in memory.
 
     `get` takes two reads of the file in most cases, whatever its length. Opening reads its first
     and last bytes only. `records` and `read` check everything that they return.
 
-    If another file is renamed over it while it is open, the bundle goes on reading the old one. It
-    reads with `pread` and maps nothing, so that a file that is truncated meanwhile raises
-    BundleError instead of a SIGBUS.
+    If another file is renamed over it while it is open, this object goes on reading the old one. It
+    reads with `pread` and maps nothing. So a file that is truncated meanwhile causes a BundleError,
+    not a SIGBUS.
 
     Threads: safe to share. Fork: a child may go on using it, because there is no shared file
     position. Processes: any number.
 
     Args:
-        file: path, or descriptor of an open file, which stays the caller's.
+        file: path, or descriptor of an open file, which the caller closes.
 
     Raises:
         BundleError: it is no bundle, or a damaged one.
@@ -97,7 +97,7 @@ class Bundle:
         it.
 
         Raises:
-            BundleError: the file changed since it was opened, or says nonsense.
+            BundleError: the file changed since it was opened, or its index is damaged.
             OSError: it can't be read.
         """
         record = self.find(key)
@@ -133,7 +133,7 @@ class Bundle:
         return _among(raw, wanted)
 
     def _halve(self, wanted: bytes, low: int, high: int) -> tuple[int, int]:
-        """Return a few of the given records, among which a key is if it is there at all."""
+        """Return a short part of a range of records, which has the key if the range has it."""
         while high - low > _FEW:
             middle = (low + high) // 2
             if self._rows(middle, middle + 1)[:_KEY_BYTES] <= wanted:
@@ -148,7 +148,7 @@ class Bundle:
         """Yield every record of the index, by ascending key.
 
         Raises:
-            BundleError: the order, an offset, a size or a length is wrong.
+            BundleError: the order of the keys, an offset, a size or the length is wrong.
             OSError: it can't be read.
         """
         last, at = "", HEAD_SIZE
@@ -252,7 +252,7 @@ def _open(path: str) -> int:
 
 
 def _close(fd: int, file: os.stat_result) -> None:
-    """Close a descriptor, unless the program has closed it: its number may be another file's."""
+    """Close a descriptor, unless the program has closed it and its number may be another file's."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(fd), file):
             os.close(fd)

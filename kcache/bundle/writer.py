@@ -24,8 +24,8 @@ __all__ = ["BundleWriter"]
 class BundleWriter:
     """Writes values in the order of their keys; the file need not be seekable.
 
-    Memory: 64 bytes for each entry. Threads: for one thread. Crash: without the call of `finish` a
-    file is no bundle, and every reader says so.
+    Memory: 64 bytes for each entry. Threads: for one thread. Crash: a file that `finish` has not
+    completed is no bundle, and every reader says so.
 
     Args:
         file: the file to write to; it stays open.
