@@ -24,23 +24,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Answering", "Declined", "standing"]
 
-#: What NVRTC compiles for where no option names an architecture, by major version.
+#: NVRTC's major version -> the architecture that it compiles for if no option names one.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
-#: The line that NVRTC 12.8 and later put into the log for one of these if an option names it, and
-#: leave out if it is the default.
+#: The beginning of a line in the log of NVRTC 12.8 and later. They write it if an option names such
+#: an architecture, and leave it out if it is the default.
 _DEPRECATED = b"nvrtc: warning: Architectures prior to "
-#: What NVRTC calls a program without a name.
+#: The name that NVRTC gives to a program without one.
 _DEFAULT_NAME = b"default_program"
-#: Variables that change what NVRTC makes, as the program has them. Others that it reads don't:
-#: MAKEFLAGS (how many compile at once), CUDA_CACHE_DISABLE (a cache of its own).
+#: Variables of the program that change NVRTC's output. NVRTC reads others that do not: MAKEFLAGS
+#: (how many compiles run at once), CUDA_CACHE_DISABLE (a cache of its own).
 _DECISIVE = (*COMPILER_VARIABLES, "NVRTC_PREPEND_FLAGS", "PWD")
 #: Parts of options that read or write files which kcache does not follow.
 _UNFOLLOWED = ("optf", "preinclude", "bundled", "pch", "time-trace", "options-file", "keep")
-#: In the log of each compile that fails before there is PTX; one that fails in ptxas has PTX.
+#: In the log of each compile that fails before it has made PTX. A compile that fails in ptxas has
+#: made PTX.
 _FAILED_EARLY = b" detected in the compilation of "
 #: A source without these words, once its lines are joined, reads no file and no clock.
 _READS = (b"include", b"import", b"embed", b"__DATE__", b"__TIME", b"??")
-#: Options that name neither files nor the working directory, in the output or otherwise.
+#: Options that name no file, and do not put the working directory into the output.
 _SELF_CONTAINED = (
     "-arch",
     "--gpu-architecture",
@@ -102,7 +103,7 @@ class Answering:
 
     Args:
         cache: the cache.
-        folder: keeps version and architectures of NVRTC builds; or None.
+        folder: the folder that keeps version and architectures of NVRTC builds, or None.
     """
 
     def __init__(self, cache: KernelCache, folder: str | None = None) -> None:
@@ -123,7 +124,7 @@ class Answering:
             return Declined(str(refusal))
         except CompileError as error:
             return _failed(program, error)
-        except Exception as error:  # whatever it is, the program must not wait for nothing
+        except Exception as error:  # whatever it is, the program must get an answer
             log.debug("a request of the drop-in is declined: %r", error)
             return Declined(f"{type(error).__name__}: {error}")
 
@@ -138,10 +139,10 @@ class Answering:
             return Declined(f"{type(error).__name__}: {error}")
 
     def _known(self, path: bytes) -> tuple[str, known.Release]:
-        """Return the identity of the NVRTC at `path`, and what it says of itself.
+        """Return the identity of the NVRTC at `path`, and its version and architectures.
 
         Raises:
-            _RefusedError: it is not the one that was there at first; OSError: there is none.
+            _RefusedError: it is no longer the one of the first use; OSError: there is none.
         """
         self._check_stamp(path)
         if path not in self._about:
@@ -170,13 +171,13 @@ class Answering:
         """
         from kcache.nvrtc import answers, compiler, files, headers, library, manifest, surroundings
 
-        del answers, compiler, files, headers, manifest, surroundings  # imported, which is all
-        found = library.find()  # most likely what the program will use
+        del answers, compiler, files, headers, manifest, surroundings  # only imported
+        found = library.find()  # most likely the one that the program will use
         if found is not None and known.recall(self._folder, found.identity) is not None:
             self._rehearse(os.fsencode(found.path))
 
     def _rehearse(self, path: bytes) -> None:
-        """Answer a program that is in no cache, up to the compile."""
+        """Answer a program that is in no cache, and stop before the compile."""
         about = self.about(path, self._standing)
         if isinstance(about, Declined):
             return
@@ -212,7 +213,7 @@ class Answering:
             raise _RefusedError("another user, root directory or mount namespace")
 
     def _check_stamp(self, path: bytes) -> None:
-        """Check that the library at `path` is the one that was there at first.
+        """Check that the library at `path` is still the one of the first use.
 
         Workers and the program may have loaded a library that another package or release has since
         replaced.
@@ -228,7 +229,7 @@ class Answering:
         return _answer(program, self._cache._get_or_compile_for(*self._asked(program)))
 
     def _asked(self, program: Program) -> tuple[Surroundings, CompileRequest]:
-        """Return where the program compiles, and what."""
+        """Return where the program compiles, and its request."""
         from kcache.nvrtc.options import CompileOptions
         from kcache.nvrtc.request import CompileRequest
 
@@ -240,7 +241,7 @@ class Answering:
             options = options.replace(arch=default)
         around = _surroundings(program, self._known(program.library)[0])
         call = CompileRequest(
-            # kcache refuses a source without text; a comment makes the same of nothing.
+            # kcache refuses a source without text; a comment compiles to the same result.
             _decoded(program.source) if program.source.strip() else "//\n",
             tuple(_decoded(name) for name in dict.fromkeys(program.expressions)),
             options,
@@ -281,7 +282,7 @@ def _answer(program: Program, kernel: CompiledKernel) -> Answer:
 
 
 def _log(program: Program, raw_log: bytes) -> bytes:
-    """Return the log; without an option for the architecture, as NVRTC writes it then."""
+    """Return the log as NVRTC writes it for these options: see `_DEPRECATED`."""
     if raw_log.startswith(_DEPRECATED) and not any(b"arch" in each for each in program.options):
         return raw_log.partition(b"\n")[2]
     return raw_log
@@ -299,7 +300,7 @@ def _failed(program: Program, error: object) -> Answer | Declined:
 
 
 def _is_alone(program: Program) -> bool:
-    """Tell whether a source lies alone in its directory: CuPy makes a temporary one for each."""
+    """Tell whether a source is alone in its directory: CuPy makes a temporary one for each."""
     directory, name = os.path.split(program.name)
     try:
         return os.path.isabs(program.name) and set(os.listdir(directory)) <= {name}
@@ -310,7 +311,7 @@ def _is_alone(program: Program) -> bool:
 
 
 def _decides_itself(program: Program) -> bool:
-    """Tell whether the request alone decides the outcome: no file is read, no clock, no path."""
+    """Tell whether the request alone decides the outcome, and no file, clock or path does."""
     joined = program.source.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
     options = [_decoded(option).strip(" ") for option in program.options]
     return (

@@ -19,7 +19,7 @@ __all__ = ["BuildError", "build", "compiler", "name", "names", "unknown_exports"
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 MAJORS = (12, 13)
-#: The hook first: `dlopen` has to be found in it.
+#: The library with the hook is the first one, because programs must find `dlopen` in it.
 HOOK = "libkcache_preload.so"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared")
 _LINK = ("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
@@ -29,7 +29,7 @@ _PARTS = (
 )
 _OURS = re.compile(r"(__)?nvrtc\w+$")
 _DYNAMIC_SYMBOLS, _FUNCTION = 11, 2
-#: Seconds; it takes 3.
+#: Seconds; a build takes 3.
 _TIMEOUT = 300
 
 
@@ -43,7 +43,7 @@ def names() -> list[str]:
 
 
 def name(major: int, kind: str) -> str:
-    """Return the name of one: `nvrtc` answers, `linked` is for programs linked with NVRTC."""
+    """Return the name of a library: `nvrtc` answers, `linked` is for programs linked with NVRTC."""
     return f"libkcache_{kind}{major}.so"
 
 
@@ -58,7 +58,7 @@ def build(
     """Compile all libraries into a new `folder`, all of them or none.
 
     Args:
-        folder: the folder for them; left as it is if it exists.
+        folder: the folder for them; it is left as it is if it exists.
         extra: functions that a newer NVRTC exports beyond those of `native/table.h`, by its major
             version; see `unknown_exports`.
         flags: further flags for the compiler, such as a sanitizer's.

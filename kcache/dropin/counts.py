@@ -9,10 +9,9 @@ from typing import Any
 
 __all__ = ["Counts", "since", "summary"]
 
-#: Names of programs, and reasons, that are told apart.
+#: Most names of programs, and most reasons, that are counted one by one.
 _MOST = 256
-#: Processes that are known to have asked before; one that asks again after so many others counts
-#: twice.
+#: Most processes that are remembered. One that asks again after this many others counts twice.
 _MOST_PROCESSES = 1 << 14
 
 
@@ -44,7 +43,7 @@ class Counts:
             self._counts["handed_over"] += 1
 
     def asked(self, process: int) -> None:
-        """Remember that a process asked."""
+        """Remember that a process asked, and count it the first time."""
         with self._lock:
             if process in self._processes:
                 return
@@ -79,7 +78,7 @@ def _name_of(process: int) -> str:
 
 
 def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
-    """Return what was counted after `before`, both as `Counts.as_dict` tells them."""
+    """Return what was counted after `before`; both are in the form of `Counts.as_dict`."""
     told = {name: counts[name] - before[name] for name in counts.keys() - {"reasons", "names"}}
     return {**told, **{name: _more(before[name], counts[name]) for name in ("reasons", "names")}}
 

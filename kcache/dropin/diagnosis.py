@@ -22,7 +22,7 @@ from kcache.dropin import environment as env
 __all__ = ["diagnose", "diagnose_program"]
 
 _TOPIC = "kcache run"
-#: Tells whether the library at `sys.argv[1]`, opened as programs do, is the interface library.
+#: Tells whether a program that opens the library at `sys.argv[1]` gets the interface library.
 _PROBE = """
 import ctypes, sys
 handle = ctypes.CDLL(sys.argv[1])
@@ -32,12 +32,12 @@ _TIMEOUT = 30
 _SEGMENT_INTERPRETER, _SEGMENT_DYNAMIC, _SEGMENT_LOAD = 3, 2, 1
 _NEEDED, _STRINGS = 1, 5
 _MARKS = (b"nvrtcCompileProgram", b"nvrtcCreateProgram")
-#: Larger programs are not read for a linked-in NVRTC, which itself has 100 MB.
+#: Larger programs are not searched for an NVRTC that is linked into them, which itself has 100 MB.
 _MOST_READ = 1 << 30
 
 
 def diagnose() -> Iterator[Finding]:
-    """Yield whether the interface libraries are there, and whether NVRTC is reached by them."""
+    """Yield whether the interface libraries are there, and whether they answer for NVRTC."""
     from kcache.nvrtc import library
 
     install = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."

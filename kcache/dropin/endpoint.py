@@ -39,7 +39,7 @@ __all__ = [
 ASK_TIMEOUT = 5.0
 _NAME = "socket"
 _STATUS = 4
-#: What each server tells of itself.
+#: What the status of each server has.
 _TOLD = {"version", "process", "settings", "counts"}
 _PREFIX = "kcache-run-"
 #: Bytes that are received at a time.
@@ -65,10 +65,10 @@ class Endpoint:
 
 
 def listen(folders: Iterable[str]) -> Endpoint:
-    """Return a new endpoint in a new private directory below the first folder that takes one.
+    """Return a new endpoint in a new private directory, in the first folder where that is possible.
 
     Raises:
-        OSError: none does.
+        OSError: it is possible in none.
     """
     problem: OSError | None = None
     for folder in folders:
@@ -86,7 +86,7 @@ def listen(folders: Iterable[str]) -> Endpoint:
 
 
 def sweep(folders: Iterable[str]) -> None:
-    """Remove what servers left behind that were killed: their program has ended, too."""
+    """Remove the endpoints that killed servers have left, if their programs have ended, too."""
     for folder in folders:
         try:
             names = os.listdir(folder)
@@ -131,14 +131,14 @@ def _remove(folder: str) -> None:
 
 
 def _is_left_behind(status: os.stat_result) -> bool:
-    """Tell whether this is a socket, or the empty file of a server that was silent."""
+    """Tell whether this is a socket, or the empty file that marks a silent server."""
     return stat.S_ISSOCK(status.st_mode) or (
         stat.S_ISREG(status.st_mode) and status.st_size == 0 and status.st_nlink == 1
     )
 
 
 def user_socket(folders: Iterable[str]) -> str:
-    """Return the path of the socket of the one server that a user may keep."""
+    """Return the socket's path of the one server that a user may keep running."""
     paths = [os.path.join(each, f"kcache-server-{os.geteuid()}", _NAME) for each in folders]
     return next((path for path in paths if len(os.fsencode(path)) <= MOST_PATH), paths[-1])
 

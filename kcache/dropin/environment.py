@@ -27,7 +27,7 @@ __all__ = [
 
 #: Names the socket of the server that a program asks; read by the interface library.
 SOCKET = "KCACHE_DROPIN_SOCKET"
-#: Names a folder with the libraries, instead of those that were built here.
+#: Names a folder with the libraries, to be used instead of the package's own.
 LIBRARIES = "KCACHE_DROPIN_LIBRARIES"
 _PRELOAD = "LD_PRELOAD"
 _REMOTE = "KCACHE_REMOTE"
@@ -76,7 +76,7 @@ def _preloaded(environment: Mapping[str, str]) -> list[str]:
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what an environment says about the cache itself; no credentials."""
+    """Return the settings of the cache itself in an environment, without credentials."""
     return {
         name: _told(name, value)
         for name, value in environment.items()
@@ -85,9 +85,9 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def meaning(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings, and where the cache is if they do not say so.
+    """Return the settings, and where the cache is if they do not say it.
 
-    Two processes with the same use the same cache.
+    Two processes with equal results use the same cache.
     """
     told = settings(environment)
     if "KCACHE_DIR" not in told:

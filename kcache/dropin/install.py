@@ -54,7 +54,7 @@ def _library() -> Library:
     """Return the NVRTC that this program would use.
 
     Raises:
-        DropinError: it uses it already; CompilerNotFoundError: there is none.
+        DropinError: the program uses NVRTC already; CompilerNotFoundError: there is no NVRTC.
     """
     from kcache.nvrtc import library
 
@@ -80,7 +80,8 @@ def _load(folder: str, library: Library) -> None:
         raise DropinError(f"there is no interface library for {library.path}")
     try:
         interface = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        # Before anything can go wrong: from now on, the program's calls arrive there.
+        # First of all: the program's calls go to the interface library from now on, and it must
+        # know the real one even if a later step fails.
         interface.kcache_dropin_set_real(os.fsencode(library.path))
         endpoint = at.listen(env.runtime_folders(env.current()))
         spawn_server(endpoint, os.getpid())

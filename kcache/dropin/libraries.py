@@ -26,7 +26,7 @@ class MissingError(Exception):
 
 
 def find(environment: Mapping[str, str]) -> str:
-    """Return the folder of the libraries; builds them if the wheel brought none.
+    """Return the folder of the libraries; build them if the wheel has none.
 
     Raises:
         MissingError: there are none, and none can be built.
@@ -34,7 +34,7 @@ def find(environment: Mapping[str, str]) -> str:
     folder = find_built(environment)
     if folder is not None:
         return folder
-    from kcache.dropin.build import BuildError, build  # what runs once imports more
+    from kcache.dropin.build import BuildError, build  # builds are rare
 
     folder = _own_folder(environment)
     base = os.path.dirname(folder)
@@ -51,10 +51,10 @@ def find(environment: Mapping[str, str]) -> str:
 
 
 def find_built(environment: Mapping[str, str]) -> str | None:
-    """Return the folder of libraries that are there, or None; changes nothing.
+    """Return the folder of libraries that exist already, or None; change nothing.
 
     Raises:
-        MissingError: there can't be any.
+        MissingError: there can't be any here.
     """
     if sys.platform != "linux":
         raise MissingError("the drop-in needs Linux")
@@ -116,7 +116,7 @@ def _digest() -> int:
 
 
 def _check_private(folder: str) -> None:
-    """Refuse files that another user can write, because every program loads them."""
+    """Refuse a folder that another user can write to, because every program loads its libraries."""
     status = os.stat(folder)
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise MissingError(f"others can write to {folder}, so kcache loads nothing from it")

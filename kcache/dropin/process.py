@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kcache.dropin.answering import Answering
     from kcache.dropin.endpoint import Endpoint
 
-#: Beyond any descriptor; close_range(2) takes them all at once.
+#: Higher than any descriptor; close_range(2) closes them all at once.
 _MOST_DESCRIPTORS = 1 << 20
 
 __all__ = ["fork_server", "main", "serve", "spawn_server"]
@@ -31,7 +31,7 @@ def fork_server(endpoint: Endpoint, watched: int | None) -> None:
     The caller's process goes on at once, with its copy of the listening socket closed.
 
     Raises:
-        OSError: there can be no process.
+        OSError: no process can be made.
     """
     until = None if watched is None else at.above_standard(os.pidfd_open(watched))
     child = os.fork()
@@ -51,8 +51,8 @@ def _begin(endpoint: Endpoint, until: int | None) -> None:
             _complain()
             _detach([endpoint.descriptor, *([] if until is None else [until])])
             serve(endpoint, until)
-            atexit._run_exitfuncs()  # temporary directories
-    except BaseException:  # nobody is there to be told
+            atexit._run_exitfuncs()  # removes temporary directories
+    except BaseException:  # nobody is there to read a message
         os._exit(1)
     os._exit(0)
 
@@ -157,7 +157,7 @@ def _spawn(endpoint: Endpoint, until: int | None) -> None:
     import subprocess
     import sys
 
-    if not sys.executable:  # a program that has Python inside
+    if not sys.executable:  # a program that embeds Python
         raise OSError("no Python interpreter is known that could be the server")
     passed = [endpoint.descriptor, *([] if until is None else [until])]
     code = "import sys; sys.path[:] = sys.argv[4:]; from kcache.dropin.process import main; main()"
@@ -183,7 +183,7 @@ def _spawn(endpoint: Endpoint, until: int | None) -> None:
 
 
 def main() -> None:
-    """Be the server of `spawn_server`; the process that was started ends at once."""
+    """Be the server of `spawn_server` in a forked process; the started process ends at once."""
     import sys
 
     from kcache.dropin.endpoint import Endpoint

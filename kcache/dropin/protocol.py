@@ -46,12 +46,12 @@ __all__ = [
 
 MAGIC = b"KDI1"
 VERSION = 2
-#: Far more than any source, and than any kernel: the largest of CUTLASS have 10 MB.
+#: Far more than any source or kernel has: the largest kernels of CUTLASS have 10 MB.
 MAX_FRAME = 256 << 20
 
 #: Kinds of frames. A program asks with the first three, the command line with the next two.
 COMPILE, QUERY, NOTE, STATUS, STOP = 1, 2, 3, 4, 5
-#: And the server answers; any number of `WAIT` may come before the answer.
+#: Kinds of the server's answers. Any number of `WAIT` may come before the answer.
 ANSWER, DECLINED, INFO, WAIT = 16, 17, 18, 19
 
 _HEAD = struct.Struct("<4sHHII")
@@ -65,14 +65,14 @@ class ProtocolError(Exception):
 
 
 class Program(NamedTuple):
-    """A program that is to be compiled, as NVRTC was told, and where.
+    """A program that is to be compiled, as it was given to NVRTC, and where.
 
     Attributes:
         major: NVRTC's major version.
         library: path of the NVRTC that the program would have used.
         directory: working directory of the client.
         standing: the client's user and file tree; see `answering`.
-        environment: those variables of the client that NVRTC reads.
+        environment: the variables of the client that NVRTC reads.
         source, name: as given to `nvrtcCreateProgram`; the name is empty if there is none.
         headers: (include name, text), in order.
         options: as given to `nvrtcCompileProgram`.
@@ -92,7 +92,7 @@ class Program(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What NVRTC answers.
+    """The answer of NVRTC.
 
     Attributes:
         result: NVRTC's result code.
@@ -172,7 +172,7 @@ class _Reader:
         return [self.text() for _ in range(self.count(4))]
 
     def count(self, least: int) -> int:
-        """Return the length of a list whose items have `least` bytes at least."""
+        """Return the length of a list whose items have at least `least` bytes."""
         count = self.number()
         if count * least > len(self._payload) - self._at:
             raise ProtocolError("a list is cut off")

@@ -25,22 +25,24 @@ if TYPE_CHECKING:
 
 __all__ = ["run", "run_fast"]
 
-#: As shells report them.
+#: Exit codes, as shells report them.
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
-#: Sent to the launcher alone, they are meant for the program.
+#: Signals that are meant for the program if somebody sends them to the launcher alone.
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
-#: From the terminal, they reach the program by themselves.
+#: Signals that the terminal sends to the program, too.
 _IGNORED = ("SIGINT", "SIGQUIT", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 #: The first process of a container.
 _FIRST = 1
-#: Seconds that the first process waits for its server to end: it writes its counts.
+#: Seconds that the first process waits for its server to end. The server writes its counts first.
 _END_TIMEOUT = 5.0
 
 
 def run(command: Sequence[str], *, stats: bool = False, directory: str | None = None) -> int:
-    """Run a command with the drop-in; return its exit code with `stats`, or if it can't run.
+    """Run a command with the drop-in; return its exit code if this process stays its parent.
+
+    Otherwise this process becomes the command, and returns only if the command can't run.
 
     If the drop-in can't be used, the command runs without it, and one line says why.
 
@@ -94,9 +96,9 @@ def run_fast(arguments: Sequence[str]) -> int | None:
 def _prepare(
     environment: Mapping[str, str],
 ) -> tuple[dict[str, str], str, dict[str, Any] | None]:
-    """Return the program's environment, its server's socket, and what that has told of itself.
+    """Return the program's environment, its server's socket, and the status of that server.
 
-    The last is None if the server was started here.
+    The status is None if the server was started here.
     """
     preloaded = libraries.preloaded(libraries.find(environment))
     folders = env.runtime_folders(environment)
@@ -123,7 +125,7 @@ def _is_fit(about: dict[str, Any], environment: Mapping[str, str]) -> bool:
 
 def _say(message: str) -> None:
     stream = sys.stderr
-    if stream is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by who started us
+    if stream is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the parent
         return
     try:
         stream.write(f"kcache: {message}\n")
@@ -133,7 +135,7 @@ def _say(message: str) -> None:
 
 
 def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and its successor would inherit
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the program would, too
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
         _execute(command, environment)
@@ -190,7 +192,7 @@ def _watch(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _has_terminal() -> bool:
-    """Tell whether there is a terminal, which itself sends its signals to the program."""
+    """Tell whether there is a terminal, which sends its signals to the program itself."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -207,7 +209,7 @@ def _wait(child: int) -> int:
         if found not in (0, child):  # a process that has lost its parent
             continue
         options = os.WUNTRACED
-        if found == 0:  # the shell continues the whole job; who continues us alone means both
+        if found == 0:  # a shell continues the job; whoever continues us alone means both
             os.kill(child, signal.SIGCONT)
         elif os.WIFSTOPPED(status):
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -217,7 +219,7 @@ def _wait(child: int) -> int:
 
 
 def _summary(socket: str | None, before: dict[str, Any] | None) -> str:
-    """Return what the server has done since it told of itself `before`."""
+    """Return one line about what the server has done since its status `before`."""
     from kcache.dropin.counts import since, summary
 
     about = None if socket is None else at.status(socket)
@@ -258,7 +260,7 @@ def _die_of(number: int) -> None:
 
 
 def _die_with(launcher: int) -> None:
-    """Make this process end with the launcher, also if that has ended already."""
+    """Make this process end with the launcher, or at once if the launcher has ended already."""
     import ctypes
 
     prctl = getattr(ctypes.CDLL(None), "prctl", None)

@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Server"]
 
-#: Connections at the same time, each with a thread; more are refused, and compile by themselves.
+#: Most connections at the same time, each with a thread. Further programs are refused, and compile
+#: by themselves.
 MAX_CONNECTIONS = 4096
-#: Bytes that a connection takes before the program reads: a kernel of 100 KiB with its PTX goes at
-#: once. The system doubles this, and its default limit, 208 KiB before the doubling, is met.
+#: Bytes that a connection takes before the program reads, so that a kernel of 100 KiB with its PTX
+#: is sent at once. The system doubles this. Its default limit is 208 KiB before the doubling.
 SEND_BUFFER = 208 << 10
-#: Threads that are kept for clients to come: as many as programs that a `make` starts at a time.
+#: Threads that wait for clients: as many as the programs that a `make` starts at a time.
 MAX_WAITING = 8
-#: Seconds between two signs of life to a program that waits; it waits 5 s for one at most.
+#: Seconds between two signs of life to a program that waits; it waits at most 5 s for one.
 HEARTBEAT = 0.5
-#: Seconds for the rest of a frame once it has begun, and for a program to take an answer: one that
-#: was stopped (Ctrl-Z) may take long, and costs a thread meanwhile.
+#: Seconds for the rest of a frame that has begun, and for a program to receive an answer. A program
+#: that was stopped (Ctrl-Z) may take long, and costs a thread meanwhile.
 FRAME_TIMEOUT = 60.0
-#: Seconds until a connection is closed on which nobody asks; the program then makes another.
+#: Seconds after which a connection without questions is closed; the program then makes another.
 IDLE_TIMEOUT = 300.0
-#: Pause, in seconds, where no more connections can be accepted for want of descriptors.
+#: Seconds to pause if no connection can be accepted because there are no free descriptors.
 PAUSE = 0.05
 _CHUNK = 1 << 18
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
@@ -61,7 +62,7 @@ class _Client:
         """Return the next frame's kind and payload, or None at the end.
 
         Raises:
-            ProtocolError: the data is no frame; OSError: it did not come in time.
+            ProtocolError: the data is no frame; OSError: the frame did not come in time.
         """
         self._socket.settimeout(IDLE_TIMEOUT)
         if not self._pending and not self._more():
@@ -89,7 +90,7 @@ class _Client:
         return bool(received)
 
     def send(self, kind: int, payload: bytes = b"") -> None:
-        """Send a frame, for which the other end has waited."""
+        """Send a frame, which ends the wait of the other end."""
         with self._sending:
             self.waiting_since = None
             self._socket.settimeout(FRAME_TIMEOUT)
@@ -110,13 +111,13 @@ class _Client:
         if since is None or now - since < HEARTBEAT or not self._sending.acquire(blocking=False):
             return
         try:
-            # 16 bytes go at once or not at all: they don't fill the rest of a buffer. Python waits
-            # for room first if a timeout is set: then all programs would wait for one that was
-            # stopped (Ctrl-Z), or does not read.
+            # 16 bytes are sent as a whole or not at all: they don't fill the rest of a buffer. If a
+            # timeout is set, Python first waits for room. Then all programs would wait for one that
+            # was stopped (Ctrl-Z), or does not read.
             if self.waiting_since is not None and self._has_room():
                 self._socket.send(protocol.frame(protocol.WAIT), socket.MSG_DONTWAIT)
         except (OSError, ValueError):
-            pass  # whoever answers will notice
+            pass  # the thread that answers will notice
         finally:
             self._sending.release()
 
@@ -190,8 +191,8 @@ class Attendants:
 class Server:
     """Answers the programs of one user.
 
-    Threads: `serve` runs in one; each connection has one of its own. Whatever a client does (dies
-    in the middle of a frame, sends nonsense, stops reading), only its own connection ends.
+    Threads: `serve` runs in one thread; each connection has one of its own. Whatever a client does
+    (dies in the middle of a frame, sends nonsense, stops reading), only its own connection ends.
 
     Args:
         listener: a socket that listens.
@@ -304,7 +305,7 @@ class Server:
 
     def _begin_attending(self) -> None:
         """Get ready, and attend the first client in the same thread, whose caches are warm."""
-        with suppress(Exception):  # who asks is told
+        with suppress(Exception):  # a program that asks is told
             self._answers().warm_up()
         self._attendants.stay()
 
