@@ -146,7 +146,7 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become the program, as `execvp` of POSIX does: a text without `#!` is a shell's.
+    """Become the program; run a script without `#!` by the shell, as `execvp` of POSIX does.
 
     Raises:
         OSError: it can't be run.

@@ -1,4 +1,4 @@
-/* The interface: what the library is, its version and architectures. */
+/* The interface: the version of the library, and its architectures. */
 #define _GNU_SOURCE
 #include "program.h"
 
@@ -8,7 +8,8 @@
 
 #define MOST_ARCHS 64
 
-/* Version and architectures of the real library, which the server knows without our loading it. */
+/* Version and architectures of the real library. The server knows them, so that this process does
+   not load the library. */
 struct about {
     bool known;
     int major, minor, count, archs[MOST_ARCHS];
@@ -51,7 +52,7 @@ static bool ask_about(struct about *answer) {
     return known;
 }
 
-/* Not under the lock while the server is asked: a fork would have to wait for it. */
+/* The lock is not held while the server is asked, because a fork would have to wait for it. */
 static bool know(struct about *answer) {
     pthread_mutex_lock(&about_lock);
     *answer = kept_about;

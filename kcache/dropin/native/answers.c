@@ -1,10 +1,10 @@
-/* Answers: what compiles returned, and a bounded memory of those that come again in this process. */
+/* Answers: the results of compiles, and a bounded memory of those that may be needed again. */
 #include "dropin.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A program's working set is some dozen kernels of 100 KiB; what is larger is asked for again. */
+/* A program's working set is some dozen kernels of 100 KiB. Larger answers are asked for again. */
 #define MAX_KEPT 512
 #define MAX_BYTES ((size_t)32 << 20)
 #define MAX_ONE ((size_t)8 << 20)
@@ -74,7 +74,7 @@ void kd_answer_drop(struct kd_answer *answer) {
     free(answer);
 }
 
-/* Only spreads: equality is decided by the bytes. */
+/* A hash that only spreads requests. Their bytes decide whether two are equal. */
 static uint64_t spread(const struct kd_buffer *request) {
     uint64_t hash = request->size, word;
     size_t at = 0;

@@ -1,4 +1,4 @@
-/* Bytes: buffers that grow, and reading numbers and byte strings back. Little-endian, as the wire. */
+/* Bytes: buffers that grow, and readers of numbers and byte strings. All are little-endian. */
 #include "dropin.h"
 
 #include <stdlib.h>

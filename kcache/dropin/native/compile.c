@@ -1,4 +1,4 @@
-/* One compile: what the server says, or the real library where it must do it itself. */
+/* One compile: by the server, or by the real library if the server can't answer. */
 #define _GNU_SOURCE
 #include "program.h"
 
@@ -7,17 +7,17 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Variables that NVRTC reads (found by recording its questions to libc); the server decides which
-   of them matter. */
+/* Variables that NVRTC reads (found by recording its calls of libc). The server decides which of
+   them matter. */
 static const char *const variables[] = {
     "NVRTC_APPEND_FLAGS", "NVRTC_PREPEND_FLAGS", "NVRTCWIZ", "EDG_BASE", "EDG_MODULES_PATH", "PWD",
     "MAKEFLAGS", "FINALIZER_USE_LEGACY_ELF_BUILDER", "FINALIZER_CUBIE", "CAN_FINALIZE_DEBUG",
     "NVVM_IR_VER_CHK", "CUDA_CACHE_DISABLE", "DUMP_KNOBS_TO_FILE",
     "NVRTC_DISABLE_CONCURRENT_NVVM", NULL};
 
-/* Options whose effects go beyond outputs that a cache keeps; by how they begin, dashes left out.
-   Precompiled headers have a status, traces and timings have files, OptiX and tile IR have
-   getters; bundled headers are installed. */
+/* The beginnings, without dashes, of options whose effects go beyond the outputs that a cache
+   keeps. Precompiled headers have a status, traces and timings have files, OptiX and tile IR have
+   getters, and bundled headers are installed. */
 static const char *const handed_over[] = {
     "pch", "create-pch", "use-pch", "instantiate-templates-in-pch", "fdevice-time-trace", "time",
     "optix-ir", "tile", "use-bundled", "bundled", NULL};
@@ -53,9 +53,9 @@ static void put_environment(struct kd_buffer *request) {
     }
 }
 
-/* The layout is described once, in kcache/dropin/protocol.py. What comes last is not part of what
-   this process remembers an answer by: where a request alone decides, it is of no consequence, and
-   to find it out takes 7 us. */
+/* kcache/dropin/protocol.py describes the layout. Its last field is added later, and is no part of
+   the request by which this process remembers an answer: it does not matter if the request alone
+   decides, and to find it out takes 7 us. */
 static bool put_request(struct kd_buffer *request, const struct program *mine) {
     char path[PATH_MAX], directory[PATH_MAX];
     if (!kd_real_path(path, sizeof path) || getcwd(directory, sizeof directory) == NULL)
@@ -135,7 +135,7 @@ int kd_compile_here(struct program *mine, int count, const char *const *options)
         if (options[i] == NULL)
             return kd_compile_by_real(mine, "an option is NULL", count, options);
     const char *reason = own_business(count, options);
-    if (reason != NULL) /* an earlier compile was refused for its options; its replay is harmless */
+    if (reason != NULL) /* it may replay a compile that was refused for its options: no harm */
         return kd_compile_by_real(mine, reason, count, options);
     struct texts before = mine->options;
     mine->options = (struct texts){0};

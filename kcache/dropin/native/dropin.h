@@ -1,4 +1,4 @@
-/* What the parts of the drop-in share. See nvrtc.c for what the library promises. */
+/* Declarations that the parts of the drop-in share. nvrtc.c says what the library guarantees. */
 #ifndef KCACHE_DROPIN_H
 #define KCACHE_DROPIN_H
 
@@ -18,7 +18,7 @@
 
 #define KD_EXPORT __attribute__((visibility("default")))
 
-/* NVRTC's result codes (nvrtc.h); only those that this library returns by itself. */
+/* NVRTC's result codes (nvrtc.h), but only those that this library itself returns. */
 enum {
     KD_SUCCESS = 0,
     KD_OUT_OF_MEMORY = 1,
@@ -34,13 +34,13 @@ enum {
 
 /* -- bytes ------------------------------------------------------------------------------------- */
 
-/* A view of bytes that somebody else owns. */
+/* A view of bytes that another object owns. */
 struct kd_bytes {
     const char *data;
     size_t size;
 };
 
-/* A buffer that grows. `failed` is set for good once memory runs out. */
+/* A buffer that grows. Once memory runs out, `failed` is set and stays set. */
 struct kd_buffer {
     char *data;
     size_t size, room;
@@ -51,7 +51,7 @@ void kd_put(struct kd_buffer *buffer, const void *data, size_t size);
 void kd_put_number(struct kd_buffer *buffer, uint32_t number);
 void kd_put_text(struct kd_buffer *buffer, const char *text); /* its size, then its bytes */
 
-/* Reads what the functions above wrote; `bad` is set for good at the first impossible size. */
+/* Reads what the functions above wrote. The first impossible size sets `bad`, which stays set. */
 struct kd_reader {
     const char *at, *end;
     bool bad;
@@ -68,7 +68,7 @@ struct kd_lowered {
     struct kd_bytes name, lowered; /* both end in a NUL, which `size` counts */
 };
 
-/* What a compile returned. Shared by programs and by the memory of answers: counted. */
+/* The result of a compile. Programs and the memory of answers share it by counted references. */
 struct kd_answer {
     int references;
     int result;
@@ -76,16 +76,17 @@ struct kd_answer {
     struct kd_bytes ptx, cubin, ltoir, log;
     uint32_t lowered_count;
     struct kd_lowered *lowered;
-    char *frame; /* what the views above point into */
+    char *frame; /* the bytes that the views above point into */
     size_t size;
 };
 
-/* Takes over `frame`, a whole ANSWER payload; NULL (and `frame` freed) if it makes no sense. */
+/* Becomes the owner of `frame`, a whole ANSWER payload. Returns NULL, and frees `frame`, if it is
+   damaged. */
 struct kd_answer *kd_answer_parse(char *frame, size_t size);
 void kd_answer_drop(struct kd_answer *answer);
 
-/* Answers that decide themselves by the request alone, kept for this process's next same request.
-   Threads: safe. Bounded in bytes and number; the least recently used goes first. */
+/* Answers that depend on the request alone, kept for the next equal request of this process.
+   Threads: safe. Bytes and number are bounded; the least recently used answer is dropped first. */
 struct kd_answer *kd_recall(const struct kd_buffer *request);
 void kd_remember(const struct kd_buffer *request, struct kd_answer *answer);
 void kd_answers_lock(void);
@@ -97,27 +98,27 @@ void kd_answers_after_fork(void);
 enum kd_kind {
     KD_COMPILE = 1, /* a request; ANSWER or DECLINED follows, after any number of WAIT */
     KD_QUERY = 2,   /* path of a library; INFO or DECLINED follows */
-    KD_NOTE = 3,    /* why a call was handed to the real library; nothing follows */
+    KD_NOTE = 3,    /* why the real library got a call; nothing follows */
     KD_ANSWER = 16,
     KD_DECLINED = 17,
     KD_INFO = 18,
-    KD_WAIT = 19, /* the server is alive and at work */
+    KD_WAIT = 19, /* the server is alive and works on the answer */
 };
 
 struct kd_reply {
     enum kd_kind kind;
-    char *data; /* the caller frees it; NULL where there is none */
+    char *data; /* the caller frees it; NULL if there is none */
     size_t size;
 };
 
-void kd_server_set(const char *path); /* instead of what the environment names */
-bool kd_server_wanted(void);          /* whether there may be one */
+void kd_server_set(const char *path); /* sets another socket than the environment names */
+bool kd_server_wanted(void);          /* whether there may be a server */
 void kd_server_greet(void);           /* connects, so that the server is ready for a question */
 bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply);
-/* As whom this thread runs, and in which tree of files: the server must see the same. */
+/* The user and the file tree of this thread. The server must have the same. */
 void kd_put_standing(struct kd_buffer *payload);
 void kd_server_note(const char *reason);
-void kd_server_leave(void); /* closes the connections that are idle */
+void kd_server_leave(void); /* closes the idle connections */
 void kd_server_lock(void);
 void kd_server_unlock(void);
 void kd_server_after_fork(void);

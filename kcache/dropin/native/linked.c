@@ -1,9 +1,9 @@
-/* What a program that is linked with NVRTC finds: a library of its name, which opens the drop-in.
+/* A library with NVRTC's name, for programs that are linked with NVRTC. It opens the drop-in.
 
-   Preloaded for both majors at once, so its functions have their version's name only
-   (`nvrtcVersion@libnvrtc.so.13`): a program that looks for a bare name in all libraries, as
-   cuda.bindings does first, must not find the wrong major's. Who opens NVRTC by name comes to the
-   drop-in by the hook of preload.c. */
+   It is preloaded for both major versions at once. So its functions have a versioned name only
+   (`nvrtcVersion@libnvrtc.so.13`): a program that searches all libraries for a bare name, as
+   cuda.bindings does first, must not find those of the wrong major version. Programs that open
+   NVRTC by name get the drop-in through the hook of preload.c. */
 #define _GNU_SOURCE
 #include "dropin.h"
 #include "stubs.h"

@@ -1,14 +1,14 @@
-/* NVRTC's interface, answered by a kcache server, and by the real NVRTC where that can't be.
+/* NVRTC's interface, answered by a kcache server, or by the real NVRTC if the server can't answer.
 
-   A program lives here until something is asked of it that only the real library can tell: an
+   A program lives here until the caller asks for something that only the real library can tell: an
    output that no server keeps, a callback, a second compile, an option with effects beyond the
-   outputs. Then it is made again in the real library, with everything that was done to it, and
-   whatever follows is forwarded. So what is answered here is only what is known to be NVRTC's own
-   answer; tests compare thousands of random calls on both.
+   outputs. Then the program is made again in the real library, with everything that was done to it,
+   and all later calls are forwarded. So this library gives an answer only if it is known to be
+   NVRTC's own. Tests compare thousands of random calls on both.
 
-   Threads: as NVRTC: any number, each program used by one at a time. Fork: the child goes on with
-   the parent's programs and makes connections of its own. Never prints, never waits without an end,
-   never needs Python. */
+   Threads: as NVRTC: any number of threads, and each program is used by one at a time. Fork: the
+   child goes on with the parent's programs and makes its own connections. The library never prints,
+   never waits without a limit, and never needs Python. */
 #define _GNU_SOURCE
 #include "program.h"
 #include "stubs.h"
@@ -37,7 +37,7 @@ KD_EXPORT int nvrtcCreateProgram(
         !kd_texts_add_all(&mine->header_texts, count, texts) ||
         !kd_texts_add_all(&mine->header_names, count, names) ||
         !kd_texts_differ(&mine->header_names)) {
-        /* A header is NULL, or two have one name: the real library knows what to say. */
+        /* A header is NULL, or two have the same name: the real library gives the answer. */
         kd_release(mine);
         return kd_real_create(program, source, name, count, texts, names);
     }
@@ -69,7 +69,7 @@ KD_EXPORT int nvrtcCompileProgram(kd_program program, int count, const char *con
     if (count < 0)
         return KD_INVALID_INPUT;
     if (count > 0 && options == NULL) {
-        /* Refused for its options, which counts as a compile; the real library keeps the books. */
+        /* NVRTC refuses the options, which counts as a compile: the real library counts it. */
         return kd_compile_by_real(mine, "options are NULL", count, options);
     }
     return kd_compile_here(mine, count, options);

@@ -14,7 +14,7 @@ static int real_bytes(const char *getter, kd_program program, char *buffer) {
     return get == NULL ? KD_INTERNAL_ERROR : get(program, buffer);
 }
 
-/* Before a compile, NVRTC has empty texts, which end in a NUL, and empty binaries. */
+/* Before a compile, NVRTC returns empty texts, which end in a NUL, and empty binaries. */
 static const struct kd_bytes empty_text = {"", 1}, nothing = {NULL, 0};
 
 static struct kd_bytes ptx(const struct program *mine) {
@@ -29,7 +29,7 @@ static struct kd_bytes cubin(const struct program *mine) {
 static struct kd_bytes ltoir(const struct program *mine) {
     return mine->compiled ? mine->answer->ltoir : nothing;
 }
-/* Programs whose options ask for it are compiled by the real library. */
+/* The real library compiles the programs whose options ask for this output. */
 static struct kd_bytes absent(const struct program *mine) {
     (void)mine;
     return nothing;

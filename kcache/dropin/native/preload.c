@@ -1,6 +1,6 @@
-/* The hooks: whoever opens NVRTC by `dlopen` gets the drop-in, which is told what would have been
-   opened. Every other call goes to the C library as it came: same arguments, same stack, same
-   caller, whose RPATH decides where the C library searches. */
+/* The hooks: a program that opens NVRTC by `dlopen` gets the drop-in, which is told what the
+   program would have opened. All other calls go to the C library unchanged: with the same
+   arguments, stack and caller. The caller's RPATH decides where the C library searches. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,7 +16,7 @@
 #define NAME "libnvrtc.so"
 #define LEAST_MAJOR 12
 #define MOST_MAJOR 13
-/* What `kd_hook` returns beside a handle. */
+/* What `kd_hook` may return instead of a handle. */
 #define PASS ((void *)0)
 #define REFUSE ((void *)1)
 
@@ -39,7 +39,7 @@ EXPORT void *kcache_dropin_real_dlopen(const char *path, int flags) {
     return next_dlopen()(path, flags);
 }
 
-/* Our library of a major, in the folder of this one; an empty path if there is none. */
+/* The path of our library for a major version, in this library's folder; empty if there is none. */
 static void own_path(char path[PATH_MAX], long major) {
     Dl_info info;
     path[0] = '\0';
@@ -73,7 +73,7 @@ static struct link_map *map_of(const void *caller) {
     return dladdr1(caller, &info, (void **)&map, RTLD_DL_LINKMAP) == 0 ? NULL : map;
 }
 
-/* Opens our library for the real one at `path`; NULL if it can't stand for that one. */
+/* Opens our library in place of the real one at `path`; NULL if it can't replace that one. */
 static void *open_own(const char *own, const char *path, int flags) {
     void *handle = next_dlopen()(own, flags & ~(RTLD_DEEPBIND | RTLD_NOLOAD));
     if (handle == NULL)
@@ -86,7 +86,7 @@ static void *open_own(const char *own, const char *path, int flags) {
     return NULL;
 }
 
-/* Where a bare name would be found; our library searches as the loader does. */
+/* Finds the file of a bare name; our library searches as the loader does. */
 static bool find(const char *own, const void *caller, char path[PATH_MAX]) {
     void *handle = next_dlopen()(own, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL)
@@ -125,7 +125,7 @@ static bool is_loaded(const char *path) {
     return handle != NULL;
 }
 
-/* Whether our library was opened for a real one; it stays loaded after a search in vain, too. */
+/* Whether our library was opened for a real one. It also stays loaded after a failed search. */
 static bool is_opened(const char *own) {
     void *handle = next_dlopen()(own, RTLD_LAZY | RTLD_NOLOAD);
     if (handle == NULL)
@@ -138,8 +138,8 @@ static bool is_opened(const char *own) {
 
 static void *or_refuse(void *handle) { return handle == NULL ? REFUSE : handle; }
 
-/* By a bare name: what is loaded under that name, else what the loader would find. Never what the
-   C library would answer by itself, which is the library of linked.c. */
+/* For a bare name: opens the library that is loaded under that name, or else the one that the
+   loader would find. It never opens what the C library alone would: the library of linked.c. */
 static void *redirect_bare(const char *name, int flags, const void *caller) {
     char own[PATH_MAX], found[PATH_MAX], real[PATH_MAX];
     struct loaded loaded = {major_of(name), found};
@@ -152,7 +152,7 @@ static void *redirect_bare(const char *name, int flags, const void *caller) {
         return or_refuse(next_dlopen()(found, flags));
     if (!find(own, caller, found) || realpath(found, real) == NULL) {
         int size = snprintf(found, sizeof found, "/%s", name);
-        if (size > 0 && (size_t)size < sizeof found) /* so that there is an error to ask for */
+        if (size > 0 && (size_t)size < sizeof found) /* so that dlerror has an error */
             next_dlopen()(found, RTLD_LAZY);
         return REFUSE;
     }
@@ -190,8 +190,8 @@ __attribute__((visibility("hidden"), used)) void *kd_hook(
     return result;
 }
 
-/* In another root the real library is not found any more. A program that has opened NVRTC has it
-   loaded by then: so must we. */
+/* In another root directory, the real library can't be found any more. A program that has opened
+   the real NVRTC has loaded it by then. So our library must load it before, too. */
 EXPORT int chroot(const char *path) {
     int (*next)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "chroot");
     int saved = errno;

@@ -1,4 +1,4 @@
-/* Programs of the drop-in: the caller's texts, and the hand-over to the real library. */
+/* Programs: the caller's texts, and the hand-over to the real library. */
 #define _GNU_SOURCE
 #include "program.h"
 
@@ -63,7 +63,7 @@ static const char *const *items(const struct texts *texts) {
 
 /* -- programs ---------------------------------------------------------------------------------- */
 
-/* Ours, or NULL: the real library makes programs, too, by `__nvrtcCPEx`. */
+/* Returns NULL for a program of the real library, which makes programs by `__nvrtcCPEx`. */
 struct program *kd_ours(kd_program program) {
     struct program *mine = program;
     return mine->mark == KD_MARK && mine->self == mine ? mine : NULL;

@@ -1,4 +1,4 @@
-/* Programs: what the caller knows as an nvrtcProgram, and what may be done to one. */
+/* Programs: the objects that the caller knows as nvrtcProgram, and the functions on them. */
 #ifndef KCACHE_PROGRAM_H
 #define KCACHE_PROGRAM_H
 
@@ -11,13 +11,13 @@
 
 typedef int kd_callback(void *, void *);
 
-/* Texts that the caller handed over, copied. */
+/* Copies of texts that the caller has given. */
 struct texts {
     char **items;
     int count, room;
 };
 
-/* What the caller knows as an nvrtcProgram. */
+/* The object that the caller knows as an nvrtcProgram. */
 struct program {
     uint64_t mark;
     struct program *self;
@@ -26,14 +26,14 @@ struct program {
     bool compiled; /* `result` and `answer` are those of the last compile */
     int result;
     struct kd_answer *answer;
-    kd_program real; /* not NULL: everything is forwarded */
+    kd_program real; /* if it is not NULL, everything is forwarded */
 };
 
 /* -- programs (program.c) ---------------------------------------------------------------------- */
 
 bool kd_texts_add(struct texts *texts, const char *text);
 bool kd_texts_add_all(struct texts *texts, int count, const char *const *items);
-bool kd_texts_differ(const struct texts *texts); /* no two are equal; false without memory */
+bool kd_texts_differ(const struct texts *texts); /* no two are equal; false if memory runs out */
 void kd_texts_empty(struct texts *texts);
 
 struct program *kd_ours(kd_program program); /* NULL: the real library made it */
@@ -46,8 +46,8 @@ int kd_real_compile(kd_program program, int count, const char *const *options);
 int kd_real_add(kd_program program, const char *name);
 int kd_real_callback(kd_program program, kd_callback *callback, void *payload);
 void kd_real_destroy(kd_program *program);
-/* Does in the real library what was done to the program here; NVRTC's result code. The server
-   counts the reason, unless it is the server's own. */
+/* Repeats in the real library everything that was done to the program here. Returns NVRTC's result
+   code. The server counts the reason, unless it is NULL: the server knows its own reasons. */
 int kd_hand_over(struct program *mine, const char *reason);
 
 /* -- compiling (compile.c) --------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* The real library: where the program would have found it, and its functions, loaded when needed. */
+/* The real library: the file that the program would have found, loaded when it is needed. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -29,8 +29,8 @@ static bool readable(const char *path) {
 
 /* -- as the dynamic loader searches ------------------------------------------------------------ */
 
-/* Searches the directories that the loader would, for a name that `object` asks for: its RPATH or
-   RUNPATH, LD_LIBRARY_PATH, and the default ones. */
+/* Searches the directories that the loader would search for `object`: its RPATH or RUNPATH,
+   LD_LIBRARY_PATH, and the default ones. */
 static bool search_for(void *object, char *path, size_t room) {
     Dl_serinfo size;
     if (dlinfo(object, RTLD_DI_SERINFOSIZE, &size) != 0)
@@ -49,7 +49,8 @@ static bool search_for(void *object, char *path, size_t room) {
     return there;
 }
 
-/* The loader's cache of /etc/ld.so.conf: among other things, paths that end in a NUL. */
+/* Searches the loader's cache for /etc/ld.so.conf. It holds, among other things, paths that end in
+   a NUL. */
 static bool search_cache(char *path, size_t room) {
     int fd = open("/etc/ld.so.cache", O_RDONLY | O_CLOEXEC);
     struct stat status;
@@ -105,7 +106,7 @@ static int collect(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Objects that are linked with NVRTC: the loader would have searched on their behalf. */
+/* Searches on behalf of the objects that are linked with NVRTC, as the loader would have done. */
 static bool search_needing(char *path, size_t room) {
     struct needing needing = {.count = 0};
     dl_iterate_phdr(collect, &needing);
@@ -170,8 +171,8 @@ static bool exports_only_known(const char *image, size_t size) {
     return false;
 }
 
-/* Whether every function of the library at `path` is one that this library has, too: a program
-   that looks for another one must find it, so then it gets the real library. */
+/* Whether this library has all functions of the library at `path`. If it does not, the program gets
+   the real library, because it must find every function there. */
 KD_EXPORT bool kcache_dropin_covers(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat status;
@@ -192,7 +193,7 @@ KD_EXPORT bool kcache_dropin_covers(const char *path) {
 
 /* -- loading ----------------------------------------------------------------------------------- */
 
-/* Fixes the real library for this process; false if another one was fixed before. */
+/* Sets the real library of this process; false if another one was set before. */
 KD_EXPORT bool kcache_dropin_set_real(const char *path) {
     pthread_mutex_lock(&lock);
     bool fits = searched ? strcmp(found, path) == 0 : strlen(path) < sizeof found;
@@ -201,13 +202,13 @@ KD_EXPORT bool kcache_dropin_set_real(const char *path) {
         searched = true;
     }
     pthread_mutex_unlock(&lock);
-    if (fits) /* whoever opens NVRTC asks something at once */
+    if (fits) /* a program that opens NVRTC soon asks something */
         kd_server_greet();
     return fits;
 }
 
-/* Searches outside the lock: the loader has locks of its own, which another thread may hold that
-   comes by here from a library's constructor. Who comes first decides. */
+/* Searches without the lock. The search takes locks of the loader, and another thread may hold
+   these and wait for ours, in the constructor of a library. The first thread to finish decides. */
 static void find_once(void) {
     pthread_mutex_lock(&lock);
     bool done = searched;
@@ -223,7 +224,7 @@ static void find_once(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Whether a real library is known: this one may be loaded only because it was asked to search. */
+/* Whether a real library is known. If not, this library may have been loaded only for a search. */
 KD_EXPORT bool kcache_dropin_stands(void) {
     pthread_mutex_lock(&lock);
     bool stands = found[0] != '\0';
@@ -241,7 +242,7 @@ bool kd_real_path(char *path, size_t room) {
     return there;
 }
 
-/* Past our own hook, where there is one: it would lead back here. */
+/* Loads without our own hook, if there is one, because the hook would lead back here. */
 static void *load(const char *path) {
     void *(*past_hook)(const char *, int) =
         (void *(*)(const char *, int))dlsym(RTLD_DEFAULT, "kcache_dropin_real_dlopen");
@@ -258,12 +259,12 @@ void *kd_real(const char *name) {
     if (!done) {
         bool there = kd_real_path(path, sizeof path);
         library = there ? load(path) : NULL;
-        if (there && library == NULL) { /* for want of descriptors? Ours can be missed. */
+        if (there && library == NULL) { /* no descriptors left? Close ours, and try again. */
             kd_server_leave();
             library = load(path);
         }
         pthread_mutex_lock(&lock);
-        handle = library; /* the same from every thread */
+        handle = library; /* every thread gets the same */
         tried = library != NULL;
         pthread_mutex_unlock(&lock);
     }

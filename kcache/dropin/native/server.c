@@ -1,13 +1,14 @@
-/* The server, as a program sees it: a few connections, and no wait without an end.
+/* The server, as a program sees it: a few connections, and no wait without a limit.
 
-   Whatever is not as expected (no server, silence, another protocol, a damaged frame) makes a
-   question fail, and the caller turns to the real library. After silence or damage this process
-   does not ask again; a server that is merely gone costs one refused connection.
+   Everything unexpected (no server, silence, another protocol, a damaged frame) makes a question
+   fail, and the caller uses the real library. After silence or damage, this process does not ask
+   again. A server that is only gone costs one refused connection.
 
-   It connects when NVRTC is opened: until the first question the server has a thread ready.
+   It connects when NVRTC is opened, so that the server has a thread ready at the first question.
 
-   Descriptors: closed on exec, numbered high, and checked before each use to be still ours, since
-   programs close descriptors that they don't know. Fork: the child makes connections of its own. */
+   Descriptors: they are closed on exec and have high numbers. Before each use it is checked that
+   they are still ours, because programs close descriptors that they don't know. Fork: the child
+   makes its own connections. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -27,17 +28,17 @@
 #define MAGIC 0x3149444bu /* "KDI1" */
 #define VERSION 2u
 #define HEAD 16
-/* As the server's: the largest CUTLASS kernels have 10 MB. */
+/* The same as the server's: the largest CUTLASS kernels have 10 MB. */
 #define MAX_FRAME ((size_t)256 << 20)
-/* For as long, in seconds, no other program of the same server waits for it either. */
+/* Seconds for which no other program waits for a server that was silent. */
 #define SILENT_FOR 60
 #define SILENT_END ".silent"
-/* A server says every half second that it is alive; its interpreter may start meanwhile. */
+/* A server sends a sign of life every half second. Its interpreter may start in this time. */
 #define SILENCE_MS 5000
-/* Nothing compiles for longer; a server that is at it for ever is broken. */
+/* No compile takes longer. A server that works for ever is broken. */
 #define MOST_MS (60 * 60 * 1000)
 #define MAX_IDLE 4
-/* Tries at a connection, 10 ms apart, while as many others wait as the server's socket takes. */
+/* Attempts to connect, 10 ms apart, while the backlog of the server's socket is full. */
 #define ATTEMPTS 20
 #define LEAST_DESCRIPTOR 64
 
@@ -45,7 +46,7 @@ struct connection {
     int fd;
     dev_t device;
     ino_t inode;
-    pid_t process; /* not every fork runs handlers: then the child must not talk here */
+    pid_t process; /* not every fork runs handlers; a child must not use this connection */
 };
 
 enum outcome { DONE, GONE, SILENT, DAMAGED };
@@ -64,8 +65,8 @@ void kd_server_set(const char *path) {
     pthread_mutex_unlock(&lock);
 }
 
-/* A file beside the socket tells the programs that start later: a make with a thousand compilers
-   must not wait a thousand times. */
+/* A file beside the socket tells programs that start later of a silent server: a make with a
+   thousand compilers must not wait a thousand times. */
 static bool silent_path(char *path, size_t room) {
     size_t size = strlen(socket_path);
     if (size == 0 || size + sizeof SILENT_END > room)
@@ -86,7 +87,7 @@ static void note_silence(void) {
     char path[sizeof socket_path + sizeof SILENT_END];
     if (!silent_path(path, sizeof path))
         return;
-    unlink(path); /* for a new time */
+    unlink(path); /* the new file has a new time */
     int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd >= 0)
         close(fd);
@@ -159,7 +160,7 @@ static bool connect_to(struct connection *connection, int attempts) {
     int fd = new_socket();
     if (fd < 0)
         return false;
-    /* Does not block: a full backlog is EAGAIN, which a moment later may be over. */
+    /* It does not block. A full backlog is EAGAIN, and may have room a moment later. */
     int failed = -1;
     for (int attempt = 0; attempt < attempts; attempt++) {
         failed = connect(fd, (struct sockaddr *)&address, sizeof address);
@@ -205,7 +206,8 @@ static enum outcome ready(int fd, short events) {
     for (;;) {
         int64_t left = end - now();
         struct pollfd each = {fd, events, 0};
-        /* Looks at least once: who was stopped since `end` was set may have been answered. */
+        /* Polls at least once: if this process was stopped since `end` was set, the answer may be
+           there. */
         int found = poll(&each, 1, left > 0 ? (int)left : 0);
         if (found > 0)
             return each.revents & POLLNVAL ? GONE : DONE;
@@ -280,14 +282,14 @@ static enum outcome receive_frame(int fd, struct kd_reply *reply) {
     return outcome;
 }
 
-/* Head and payload at once: the server wakes up once. */
+/* Sends head and payload in one call, so that the server wakes up once. */
 static enum outcome send_frame(int fd, enum kd_kind kind, const char *data, size_t size) {
     char head[HEAD];
     put_head(head, kind, size);
     struct iovec parts[2] = {{head, HEAD}, {(char *)(uintptr_t)data, size}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
     ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    size_t done = sent > 0 ? (size_t)sent : 0; /* what failed, fails again, or does not */
+    size_t done = sent > 0 ? (size_t)sent : 0; /* after a failure, `send_all` tries again */
     enum outcome outcome = done < HEAD ? send_all(fd, head + done, HEAD - done) : DONE;
     done = done < HEAD ? 0 : done - HEAD;
     return outcome == DONE ? send_all(fd, data + done, size - done) : outcome;
@@ -327,7 +329,7 @@ static bool ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_re
             note_silence();
         if (outcome == SILENT || outcome == DAMAGED)
             give_up();
-        /* The server may have closed a connection that was idle, or be another one by now. */
+        /* The server may have closed an idle connection, or another server has taken its place. */
         if (outcome != GONE || !used || heard)
             return false;
     }
@@ -354,7 +356,7 @@ void kd_server_greet(void) {
     errno = saved;
 }
 
-/* The same text as of `standing` in kcache/dropin/answering.py. */
+/* The same text as from `standing` in kcache/dropin/answering.py. */
 void kd_put_standing(struct kd_buffer *payload) {
     struct stat root = {0}, space = {0};
     char text[160];

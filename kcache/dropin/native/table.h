@@ -1,5 +1,5 @@
-/* NVRTC's exports, by major: what this library answers itself, and what it only forwards.
-   12.4 to 13.5; what a newer library adds comes from the build, as KD_EXTRA. */
+/* NVRTC's exports by major version: those that this library answers, and those that it only
+   forwards. They are from 12.4 to 13.5. The build adds those of a newer library as KD_EXTRA. */
 #ifndef KCACHE_TABLE_H
 #define KCACHE_TABLE_H
 
