@@ -85,7 +85,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def meaning(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings, and where the cache is if they do not say it.
+    """Return the settings, and the user's cache folder if they do not name the cache's.
 
     Two processes with equal results use the same cache.
     """

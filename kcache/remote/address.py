@@ -1,6 +1,6 @@
 """Address: where a tier is, and how it is used, as in `KCACHE_REMOTE` or `remote=`.
 
-The query of an address holds options: those of `Address` for every remote, and some of one
+The query of an address holds options. Some belong to all remotes (see `Address`), others to one
 protocol. A user's name and password may stand before the host, and are never shown.
 """
 

@@ -3,7 +3,7 @@
 A program starts it by exec with its first question. It passes the listening socket to the agent,
 and its `Setup` through a pipe. The agent has a session of its own. It continues uploads after the
 last program has ended, for at most `LINGER` seconds. It ends if nobody has needed it for `IDLE`
-seconds (`LACKING_IDLE` where a package or a file is missing).
+seconds (`LACKING_IDLE` if a package or a file is missing).
 """
 
 from __future__ import annotations

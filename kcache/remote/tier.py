@@ -174,7 +174,7 @@ class Tier:
                 return False
             sealed = self._sealer.seal(key, value)
             write(store, sealed)
-        except RemoteReadOnly as error:  # it may let us read, so it is not left alone
+        except RemoteReadOnly as error:  # it may let us read, so we go on to ask it
             self._read_only_until = time.monotonic() + READ_ONLY_PAUSE
             self.counts.add("refused")
             self.counts.add("dropped")
@@ -237,7 +237,7 @@ class Tier:
         return self._make_sealer()
 
     def _opened(self) -> RemoteStore:
-        """Return the client of the remote, only if the keys can be read, too.
+        """Return the remote's client, if the keys can be read, too: without, nothing is trusted.
 
         Raises:
             ConfigError: this machine lacks something for it.
