@@ -31,6 +31,8 @@ print(hasattr(handle, "kcache_dropin_covers"))
 _TIMEOUT = 30
 _SEGMENT_INTERPRETER, _SEGMENT_DYNAMIC, _SEGMENT_LOAD = 3, 2, 1
 _NEEDED, _STRINGS = 1, 5
+#: Linux follows so many first lines of scripts, and reads so many bytes of each (fs/exec.c).
+_MOST_SCRIPTS, _MOST_LINE = 5, 256
 _MARKS = (b"nvrtcCompileProgram", b"nvrtcCreateProgram")
 #: Larger programs are not searched for an NVRTC that is linked into them, which itself has 100 MB.
 _MOST_READ = 1 << 30
@@ -96,25 +98,50 @@ class _Elf(NamedTuple):
 def diagnose_program(name: str) -> Iterator[Finding]:
     """Yield whether the drop-in would reach a program, as far as its file tells."""
     path = shutil.which(name)
-    if path is None:
+    if path is None or not os.path.isfile(path):
         what = f"there is no program {name}"
         yield Finding(PROBLEM, _TOPIC, what, "Name a program or its path.")
         return
     path = os.path.realpath(path)
-    reason = _unreachable(path)
+    try:
+        runs = _what_runs(path)
+        what = path if runs in (path, None) else f"{path} (run by {runs})"
+        reason = _unreachable(runs) if runs else "its first line names no program"
+        how = _how(runs) if runs else ""
+    except OSError as error:
+        what, reason, how = path, f"it can't be read: {error.strerror}", ""
     if reason is not None:
         do = "It runs under `kcache run` as it does without."
-        yield Finding(WARNING, _TOPIC, f"{path} is not reached: {reason}", do)
+        yield Finding(WARNING, _TOPIC, f"{what} is not reached: {reason}", do)
         return
-    yield Finding(OK, _TOPIC, f"{path} is reached{_how(path)}")
+    yield Finding(OK, _TOPIC, f"{what} is reached{how}")
+
+
+def _what_runs(path: str) -> str | None:
+    """Return the program that runs if `path` is executed: of a script, its interpreter, or None.
+
+    Raises:
+        OSError: a file can't be read.
+    """
+    for _ in range(_MOST_SCRIPTS):
+        with open(path, "rb") as file:
+            first = file.read(_MOST_LINE)
+        if not first.startswith(b"#!"):
+            break
+        words = os.fsdecode(first[2:].partition(b"\n")[0]).split()
+        if words and os.path.basename(words[0]) == "env":
+            words = [word for word in words[1:] if word[0] != "-" and "=" not in word]
+        found = shutil.which(words[0]) if words else None
+        if found is None or not os.path.isfile(found):
+            return None
+        path = os.path.realpath(found)
+    return path
 
 
 def _unreachable(path: str) -> str | None:
     status = os.stat(path)
     if status.st_mode & (stat.S_ISUID | stat.S_ISGID):
         return "it is set-uid or set-gid, so the loader takes nothing into it"
-    if _is_script(path):
-        return None
     elf = _read_elf(path)
     if elf is None:
         return "it is no 64-bit ELF program"
@@ -127,14 +154,7 @@ def _unreachable(path: str) -> str | None:
     return None
 
 
-def _is_script(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) == b"#!"
-
-
 def _how(path: str) -> str:
-    if _is_script(path):
-        return ", as far as its interpreter is"
     elf = _read_elf(path)
     linked = [each for each in elf.needed if each.startswith("libnvrtc.so")] if elf else []
     return f"; it is linked with {linked[0]}" if linked else ", if it loads NVRTC"
@@ -157,7 +177,7 @@ def _read_elf(path: str) -> _Elf | None:
         if content[:6] != b"\x7fELF\x02\x01":
             return None
         return _parsed(content)
-    except struct.error:
+    except (struct.error, OverflowError, ValueError):  # damaged
         return None
 
 
