@@ -28,6 +28,8 @@ __all__ = [
     "Endpoint",
     "above_standard",
     "ask",
+    "identity",
+    "is_silent",
     "listen",
     "listen_for_user",
     "status",
@@ -38,6 +40,10 @@ __all__ = [
 #: Seconds that a question about a server may take.
 ASK_TIMEOUT = 5.0
 _NAME = "socket"
+#: A file beside the socket of a server that was silent, and for how many seconds nobody asks that
+#: server then; the same in `native/server.c`.
+_SILENT = ".silent"
+SILENT_FOR = 60.0
 _STATUS = 4
 #: What the status of each server has.
 _TOLD = {"version", "process", "settings", "counts"}
@@ -120,7 +126,7 @@ def _remove(folder: str) -> None:
     try:
         if os.fstat(at).st_uid != os.geteuid():
             return
-        for name in (_NAME, f"{_NAME}.silent"):
+        for name in (_NAME, f"{_NAME}{_SILENT}"):
             with suppress(OSError):
                 if _is_left_behind(os.lstat(name, dir_fd=at)):
                     os.unlink(name, dir_fd=at)
@@ -153,9 +159,38 @@ def listen_for_user(path: str) -> Endpoint:
     private_folder(folder)
     if ask(path, _STATUS) is not None:
         raise OSError("a server is running")
-    with suppress(FileNotFoundError):
-        os.unlink(path)
+    for old in (path, path + _SILENT):
+        with suppress(FileNotFoundError):
+            os.unlink(old)
     return _bound(path)
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """Return what tells the socket at a path from another one there later; None without one."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def is_silent(path: str) -> bool:
+    """Tell whether the server at `path` was silent lately, so that it is not worth another wait."""
+    try:
+        return time.time() - os.lstat(path + _SILENT).st_mtime < SILENT_FOR
+    except OSError:
+        return False
+
+
+def _note_silence(path: str) -> None:
+    """Tell the programs that start within the next minute; only in a directory of the user's."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError):
+        if os.lstat(os.path.dirname(path)).st_uid != os.geteuid():
+            return
+        with suppress(FileNotFoundError):
+            os.unlink(path + _SILENT)  # for a new time
+        os.close(os.open(path + _SILENT, flags, 0o600))
 
 
 def _bound(path: str) -> Endpoint:
@@ -185,6 +220,9 @@ def ask(path: str, kind: int) -> bytes | None:
                 payload = _exactly(connection, size, until)
                 if got != protocol.WAIT:
                     return payload
+        except TimeoutError:
+            _note_silence(path)
+            return None
         except (OSError, protocol.ProtocolError):
             return None
 

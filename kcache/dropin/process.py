@@ -85,7 +85,11 @@ def _detach(kept: list[int]) -> None:
 
 
 def serve(endpoint: Endpoint, until: int | None) -> None:
-    """Serve at the endpoint until the descriptor `until` is readable; then remove the endpoint."""
+    """Serve at the endpoint until the descriptor `until` is readable; then remove the endpoint.
+
+    If `until` is None, the server also ends once its socket is gone, or is another server's: then
+    nobody can reach it, not even to stop it.
+    """
     import socket
 
     from kcache.dropin.server import Server
@@ -94,12 +98,18 @@ def serve(endpoint: Endpoint, until: int | None) -> None:
     env.leave(environment)
     _raise_descriptor_limit()
     listener = socket.socket(fileno=endpoint.descriptor)
+    socket_here = at.identity(endpoint.path)
+
+    def is_reachable() -> bool:
+        return socket_here is not None and at.identity(endpoint.path) == socket_here
+
     server = Server(listener, _answering, _about())
     at.sweep(env.runtime_folders(environment))
     try:
-        server.serve(until)
+        server.serve(until, None if until is not None else is_reachable)
     finally:
-        endpoint.remove()
+        if until is not None or is_reachable():
+            endpoint.remove()
         server.close()
 
 

@@ -103,7 +103,7 @@ def _prepare(
     preloaded = libraries.preloaded(libraries.find(environment))
     folders = env.runtime_folders(environment)
     for path in filter(None, (environment.get(env.SOCKET), at.user_socket(folders))):
-        about = at.status(path) if os.path.exists(path) else None
+        about = at.status(path) if os.path.exists(path) and not at.is_silent(path) else None
         if about is not None and _is_fit(about, environment):
             return env.with_dropin(environment, preloaded, path), path, about
     endpoint = at.listen(folders)

@@ -42,6 +42,8 @@ FRAME_TIMEOUT = 60.0
 IDLE_TIMEOUT = 300.0
 #: Seconds to pause if no connection can be accepted because there are no free descriptors.
 PAUSE = 0.05
+#: Seconds after which a server without new programs sees whether it can still be reached.
+LOOK_AROUND = 30.0
 _CHUNK = 1 << 18
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
 
@@ -218,8 +220,14 @@ class Server:
         self._stopped = threading.Event()
         self._wake, self._waker = socket.socketpair()
 
-    def serve(self, until: int | None = None) -> None:
-        """Accept clients until `stop`, or until the descriptor `until` becomes readable."""
+    def serve(
+        self, until: int | None = None, is_reachable: Callable[[], bool] | None = None
+    ) -> None:
+        """Accept clients until `stop`, or until the descriptor `until` becomes readable.
+
+        If `is_reachable` is given, also until it returns False while there are no clients.
+        """
+        pause = None if is_reachable is None else LOOK_AROUND
         self._listener.setblocking(False)
         with selectors.DefaultSelector() as selector:
             for source in (self._listener, self._wake, until):
@@ -228,10 +236,11 @@ class Server:
             threading.Thread(target=self._reassure, daemon=True).start()
             threading.Thread(target=self._begin_attending, daemon=True).start()
             while not self._stopped.is_set():
-                ready = [key.fileobj for key, _ in selector.select()]
-                if self._listener not in ready:
+                ready = [key.fileobj for key, _ in selector.select(pause)]
+                if self._listener in ready:
+                    self._accept()
+                elif ready or not (self._clients or is_reachable is None or is_reachable()):
                     break
-                self._accept()
         self.stop()
 
     def stop(self) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
+from kcache.dropin import endpoint, known, protocol, server
 from kcache.dropin import environment as env
-from kcache.dropin import known, protocol, server
 from kcache.dropin.answering import Answering, standing
 from kcache.dropin.counts import Counts, since
 from kcache.kernel_cache import KernelCache
@@ -149,6 +152,65 @@ def test_another_home_is_another_cache() -> None:
     assert one != other
     named = {"KCACHE_DIR": "/c"}
     assert env.meaning({**named, "XDG_CACHE_HOME": "/a"}) == env.meaning(named)
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A short path: a socket's has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="kd-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_nobody_waits_again_for_a_silent_server(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "ASK_TIMEOUT", 0.05)
+    path = endpoint.user_socket([str(runtime)])
+    silent = endpoint.listen_for_user(path)  # which nobody accepts from, as if it was stopped
+    try:
+        assert not endpoint.is_silent(path)
+        assert endpoint.status(path) is None
+        assert endpoint.is_silent(path)
+        past = time.time() - 2 * endpoint.SILENT_FOR
+        os.utime(f"{path}.silent", (past, past))
+        assert not endpoint.is_silent(path)
+        assert endpoint.status(path) is None  # for a new time
+        assert endpoint.is_silent(path)
+    finally:
+        silent.close()
+    again = endpoint.listen_for_user(path)  # another server, which is not silent
+    again.close()
+    assert not endpoint.is_silent(path)
+
+
+def test_a_server_that_is_gone_is_not_silent(runtime: Path) -> None:
+    path = endpoint.user_socket([str(runtime)])
+    endpoint.listen_for_user(path).close()
+    assert endpoint.status(path) is None
+    assert not endpoint.is_silent(path)
+
+
+SERVE = """
+import sys
+from kcache.dropin import endpoint, process, server
+server.LOOK_AROUND = 0.01
+process.serve(endpoint.listen_for_user(sys.argv[1]), None)
+"""
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_server_that_nobody_can_reach_ends(replaced: bool, runtime: Path, tmp_path: Path) -> None:
+    variables = {"KCACHE_DIR": str(tmp_path / "cache"), "XDG_RUNTIME_DIR": str(runtime)}
+    path = endpoint.user_socket([str(runtime)])
+    with subprocess.Popen([sys.executable, "-c", SERVE, path], env=os.environ | variables) as first:
+        _until(lambda: endpoint.status(path) is not None)
+        assert first.poll() is None
+        os.unlink(path)
+        second = endpoint.listen_for_user(path) if replaced else None
+        assert first.wait(60) == 0
+    assert os.path.exists(path) is replaced  # what another server has there stays
+    if second is not None:
+        second.close()
 
 
 def test_settings_show_no_token() -> None:
