@@ -180,8 +180,9 @@ class Requests:
         """
         from kcache.nvrtc.request import CompileRequest, compile_request
 
-        single = isinstance(given, (str, bytes, os.PathLike, Mapping, CompileRequest))
-        if single or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        asked: object = given
+        single = isinstance(asked, (str, bytes, os.PathLike, Mapping, CompileRequest))
+        if single or not isinstance(asked, Iterable):
             raise ArgumentTypeError(
                 f"requests is {type(given).__name__}; allowed: a list of requests, also for one"
             )
