@@ -23,7 +23,13 @@ from kcache._version import __version__
 from kcache.errors import ConfigError
 from kcache.remote.credentials import authorization
 from kcache.remote.http_pool import Answer, Origin, Pool, Request
-from kcache.remote.store import RemoteError, RemoteReadOnly, RemoteRefused, RemoteTimeout
+from kcache.remote.store import (
+    RemoteError,
+    RemoteReadOnly,
+    RemoteRefused,
+    RemoteTimeout,
+    RemoteTooLong,
+)
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address
@@ -115,6 +121,8 @@ class HttpStore:
         answer = self._request("PUT", key, value, headers, _MOST_PAGE)
         if answer.status == 412 and condition:
             return False
+        if answer.status == 413:
+            raise RemoteTooLong(f"the server stores no {len(value)} bytes: {_named(answer.status)}")
         if answer.status in _REFUSED or answer.status in _NO_PUT:
             raise RemoteReadOnly(f"the server refuses to store: {_named(answer.status)}")
         if not 200 <= answer.status < 300:

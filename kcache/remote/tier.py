@@ -81,6 +81,7 @@ class Tier:
         self._store: RemoteStore | None = None
         self._opening = threading.Lock()
         self._read_only_until = 0.0
+        self._said_too_long = False
         #: Thread -> time since which it waits for an answer.
         self._waiting: dict[int, float] = {}
 
@@ -182,8 +183,10 @@ class Tier:
                 "%s: kcache stores nothing there for a while: %s", self.address, _told(error)[0]
             )
             return False
-        except RemoteTooLong as error:  # what is there already, which others use
-            log.debug("%s: a value is not changed: %s", self.address, error)
+        except RemoteTooLong as error:  # for the server, or what is there, which others use
+            level = log.debug if self._said_too_long else log.warning
+            level("%s: some values are not stored: %s", self.address, _told(error)[0])
+            self._said_too_long = True
             self.counts.add("dropped")
             return False
         except Exception as error:

@@ -21,7 +21,13 @@ from kcache.errors import ConfigError
 from kcache.remote.address import parse_addresses
 from kcache.remote.deadline import DeadlineSocket
 from kcache.remote.http import HttpStore
-from kcache.remote.store import RemoteError, RemoteReadOnly, RemoteRefused, RemoteTimeout
+from kcache.remote.store import (
+    RemoteError,
+    RemoteReadOnly,
+    RemoteRefused,
+    RemoteTimeout,
+    RemoteTooLong,
+)
 
 MOST = 1 << 20
 VALUE = os.urandom(100 << 10)
@@ -192,7 +198,7 @@ def test_other_answers(at: Callable[..., HttpStore]) -> None:
     with pytest.raises(RemoteError, match="500 Internal") as caught:
         at("broken").get(key(1), MOST)
     assert not isinstance(caught.value, RemoteRefused)
-    with pytest.raises(RemoteError, match="413"):
+    with pytest.raises(RemoteTooLong, match="413"):
         at("cache").put(key(1), bytes(9 << 20))
 
 

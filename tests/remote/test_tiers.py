@@ -16,7 +16,7 @@ from remote.fakes import MemoryStore, agent, tier, until
 
 import kcache
 from kcache.remote.client import Client
-from kcache.remote.store import RemoteError, RemoteTimeout
+from kcache.remote.store import RemoteError, RemoteTimeout, RemoteTooLong
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -191,6 +191,26 @@ def test_kernels_beyond_max_entry_are_misses_of_a_remote_that_works() -> None:
     told = narrow.as_dict()
     assert (told["breaker"], told["hits"], told["misses"], told["errors"]) == ("closed", 1, 7, 0)
     assert told["dropped"] == 1
+
+
+def test_kernels_too_long_for_a_server_do_not_open_its_breaker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Unless configured, nginx takes no more than 1 MiB, and answers 413."""
+    store = MemoryStore()
+
+    def refuse(operation: str) -> None:
+        if operation == "put":
+            raise RemoteTooLong("413 Request Entity Too Large")
+
+    store.trouble = refuse
+    remote = tier(store)
+    for number in range(8):
+        assert not remote.put(f"{number:064x}", b"long")
+    told = remote.as_dict()
+    assert (told["breaker"], told["errors"], told["dropped"]) == ("closed", 0, 8)
+    warned = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert ["413" in each.getMessage() for each in warned] == [True]
 
 
 def test_a_value_of_another_format_is_refused_and_replaced(
