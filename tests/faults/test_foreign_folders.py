@@ -73,6 +73,13 @@ def database(place: Path) -> None:
     write(place / "lmdb" / "old" / "notes")
 
 
+def same_place(place: Path) -> None:
+    """A database of theirs exactly where ours would be, and nothing else."""
+    (place / "lmdb" / "db").mkdir(parents=True)
+    with lmdb.open(str(place / "lmdb" / "db")) as env, env.begin(write=True) as transaction:
+        transaction.put(b"theirs", b"precious")
+
+
 def photos(place: Path) -> None:
     for number in range(10):
         write(place / f"IMG_{number:04}.jpg", os.urandom(2000))
@@ -127,7 +134,8 @@ def special(place: Path) -> None:
 
 
 FOLDERS = (
-    *(home, checkout, nginx, bazel, database, photos, namesakes, almost, forged, links, special),
+    *(home, checkout, nginx, bazel, database, same_place, photos, namesakes, almost, forged),
+    *(links, special),
 )
 Snapshot = dict[str, tuple[object, ...]]
 
