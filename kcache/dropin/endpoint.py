@@ -13,10 +13,13 @@ from contextlib import suppress
 
 from kcache.util.private_socket import (
     MOST_PATH,
+    SILENT_END,
     above_standard,
     bound,
     is_same_user,
+    note_silence,
     private_folder,
+    was_silent,
 )
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
@@ -40,9 +43,7 @@ __all__ = [
 #: Seconds that a question about a server may take.
 ASK_TIMEOUT = 5.0
 _NAME = "socket"
-#: A file beside the socket of a server that was silent, and for how many seconds nobody asks that
-#: server then; the same in `native/server.c`.
-_SILENT = ".silent"
+#: For so many seconds, nobody asks a server that was silent; the same in `native/server.c`.
 SILENT_FOR = 60.0
 _STATUS = 4
 #: What the status of each server has.
@@ -126,7 +127,7 @@ def _remove(folder: str) -> None:
     try:
         if os.fstat(at).st_uid != os.geteuid():
             return
-        for name in (_NAME, f"{_NAME}{_SILENT}"):
+        for name in (_NAME, f"{_NAME}{SILENT_END}"):
             with suppress(OSError):
                 if _is_left_behind(os.lstat(name, dir_fd=at)):
                     os.unlink(name, dir_fd=at)
@@ -159,7 +160,7 @@ def listen_for_user(path: str) -> Endpoint:
     private_folder(folder)
     if ask(path, _STATUS) is not None:
         raise OSError("a server is running")
-    for old in (path, path + _SILENT):
+    for old in (path, path + SILENT_END):
         with suppress(FileNotFoundError):
             os.unlink(old)
     return _bound(path)
@@ -176,21 +177,7 @@ def identity(path: str) -> tuple[int, int] | None:
 
 def is_silent(path: str) -> bool:
     """Tell whether the server at `path` was silent lately, so that it is not worth another wait."""
-    try:
-        return time.time() - os.lstat(path + _SILENT).st_mtime < SILENT_FOR
-    except OSError:
-        return False
-
-
-def _note_silence(path: str) -> None:
-    """Tell the programs that start within the next minute; only in a directory of the user's."""
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError):
-        if os.lstat(os.path.dirname(path)).st_uid != os.geteuid():
-            return
-        with suppress(FileNotFoundError):
-            os.unlink(path + _SILENT)  # for a new time
-        os.close(os.open(path + _SILENT, flags, 0o600))
+    return was_silent(path, SILENT_FOR)
 
 
 def _bound(path: str) -> Endpoint:
@@ -221,7 +208,7 @@ def ask(path: str, kind: int) -> bytes | None:
                 if got != protocol.WAIT:
                     return payload
         except TimeoutError:
-            _note_silence(path)
+            note_silence(path)
             return None
         except (OSError, protocol.ProtocolError):
             return None

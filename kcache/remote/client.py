@@ -64,6 +64,7 @@ class Client:
     Args:
         setup: what the agent is made with.
         connect: returns a new connection; raises RemoteError.
+        note_silence: called after the agent has not answered in time.
         clock: seconds, for tests.
 
     Attributes:
@@ -75,6 +76,7 @@ class Client:
         setup: Setup,
         connect: Callable[[], socket.socket],
         *,
+        note_silence: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.addresses = setup.addresses
@@ -82,6 +84,7 @@ class Client:
         self.leases = any(a.kind == "redis" and a.flag("leases") for a in setup.addresses)
         self.timeout = PATIENCE + sum(a.connect_timeout + a.timeout for a in setup.addresses)
         self._connect = connect
+        self._note_silence = note_silence
         self._clock = clock
         self._kept: list[Channel] = []
         self._lock = threading.Lock()
@@ -206,6 +209,7 @@ class Client:
         except TimeoutError as error:
             connection.close()
             self._failed(error)
+            self._note_silence()
             return None
         except BaseException:
             connection.close()
@@ -219,6 +223,8 @@ class Client:
             return connection.ask(question, self.timeout)
         except (OSError, WireError) as error:
             self._failed(error)
+            if isinstance(error, TimeoutError):
+                self._note_silence()
             return None
 
     def _connection(self) -> Channel | None:
@@ -272,4 +278,11 @@ def client_for(setup: Setup, folders: Sequence[str], environment: Mapping[str, s
 
         return connected(socket_path(folders, setup), setup, environment)
 
-    return Client(setup, connect)
+    def note() -> None:
+        from kcache.remote.start import socket_path
+        from kcache.util.private_socket import note_silence
+
+        with suppress(RemoteError):
+            note_silence(socket_path(folders, setup))
+
+    return Client(setup, connect, note_silence=note)

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from kcache.remote.protocol import MAX_MESSAGE, STATS
 from kcache.remote.store import RemoteError
-from kcache.util.private_socket import MOST_PATH, bound, is_same_user, private_folder
+from kcache.util.private_socket import (
+    MOST_PATH,
+    SILENT_END,
+    bound,
+    is_same_user,
+    private_folder,
+    was_silent,
+)
 from kcache.util.safe_path import present_user, unsafe_part
 from kcache.util.wire import WireError, receive, send
 
@@ -37,6 +44,8 @@ _CODE = (
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 #: Seconds for an agent's answer about itself.
 ASK_TIMEOUT = 5.0
+#: For so many seconds after an agent has kept a program waiting in vain, no other program asks it.
+SILENT_FOR = 30.0
 #: Seconds that the new interpreter may take until it has detached itself.
 START_TIMEOUT = 20.0
 #: Seconds between two attempts to take the lock of programs that start an agent.
@@ -67,8 +76,10 @@ def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket
     """Return a connection to the agent at a path, and start the agent if there is none.
 
     Raises:
-        RemoteError: there is no agent, and none can be started.
+        RemoteError: there is no agent, and none can be started; or it was silent lately.
     """
+    if was_silent(path, SILENT_FOR):
+        raise RemoteError("the agent has not answered another program")
     connection = _connect(path)
     if connection is not None:
         return connection
@@ -144,8 +155,9 @@ def _start(path: str, setup: Setup, environment: Mapping[str, str]) -> None:
     Raises:
         OSError, subprocess.SubprocessError: it can't be started.
     """
-    with suppress(FileNotFoundError):
-        os.unlink(path)
+    for old in (path, path + SILENT_END):
+        with suppress(FileNotFoundError):
+            os.unlink(old)
     listener = bound(path)
     try:
         about = [listener, path, setup.pack().decode()]

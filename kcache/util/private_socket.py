@@ -6,14 +6,26 @@ import _socket  # `socket` takes 3 ms more
 import os
 import stat
 import sys
+import time
 from contextlib import suppress
 
-__all__ = ["MOST_PATH", "above_standard", "bound", "is_same_user", "private_folder"]
+__all__ = [
+    "MOST_PATH",
+    "SILENT_END",
+    "above_standard",
+    "bound",
+    "is_same_user",
+    "note_silence",
+    "private_folder",
+    "was_silent",
+]
 
 #: Programs that may wait to be accepted; the kernel has a cap of its own (net.core.somaxconn).
 BACKLOG = 4096
 #: `sun_path` of unix(7) has 108 bytes, a NUL among them.
 MOST_PATH = 107
+#: A file beside the socket of a process that was silent; its time says when.
+SILENT_END = ".silent"
 #: The size of `struct ucred` of unix(7): process, user and group, 32 bits each.
 _CREDENTIALS = 12
 
@@ -67,3 +79,25 @@ def above_standard(descriptor: int) -> int:
     moved: int = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(descriptor)
     return moved
+
+
+def was_silent(path: str, seconds: float) -> bool:
+    """Tell whether who listens at `path` has kept a program waiting in vain in the last seconds."""
+    try:
+        return 0 <= time.time() - os.lstat(path + SILENT_END).st_mtime < seconds
+    except OSError:
+        return False
+
+
+def note_silence(path: str) -> None:
+    """Note that who listens at `path` does not answer, so that not every program has to wait.
+
+    It is noted only in a folder of the user's.
+    """
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
+    with suppress(OSError):
+        if os.lstat(os.path.dirname(path)).st_uid != os.geteuid():
+            return
+        with suppress(FileNotFoundError):
+            os.unlink(path + SILENT_END)  # for a new time
+        os.close(os.open(path + SILENT_END, flags, 0o600))

@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from kcache.remote.breaker import (
     Breaker,
 )
 from kcache.remote.client import FIRST_PAUSE as CLIENT_PAUSE
-from kcache.remote.client import Client, Lease
+from kcache.remote.client import Client, Lease, client_for
 from kcache.remote.counts import Counts
 from kcache.remote.keys import make_keys, write_keys
 from kcache.remote.protocol import Found, Upload
@@ -554,6 +555,21 @@ def test_an_agent_that_is_frozen_costs_one_wait(tmp_path: Path) -> None:
             assert client.get(KEY) is None
             assert not client.put(Upload((KEY, envelope(KEY))))
         assert client.failures == 1
+
+
+def test_other_programs_do_not_wait_for_a_frozen_agent() -> None:
+    setup = Setup(addresses("http://127.0.0.1:9"), {}, {})
+    with tempfile.TemporaryDirectory(prefix="ka-", dir="/tmp") as folder:
+        path = start.socket_path([folder], setup)
+        with socket.socket(fileno=bound(path)):  # nobody accepts
+            first, other = (client_for(setup, [folder], os.environ) for _ in range(2))
+            first.timeout, other.timeout = 0.05, 3600.0
+            assert first.get(KEY) is None
+            assert other.get(KEY) is None
+            assert (first.failures, other.failures) == (1, 1)
+            past = time.time() - 2 * start.SILENT_FOR
+            os.utime(f"{path}.silent", (past, past))
+            start.connected(path, setup, os.environ).close()  # it may answer again
 
 
 def test_no_agent_at_all_is_found_out_once_per_pause(tmp_path: Path) -> None:
