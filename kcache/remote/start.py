@@ -78,10 +78,11 @@ def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket
     Raises:
         RemoteError: there is no agent, and none can be started; or it was silent lately.
     """
-    if was_silent(path, SILENT_FOR):
-        raise RemoteError("the agent has not answered another program")
     connection = _connect(path)
     if connection is not None:
+        if was_silent(path, SILENT_FOR):  # and has not ended since
+            connection.close()
+            raise RemoteError("the agent has not answered another program")
         return connection
     try:
         with open(f"{path}.lock", "ab") as lock:
