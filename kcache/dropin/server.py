@@ -332,6 +332,7 @@ class Server:
             self.counts.asked(process)
             client.send(*self._query(payload))
         elif kind == protocol.NOTE:
+            self.counts.asked(process)
             self.counts.handed(payload[:80].decode(errors="replace"))
         elif kind == protocol.STATUS:
             client.send(protocol.INFO, json.dumps(self.status()).encode())

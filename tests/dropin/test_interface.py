@@ -72,6 +72,34 @@ def test_two_headers_of_one_name_are_refused_at_once(real: Path, dropin: Dropin)
     assert dropin.run(*command).output == dropin.bare(*command).output != ""
 
 
+ALONE = """
+import ctypes, os, sys
+library = ctypes.CDLL(sys.argv[1])
+program = ctypes.c_void_p()
+options = (ctypes.c_char_p * 1)(sys.argv[2].encode())
+if len(sys.argv) > 3:
+    os.mkdir("gone")
+    os.chdir("gone")
+    os.rmdir("../gone")
+library.nvrtcCreateProgram(ctypes.byref(program), b"// alone", None, 0, None, None)
+print(library.nvrtcCompileProgram(program, 1, options))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(["--pch"], "pch"), (["-w", "gone"], "no working directory, or no NVRTC")],
+)
+def test_a_program_that_is_only_left_to_nvrtc_is_counted(
+    arguments: list[str], reason: str, real: Path, dropin: Dropin
+) -> None:
+    command = (sys.executable, "-c", ALONE, real, *arguments)
+    told = dropin.run(*command)
+    assert told.output == dropin.bare(*command).output == "0\n"
+    assert f"left to NVRTC 1 ({reason}: 1); " in told.line
+    assert "programs: python" in told.line
+
+
 # -- the table of exports --------------------------------------------------------------------------
 
 

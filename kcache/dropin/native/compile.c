@@ -109,10 +109,14 @@ static bool has_all_names(const struct program *mine, const struct kd_answer *an
 static struct kd_answer *find_answer(const struct program *mine) {
     struct kd_buffer request = {0};
     struct kd_answer *answer = NULL;
-    if (kd_server_wanted() && put_request(&request, mine)) {
-        answer = kd_recall(&request);
-        if (answer == NULL)
-            answer = answer_from_server(&request);
+    if (kd_server_wanted()) {
+        if (put_request(&request, mine)) {
+            answer = kd_recall(&request);
+            if (answer == NULL)
+                answer = answer_from_server(&request);
+        } else {
+            kd_server_note("no working directory, or no NVRTC");
+        }
     }
     free(request.data);
     if (answer != NULL && !has_all_names(mine, answer)) {
