@@ -128,13 +128,13 @@ class Caller:
         first = getattr(self.library, f"nvrtcGet{what}Size")(program, c.byref(size))
         if first != 0:
             return first, size.value
-        if null:
-            return size.value, get(program, None)
         buffer = c.create_string_buffer(b"\xaa" * (size.value + 8), size.value + 8)
-        second = get(program, buffer)
-        # The assembler tells how long it took; precompiled headers are named after the process.
+        results = [get(program, None)] if null else []
+        results.append(get(program, buffer))
+        # The assembler tells how long it took; precompiled headers are named after the process:
+        # neither text nor size of such a log is the same in each run.
         told = re.sub(rb"[\d.]+ ms|auto_pch_\d+", b"?", buffer.raw)
-        return "?" if told != buffer.raw else size.value, second, _digest(told)
+        return "?" if told != buffer.raw else size.value, results, _digest(told)
 
     def size(self, program: c.c_void_p) -> object:
         get = getattr(self.library, f"nvrtcGet{self.random.choice(OUTPUTS)}Size", None)
