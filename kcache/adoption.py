@@ -90,7 +90,7 @@ def _is_other_backend(path: str) -> bool:
     return os.path.basename(path) in names and S_ISDIR(_mode(path, S_IFDIR))
 
 
-# -- each name: whether the file proves what it is; or it is a stranger ----------------------------
+# -- for each name: whether the file proves that a cache made it, or is a stranger -----------------
 
 
 def _read(path: str, most: int) -> bytes:
@@ -119,7 +119,7 @@ def _journal(path: str) -> bool:
 
 def _settings(path: str) -> bool:
     found = _read(path, len(_SETTINGS))
-    if not _SETTINGS.startswith(found):  # less than all of it: killed in the middle of writing
+    if not _SETTINGS.startswith(found):  # incomplete: its writer was killed
         raise _StrangerError(path)
     return found == _SETTINGS
 
@@ -131,7 +131,7 @@ def _flight(path: str) -> bool:
     notes = (found[at : at + _NOTE] for at in range(0, len(found), _NOTE))
     if len(found) > _LOCK_TABLE or any(any(note) and not (note[15:] > b"\0") for note in notes):
         raise _StrangerError(path)
-    return False  # no proof: earlier versions set no mark, and many files look so
+    return False  # no proof: earlier versions set no mark, and many files look like this
 
 
 def _empty(path: str) -> bool:
@@ -204,7 +204,7 @@ def _lmdb(path: str) -> bool:
             for file, inside in _items(below):
                 if file not in ("data.mdb", "lock.mdb") or not S_ISREG(_mode(inside, S_IFREG)):
                     raise _StrangerError(inside)
-                # No proof: any program's database looks so.
+                # No proof: a database of any program looks like this.
                 if file == "data.mdb" and _read(inside, 20)[16:] not in (_LMDB_MAGIC, b""):
                     raise _StrangerError(inside)
         elif name != NAME:

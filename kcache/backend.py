@@ -21,10 +21,10 @@ __all__ = [
     "key_error",
 ]
 
-#: Entry-point group for other packages' backends: name -> `Backend` subclass or factory, called as
-#: `factory(directory, max_size=..., read_only=...)`.
+#: Entry-point group for backends of other packages. It maps a name to a `Backend` subclass or a
+#: factory, called as `factory(directory, max_size=..., read_only=...)`.
 GROUP = "kcache.backends"
-#: Keys are this many lower-case hexadecimal digits (a SHA-256 digest).
+#: A key has this many lower-case hexadecimal digits (a SHA-256 digest).
 KEY_LENGTH = 64
 
 _HEX = "0123456789abcdef"
@@ -91,7 +91,7 @@ class Backend(ABC):
     better. `kcache.testing.BackendContract` tests all of it.
     """
 
-    #: How many bytes the stored size of a value may exceed its length by.
+    #: By how many bytes the stored size of a value may exceed its length.
     overhead: int = 0
 
     @abstractmethod

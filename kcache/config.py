@@ -35,11 +35,13 @@ T = TypeVar("T")
 
 DEFAULT_MAX_SIZE = 1 << 30
 DEFAULT_MEMORY_SIZE = 64 << 20
-#: Seconds to wait for another's compile before compiling alone. CUTLASS and FlashAttention kernels
-#: take up to some minutes; a process that was stopped would hold the others for ever.
+#: Seconds to wait for another process's compile before compiling alone. CUTLASS and FlashAttention
+#: kernels take up to some minutes. Without a limit, a stopped process would hold up the others for
+#: ever.
 DEFAULT_WAIT = 300.0
 
-#: 1 EiB, in place of any larger cap: no file system has more, and sums of sizes stay below 2**63.
+#: 1 EiB. A larger cap is reduced to it: no file system has more, and sums of sizes stay below
+#: 2**63.
 _MOST_BYTES = 1 << 60
 HEADER_CHECKS = ("always", "once")
 RELOCATIONS = ("lazy", "eager")
@@ -78,7 +80,7 @@ def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
             "allowed: a path (./~... for a name that begins with ~)"
         )
     try:
-        return os.path.abspath(expanded)  # once: the working directory may change
+        return os.path.abspath(expanded)  # only once, because the working directory may change
     except OSError as error:
         raise ConfigError(
             f"{name}={value!r} is not allowed, there is no working directory; allowed: a path that "
@@ -106,7 +108,7 @@ def _parse_name(value: str, *, name: str) -> str:
 def _parse_remote(value: object, *, name: str) -> tuple[Address, ...]:
     if not value:
         return ()
-    from kcache.remote.address import parse_addresses  # few use remotes
+    from kcache.remote.address import parse_addresses  # few programs use remotes
 
     return parse_addresses(value, name=name)
 
@@ -341,7 +343,7 @@ def _from_variable(
     except ConfigError as error:
         if complain is None:
             raise
-        # Nobody asked for the default directory, which may have no room or be shared: none at all.
+        # Nobody asked for the default directory, and it may be full or shared: use no cache.
         nowhere = variable.setting == "directory"
         effect = "this process caches in memory alone" if nowhere else "it does not count"
         complain(f"{error}. Until then {effect}")
@@ -354,7 +356,7 @@ def default_cache_directory() -> Path:
     `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
     `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
     """
-    # A fresh process that names its directory need not import these.
+    # A fresh process that names its directory need not import these modules.
     from pathlib import Path
 
     named = os.environ.get("KCACHE_DIR")
@@ -362,8 +364,8 @@ def default_cache_directory() -> Path:
         return Path(_parse_directory(named, name="KCACHE_DIR"))
     import platformdirs
 
-    # Where the user has no home (containers with arbitrary user ids), platformdirs raises, or
-    # returns `~/.cache/kcache` as it stands, depending on its version.
+    # If the user has no home (containers with arbitrary user ids), platformdirs either raises or
+    # returns `~/.cache/kcache` unchanged, depending on its version.
     try:
         found = Path(platformdirs.user_cache_dir("kcache", appauthor=False))
     except RuntimeError:
@@ -382,8 +384,8 @@ def temporary_cache_directory() -> str:
     return os.path.join(tempfile.gettempdir(), f"kcache-{owner}")
 
 
-#: Variables that NVRTC 12.4 to 13.5 ask for and that may change what they compile. They are part of
-#: the key; whatever else a compiler asks for, its record tells.
+#: Variables that NVRTC 12.4 to 13.5 ask for and that may change their output. They are part of the
+#: key. If a compiler asks for others, its record tells.
 COMPILER_VARIABLES = (
     "CAN_FINALIZE_DEBUG",
     "DUMP_KNOBS_TO_FILE",
@@ -398,7 +400,7 @@ COMPILER_VARIABLES = (
 )
 
 
-#: Asked on every hit: the mapping below `os.environ` answers in a tenth of the time.
+#: Looked up on every hit: the mapping below `os.environ` answers in a tenth of the time.
 _RAW: Any = getattr(os.environ, "_data", os.environ)
 _ENCODED_VARIABLES: frozenset[Any] = frozenset(
     (*COMPILER_VARIABLES,)

@@ -15,10 +15,11 @@ from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
 
 __all__ = ["CacheDirectory", "is_cache", "prepare", "prepare_layer"]
 
-#: How often a directory that seems to be somebody else's is looked at, and seconds in between.
+#: How often kcache looks at a directory that seems to belong to somebody else, and the seconds in
+#: between.
 _LOOKS, _PAUSE = 3, 0.01
 
-#: See https://bford.info/cachedir/: tells backup programs that the directory can be left out.
+#: Tells backup programs that they can leave out the directory. See https://bford.info/cachedir/.
 _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 # This file is a cache directory tag created by kcache.
 # For information about cache directory tags, see https://bford.info/cachedir/
@@ -113,7 +114,7 @@ def prepare(directory: str, *, read_only: bool = False) -> None:
         _require_safe_path(directory)
         if not read_only:
             made = make_private(directory)
-            _require_safe_path(directory)  # what was made meanwhile, by whom?
+            _require_safe_path(directory)  # somebody created it in the meantime: who?
         status = os.stat(directory)
     except FileExistsError as error:
         raise ConfigError(f"directory={directory!r} is a file; allowed: a directory") from error
@@ -132,7 +133,7 @@ def prepare(directory: str, *, read_only: bool = False) -> None:
     except OSError as error:
         raise BackendError(f"directory {directory}: {error.strerror}") from error
     if not read_only and not marked:
-        with suppress(OSError):  # full now, but perhaps not for ever: then the next process does
+        with suppress(OSError):  # full now, but that may change: the next process does it then
             mark(directory)
             _tag(directory)
 
@@ -235,7 +236,7 @@ def _stranger(directory: str) -> str:
     It looks more than once before it refuses the directory, because another process may be making
     the cache at the same time, or writing into one that somebody removes.
     """
-    from kcache.adoption import stranger  # seldom
+    from kcache.adoption import stranger  # few calls need it
 
     name = stranger(directory, _TAG)
     for _ in range(_LOOKS):

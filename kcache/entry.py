@@ -53,10 +53,10 @@ JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | Non
 
 FORMAT_VERSION = 1
 MAX_SECTIONS = 256
-#: Decoding refuses larger metadata. Kernel logs are the largest thing in it.
+#: Decoding refuses larger metadata. Logs of kernels are its largest part.
 MAX_METADATA = 16 << 20
 MAX_PRODUCER = 256
-#: Decoding refuses metadata in more levels than this.
+#: Decoding refuses metadata that is nested deeper than this.
 _MANY_LEVELS = 64
 
 _MAGIC = b"KCACHE"
@@ -119,12 +119,13 @@ class Entry:
 
     __slots__ = ("_blob", "_parts", "cost", "view")
 
-    #: The envelope that this entry was made from, until its parts are asked for.
+    #: The envelope that this entry was made from, until somebody asks for its parts.
     _blob: bytes
-    #: Seconds that making the payload took, 0.0 if it doesn't say.
+    #: How many seconds it took to make the payload; 0.0 if the entry doesn't say.
     cost: float
     _parts: tuple[Mapping[str, bytes], Mapping[str, JSON]] | None
-    #: What a frontend made of this entry, kept beside it; no part of its value. Unset at first.
+    #: An object that a frontend made from this entry. It is kept here, but is no part of the
+    #: entry's value. Not set at first.
     view: object
 
     def __init__(
@@ -197,7 +198,8 @@ class Entry:
             text = blob[position : position + text_length]
             metadata = _decode_json(text.decode())
             if b"\\u" in text or text.count(b"[") + text.count(b"{") > _MANY_LEVELS:
-                _compact(metadata).encode()  # fails for lone surrogates, and for what is too deep
+                # Fails for lone surrogates, and for deeply nested metadata.
+                _compact(metadata).encode()
                 _require_shallow(metadata)
         except (IndexError, struct.error, ValueError, RecursionError) as error:
             raise CorruptEntryError(f"malformed table or metadata: {error}") from error

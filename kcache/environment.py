@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 _PREFIX = "KCACHE_"
-#: Those that `kcache run` sets for the program that it starts.
+#: The variables that `kcache run` sets for the program that it starts.
 _OF_DROPIN = "KCACHE_DROPIN_"
 _REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
-#: What clients of remotes read: credentials, certificates, proxies. They decide whom the clients
-#: talk to, and as whom: programs in which they differ don't share an agent.
+#: The variables that clients of remotes read: credentials, certificates, proxies. They decide which
+#: server a client talks to, and as which user. Programs with different values don't share an agent.
 _OF_REMOTES = frozenset(
     (
         _REMOTE_TOKEN,
@@ -41,7 +41,8 @@ _OF_REMOTES = frozenset(
         "HTTPS_PROXY",
         "NO_PROXY",
         "all_proxy",
-        "http_proxy",  # not in upper case: a web server sets that one from a request's header
+        # Not in upper case: a web server sets that variable from a header of the request.
+        "http_proxy",
         "https_proxy",
         "no_proxy",
         "HOME",
@@ -126,7 +127,7 @@ def proxy_for(scheme: str, host: str) -> str | None:
 
     proxies = request.getproxies_environment()
     bypassed: Callable[[str, dict[str, str]], bool] = vars(request)["proxy_bypass_environment"]
-    if bypassed(host, proxies):  # which the type information lacks
+    if bypassed(host, proxies):  # the type information lacks it
         return None
     return proxies.get(scheme) or proxies.get("all")
 

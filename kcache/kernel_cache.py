@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelCache"]
 
-#: Share of the memory tier that remembers requests, so that asking again needs no hashing.
+#: The share of the memory tier that remembers requests. If a program repeats a request, nothing is
+#: hashed.
 _REQUEST_SHARE = 0.25
 
 
@@ -137,16 +138,16 @@ class KernelCache:
         self.config = config = place.config
         self._disabled = config.disable.value
         share = int(config.memory_size.value * _REQUEST_SHARE)
-        #: Requests by how they were asked for, so that asking again is one look-up.
+        #: Requests by their arguments. If a program repeats a request, this takes one look-up.
         self._requests = Requests(share, record_to=config.record.value)
         self._async: AsyncFront | None = None
         self.engine = open_as_set(place, PRODUCER, memory_size=config.memory_size.value - share)
         self._finder = build_finder(self.engine, config)
         if config.remote.value and self._finder.reads:
-            from kcache.kernels.tiers import with_layers  # few use remotes
+            from kcache.kernels.tiers import with_layers  # few programs use remotes
 
             self._finder = with_layers(self._finder, config)
-        #: Needed for a miss only.
+        #: Only a miss needs it.
         self._resolver: Resolver | None = None
         self._ask_remotes_at = 0.0 if config.remote.value and not self._disabled else math.inf
 
@@ -336,7 +337,7 @@ class KernelCache:
         """The directory of the cache, or None for a `Backend` that the caller made."""
         if self._place.path is None:
             return None
-        from pathlib import Path  # costs a fresh process 8 ms
+        from pathlib import Path  # its import takes a fresh process 8 ms
 
         return Path(self._place.path)
 
@@ -368,7 +369,7 @@ class KernelCache:
 
     def print_info(self, file: TextIO | None = None) -> None:
         """Print the directory, the size and the counts of the cache to `file` or stdout."""
-        from kcache.admin.info import format_info  # not needed for a hit
+        from kcache.admin.info import format_info  # a hit does not need it
 
         where = self._place.path or "(none)"
         text = format_info(self.engine, directory=where, backend=self._place.name)
@@ -397,7 +398,7 @@ class KernelCache:
         Raises:
             ConfigError: `max_size` is no size, or `older_than` no age.
         """
-        from kcache.util.units import parse_age  # not needed for a hit
+        from kcache.util.units import parse_age  # a hit does not need it
 
         _ = self._requests.forget  # raises if this is closed
         return self.engine.trim(
@@ -423,7 +424,7 @@ class KernelCache:
 
     def __repr__(self) -> str:
         """Return the directory and the size of the cache; never raise an exception."""
-        from kcache.admin.info import one_line  # not needed for a hit
+        from kcache.admin.info import one_line  # a hit does not need it
 
         place = self._place
         return f"KernelCache({one_line(self.engine, directory=place.path, backend=place.name)})"
@@ -438,7 +439,7 @@ class KernelCache:
 
     def _on_miss(self) -> Resolver:
         if self._resolver is None:
-            from kcache.kernels.wiring import build_resolver  # not needed for a hit
+            from kcache.kernels.wiring import build_resolver  # a hit does not need it
 
             self._place.look_elsewhere()
             with self.engine.counters.lock:

@@ -40,10 +40,10 @@ __all__ = [
     "with_known_backend",
 ]
 
-#: The cap that a backend is only read with: its files may be as large as whoever made it allowed.
+#: The cap of a backend that is only read: its maker may have allowed larger files.
 READ_SIZE = 1 << 34
 
-#: First-party backends, found without scanning entry points (which costs 15 to 50 ms).
+#: First-party backends. They are found without a scan of entry points (which takes 15 to 50 ms).
 _FIRST_PARTY = {
     "file": "kcache_backends.file:FileBackend",
     "lmdb": "kcache_backends.lmdb:LmdbBackend",
@@ -121,7 +121,7 @@ class Place:
         self.given = given
         #: The backend's name, or the class of a backend that the program made.
         self.name = type(backend).__name__ if given else config.backend.value
-        #: Whether somebody has looked already if the kernels are in another backend.
+        #: Whether kcache has already checked if another backend holds the kernels.
         self._looked = given or config.disable.value
 
     @property
@@ -142,7 +142,7 @@ class Place:
         files = self.directory
         found = [] if files is None else holders(files, besides=self.name)
         if files is not None and found:
-            from kcache.other_backends import warn_if_empty  # seldom
+            from kcache.other_backends import warn_if_empty  # few calls need it
 
             warn_if_empty(self.backend, files, self.config.backend, found)
 
@@ -209,7 +209,8 @@ def _nowhere(config: Config, backend: Backend) -> Place:
 def _candidates(named: str | None) -> Iterator[str]:
     if named is not None:
         yield named
-    else:  # each only if it is needed: to find them takes a fresh process longer than a hit
+    else:
+        # Each is looked up only if it is needed: finding all takes longer than a hit.
         yield str(default_cache_directory())
         yield temporary_cache_directory()
 
@@ -244,7 +245,7 @@ def settled(config: Config, files: CacheDirectory, *, find_backend: bool = True)
         files: of a directory that is safe.
         find_backend: whether the backend is one in that directory.
     """
-    if os.path.lexists(files.settings):  # a hit where nothing is saved need not import this
+    if os.path.lexists(files.settings):  # a hit without saved settings need not import this
         from kcache.saved_settings import read
 
         saved = read(files)
@@ -265,7 +266,7 @@ def holders(files: CacheDirectory, *, besides: str) -> list[Holder]:
     names = backends_in(files, besides=besides)
     if not names:
         return []
-    from kcache.other_backends import look  # seldom
+    from kcache.other_backends import look  # few calls need it
 
     def opened(name: str) -> Backend:
         return open_backend(name, files.path, max_size=READ_SIZE, read_only=True)
@@ -278,10 +279,10 @@ def backends_in(files: CacheDirectory, *, besides: str = "") -> list[str]:
     try:
         with os.scandir(files.path) as items:
             folders = {item.name for item in items if item.is_dir()}
-    except OSError:  # it need not be readable, if one can go through it
+    except OSError:  # the directory need not be readable if one can go through it
         folders = {name for name in _FIRST_PARTY if os.path.isdir(files.backend(name))}
     folders.discard(besides)
-    if folders <= _FIRST_PARTY.keys():  # entry points are scanned only where it must be
+    if folders <= _FIRST_PARTY.keys():  # entry points are scanned only if necessary
         return sorted(folders)
     return sorted(folders.intersection(backend_names()))
 

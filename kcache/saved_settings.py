@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "SOURCE", "SavedSettings", "change", "read"]
 
-#: Where a setting came from that is saved; the file's name.
+#: The source of a saved setting, as commands show it; the file's name.
 SOURCE = "settings.json"
-#: Settings that can be saved: those of the cache, and of the work for it. What holds for one run of
-#: a program can't be (read_only, disable, recache, record, log), nor what decides whose kernels are
-#: trusted and who gets them (remote, signing_key_file).
+#: Settings that can be saved: those of the cache, and of the work for it. Settings for one run of a
+#: program can't be saved (read_only, disable, recache, record, log). Settings that decide whose
+#: kernels are trusted and who gets ours can't be saved either (remote, signing_key_file).
 NAMES = (
     "backend",
     "max_size",
@@ -45,11 +45,12 @@ NAMES = (
 )
 _FORMAT = "kcache-settings/1"
 _KIND = _FORMAT.partition("/")[0] + "/"
-#: Bytes of the file, at most. Each of the eight settings has less than 100.
+#: The largest size of the file in bytes. Each of the eight settings has less than 100.
 _MOST = 4096
-#: Byte of the marker that a process locks while it changes the settings; the marker is 77 long.
+#: The byte of the marker that a process locks while it changes the settings. The marker has 77
+#: bytes.
 _LOCKED = 1 << 20
-#: Seconds that a process waits for another one which changes the settings: that takes 10 ms.
+#: How many seconds a process waits for another one that changes the settings. A change takes 10 ms.
 _PATIENCE = 10.0
 _PARSERS = {each.setting: each.parse for each in VARIABLES if each.setting in NAMES}
 
@@ -181,7 +182,7 @@ def change(
         with _alone(files):
             texts, damaged = _texts_to_change(files.settings)
             for name in forgotten:
-                if name not in texts:  # also one that only another version knows can be forgotten
+                if name not in texts:  # a setting of another version can be forgotten, too
                     _require_known(name)
                 texts.pop(name, None)
             texts.update(given)
@@ -245,7 +246,8 @@ def _write(files: CacheDirectory, data: bytes) -> None:
         with suppress(FileNotFoundError):
             os.unlink(files.settings)
         return
-    # One name for all: who writes is alone, and finds what a process left that was killed.
+    # One name for all: only one process writes at a time, and it finds the file that a killed
+    # process left.
     draft = open_own(files.settings_draft, os.O_WRONLY | os.O_CREAT)
     try:
         os.ftruncate(draft.fd, 0)

@@ -14,13 +14,15 @@ from kcache.backend import EntryInfo
 
 __all__ = ["SAMPLE", "ColdSample"]
 
-#: A sample is this many entries...
+#: How many entries a sample has...
 SAMPLE = 2048
-#: ... of which, where they are not all that there are, this share is offered before the next one is
-#: taken: the smaller, the closer to exact LRU; the larger, the fewer stats per eviction (4 here).
+#: ... and the share of them that is offered before the next sample is taken, unless the sample
+#: holds all entries. A smaller share is closer to exact LRU. A larger share needs fewer stats per
+#: eviction (4 here).
 SHARE = 0.25
 
-#: A use later than this in the future, in nanoseconds, is a clock's error, and no use.
+#: A use that is further in the future than this, in nanoseconds, is a clock's error. It does not
+#: count as a use.
 FUTURE = 86_400_000_000_000
 
 #: (mtime in nanoseconds, key)
@@ -50,10 +52,11 @@ class ColdSample:
         self._fullest = fullest
         self._look = look
         self._now = now
-        #: What the last iteration has not offered, coldest last, and how many of it may be.
+        #: Entries that the last iteration did not offer, the coldest last, and how many of them it
+        #: may still offer.
         self._pool: list[Used] = []
         self._left = 0
-        #: What it has offered, and nobody deleted: still the coldest.
+        #: Entries that it offered and that nobody deleted. They are still the coldest.
         self._offered: dict[str, int] = {}
 
     def deleted(self, key: str) -> None:
@@ -94,7 +97,7 @@ class ColdSample:
                 if not held_back:
                     self._offered = {}
                     return
-                # Nothing but entries in constant use: they have to do.
+                # All entries are in constant use, so some of them have to go.
                 patient = len(offered) > offered_before
         finally:
             self._pool, self._left = pool, left
@@ -117,7 +120,7 @@ class ColdSample:
     def _sample(self, visited: set[int]) -> tuple[list[Used], int]:
         """Return a sample of the fullest unvisited shards, coldest last, and how many to offer."""
         sample: list[Used] = []
-        share = 1.0  # all that there is: the order is exact, and all of it may go
+        share = 1.0  # these are all entries: their order is exact, and all of them may go
         for entries, shard in self._fullest():
             if shard in visited or not entries:
                 continue
@@ -126,7 +129,7 @@ class ColdSample:
                 break
             visited.add(shard)
             sample += self._look(shard)
-        # What a wrong clock has put into the future would stay for ever; it goes first.
+        # An entry that a wrong clock dated into the future would stay for ever. It goes first.
         future = self._now() + FUTURE
         sample.sort(key=lambda used: (used[0] < future, *used), reverse=True)
         return sample, max(1, int(len(sample) * share))

@@ -15,7 +15,7 @@ from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 
 __all__ = ["ORPHAN_AGE", "examine", "glance", "require_credible", "sum_of_shards"]
 
-#: Without file locks, a temporary file is taken for an orphan when it is this old, in seconds.
+#: Without file locks, a temporary file counts as an orphan when it is this old, in seconds.
 ORPHAN_AGE = 3600.0
 
 
@@ -53,7 +53,7 @@ def _is_orphan(name: str, status: os.stat_result, counters: ShardCounters) -> bo
 
 def glance(folder: str, count: int) -> list[Used]:
     """Return (mtime, key) of `count` entries of a shard, chosen at random."""
-    import random  # 3 ms of a fresh process, and seldom needed
+    import random  # its import takes a fresh process 3 ms, and few need it
 
     names = [name for name in names_in(folder) if is_key(name)]
     found: list[Used] = []

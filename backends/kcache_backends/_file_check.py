@@ -12,7 +12,7 @@ from kcache_backends._shards import ShardCount, ShardCounters, read_counts
 
 __all__ = ["ANY_SIZE", "alone_with", "check_shard", "recorded_in"]
 
-#: More than any file or directory has.
+#: Larger than the size of any real file or directory.
 ANY_SIZE = 1 << 62
 
 Changing = Callable[[], AbstractContextManager[tuple[ShardCount | None, Callable[[], object]]]]
@@ -74,5 +74,5 @@ def alone_with(
             yield counters.read(shard), lambda: examine(counters, shard)
     elif recorded:
         yield recorded[shard], list
-    else:  # a copy without counters: whoever writes to it will make them
+    else:  # a copy without counters: the next writer will create them
         yield ShardCount(ANY_SIZE, ANY_SIZE, 1), list

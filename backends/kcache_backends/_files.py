@@ -34,19 +34,20 @@ __all__ = [
     "sync_directory",
 ]
 
-_user = getattr(os, "geteuid", lambda: 0)  # Windows says 0 of every file
+_user = getattr(os, "geteuid", lambda: 0)  # Windows returns 0 for every file
 _OTHERS_WRITE = 0o022
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-#: To open an entry for reading. Without waiting: a pipe that somebody put there would never open.
+#: Flags that open an entry for reading. They don't wait: a pipe that somebody put there would never
+#: open.
 READ = os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0)
-#: To open a directory that is no link; None where the system can't.
+#: Flags that open a directory but no link; None where the system has no such flags.
 _DIRECTORY = os.O_RDONLY | _FLAGS | os.O_DIRECTORY if hasattr(os, "O_DIRECTORY") else None
-#: What that says of a link, or of anything else that is no directory.
+#: The errors that `open` gives with them for a link, or for anything else that is no directory.
 _NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-#: To create a file that must not be there.
+#: Flags that create a file, and fail if it exists.
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
 _NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
-#: Tells the names of the temporary files that the file backend makes, and so may remove.
+#: Matches the names of the temporary files that the file backend makes. It may remove these.
 is_temporary = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp").fullmatch
 
 
@@ -164,7 +165,7 @@ def rename(temporary: str, path: str) -> None:
     """Rename a file into place, also over an empty directory that somebody put there."""
     try:
         os.replace(temporary, path)
-    except IsADirectoryError:  # one that has something in it stays
+    except IsADirectoryError:  # a directory that is not empty stays
         os.rmdir(path)
         os.replace(temporary, path)
 
@@ -215,7 +216,7 @@ def sync_directory(path: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # directories can't be synced everywhere
+        if error.errno != errno.EINVAL:  # some systems can't sync a directory
             raise
     finally:
         os.close(fd)

@@ -16,7 +16,7 @@ from kcache_backends._lmdb_errors import DAMAGE, MissingError, translated
 
 __all__ = ["check"]
 
-#: How often a file is verified again that another process wrote to meanwhile.
+#: How often a file is verified again if another process wrote to it in the meantime.
 _TRIES = 3
 
 
@@ -68,7 +68,8 @@ def _more(count: int) -> str:
 def _verify(environment: Environment) -> list[str]:
     """Return what py-lmdb's verifier, which reads the bytes of the file, says of it."""
     for _ in range(_TRIES):
-        env = environment.get()  # each time: another process may exchange it meanwhile
+        # Looked up each time: another process may exchange it in the meantime.
+        env = environment.get()
         before = env.info()["last_txnid"]
         try:
             with environment.files() as place:

@@ -24,17 +24,17 @@ from kcache_backends._lmdb_opening import Opened, identity_at, open_alone, open_
 
 __all__ = ["FORK_PATIENCE", "NOBODY_WIDE", "PATIENCE", "Connection"]
 
-#: What `Connection.writer` says where no thread writes; no thread has these numbers.
+#: The value of `Connection.writer` while no thread writes. No thread has one of these numbers.
 NOBODY, NOBODY_WIDE = 0, -1
 
-#: How long a thread waits for another, or a writer for another process, in seconds. LMDB's own lock
-#: is waited for without end, so only who holds the one in `lock` asks for it.
+#: How long a thread waits for another thread, or a writer for another process, in seconds. LMDB's
+#: own lock waits without end, so only the holder of the lock in the file `lock` asks for it.
 PATIENCE = 10.0
-#: How long a fork waits for a transaction of this process, in seconds; a commit takes some 10 ms,
-#: on a disk that is busy a second.
+#: How long a fork waits for a transaction of this process, in seconds. A commit takes some 10 ms;
+#: on a busy disk it can take a second.
 FORK_PATIENCE = 5.0
 #: While another process opens or exchanges the database, reads go on without a place in the table
-#: of readers, and for so many seconds: then it is tried again.
+#: of readers. After this many seconds kcache tries again to get one.
 PROVISIONAL = 1.0
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -64,27 +64,30 @@ class Connection:
         self.read_only = read_only
         #: The open database, or None.
         self.open: lmdb.Environment | None = None
-        #: The thread that has a write transaction, and that transaction. Nobody: `NOBODY`, or
-        #: `NOBODY_WIDE` where the map is larger than ours, so that a value may be, too.
+        #: The thread that has a write transaction, and that transaction. If no thread has one:
+        #: `NOBODY`, or `NOBODY_WIDE` if the map is larger than ours, so that a value may be larger,
+        #: too.
         self.writer = NOBODY
         self.txn: lmdb.Transaction[bytes] | None = None
         self._nobody = NOBODY
         self._opened: Opened | None = None
-        #: Whether it is open for reading only because there was no right to more.
+        #: Whether it is open for reading only because this process may not write to it.
         self._unwritable = False
-        #: Until when it is open for reading only because another process was opening it; 0: it is
+        #: Until when it is open for reading only, because another process was opening it. 0: it is
         #: not.
         self._provisional = 0.0
-        #: Whether it is to be opened anew, with a larger map or for writing.
+        #: Whether to open it again, with a larger map or for writing.
         self._outgrown = False
-        #: The transaction in which this process exchanges it: what is open can be read until that
-        #: is done. It counts for no later one, should an interrupt leave it here.
+        #: The transaction in which this process exchanges the database. The open one can be read
+        #: until that is done. If an interrupt leaves this value here, it has no effect on later
+        #: transactions.
         self._exchanging: lmdb.Transaction[bytes] | None = None
-        #: Databases that were exchanged, to be closed when nobody writes.
+        #: Databases that were exchanged. They are closed when no thread writes.
         self._retired: list[Opened] = []
         self._users: set[object] = set()
         self._locks = Locks(root)
-        #: Why this process can't use it any more, and goes without; empty if it can.
+        #: The reason why this process can't use the database any more and works without it; empty
+        #: if it can use it.
         self._given_up = ""
         #: Locks that are held during a fork.
         self._held: list[threading.RLock] = []
@@ -92,7 +95,7 @@ class Connection:
         watch(self)
 
     def _make_locks(self) -> None:
-        #: Held by the thread that writes, or wants to; it may wait for another process.
+        #: Held by the thread that writes or wants to write. It may wait for another process.
         self._changing = threading.RLock()
         #: Held during a transaction that writes.
         self._transaction = threading.RLock()
@@ -162,7 +165,7 @@ class Connection:
 
     def _retire(self) -> None:
         if self._opened is not None and self._opened not in self._retired:
-            self._retired.append(self._opened)  # first: then an interrupt (Ctrl-C) loses nothing
+            self._retired.append(self._opened)  # first, so that an interrupt (Ctrl-C) loses nothing
         self.open = self._opened = None
         self._outgrown, self._provisional, self._unwritable = False, 0.0, False
 
@@ -216,7 +219,8 @@ class Connection:
         if self.read_only:
             return self._open_unless_open(lambda: open_read_only(self.root, self.map_size))
         try:
-            # Somebody who opens it is waited for, but hardly, and who is stopped only once.
+            # The process that opens it gets a short wait. If that process was stopped, only the
+            # first read waits.
             patience = 0.0 if self._locks.is_stopped else HARDLY
             with self._prepared() as root, self._locks.held(OPENING, patience, root):
                 return self._open_unless_open(lambda: open_alone(root, self.map_size))
@@ -231,7 +235,7 @@ class Connection:
         with self._with(self._state, PATIENCE):
             if self.open is None and self._retired and self._transaction.acquire(blocking=False):
                 try:
-                    self._close_retired()  # what an interrupt, or a writer, has left open
+                    self._close_retired()  # left open by an interrupt or a writer
                 finally:
                     self._transaction.release()
             self._require_use()
@@ -310,7 +314,7 @@ class Connection:
         check_parents(self.root)
         make_private(self.root)
         with Folder(self.root) as root:
-            # Recognising opens a database, which one thread only may.
+            # To recognise a database means to open it, and only one thread may do that.
             with self._with(self._state, PATIENCE):
                 at = identity_at(self._data)
                 known = any(each.file == at for each in (*self._retired, self._opened) if each)
@@ -318,7 +322,7 @@ class Connection:
                     mark(root)
             yield root
 
-    # -- what may happen to the files ----------------------------------------------------------
+    # -- changes to the files by others -----------------------------------------------------------
 
     def lost(self) -> bool:
         """Tell whether another file is in place of the open database."""
@@ -340,10 +344,10 @@ class Connection:
                 finally:
                     self._transaction.release()
             elif self._outgrown:
-                return False  # it is the same file, which must not be open twice
+                return False  # it is the same file, and LMDB must not open a file twice
             elif self._provisional:
                 self._retire()
-                self._close_one(self._retired.pop())  # nobody can be writing to it
+                self._close_one(self._retired.pop())  # no thread or process can be writing to it
             else:
                 self._retire()
         return True

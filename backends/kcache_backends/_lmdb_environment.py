@@ -29,9 +29,9 @@ from kcache_backends._lmdb_opening import database, discard, exchange, settle
 
 __all__ = ["HARDLY", "PATIENCE", "Environment"]
 
-#: How often an operation is tried whose database another process or thread exchanges meanwhile.
+#: How often an operation is tried if another process or thread exchanges its database.
 _TRIES = 4
-#: A reader that is so many transactions behind is not reading, but stopped.
+#: A reader that is this many transactions behind is stopped; it is not reading.
 _BEHIND = 16
 
 
@@ -52,9 +52,9 @@ class Environment(Connection):
 
     def __init__(self, root: str, map_size: int, *, read_only: bool) -> None:
         super().__init__(root, map_size, read_only=read_only)
-        #: How many bytes of entries there may be, since the disk was found to be full; 0: any.
+        #: How many bytes of entries are allowed since the disk was found full; 0: any number.
         self.full_at = 0
-        #: Uses that a backend could not write when it was closed.
+        #: Uses that a backend could not write when the program closed it.
         self.left_uses: deque[dict[str, int]] = deque()
 
     @classmethod
@@ -107,19 +107,20 @@ class Environment(Connection):
                                 yield txn
                             return
                 except ClosedError:
-                    self.reopen()  # which finds it out, and lets go of the database
+                    self.reopen()  # this notices the error, and closes the database
                     raise
                 except FileNotFoundError as error:
                     if txn is not None:
                         raise
-                    failure = error  # somebody removes the directory, which is made anew
+                    # Another process is removing the directory; it is created again.
+                    failure = error
                     with suppress(FileNotFoundError), self._prepared():
                         pass
             raise failure
 
     def _begin(self, env: lmdb.Environment) -> lmdb.Transaction[bytes] | None:
         """Return a write transaction; None if another process exchanged or enlarged the file."""
-        if env is not self.open:  # a fork closed it meanwhile, which it can't do any more
+        if env is not self.open:  # a fork closed it in the meantime and can't close it again
             env = self._open_to_write(HARDLY)
         try:
             txn = env.begin(write=True)
@@ -141,7 +142,7 @@ class Environment(Connection):
             txn.commit()
         except BaseException:
             self.txn, self.writer = None, self._nobody
-            with suppress(lmdb.Error):  # it has ended already
+            with suppress(lmdb.Error):  # the transaction has ended already
                 txn.abort()
             raise
 
@@ -209,7 +210,8 @@ class Environment(Connection):
                 exchange(root, env)
         finally:
             self._exchanging = None
-        # Who has the old file open finds nothing there, looks, and opens the new one.
+        # A process that has the old file open finds no entries there. It looks again and opens the
+        # new file.
         with suppress(lmdb.MapFullError):
             txn.drop(env.open_db(None, txn), delete=False)
 
@@ -236,7 +238,8 @@ class Environment(Connection):
         self._locks.give_reserve()
         if env is None or self.txn is not None:
             return
-        env.reader_check()  # a killed reader keeps pages from being used again
+        # As long as a killed reader is in the table, LMDB can't use its pages again.
+        env.reader_check()
         last: int = env.info()["last_txnid"]
         readers = (line.split() for line in env.readers().splitlines()[1:])
         if any(int(txn) + _BEHIND < last for *_, txn in readers if txn.isdigit()):

@@ -15,8 +15,9 @@ from kcache_backends._files import failure
 
 __all__ = ["DAMAGE", "MissingError", "is_full", "translated"]
 
-#: What LMDB raises for a file that is not what it wrote. The cache starts afresh then: a damaged
-#: list of free pages may name pages in use, so that nothing in the file can be trusted.
+#: The errors that LMDB raises for a file that it did not write. The cache then starts again with an
+#: empty file: a damaged list of free pages may name pages in use, so no part of the file can be
+#: trusted.
 DAMAGE = (
     lmdb.CorruptedError,
     lmdb.CursorFullError,
@@ -26,9 +27,9 @@ DAMAGE = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
-#: Errors of a disk, or of a quota, that is full.
+#: Errors of a full disk or quota.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: A disk with less room than this is full, bytes.
+#: A disk with fewer free bytes than this counts as full.
 _NEARLY = 1 << 20
 _SAME_PID = (
     "; another process with the same process id has it open: containers that share a cache in LMDB "
@@ -44,7 +45,7 @@ def is_full(error: BaseException | None, path: str) -> bool:
     """Tell whether an error says that there is no room: in the map, on the disk, in the quota."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
     if code == errno.EIO and sys.platform != "win32":
-        # LMDB's word for a write that was cut short, which is what a disk does that becomes full.
+        # LMDB's message for a write that was cut short, as happens when a disk becomes full.
         with suppress(OSError):
             disk = os.statvfs(path)
             return disk.f_bavail * disk.f_frsize < _NEARLY

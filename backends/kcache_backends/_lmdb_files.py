@@ -28,15 +28,16 @@ __all__ = [
 ]
 
 LOCK = "lock"
-#: The names that we give to what is in the directory.
+#: The names of our files in the directory.
 _NAMES = {LOCK, "db", "new", "old"}
-#: The beginning of the file `lock`, which says whose the directory is.
+#: The first bytes of the file `lock`. They say which program owns the directory.
 MARK = b"kcache lmdb 1\n"
-#: Bytes of the table of readers, 64 each: 2,046 read transactions at once. Written out beforehand:
-#: LMDB would leave a hole, and the first access to it on a full disk would kill the process.
+#: The size of the table of readers in bytes. A reader takes 64, so 2,046 read transactions fit.
+#: kcache writes these bytes beforehand: LMDB would leave a hole, and the first access to a hole on
+#: a full disk would kill the process.
 _READERS_SIZE = 128 << 10
-#: A file larger than the map in which fewer bytes than 1 of so many are allocated is no database
-#: that we wrote: we write every page.
+#: We write every page. So a file larger than the map is no database of ours if the file system has
+#: allocated less than this fraction (1 in so many) of its bytes.
 _SPARSE = 64
 #: `struct flock` of Linux, on machines of 64 bits: fcntl(2).
 _FLOCK = "hhqqi4x"
@@ -47,7 +48,7 @@ class ForeignError(BackendError):
     """The directory holds what this backend has not written, so that nothing in it is touched."""
 
 
-# -- whose it is -----------------------------------------------------------------------------------
+# -- who owns the directory ------------------------------------------------------------------------
 
 
 def is_recognised(root: Folder, *, known: bool = False) -> bool:
@@ -163,7 +164,7 @@ def open_checked(
         status = place.check_file(DATA)
         size = 0 if status is None else status.st_size
         if pages > 2 and size < pages * env.stat()["psize"]:
-            # reading on would kill us
+            # a further read would kill this process
             raise lmdb.CorruptedError(f"{size} bytes of {pages} pages")
     except BaseException:
         env.close()
@@ -174,18 +175,18 @@ def open_checked(
 def _open(place: Folder, map_size: int, *, read_only: bool, lock: bool) -> lmdb.Environment:
     try:
         return lmdb.open(
-            os.fsencode(place.lasting_path),  # paths may hold anything
+            os.fsencode(place.lasting_path),  # a path may hold any bytes
             map_size=map_size,
             mode=0o600,
             readonly=read_only,
             lock=lock,
-            metasync=False,  # a power cut may undo the last transactions, and damages none
+            metasync=False,  # a power cut may undo the last transactions, but it damages none
             readahead=False,
             max_spare_txns=4,
             lib_version=0,  # the format that every release of py-lmdb reads
         )
     except lmdb.Error as error:
-        if getattr(error, "code", 0) == errno.ENOENT:  # somebody removes it meanwhile
+        if getattr(error, "code", 0) == errno.ENOENT:  # another process is removing it
             raise FileNotFoundError(errno.ENOENT, str(error), place.path) from error
         raise
 

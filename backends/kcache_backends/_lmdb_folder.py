@@ -24,11 +24,11 @@ DATA, TABLE = "data.mdb", "lock.mdb"
 
 _DIR_FD = os.open in os.supports_dir_fd  # not on Windows
 _NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
-#: A pipe in a file's place must not be waited for: it is opened at once, and then refused.
+#: Opens without waiting. A pipe in a file's place opens at once, and kcache then refuses it.
 _FLAGS: int = _NO_LINK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _DESCRIPTORS = "/proc/self/fd"
 _NAMELESS: int = getattr(os, "O_TMPFILE", 0)
-#: Errors that say that a file system, or kernel, can't make files without a name: open(2).
+#: Errors which say that a file system or kernel can't make files without a name: open(2).
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
 _OTHERS_WRITE, _STICKY = 0o002, 0o1000
 
@@ -171,11 +171,12 @@ class Folder:
             raise
         try:
             os.write(fd, content)
-            with suppress(FileExistsError):  # of two that do so, one is the first
+            # If two processes do this at once, one of them is the first.
+            with suppress(FileExistsError):
                 os.link(f"{_DESCRIPTORS}/{fd}", name, dst_dir_fd=self._fd, follow_symlinks=True)
         except FileNotFoundError:
             if os.path.isdir(_DESCRIPTORS):
-                raise  # the directory was removed
+                raise  # the directory is gone
             return False
         finally:
             os.close(fd)

@@ -33,7 +33,7 @@ class Watched(Protocol):
 
 
 _watched: weakref.WeakSet[Watched] = weakref.WeakSet()
-#: Held during a fork: two threads that fork at once take turns.
+#: Held during a fork. Two threads that fork at the same time take turns.
 _forking = threading.RLock()
 
 
@@ -49,7 +49,7 @@ def keep_for_ever(each: object) -> None:
     In a child, and at the end of an interpreter, freeing it would wait for the transactions of
     threads that no longer exist.
     """
-    import ctypes  # in few processes only
+    import ctypes  # few processes need it
 
     with suppress(AttributeError):  # PyPy has no reference counts
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

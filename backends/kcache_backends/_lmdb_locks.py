@@ -26,36 +26,40 @@ __all__ = [
     "given_up",
 ]
 
-#: The bytes of the file that are locked: to open, exchange or discard the database; and to write.
+#: The bytes of the file that are locked: one to open, exchange or discard the database, and one to
+#: write.
 OPENING, WRITING = 0, 1
-#: Whoever waits for a lock holds the byte this far behind it. Otherwise a thread that writes again
-#: and again would take the lock each time before those that look for it now and then.
+#: A process that waits for a lock holds the byte that is this far behind it. Without this, a thread
+#: that writes again and again would always take the lock before the processes that look for it now
+#: and then.
 _TURN = 2
-#: Every so many times, a lock is taken in turn even if it is free: not each time, for two calls of
-#: the system each.
+#: Once in this many times, a lock is taken in turn even if it is free. Not each time, because a
+#: turn costs two system calls.
 _TURNS = 16
-#: Seconds to wait for one's turn. A process that was stopped while it waited must not block others.
+#: How long a process waits for its turn, in seconds. A process that was stopped while it waited
+#: must not block others.
 _TURN_PATIENCE = 1.0
-#: Bytes of the file `lock`, allocated for a full disk: LMDB copies what it changes, so that without
-#: them not even an eviction could be written. An eviction of 10 % copies some 3 % of small entries.
+#: How many bytes of the file `lock` are allocated as a reserve for a full disk. LMDB copies what it
+#: changes, so without a reserve it could not even write an eviction. An eviction of 10 % copies
+#: some 3 % of small entries.
 _RESERVE = 256 << 10
-#: Seconds between two tries for a lock, the first time and at most. Who has it keeps it for 0.1 ms
-#: (to open) to some 10 ms (a commit that the disk confirms).
+#: Seconds between two tries for a lock: the first pause, and the longest. A holder keeps it for 0.1
+#: ms (to open) up to some 10 ms (a commit that the disk confirms).
 _FIRST_PAUSE = 50e-6
 _LONGEST_PAUSE = 5e-3
-#: ... and the part of the time waited so far that it takes.
+#: ... and the share of the time waited so far that a pause takes.
 _PAUSE_SHARE = 1 / 16
-#: A lock that was waited for in vain is not waited for again for this many seconds: a process that
+#: After a wait in vain, no further wait for this lock begins for this many seconds. A process that
 #: was stopped (by a debugger, say) usually stays so for longer.
 GIVEN_UP = 60.0
-#: ... but for so long at most, in seconds: others that write may have to be waited for.
+#: ... except for this long, in seconds: another writer may hold it for a moment.
 HARDLY = 0.1
 
-#: Why a process goes without a database: LMDB opens no file twice.
+#: The reason why a process works without a database: LMDB opens no file twice.
 CLOSED = "the program has closed descriptors that LMDB had open"
 
-#: Until when it is not worth while to wait for a lock of a directory, in seconds. Kept here, since
-#: whoever opens the directory anew must not wait anew.
+#: Until when a wait for a lock of a directory is not worth while, in seconds. It is kept here so
+#: that a backend which opens the directory again does not wait again.
 given_up: dict[tuple[str, int], float] = {}
 
 
@@ -113,7 +117,7 @@ class LockFile:
         with ExitStack() as stack:
             if self._entered % _TURNS == 0 or not self._take(stack, start):
                 self._take_in_turn(stack, start, timeout)
-            # This frame refers to the object, which keeps the file open.
+            # This frame refers to the object, and so keeps the file open.
             yield
 
     def _take(self, stack: ExitStack, start: int) -> bool:
@@ -132,7 +136,8 @@ class LockFile:
                 patience = min(timeout, _TURN_PATIENCE)
                 turn.enter_context(self._locks.held(start + _TURN, 1, timeout=patience))
             while not self._take(stack, start):
-                # Nobody else gets the lock meanwhile: a long sleep would leave it unused.
+                # No other process gets the lock in the meantime, so a long sleep would leave it
+                # unused.
                 pause = min(max(_FIRST_PAUSE, (now - begun) * _PAUSE_SHARE), _LONGEST_PAUSE)
                 if now + pause > begun + timeout:
                     raise TimeoutError(errno.ETIMEDOUT, "somebody else holds the lock")
@@ -160,7 +165,8 @@ class Locks:
         self._path = path
         self._file: LockFile | None = None
         self._closed = False
-        #: Whether a read has waited in vain for whoever opens the database: the next one need not.
+        #: Whether a read has already waited in vain for the process that opens the database. The
+        #: next read need not wait.
         self.is_stopped = False
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ __all__ = [
     "settle",
 ]
 
-#: Room in the map beyond a file that is larger than it may be, bytes.
+#: How much larger the map is than a file that exceeds its limit, in bytes.
 _SPARE = 1 << 20
 
 
@@ -121,8 +121,8 @@ def _map_to_read(place: Folder, map_size: int, *, wait: bool) -> lmdb.Environmen
         except DAMAGE:
             raise
         except lmdb.Error:
-            pass  # no right to write to the table of readers
-    # A writer may reuse a page that is being read; what comes of it fails its checksum.
+            pass  # this process may not write to the table of readers
+    # A writer may reuse a page that is being read. The value then fails its checksum.
     return open_checked(place, map_size, read_only=True, lock=False)
 
 
@@ -177,7 +177,7 @@ def database(root: Folder, *names: str) -> Generator[Folder]:
 def settle(root: Folder) -> None:
     """Finish, or undo, what a killed process left of an exchange; the caller is alone."""
     if root.status("db") is None:
-        # The old one was moved away, so the new one was complete; or there is nothing.
+        # The old one was moved away, so either the new one was complete or there is none.
         for name in ("new", "old"):
             status = root.status(name)
             if status is not None and S_ISDIR(status.st_mode):

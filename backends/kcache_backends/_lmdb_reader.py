@@ -21,12 +21,12 @@ T = TypeVar("T")
 Rows: TypeAlias = list[tuple[bytes, bytes, int, int]]
 Infos: TypeAlias = Iterator[EntryInfo]
 
-#: Rows that one read transaction of `coldest` or `scan` looks at. A transaction kept longer would
-#: keep pages from being used again.
+#: How many rows one read transaction of `coldest` or `scan` looks at. A longer transaction would
+#: keep LMDB from using pages again.
 ROWS = 256
-#: How often a read is tried whose database another process or thread exchanges meanwhile.
+#: How often a read is tried if another process or thread exchanges its database.
 _TRIES = 4
-#: ... and how long is waited in between where it could not be opened, in seconds.
+#: ... and the pause between two tries if the database could not be opened, in seconds.
 _PAUSE = 1e-3
 
 
@@ -41,7 +41,7 @@ class Reader(Backend):
     _max_size: int
     _environment: Environment
     _closed: bool
-    #: The first error within a transaction that writes.
+    #: The first error within a write transaction.
     _failure: BaseException | None
 
     def _value(self, txn: lmdb.Transaction[bytes], name: bytes) -> bytes | None:
@@ -107,7 +107,8 @@ class Reader(Backend):
                 environment.discard(env)
                 raise CorruptEntryError(f"{self._root} is damaged: {error}") from error
             except (lmdb.Error, FileNotFoundError) as error:
-                # Perhaps another thread closes or remaps it: once more with what is open.
+                # Perhaps another thread closes or remaps the database. Try once more with the open
+                # one.
                 failure = error
                 time.sleep(0.0 if environment.open else _PAUSE)
         raise failure

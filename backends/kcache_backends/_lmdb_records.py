@@ -39,7 +39,7 @@ __all__ = [
 
 PAGE = min(mmap.PAGESIZE, 32768)
 _PAGE_HEADER = 16
-#: What a stored size exceeds the length of its value by, at most.
+#: By how many bytes a stored size exceeds the length of its value, at most.
 OVERHEAD = PAGE + _PAGE_HEADER - 1
 
 _SUMS = b"c"

@@ -15,16 +15,18 @@ from kcache_backends._lmdb_errors import is_full
 
 __all__ = ["free_some", "require_room"]
 
-#: So much of what is stored goes...
+#: The stored bytes are divided by this; so many of them go...
 _SHARE = 10
-#: ... where there are so many entries. With fewer, removing one frees enough for the next.
+#: ... if there are at least this many entries. With fewer, one removed entry frees enough for the
+#: next.
 _LEAST = 64
-#: The first step, and by how much each is larger: n entries of a page each take up to 3n pages
-#: while they are removed, and leave n more than before.
+#: The size of the first step, and the factor by which each step is larger than the one before. If
+#: each of n entries has a page of its own, their removal takes up to 3n pages, and leaves n more
+#: than before.
 _FIRST, _GROWTH = 1, 1.3
-#: A disk with so many bytes free, and a share of the file, is full no more.
+#: A disk is no longer full once it has this many bytes free beside a tenth of the file.
 ENOUGH = 1 << 20
-#: Steps at most; 40 remove 100,000 entries.
+#: The largest number of steps; 40 of them remove 100,000 entries.
 _STEPS = 100
 
 
@@ -49,7 +51,8 @@ def free_some(environment: Environment) -> None:
                     return
                 gone = _remove_coldest(txn, int(step))
             with environment.writing(HARDLY) as txn:
-                records.add_to_sums(txn, 0, 0)  # what was freed is free after one more transaction
+                # The freed pages are usable after one more transaction.
+                records.add_to_sums(txn, 0, 0)
         except (lmdb.Error, OSError) as error:
             if not is_full(error, environment.root) or step < _FIRST + 1:
                 raise
@@ -73,7 +76,7 @@ def require_room(environment: Environment, size: int) -> None:
         with suppress(OSError):
             disk = os.statvfs(environment.root)
             if disk.f_bavail * disk.f_frsize > environment.file_size() // _SHARE + ENOUGH:
-                environment.full_at = 0  # others have made room
+                environment.full_at = 0  # other processes have made room
                 return
         raise FullError(
             f"write {environment.root}: the disk is full, and the rest is reserved for evictions"

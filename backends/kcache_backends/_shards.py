@@ -25,7 +25,7 @@ __all__ = ["SHARDS", "ShardCount", "ShardCounters", "read_counts"]
 
 SHARDS = 256
 
-#: How long a lock is waited for, in seconds; holders keep it for a few milliseconds.
+#: How long a process waits for a lock, in seconds. A holder keeps it for a few milliseconds.
 PATIENCE = 10.0
 
 _RECORD = struct.Struct("<4Q")
@@ -162,7 +162,7 @@ class ShardCounters:
         count = _unpack(pread(self._file.fd, _RECORD.size, shard * _RECORD.size))
         if (
             count is None
-        ):  # a sound record tells that this is the file, and one is read before a write
+        ):  # a sound record proves that this is the right file; kcache reads one before it writes
             self._require_open()
         return count
 

@@ -46,21 +46,21 @@ from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 
 __all__ = ["FileBackend"]
 
-#: A key that this process touched less than this long ago, in nanoseconds, is not touched again at
-#: once: the use is noted, and written before the next eviction, after this time, or at close.
+#: If this process touched a key less than this many nanoseconds ago, it does not touch it again at
+#: once. It notes the use, and writes it after this time, before the next eviction, or at close...
 TOUCH_AGAIN = 1_000_000_000
-#: ... with at most this many notes.
+#: ... and keeps at most this many notes.
 MAX_NOTED = 4096
-#: Values up to this many bytes are read without a look at whether their size is credible...
+#: A value of up to this many bytes is read without a check that its size is credible...
 UNCHECKED = 1 << 20
-#: ... and none above this and above the cap, whatever says that it is.
+#: ... and a value that is larger than both this and the cap is never read.
 MOST_ABOVE_CAP = 32 << 20
 _CAN_TOUCH_OPEN = os.utime in os.supports_fd
 _COUNTERS = "counters"
 
 _names = [f"{shard:02x}" for shard in range(SHARDS)]
 _serial = itertools.count()
-#: Process ids repeat in containers, and with them the name of what a killed process left behind.
+#: Process ids repeat in containers, and so would the names of temporary files.
 _process = os.urandom(4).hex()
 
 
@@ -99,7 +99,7 @@ class FileBackend(Backend):
     ) -> None:
         if durability not in ("none", "full"):
             raise ConfigError(f"durability={durability!r} is not allowed; allowed: 'none', 'full'")
-        #: No value is larger; one larger than `_unchecked` is looked at before it is read.
+        #: No value is larger. One larger than `_unchecked` is checked before it is read.
         self._most = ANY_SIZE if max_size is None else max(max_size, MOST_ABOVE_CAP)
         self._unchecked = min(UNCHECKED, self._most if max_size is None else max_size)
         self._root = os.path.abspath(directory)
@@ -115,7 +115,7 @@ class FileBackend(Backend):
         self._cold = ColdSample(self._path, self._fullest, self._look, clock)
         self._closed = False
         if not read_only:
-            with suppress(OSError):  # full or read-only now, but perhaps not for ever
+            with suppress(OSError):  # full or read-only now, but that may change
                 self._open_counters()
         after_fork(self)
 
@@ -180,7 +180,7 @@ class FileBackend(Backend):
             return
         if now >= self._write_notes_at or len(self._touch_due) >= MAX_NOTED:
             self._write_notes()
-        # On a read-only file system the value counts more than its recency.
+        # On a read-only file system, the value matters more than its recency.
         with suppress(OSError):
             os.utime(fd if _CAN_TOUCH_OPEN else self._path(key), ns=(now, now))
         self._touch_due[key] = now + TOUCH_AGAIN
@@ -190,7 +190,7 @@ class FileBackend(Backend):
         noted, self._noted = self._noted, {}
         self._touch_due = {}
         self._write_notes_at = self._last_use + TOUCH_AGAIN
-        for key, used in list(noted.items()):  # another thread may add one still
+        for key, used in list(noted.items()):  # another thread may still add one
             with suppress(OSError):
                 os.utime(self._path(key), ns=(used, used))
 
@@ -201,7 +201,8 @@ class FileBackend(Backend):
             try:
                 try:
                     self._put(key, value)
-                except FileNotFoundError:  # the shard is new, or somebody removed the directory
+                except FileNotFoundError:
+                    # The shard is new, or another process removed the directory.
                     make_shard(f"{self._root}/{key[:2]}", self._open_counters)
                     self._put(key, value)
             except OSError as error:
@@ -306,7 +307,7 @@ class FileBackend(Backend):
         """Close the counters. Idempotent."""
         self._write_notes()
         self._closed = True
-        self._counters = None  # a thread that is at work with them keeps them open until it is done
+        self._counters = None  # a thread that still uses them keeps them open until it is done
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -329,7 +330,8 @@ class FileBackend(Backend):
             except BaseException as error:
                 with suppress(OSError):
                     os.unlink(temporary)
-                # After anything else (Ctrl-C) the value may be in place: the next writer counts.
+                # After any other exception (Ctrl-C) the value may be in place, so the next writer
+                # counts again.
                 if isinstance(error, OSError):
                     with suppress(OSError):
                         counters.finish(shard, count)
@@ -341,7 +343,7 @@ class FileBackend(Backend):
             if self._sync:
                 sync(f"{self._root}/{key[:2]}")
         if counters.removed():
-            counters = self._open_counters()  # another writer made the directory anew meanwhile
+            counters = self._open_counters()  # another writer has created the directory again
             with counters.changing(shard):
                 self._recount(counters, shard)
 
@@ -419,7 +421,7 @@ class FileBackend(Backend):
             opened = ShardCounters(
                 f"{self._root}/{_COUNTERS}",
                 lambda shard: os.path.isdir(f"{self._root}/{_names[shard]}"),
-                # What a link leads to is not in the cache, whoever made the link.
+                # The target of a link is not part of the cache, whoever made the link.
                 lambda: claim(os.path.realpath(self._root)),
             )
             self._counters = None if self._closed else opened

@@ -26,29 +26,32 @@ __all__ = ["LmdbBackend"]
 
 _now = time.monotonic
 
-#: The file may grow to this many times the cap: at 1.25 times, fragmentation leaves no room.
+#: The file may grow to this many times the cap. At 1.25 times, fragmentation would leave no room.
 MAP_FACTOR = 2
-#: ... but is never smaller than this, in bytes.
+#: ... but its limit is never smaller than this, in bytes.
 SMALLEST_MAP = 1 << 20
-#: No cap is larger than this, in bytes. The map takes up twice the cap of the addresses of a
-#: process, of which there are 128 TiB: https://docs.kernel.org/arch/x86/x86_64/mm.html
+#: The largest cap, in bytes. The map takes up twice the cap in the address space of a process,
+#: which has 128 TiB:
+#: https://docs.kernel.org/arch/x86/x86_64/mm.html
 LARGEST_CAP = 16 << 40
-#: Uses are noted for this many keys at most, and the first of them written after this time (in
-#: nanoseconds) at the latest, so that a read costs no write transaction; all of them at close and
-#: before anything is evicted.
+#: At most this many uses are noted, and the oldest is written after this many nanoseconds at the
+#: latest. So a read costs no write transaction. All notes are written at close and before an
+#: eviction.
 MAX_TOUCHED = 4096
 TOUCH_AFTER = 30_000_000_000
-#: A put, or a read that can note no more, writes this many: 10 us and 2 pages of memory each.
+#: How many notes a put writes, or a read that has no room for another note. Each takes 10 us and 2
+#: pages of memory.
 WRITE_TOUCHED = 64
-#: Whether somebody has exchanged the database is looked at with every change, at every miss, and
-#: this long after the last time, in seconds.
+#: kcache checks whether another process has exchanged the database at every change, at every miss,
+#: and this many seconds after the last check.
 LOOK_AGAIN = 0.1
 LOOK_AGAIN_NS = int(LOOK_AGAIN * 1e9)
-#: A use later than this in the future, in nanoseconds, is a clock's error, and no use.
+#: A use that is further in the future than this, in nanoseconds, is a clock's error. It does not
+#: count as a use.
 FUTURE = 86_400_000_000_000
-#: The file is compacted once it is this many times larger than what it holds...
+#: The file is compacted once it is this many times larger than its entries...
 SLACK = 3
-#: ... and this many bytes: below that there is nothing to gain.
+#: ... and larger than this many bytes. A smaller file is not worth it.
 SMALL_FILE = 1 << 20
 
 
@@ -106,27 +109,27 @@ class LmdbBackend(Reader):
         self._clock = clock
         self._last_use = 0
         self._touched: dict[str, int] = {}
-        #: When they must be written; 0 while there are none, so that the first is noticed.
+        #: When the notes must be written; 0 while there are none, so that the first one is noticed.
         self._touch_by = 0
-        #: When to look whether the database is still the one at its place.
+        #: When to check next whether the database at its place is still the open one.
         self._look_at = _now() + LOOK_AGAIN
         self._look_at_ns = 0
-        #: Uses that the present transaction has written and not yet committed.
+        #: Uses that the present transaction has written but not committed yet.
         self._written: dict[str, int] = {}
         #: Whether it has deleted something, and the first error within it.
         self._shrunk = False
         self._failure: BaseException | None = None
-        #: Whether there was no room for the last change.
+        #: Whether the last change failed for lack of room.
         self._tight = False
         self._closed = False
         map_size = max(records.stored_size(MAP_FACTOR * max_size), SMALLEST_MAP)
-        #: Stands for this object, which the environment must not keep.
+        #: Identifies this object; the environment must not hold a reference to it.
         self._user = object()
         self._environment = Environment.of(self._root, map_size, self._user, read_only=read_only)
         dropped = weakref.finalize(self, self._environment.let_go, self._user)
         dropped.atexit = False
         if not read_only:
-            with suppress(BackendError), self._translated("open"):  # full now, but not for ever
+            with suppress(BackendError), self._translated("open"):  # full now, but that may change
                 self._environment.get()
         after_fork(self)
 
@@ -140,7 +143,7 @@ class LmdbBackend(Reader):
         name = b"v" + bytes.fromhex(key)
         env = self._environment.open
         if env is not None and not self._environment.writer:
-            # The usual case, without a detour: a third of the time of the other.
+            # The usual case takes the short way: a third of the time of the long one.
             try:
                 txn = env.begin()
                 try:
@@ -260,11 +263,12 @@ class LmdbBackend(Reader):
         with suppress(BackendError):
             self._write_touched(patience=HARDLY)
         offered: set[bytes] = set()
-        # What a wrong clock has put into the future would stay for ever.
+        # An entry that a wrong clock dated into the future would stay for ever.
         future = records.time_key(self._now() + FUTURE)
         for info in chain(self._rows(records.cold_rows, future), self._rows(records.cold_rows)):
             raw = bytes.fromhex(info.key)
-            if raw not in offered:  # else it was used since, and is met again further on
+            # Otherwise it was used since then, and the scan meets it again later.
+            if raw not in offered:
                 offered.add(raw)
                 yield info
 
@@ -276,7 +280,7 @@ class LmdbBackend(Reader):
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
         """Verify the file page by page, then the sums and the index by recency."""
-        from kcache_backends._lmdb_check import check  # seldom needed
+        from kcache_backends._lmdb_check import check  # few calls need it
 
         with suppress(BackendError):
             self._write_touched(patience=HARDLY)
@@ -398,7 +402,7 @@ class LmdbBackend(Reader):
                 if self.usage().entries:
                     environment.exchange(txn)
                 else:
-                    environment.remove()  # also on a disk that has no room for a copy
+                    environment.remove()  # also on a disk without room for a copy
         environment.renew()
 
     # -- small things --------------------------------------------------------------------------

@@ -24,11 +24,12 @@ __all__ = ["ZstdBackend", "zstd_file", "zstd_lmdb"]
 #: The levels of the format's library: negative ones are faster, 22 is the smallest.
 LEVELS = range(-7, 23)
 DEFAULT_LEVEL = 3
-#: No value above this many bytes is compressed, or decompressed: a damaged frame may claim any
-#: size, and what it claims is allocated. The largest CUBINs there are have some hundred MB.
+#: A value with more bytes than this is neither compressed nor decompressed: a damaged frame may
+#: claim any size, and the claimed size is allocated. The largest known CUBINs have some hundred MB.
 MAX_SIZE = 1 << 30
-#: No frame holds more than so many times its own length, or `SMALL` bytes; what compresses better
-#: is kept as it is. A planted frame of 32 KB can grow to 1 GiB; CUBINs shrink to 1/4 to 1/30.
+#: A frame holds at most this many times its own length, or `SMALL` bytes. A value that compresses
+#: better is stored uncompressed. A planted frame of 32 KB could grow to 1 GiB; CUBINs shrink to 1/4
+#: to 1/30.
 MAX_RATIO = 256
 SMALL = 1 << 20
 
@@ -62,7 +63,7 @@ class ZstdBackend(Backend):
         self.inner = inner
         self.level = level
         self.overhead = inner.overhead + _PREFIX
-        #: Contexts of one thread each: the library's must not be shared.
+        #: Contexts of one thread: threads must not share the library's contexts.
         self._local = threading.local()
 
     def get(self, key: str) -> bytes | None:

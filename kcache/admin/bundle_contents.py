@@ -14,7 +14,7 @@ from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 
 __all__ = ["chosen", "pairs", "portable"]
 
-#: What says when and how fast an entry was made, which differs from build to build.
+#: Fields that say when and how fast an entry was made. They differ from build to build.
 _TIMES = ("created", "compile_seconds")
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Imported", "import_bundle"]
 
-#: How long a process that compiles for the same manifest is waited for, in seconds. After that the
-#: manifest is merged without its lock: at worst one header set is lost, which costs one compile.
+#: How long an import waits for a process that compiles for the same manifest, in seconds. Then it
+#: merges the manifest without the lock. At worst one header set is lost, which costs one compile.
 _PATIENCE = 5.0
 _PAUSE = 0.01
 
@@ -88,7 +88,8 @@ class _Import:
         self._engine = engine
         self._bundle = bundle
         self._sealer = sealer
-        #: What may be stored: less than an eviction leaves, so that none takes what came before.
+        #: How many bytes may be stored: less than an eviction leaves, so that no eviction takes an
+        #: entry of this import.
         self._room = int(engine.max_size * LOW_WATER)
         self._counts = dict.fromkeys(Imported._fields, 0)
 
@@ -106,7 +107,7 @@ class _Import:
 
         about = verified(self._bundle, self._sealer, note)
         self._counts["other_version"] = about.other_version
-        # The kernels first: a manifest must not promise what is not there.
+        # The kernels come first: a manifest must not promise a kernel that is not there.
         for found in contents(self._bundle, self._sealer):
             if found.entry is not None and found.item.key not in manifests:
                 self._put(found.item.key, found.entry)
@@ -160,7 +161,8 @@ class _Import:
             return False
         errors = engine.stats().errors
         if engine.put(key, entry):
-            engine.memory.delete(key)  # another process's use of it is no use in this one
+            # A use by another process does not count as a use by this one.
+            engine.memory.delete(key)
             self._room -= cost
             return True
         if engine.stats().errors > errors:
@@ -181,7 +183,7 @@ class _Import:
         locks = KeyLocks(path)
         until = time.monotonic() + _PATIENCE
         try:
-            with suppress(OSError):  # no locks on this file system
+            with suppress(OSError):  # this file system has no locks
                 while not locks.acquire(key) and time.monotonic() < until:
                     time.sleep(_PAUSE)
             yield

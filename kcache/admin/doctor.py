@@ -24,7 +24,7 @@ __all__ = ["LEAST_VERSIONS", "LEVELS", "OK", "PROBLEM", "WARNING", "Finding", "d
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 LEVELS = (OK, WARNING, PROBLEM)
 
-#: The least versions of what kcache needs; those of pyproject.toml.
+#: The oldest supported version of each library, the same as in pyproject.toml.
 LEAST_VERSIONS: dict[str, tuple[int, ...]] = {
     "python": (3, 11),
     "lmdb": (3, 0),
@@ -32,9 +32,11 @@ LEAST_VERSIONS: dict[str, tuple[int, ...]] = {
     "xxhash": (3, 4),
     "zstandard": (0, 23),
 }
-#: Less room than this on the disk, in bytes, is worth a word: one large kernel with its manifest.
+#: `doctor` reports a disk that has less room than this, in bytes: one large kernel with its
+#: manifest.
 _LITTLE_ROOM = 64 << 20
-#: NVRTC tells which headers it reads from this version on; before, kcache reads them itself.
+#: From this version on, NVRTC tells which headers it reads. With older ones, kcache reads the
+#: headers itself.
 _TRACING: Version = (13, 0)
 
 

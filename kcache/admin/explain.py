@@ -91,7 +91,7 @@ class _Gathering:
                 facts = facts._replace(own=Slot(named))
         sets = () if facts.self_contained else tuple(self._sets(opened))
         if opened is None or not (facts.self_contained or any_good(sets)):
-            # Another process may have stored what the headers say now.
+            # Another process may have stored a kernel for the headers as they are now.
             opened = self._stored(facts.own.key)
             sets = () if facts.self_contained else tuple(self._sets(opened))
         own = _slot(facts.own.key, opened)
@@ -135,7 +135,7 @@ class _Gathering:
                 kernel = _slot(kernel_key, self._open(kernel_key))
                 elsewhere = not header_set.good_at(request.location)
                 yield SetFacts(differences, kernel, elsewhere)
-        except CorruptEntryError:  # intact, and no manifest: as good as empty
+        except CorruptEntryError:  # intact, but without a manifest: the same as empty
             return
 
     def _told(self, header_set: StoredHeaderSet, found: Difference) -> tuple[str, str, str]:
@@ -182,7 +182,7 @@ def _alike(other: RequestSummary, about: RequestSummary) -> bool:
         return True
     if other.source_name != about.source_name:
         return False
-    # A name that everybody's source has says nothing by itself.
+    # A default name that every source has says nothing.
     return about.source_name != DEFAULT_NAME or other.names == about.names
 
 
@@ -195,6 +195,6 @@ def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch) -> s
     sought = [each.path for each in absent if search.has(each) and search.path(each) == path]
     read = [RootedPath(root, name) for root, names in sections.files for name in names]
     hidden = [each for each in read if each.path in sought]
-    if not hidden:  # looked for beside the file that includes it, its name is the longer one
+    if not hidden:  # if the compiler looked beside the including file, the name is the longer one
         hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]
     return search.path(hidden[0]) if hidden else None

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Kinds", "count_kinds", "format_info", "one_line", "remote_lines", "stats_lines"]
 
 
-#: Entries that are read to tell kernels from manifests: 2,000 take 0.06 s with LMDB, and 0.15 s as
-#: files. Keys are digests, so the first of them are a fair sample; of 2,000 it is 1 % off.
+#: How many entries are read to tell kernels from manifests. 2,000 entries take 0.06 s with LMDB and
+#: 0.15 s as files. Keys are digests, so the first keys are a fair sample: with 2,000, the result is
+#: off by 1 %.
 _READ = 2000
 
 

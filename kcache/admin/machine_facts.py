@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Compiler", "Contents", "Facts", "CacheLocation", "gather"]
 
-#: What kcache needs beside Python itself.
+#: The libraries that kcache needs beside Python itself.
 _LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
-#: Entries that a diagnosis reads.
+#: How many entries a diagnosis reads.
 _SAMPLE = 1000
 
 
@@ -229,7 +229,7 @@ def _libraries() -> tuple[dict[str, str], dict[str, str]]:
     for name in _LIBRARIES:
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever a broken installation raises
+        except Exception as error:  # a broken installation may raise anything
             broken[name] = f"{type(error).__name__}: {error}"
             continue
         try:
@@ -328,7 +328,7 @@ def _saved(config: Config, path: str) -> _Saved:
     try:
         if not is_cache(path):
             return _Saved(config, (), ())
-    except KcacheError:  # it is unsafe or no cache, which is told elsewhere
+    except KcacheError:  # it is unsafe or no cache; another finding says so
         return _Saved(config, (), ())
     saved = read(files)
     problems = list(saved.problems)
@@ -381,7 +381,7 @@ def _sample(config: Config, path: str) -> tuple[int, int, int, int]:
                 blob = backend.get(info.key)
                 if blob is not None:
                     decode(blob, info.key)
-            except IncompatibleEntryError:  # whoever made it: it is intact
+            except IncompatibleEntryError:  # the maker does not matter: it is intact
                 pass
             except CorruptEntryError:
                 damaged += 1
@@ -425,5 +425,5 @@ def _recording_problem() -> str:
 
     try:
         return compiler.recording_problem()
-    except KcacheError:  # there is no compiler, which is told elsewhere
+    except KcacheError:  # there is no compiler; another finding says so
         return ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Migration", "remove_emptied"]
 
-#: What backends leave in a folder from which every entry is gone.
+#: Files and directories that a backend leaves in a folder after every entry is gone.
 _FILES = ("counters", "lock", "db/data.mdb", "db/lock.mdb", NAME)
 _FOLDERS = ("db", *(f"{shard:02x}" for shard in range(256)), "")
 
@@ -49,9 +49,9 @@ class Migration:
         self._keep = keep
         self._cap = target.max_size
         self.moved = self.bytes = 0
-        #: Entries that are not moved, by kind.
+        #: How many entries are not moved, by kind.
         self.left_out: dict[str, int] = {DAMAGED: 0, OTHER: 0, UNREADABLE: 0}
-        #: Entries for which there was no room.
+        #: How many entries had no room.
         self.refused = 0
 
     def make_room(self) -> int:
@@ -78,7 +78,8 @@ class Migration:
             if not self._has(info) and not self._put(info, entry):
                 self.refused += 1
                 return
-        except ConfigError:  # it holds what can't be stored: nobody stored it by this library
+        except ConfigError:
+            # It holds a value that can't be stored, so this library did not store it.
             self._leave_out(info, DAMAGED)
             return
         self.moved += 1

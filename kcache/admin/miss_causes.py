@@ -28,7 +28,7 @@ __all__ = [
     "set_aside",
 ]
 
-#: Clauses of one kind that a sentence holds.
+#: How many clauses of one kind a sentence holds.
 _TOLD = 2
 
 _EVENTS = {
@@ -300,7 +300,7 @@ def _changed(facts: Facts) -> list[Cause]:
     old = nearest.kernel.about
     if old is not None:
         found += include_paths(old, facts.about)
-    # Perhaps it was compiled since then, but the result could not be stored.
+    # Perhaps it was compiled since then, but the cache could not store the result.
     last = _last(facts.events, facts.own.key)
     if last is not None and last.what in (journal.REJECTED, journal.UNCACHEABLE):
         since = 0.0 if old is None or old.created is None else old.created

@@ -90,7 +90,8 @@ def _metric(name: str, kind: str, meaning: str, value: float, labels: str = "") 
     full = f"kcache_{name}"
     yield f"# HELP {full} {meaning}"
     yield f"# TYPE {full} {kind}"
-    yield f"{full}{labels} {value}"  # not its repr: that of a size is what somebody wrote
+    # Not the repr: for a size, that is the text that the user wrote.
+    yield f"{full}{labels} {value}"
 
 
 def _label(value: str) -> str:

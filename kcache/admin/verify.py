@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "verify"]
 
-#: Of 256 shards of a file backend, a busy writer is in the same one at two looks once in 256 times.
+#: How many further looks must find the same problem. A busy writer is in the same one of 256
+#: shards at two looks once in 256 times.
 _MORE_LOOKS = 2
 
-#: Begins to show a piece of work, by its title and number of steps; gives what to call after each.
+#: Starts to show the progress of one task, given its title and its number of steps. Returns the
+#: function to call after each step.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 Warn = Callable[[str], None]
 
@@ -31,7 +33,7 @@ class Report:
         self.bytes = 0
         self.bad: list[Item] = []
         self.deleted = 0
-        #: What is wrong with the medium, and of that what a repair has left.
+        #: What is wrong with the medium. After a repair: what is still wrong with it.
         self.medium: list[str] = []
         self.left: list[str] = []
 

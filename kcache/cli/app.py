@@ -25,13 +25,14 @@ from kcache.errors import (
 
 __all__ = ["FAILED", "INTERRUPTED", "PIPE_CLOSED", "USAGE", "app"]
 
-#: Exit codes. 128 + the number of a signal is what a shell reports for one that the signal ended.
+#: Exit codes. If a signal ended a process, a shell reports 128 plus the signal's number.
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-#: Command -> where it is. Imported when it is asked for: a hit loads nothing that it does not need.
+#: Maps each command to its module. A command is imported only when it is run, so that no command
+#: loads more than it needs.
 _COMMANDS = {
     "demo": "kcache.cli.commands.demo:demo",
     "compile": "kcache.cli.commands.compile:compile_file",
@@ -82,7 +83,7 @@ class App(Group):
         """Run a command line, by default the process's own; return its exit code."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # paths may hold anything
+                stream.reconfigure(errors="backslashreplace")  # a path may hold any bytes
         log_to_stderr()
         try:
             code: object = self.main(args, "kcache", standalone_mode=False)

@@ -17,7 +17,7 @@ from kcache.nvrtc.options import parse_arch
 
 __all__ = ["CompileArguments", "NvccCommand", "Source", "compile_options"]
 
-#: What the compiler calls a source that comes through a pipe, as other compilers do.
+#: The name of a source that comes through a pipe, as in other compilers.
 _STDIN_NAME = "<stdin>"
 
 
@@ -66,7 +66,8 @@ class NvccCommand(click.Command):
         return super().parse_args(ctx, [ours for each in args for ours in _spelled(each)])
 
 
-#: nvcc's option -> ours. Those that take a value take it behind an equals sign or as the next word.
+#: Maps nvcc's options to ours. An option with a value takes it behind an equals sign or as the next
+#: word.
 _NVCC = {
     "-arch": "--arch",
     "--gpu-architecture": "--arch",
@@ -106,7 +107,7 @@ def compile_options(
     """
 
     def decorate(function: Callable[..., object]) -> Callable[..., object]:
-        # As `asked` takes them; the other options of the command come with it.
+        # The arguments as `asked` takes them, with the command's other options.
         @functools.wraps(function)
         def command(
             *,

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["complete_keys", "completed"]
 
-#: Digits of a key that are offered at least.
+#: The fewest digits of a key that completion offers.
 _DIGITS = 12
 
-#: A shell shows nothing while it waits: seconds until the entries so far have to do.
+#: A shell shows nothing while it waits. After this many seconds, completion offers the entries
+#: found so far.
 _PATIENCE = 0.5
-#: Keys that are looked at; a list of more helps nobody.
+#: How many keys completion looks at. A longer list helps nobody.
 _LISTED = 2000
-#: Entries that are described, which takes reading each.
+#: How many entries completion describes. For each one it reads the entry.
 _DESCRIBED = 50
 
 

@@ -23,7 +23,7 @@ __all__ = ["NAMES", "Job", "Measurement", "main"]
 
 _TYPES = ("int", "unsigned", "long long", "unsigned long long", "float", "double", "char", "short")
 _TILES = ("128, 8", "128, 16", "256, 8", "256, 16")
-#: The instances of the demo's kernel: what a library wants that sorts tiles of several types.
+#: The instances of the demo's kernel. A library that sorts tiles of several types has similar ones.
 NAMES = tuple(f"sort_tiles<{key}, {tile}>" for key in _TYPES for tile in _TILES)
 
 
@@ -70,8 +70,8 @@ class Measurement(NamedTuple):
 
 def main() -> int:
     """Do the job in `sys.argv[1]`; return the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the demo itself says what there is to say
-    # NVRTC 12.9 and later keeps a cache of its own where there is a driver: not in a demo of ours.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the demo itself says everything
+    # NVRTC 12.9 and later has a cache of its own if there is a driver. Our demo does not use it.
     os.putenv("CUDA_CACHE_DISABLE", "1")
     try:
         measurement = measure(Job(**json.loads(sys.argv[1])))

@@ -15,7 +15,7 @@ __all__ = ["filter_options"]
 def filter_options(function: Callable[..., object]) -> Callable[..., object]:
     """Give a command the options that select entries, as one parameter `filters`."""
 
-    # The command's other options come along.
+    # The command's other options, passed on.
     @functools.wraps(function)
     def command(
         *,

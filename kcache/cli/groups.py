@@ -10,7 +10,7 @@ from kcache.util.nearest import nearest
 
 __all__ = ["Group"]
 
-#: What others call a command.
+#: Other common names for our commands.
 _ELSEWHERE = {
     **dict.fromkeys(("list", "dir"), "ls"),
     **dict.fromkeys(("ls", "contents"), "list"),

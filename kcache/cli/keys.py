@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SHORT", "key_argument", "key_prefix", "open_entry", "resolve"]
 
-#: Digits of a key that messages show.
+#: How many digits of a key a message shows.
 SHORT = 12
-#: Candidates that are named where a prefix is ambiguous.
+#: How many candidates a message names for an ambiguous prefix.
 _NAMED = 8
 _LEAST = 4
 

@@ -12,11 +12,12 @@ from kcache.util.units import format_age, format_size, format_time
 
 __all__ = ["item_json", "listing", "what_it_is"]
 
-#: Columns that leave a narrow terminal, the first one first, until a kernel's name has room.
+#: Columns that are left out on a narrow terminal, the first one first, until a kernel's name has
+#: room.
 _SPARED = ("COMPILE", "AGE", "USED", "SIZE", "ARCH")
-#: Columns of the terminal that a kernel's name gets, if it takes as many.
+#: The width of a kernel's name in terminal columns, if it needs as much.
 _READABLE = 30
-#: Between a kernel's name and what sets it apart from others of this name.
+#: The text between a kernel's name and the options that set it apart from others of this name.
 _GAP = "  "
 
 

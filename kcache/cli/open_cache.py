@@ -33,7 +33,7 @@ __all__ = [
     "why_none",
 ]
 
-#: What there is to say of a cache that nobody has made yet.
+#: The message for a cache that nobody has made yet.
 NOTHING_YET = "nothing has been cached yet"
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -72,7 +72,7 @@ def open_cache(
         ConfigError: an option is not allowed, or the directory that one names is unsafe.
         UnknownBackendError: an option names a backend that is not installed.
     """
-    from kcache import KernelCache  # `kcache doctor` runs where it can't be imported
+    from kcache import KernelCache  # `kcache doctor` also runs if it can't be imported
 
     return KernelCache(
         directory,
@@ -105,7 +105,7 @@ def open_existing(
         ConfigError: it is there and is no cache, it is unsafe, or a setting is not allowed.
         UnknownBackendError: no such backend is installed.
     """
-    if changes:  # as if it were an option, so that it has to be safe
+    if changes:  # treated like an option, so it has to be safe
         directory = _required(directory, backend).directory.value
     cache = open_cache(directory, backend=backend, read_only=True)
     if cache.directory is None:
@@ -151,7 +151,8 @@ def load_settings(
     place = named_directory(directory)
     try:
         there = is_cache(place)
-    except (BackendError, ConfigError):  # it is unsafe, or no cache: the command that uses it says
+    except (BackendError, ConfigError):
+        # It is unsafe or no cache: the command that uses it will say so.
         there = False
     if not there:
         return config, {}

@@ -46,9 +46,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: What messages call it.
+#: Its name in messages.
 STDOUT = "standard output"
-#: Work that takes longer than this, in seconds, is shown. A hit takes a few milliseconds.
+#: If a task takes longer than this many seconds, its progress is shown. A hit takes a few
+#: milliseconds.
 _PATIENCE = 0.2
 #: Frames of the spinner per second.
 _FRAMES = 10
@@ -168,7 +169,7 @@ def log_to_stderr() -> None:
     if any(handler.get_name() == "kcache" for handler in log.handlers):
         return
     handler = _Handler()
-    handler.set_name("kcache")  # the one that `KCACHE_LOG` sets the level of
+    handler.set_name("kcache")  # the logger whose level `KCACHE_LOG` sets
     log.addHandler(handler)
 
 
@@ -213,7 +214,8 @@ def working(
             with suppress(OSError):
                 if last := farewell():
                     say(last)
-            # Not through the interpreter's exit, which would unload what the compile is using.
+            # Not through the interpreter's exit: it would unload libraries that the compile still
+            # uses.
             os._exit(130)
     return job.result()
 
@@ -278,7 +280,7 @@ def _live(title: str) -> Live:
         seconds = time.monotonic() - started
         elapsed = f" {seconds:.1f} s"
         text = Text(title, overflow="ellipsis" if unicode else "crop", no_wrap=True)
-        text.truncate(max(1, console.width - len(elapsed) - 5))  # ^C has room in the line, too
+        text.truncate(max(1, console.width - len(elapsed) - 5))  # room for ^C in the same line
         dot = dots[int(seconds * _FRAMES) % len(dots)]
         return Text.assemble((f"{dot} ", "green"), text, (elapsed, "cyan"))
 
@@ -296,9 +298,9 @@ def _is_terminal(stream: object) -> bool:
     return bool(stream and stream.isatty())  # type: ignore[attr-defined]  # pyright: ignore
 
 
-#: Columns of the bar itself, at most.
+#: The width of the bar itself in columns, at most.
 _WIDEST = 60
-#: Columns that stay free at the end of the line: ^C has room in it, too.
+#: How many columns stay free at the end of the line, as room for ^C.
 _SPARE = 3
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 __all__ = ["leaders", "leads_to", "waits_for"]
 
-#: Which thread of this process makes what: (lock file, key) -> thread.
+#: Which thread of this process makes which value: (lock file, key) -> thread.
 leaders: dict[tuple[str, str], int] = {}
-#: Which thread of this process waits for which.
+#: Which thread of this process waits for which other thread.
 waits_for: dict[int, int] = {}
 
 

@@ -47,7 +47,7 @@ class Creator:
         try:
             return self._flight.run(key, Work(lambda: engine.find(key, again=True), compute, adopt))
         except Exception:
-            if not computed:  # somebody else's error
+            if not computed:  # an error of other code
                 engine.counters.add("misses")
             raise
 

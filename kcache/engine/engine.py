@@ -37,11 +37,11 @@ __all__ = ["CacheEngine"]
 
 _now = time.perf_counter
 
-#: A memory hit records its use with the backend at most this often, in seconds.
+#: A memory hit records its use with the backend at most once in this many seconds.
 TOUCH_INTERVAL = 60.0
-#: What a backend may raise without anybody but the log and the counts noticing.
+#: Exceptions of a backend that only the log and the counts show.
 SURVIVED = (BackendError, OSError, MemoryError)
-#: Counts go to the statistics file at most this often, in seconds, and at exit.
+#: The counts are written to the statistics file at most once in this many seconds, and at exit.
 FLUSH_INTERVAL = 5.0
 
 
@@ -107,7 +107,7 @@ class CacheEngine:
         self._room = threading.Lock()
         self._eviction = Eviction(backend, max_size)
         self._touches: Touches[str] = Touches(TOUCH_INTERVAL)
-        #: By which processes exclude each other for one key; None where they don't.
+        #: The locks by which processes exclude each other for one key; None if they don't.
         self.lock_file = None if read_only else lock_file
         self._wait = wait
         self._creator: Creator | None = None
@@ -150,7 +150,7 @@ class CacheEngine:
         if entry is None:
             self.counters.add("misses")
         else:
-            noted = self._noted  # as `Counters.hit`, without the call
+            noted = self._noted  # like `Counters.hit`, without the call
             noted.append((entry.cost, _now() - started, from_memory))
             if len(noted) >= NOTES:
                 self.counters.values()
@@ -205,7 +205,7 @@ class CacheEngine:
         if entry is not None:
             return entry
         if self._creator is None:
-            from kcache.engine.create import Creator  # not needed for a hit
+            from kcache.engine.create import Creator  # a hit does not need it
 
             with self._room:
                 if self._creator is None:
@@ -301,7 +301,7 @@ class CacheEngine:
 
     def close(self) -> None:
         """Flush the statistics and close the backend. Idempotent."""
-        self._closed = True  # what a thread fails at from now on is not worth a warning
+        self._closed = True  # from now on, no warning tells what a thread fails at
         if self._creator is not None:
             self._creator.close()
         self._at_end()
@@ -343,8 +343,8 @@ class CacheEngine:
 
     def _load(self, key: str, *, again: bool = False) -> Entry | None:
         """Return the entry that the backend holds, verified, or None."""
-        # Keeps a path inside the backend. Whether it is a key at all is looked at where nothing is
-        # found: of what is found, the envelope says the key.
+        # Keeps a path inside the backend. Whether it is a valid key is checked only after a miss:
+        # on a hit, the envelope holds the key.
         if not isinstance(key, str) or len(key) != KEY_LENGTH or not key.isalnum():
             raise key_error(key)
         try:
@@ -385,7 +385,7 @@ class CacheEngine:
 
     def _forget(self, key: str) -> int:
         freed = 0 if self.read_only else self._delete(key)
-        self.memory.delete(key)  # last: a get beside this one may have put it there meanwhile
+        self.memory.delete(key)  # last: a concurrent get may have put it there in the meantime
         return freed
 
     def _delete(self, key: str) -> int:
@@ -430,7 +430,7 @@ class CacheEngine:
         self.counters.lock = threading.Lock()
         self._flusher.after_fork()
         util = sys.modules.get("multiprocessing.util")
-        if util is not None:  # it forgets what is to be done at the end before it calls this
+        if util is not None:  # it clears its list of final tasks before it calls this
             util.register_after_fork(self, CacheEngine._end_with_child)
 
     def _end_with_child(self) -> None:

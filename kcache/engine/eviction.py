@@ -14,12 +14,13 @@ __all__ = ["DELETE_BATCH", "EVICT_BATCH", "LOW_WATER", "Eviction", "check_size"]
 
 Evict: TypeAlias = Callable[[str], int]
 
-#: A trim goes down to this share of the cap, so that the next puts find room without one.
+#: A trim goes down to this share of the cap, so that the next puts have room without a trim.
 LOW_WATER = 0.9
-#: ... but at most this many entries beyond what the put itself needs: so a put stays short (10 % of
-#: 100,000 would take a second), and LMDB, which keeps 2 pages in memory for each, small.
+#: ... but it removes at most this many entries beyond what the put itself needs. So a put stays
+#: short (10 % of 100,000 entries would take a second), and LMDB, which keeps 2 pages in memory for
+#: each entry, stays small.
 EVICT_BATCH = 64
-#: A trim or clear gives way to other writers after this many entries.
+#: A trim or clear lets other writers go first after this many entries.
 DELETE_BATCH = 1024
 
 
@@ -109,7 +110,7 @@ class Eviction:
             size = evict(info.key)
             freed, used = freed + size, used - size
             if size == 0 or (used <= needed and extra == 0):
-                used = self._backend.usage().bytes  # another process evicts or writes: look again
+                used = self._backend.usage().bytes  # another process evicts or writes: check again
         return freed
 
 

@@ -22,14 +22,14 @@ from kcache.util.record import Record
 
 __all__ = ["COUNTED", "HOURS", "HOUR_SECONDS", "History", "Hour"]
 
-#: So many hours are kept: 90 days.
+#: How many hours are kept: 90 days.
 HOURS = 90 * 24
 HOUR_SECONDS = 3600
 #: The fields of `kcache.engine.stats.Stats` that are counted by the hour, in the order of the file.
 COUNTED = ("hits", "misses", "compiles", "evictions", "saved_seconds", "compile_seconds")
 
 
-#: No count of an hour reaches this: a double counts exactly up to here.
+#: The count of an hour stays below this: a double counts exactly up to here.
 _MOST = 2.0**53
 
 
@@ -62,9 +62,10 @@ class History:
     _HEADER = b"kcache-history/1".ljust(64, b"\0")
     _RECORD = 64
     _BODY = struct.Struct(f"<q{len(COUNTED)}d4x")
-    #: Others hold a record for some 20 us. Who holds it longer was stopped; the next `add` is soon.
+    #: A process holds a record for some 20 us. If it holds it for longer, it was stopped. The next
+    #: `add` follows soon.
     _PATIENCE = 0.02
-    #: A record that is read while it is written looks damaged; so it is read this often.
+    #: How often a record is read: one that is read while it is written looks damaged.
     _TRIES = 8
 
     def __init__(

@@ -40,27 +40,27 @@ __all__ = [
     "limit_for",
 ]
 
-#: Bytes after which a new file is begun: the last 1,800 events at least are remembered.
+#: The size in bytes at which a new file begins: at least the last 1,800 events are kept.
 LIMIT = 128 << 10
-#: The two files together hold 1/200 of the cap at most, and 16 KiB beside a small one.
+#: The two files together take 1/200 of the cap at most, or 16 KiB with a small cap.
 _SHARE = 400
 _LEAST = 8 << 10
-#: Events: to stay under the cap; by a trim that somebody asked for; one by one; all at once; all at
-#: once, into another backend; damaged, or of another version or program; not stored, for want of
-#: room; not stored, since it must not be.
+#: Events. An entry was removed to stay under the cap; by a trim that somebody asked for; by itself;
+#: with all others; with all others, to another backend; because it was damaged, or of another
+#: version or program. Or it was not stored: for lack of room; because it must not be.
 EVICTED, TRIMMED, DELETED, CLEARED, MOVED = "evicted", "trimmed", "deleted", "cleared", "moved"
 REFUSED, REJECTED, UNCACHEABLE = "refused", "rejected", "uncacheable"
 EVENTS = frozenset((EVICTED, TRIMMED, DELETED, CLEARED, MOVED, REFUSED, REJECTED, UNCACHEABLE))
 
-#: Events that are written by one call.
+#: Events that one call writes.
 _TOGETHER = 64
 _DIGITS = 32
 _ALL = "-"
-#: Characters of a detail that are kept.
+#: How many characters of a detail are kept.
 _MAX_DETAIL = 200
-#: Bytes of a file that are read: more than rotation ever leaves.
+#: How many bytes of a file are read: more than a file ever has.
 _MAX_READ = 1 << 20
-#: How each line begins, and so the file.
+#: How each line begins, and so how the file begins.
 _BEGINNING = re.compile(rb"\d{1,12}\.\d{3} [a-z]+ ")
 _LONGEST_BEGINNING = 40
 
@@ -148,7 +148,7 @@ class Journal:
             file = open_or_replace(self._path, os.O_RDWR | os.O_APPEND, _is_ours)
             os.write(file.fd, lines.encode("utf-8", "backslashreplace"))
             full = os.fstat(file.fd).st_size >= self._limit
-            # Unless another process has begun a new one meanwhile.
+            # Unless another process has begun a new file in the meantime.
             if full and file.is_at(self._path):
                 os.replace(self._path, self._old)
 
@@ -189,6 +189,7 @@ def _event(fields: list[str]) -> Event | None:
         seconds = float(at)
     except ValueError:
         return None
-    if what not in EVENTS or not known or not 0 <= seconds < 253e9:  # a time that can be shown
+    # A later time can't be shown.
+    if what not in EVENTS or not known or not 0 <= seconds < 253e9:
         return None
     return Event(seconds, what, "" if key == _ALL else key, *rest)

@@ -14,14 +14,14 @@ from kcache.util.open_file import OpenFile
 
 __all__ = ["ByteLocks", "FileLocks", "KeyLocks"]
 
-#: The file is a table: 15 bytes of a key, and how often something was made for it, modulo 255 and
-#: never 0. Its last 16 bytes are the mark of this format. The locks are on bytes behind the table,
-#: where nothing is stored.
+#: The file is a table. Each row has 15 bytes of a key, and a count of how often a value was made
+#: for it, modulo 255 and never 0. The last 16 bytes of the file are the mark of this format. The
+#: locks are on bytes behind the table, where no data is stored.
 _SLOTS = 511
 _NOTE = 16
 _TABLE = (_SLOTS + 1) * _NOTE
 _MARK = b"kcache-flight/1\0"
-#: Without byte locks keys share this many lock files, so that no file is left behind per key.
+#: Without byte locks, keys share this many lock files. So no file per key is left behind.
 _STRIPES = 64
 
 
@@ -77,7 +77,7 @@ class FileLocks:
             lock.acquire(timeout=0)
         except filelock.Timeout:
             return False
-        except NotImplementedError as error:  # its word for file systems without locks
+        except NotImplementedError as error:  # its message for a file system without locks
             raise OSError(errno.ENOLCK, "this file system has no locks") from error
         self._held[key] = lock
         return True
@@ -124,7 +124,7 @@ class KeyLocks:
         self._path = path
         self._byte_locks = byte_locks
         self._opened: _Opened | None = None
-        #: Where each lock that is held was taken.
+        #: Where each held lock was taken.
         self._held: dict[str, _Opened] = {}
 
     def acquire(self, key: str) -> bool:
@@ -145,13 +145,14 @@ class KeyLocks:
         if opened is not None:
             with suppress(OSError):
                 opened.locks.release(key)
-            self._held.pop(key, None)  # last: an interrupt must not come between
+            self._held.pop(key, None)  # last: until here, it counts as held
 
     def end(self, key: str) -> None:
         """Count that something was made for a key, well or not. Never fails."""
         count = self.ends(key)
         with suppress(OSError):
-            opened = self._open()  # named: the descriptor is open as long as it is
+            # Kept in a variable: the descriptor is open only as long as the object lives.
+            opened = self._open()
             pwrite(opened.file.fd, _raw(key) + bytes([count % 255 + 1]), _slot(key))
 
     def ends(self, key: str) -> int:
@@ -172,7 +173,8 @@ class KeyLocks:
 
     def after_fork(self) -> None:
         """Close, in a child process, the copy of the file, without releasing the parent's locks."""
-        # A lock object of filelock releases with its last reference, the parent's lock too.
+        # A lock object of filelock releases the lock with its last reference, also the parent's
+        # lock.
         if not self._byte_locks:
             _inherited.extend(self._held.values())
         self._held.clear()
@@ -185,7 +187,7 @@ class KeyLocks:
         return opened
 
 
-#: Opened files of parent processes that may not be closed in the children.
+#: Open files of parent processes. Their children must not close them.
 _inherited: list[_Opened] = []
 
 

@@ -21,16 +21,17 @@ __all__ = ["Busy", "Flight", "Made", "Work", "copied"]
 
 T = TypeVar("T")
 
-#: Seconds between two looks at a lock that another process holds: a twentieth of the time waited
-#: so far, within these bounds. Sixteen waiters then cost a core 2 %.
+#: Seconds between two looks at a lock that another process holds: a twentieth of the time waited so
+#: far, within these limits. Sixteen waiting processes then take 2 % of a core.
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.025
-#: Seconds after which who waits looks whether the value is there although the lock is held: who
-#: holds it may have been stopped, and somebody else may have lost patience.
+#: After this many seconds, a waiting process checks whether the value is there although the lock is
+#: held. The holder may have been stopped, and another process may have stopped waiting and made the
+#: value.
 _LOOK_INTERVAL = 1.0
-#: `Busy.ends` where a thread of this process is busy.
+#: The value of `Busy.ends` if a thread of this process is busy.
 _UNKNOWN = -1
-#: A thread whose flight brought nothing that it can use joins or leads so many in all.
+#: How many flights a thread joins or leads at most if they bring no value that it can use.
 _FLIGHTS = 2
 
 
@@ -88,7 +89,8 @@ class _Call(Generic[T]):
         self.done = threading.Event()
         self.thread = threading.get_ident()
         self.location = location
-        #: When a leader began who took over from one that was waited for too long; else 0.
+        #: If this leader took over from one that made others wait for too long: when it began. Else
+        #: 0.
         self.since = 0.0
         self.made: Made[T] | None = None
         self.error: Exception | None = None
@@ -130,9 +132,9 @@ class Flight(Generic[T]):
         self._path = "" if path is None else os.path.realpath(path)
         self._wait = wait
         self._count = counters.add
-        #: Changed by `setdefault` and `pop` only, each one step for other threads.
+        #: Changed only by `setdefault` and `pop`; other threads see each of these as one step.
         self._calls: dict[str, _Call[T]] = {}
-        #: Held while one of those who wait takes the place of a leader.
+        #: Held while a waiting thread takes the place of a leader.
         self._taking = threading.Lock()
         self._complained = False
         after_fork(self)
@@ -157,7 +159,7 @@ class Flight(Generic[T]):
         if busy is not None and now >= busy.since + self._wait:
             call = self._calls.get(key)
             if call is not None and now < call.since + self._wait:
-                return Busy(call.since, _UNKNOWN)  # another thread has lost patience before
+                return Busy(call.since, _UNKNOWN)  # another thread stopped waiting earlier
             taken = self._take_over(call, key, work)
             return Busy(now, _UNKNOWN) if taken is None else taken.value
         return self._fly(key, work, None, busy)
@@ -178,12 +180,12 @@ class Flight(Generic[T]):
             if isinstance(call, Made):
                 made: T = call.value
                 return made
-            if call.thread == threading.get_ident():  # asked for while it is being made
+            if call.thread == threading.get_ident():  # requested while it is being made
                 break
             if deadline is None:
                 return Busy(time.monotonic(), _UNKNOWN) if busy is None else busy
             ended = self._await(call, key, deadline)
-            if ended is None:  # its leader waits for what this thread makes
+            if ended is None:  # its leader waits for a value that this thread makes
                 break
             if not ended:
                 taken = self._take_over(call, key, work)
@@ -202,7 +204,7 @@ class Flight(Generic[T]):
                 value = self._joined(call.made.value, work)
                 if value is not None:
                     return value
-            flights += call.over  # else its leader was interrupted, or did not wait
+            flights += call.over  # else its leader was interrupted or did not wait
         return work.compute().value
 
     def _lead_or_join(
@@ -320,7 +322,7 @@ class Flight(Generic[T]):
     ) -> Made[T] | Busy:
         """Make the value, or wait for another process that makes it."""
         began = looked = time.monotonic()
-        ends = self._ends(key)  # before it is seen that the lock is held
+        ends = self._ends(key)  # before this process sees that the lock is held
         waiting = busy is not None
         try:
             while (locked := self._acquire(key)) is not True or waiting:
@@ -342,8 +344,9 @@ class Flight(Generic[T]):
                     if now < looked + _LOOK_INTERVAL:
                         continue
                     looked = now
-                # All who waited look at the same time, not one after the other. What had ended
-                # before, and is not found, has left nothing for us; then nobody need wait for us.
+                # All waiting processes look at the same time, not one after the other. If the
+                # holder had ended before, and the value is not there, then it left no value for us.
+                # So nobody need wait for us.
                 self._release(key)
                 ends = self._ends(key)
                 found = self._find(work, waited=True)
@@ -423,7 +426,7 @@ def _second(key: str) -> str:
 
 def copied(error: Exception) -> Exception:
     """Return a copy for another thread, so that the two tracebacks don't mix."""
-    import copy  # only who got an error needs it
+    import copy  # only a caller that got an error needs it
 
     kind = type(error)
     try:

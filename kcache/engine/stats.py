@@ -118,7 +118,7 @@ class Stats(Record):
         }
 
 
-#: Names of the counted fields, in the order in which the file holds them. Append only.
+#: Names of the counted fields, in the order in which the file holds them. Only ever append to it.
 FIELDS: tuple[str, ...] = Stats._names
 _REALS = frozenset(("compile_seconds", "saved_seconds", "hit_seconds"))
 
@@ -133,13 +133,13 @@ def _stats(values: Iterable[float]) -> Stats:
     )
 
 
-#: No count of a record reaches this: a double counts exactly up to here.
+#: A count of a record stays below this: a double counts exactly up to here.
 _MOST = 2.0**53
 
-#: One call for all fields: opening and closing a cache looks at them several times.
+#: One call for all fields, because opening and closing a cache each needs them several times.
 _values_of: Callable[[object], tuple[float, ...]] = attrgetter(*FIELDS)
 
-#: So many hits are noted at most before they are added up.
+#: How many hits are noted before they are added up.
 NOTES = 256
 
 
@@ -233,7 +233,7 @@ class StatsFile:
     _HEADER = b"kcache-stats/1".ljust(64, b"\0")
     _RECORD = 256
     _BODY = struct.Struct(f"<4x{len(FIELDS)}d")
-    #: A record that is read while it is written looks damaged; so it is read this often.
+    #: How often a record is read: one that is read while it is written looks damaged.
     _TRIES = 8
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -299,7 +299,8 @@ class StatsFile:
         locks = RangeLocks(file)
         slots = range(1, self.SLOTS)
         claimed = (n for n in slots if locks.claim(self._offset(n), self._RECORD))
-        # All taken, or no locks here: share one, and accept that counts may get lost.
+        # All records are taken, or there are no locks here: share a record, and accept that counts
+        # may be lost.
         self._slot = next(claimed, 1 + os.getpid() % (self.SLOTS - 1))
         self._file = file
         return file
@@ -319,7 +320,7 @@ class StatsFile:
                 raw[4:]
             ):
                 values: tuple[float, ...] = self._BODY.unpack_from(raw, 4)
-                # What no process can have counted would spoil every sum.
+                # A count that no process can have made would spoil every sum.
                 return values if all(0 <= n < _MOST for n in values) else (0.0,) * len(FIELDS)
         return (0.0,) * len(FIELDS)
 
@@ -333,7 +334,7 @@ class StatsFile:
         return [sum(column) for column in zip((0.0,) * len(FIELDS), *records, strict=True)]
 
 
-#: Where the fields of the history are in `FIELDS`.
+#: The positions of the history's fields in `FIELDS`.
 _BY_THE_HOUR = tuple(map(FIELDS.index, COUNTED))
 
 

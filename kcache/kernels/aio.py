@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncFront"]
 
-#: Threads that look; they never wait for a compile.
+#: How many threads look for hits. They never wait for a compile.
 _LOOKING = 2
 
-#: What one task waits for; its own, so that cancelling the task cancels nothing else.
+#: The future that one task waits for. Each task has its own, so that cancelling one task cancels no
+#: other.
 Waiter: TypeAlias = "asyncio.Future[CompiledKernel]"
 
 
@@ -89,7 +90,7 @@ class AsyncFront:
         """
         asked, call = _frozen(asked)
         if not self._resolver.finder.reads:
-            call = object()  # everybody wants a compile
+            call = object()  # all tasks want a compile
         waiter: Waiter = asyncio.get_running_loop().create_future()
         if self._process != os.getpid():
             self._begin_anew()
@@ -154,14 +155,14 @@ class AsyncFront:
 
             try:
                 compiled = self._compiling.submit(attempt)
-            except RuntimeError:  # closed meanwhile, or no thread can be started
+            except RuntimeError:  # closed in the meantime, or no thread can be started
                 _run(lambda: Answer(self._resolver.get(request)), future)
             else:
                 compiled.add_done_callback(lambda done: _run(done.result, future))
 
         try:
             self._looking.submit(find)
-        except RuntimeError:  # as above
+        except RuntimeError:  # for the same reasons
             find()
         return future
 
@@ -195,7 +196,7 @@ def _frozen(asked: CompileRequest) -> tuple[CompileRequest, Hashable]:
         headers = tuple(asked.headers.items()) if asked.headers else ()
         call = (asked.source, names, asked.options, headers, asked.extra_key, asked.source_name)
         hash(call)
-    except (AttributeError, TypeError):  # wrong types, which the request's maker names
+    except (AttributeError, TypeError):  # wrong types; the code that makes the request names them
         return asked, object()
     if names is not asked.names or headers:
         asked = asked.replace(names=names, headers=dict(headers))
@@ -215,7 +216,7 @@ def _run(
             future.set_result(found)
         elif otherwise is not None:
             otherwise(found)
-    except BaseException as error:  # the task that waits for the future gets it
+    except BaseException as error:  # the task that waits for the future gets this exception
         future.set_exception(error)
 
 

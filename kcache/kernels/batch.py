@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "compile_all"]
 
-#: Called with (requests done, requests in all).
+#: Called with (number of finished requests, number of all requests).
 Progress = Callable[[int, int], object]
 
 

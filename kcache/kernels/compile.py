@@ -74,14 +74,14 @@ class RequestCompiler:
 
     def _log_why(self, request: Request) -> None:
         """Log why a request is compiled, as far as that can be found out quickly."""
-        from kcache.admin.explain import explain  # few log this
+        from kcache.admin.explain import explain  # few programs log this
 
         finder = self._finder
         aside = () if finder.reads else (("recache", "the cache is not looked into"),)
         digests = finder.headers.digests
         try:
             told = explain(finder.engine, request, set_aside=aside, compare=False, digests=digests)
-        except Exception as error:  # a line in a log must not cost a kernel
+        except Exception as error:  # a failed log line must not cost a kernel
             log.debug(
                 "the reason for which %s is compiled is unknown: %s", request.source_name, error
             )

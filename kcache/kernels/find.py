@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts", "build_finder"]
 
-#: A manifest that was decoded takes this many times its size in memory (measured by
-#: bench/harness/memory_tier_bytes.py), which the memory tier charges for it.
+#: How many times its encoded size a decoded manifest takes in memory, as measured by
+#: bench/harness/memory_tier_bytes.py. The memory tier charges this much.
 _VIEW_FACTOR = 4
-#: Requests whose headers were checked are remembered up to this many, for `header_check="once"`.
+#: How many requests with checked headers are remembered, for `header_check="once"`.
 _MAX_CHECKED = 4096
-#: Kernels are remembered as had up to this many.
+#: How many kernels are remembered as known to this process.
 _MAX_HAD = 65_536
 
 
@@ -46,7 +46,7 @@ class RequestCounts:
     def __init__(self, counters: Counters, *, misses: bool) -> None:
         self._counters = counters
         self._misses = misses
-        #: Kernels that this process has had already, compiled or from the cache.
+        #: Kernels that this process has already got, either compiled or from the cache.
         self._had: set[str] = set()
 
     def saved(self, key: str, cost: float) -> float:
@@ -119,7 +119,7 @@ class HeaderChecks:
     def digests(self) -> FileDigests:
         """The process's memory of file contents."""
         if self._digests is None:
-            from kcache.nvrtc.files import FileDigests  # not needed without headers
+            from kcache.nvrtc.files import FileDigests  # a request without headers does not need it
 
             self._digests = FileDigests()
         return self._digests
@@ -148,7 +148,7 @@ class HeaderChecks:
             return None
         header_set = manifest.matching(request.search, digests, request.location)
         if header_set is None and from_memory:
-            # Another process may have compiled what the headers say now.
+            # Another process may have compiled the request with the present headers.
             self._engine.memory.delete(request.key)
             manifest, _ = self.manifest(request, again=again)
             if manifest is not None:
@@ -216,7 +216,7 @@ class Finder:
         """Return the result of `find` if the cache is to be read, otherwise None."""
         if not self.reads:
             return None
-        if request.self_contained:  # as `find`, without its call
+        if request.self_contained:  # like `find`, without the call
             return self._load(request.key, (), started, again=False) or self._load_named(
                 request, started, again=False
             )
@@ -299,7 +299,7 @@ class Finder:
             saved = self.counts.saved(key, entry.cost)
         counters = engine.counters
         counters.noted.append((saved, time.perf_counter() - started, from_memory))
-        if len(counters.noted) >= NOTES:  # as `Counters.hit`, without the call
+        if len(counters.noted) >= NOTES:  # like `Counters.hit`, without the call
             counters.values()
         return kernel
 

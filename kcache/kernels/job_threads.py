@@ -15,8 +15,8 @@ __all__ = ["JobThreads", "usable_cores"]
 
 T = TypeVar("T")
 
-#: Seconds between two tries of everything that was put aside: a twentieth of the time that a job
-#: has waited, within these bounds.
+#: Seconds between two tries of all jobs that were put aside: a twentieth of the time that a job has
+#: waited, within these limits.
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.025
 
@@ -36,7 +36,7 @@ class JobThreads:
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="kcache")
         self._lock = threading.Lock()
-        #: Jobs that nobody has begun, and jobs that were put aside.
+        #: How many jobs have not begun, and how many were put aside.
         self._fresh = self._aside = 0
         self._cancelled = False
 
@@ -83,7 +83,7 @@ class JobThreads:
             self._aside += 1
         try:
             self._pool.submit(self._again, job, future, busy)
-        except RuntimeError:  # closed, or the interpreter is ending: no other job comes
+        except RuntimeError:  # closed, or the interpreter is ending: there will be no other job
             with self._lock:
                 self._aside -= 1
             again: Busy | None = busy
@@ -112,7 +112,7 @@ class JobThreads:
             return None
         try:
             result = job(busy)
-        except BaseException as error:  # the thread that waits for the future gets it
+        except BaseException as error:  # the thread that waits for the future gets this exception
             future.set_exception(error)
             return None
         if isinstance(result, Busy):
@@ -122,5 +122,6 @@ class JobThreads:
 
     @property
     def _over(self) -> bool:
-        # The pool's threads are joined at the interpreter's end, with all that is in the queue.
+        # At its end, the interpreter joins the pool's threads, and these first finish the whole
+        # queue.
         return self._cancelled or getattr(thread, "_shutdown", False)

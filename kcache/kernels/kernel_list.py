@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ListedKernel", "read_list"]
 
 _OPTIONS = tuple(name for name in CompileOptions._names if name != "arch")
-#: What `defaults` may hold, and what stands beside it in a kernel.
+#: The fields that `defaults` may hold, and the further fields of a kernel.
 _SHARED = ("archs", "arch", *_OPTIONS, "headers", "extra_key", "source_name", "directory")
 _KERNEL = ("source", "text", "names", *_SHARED)
 _TOP = ("defaults", "kernels")
@@ -354,7 +354,7 @@ def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
     rest = iter(options.extra_options)
     for option in rest:
         named = ExtraOptions.parse((option,)).arch
-        if named == "":  # the architecture is the next one
+        if named == "":  # the next word is the architecture
             next(rest, None)
         changed.append(option if named is None else f"{option.partition('=')[0].strip()}={arch}")
     return options.replace(extra_options=changed)
@@ -372,5 +372,5 @@ def _wanted(request: CompileRequest, directory: str | None, source: str) -> List
         compiler="",
     )
     where = None if made.anywhere else directory
-    # What an output shows of the name makes it another kernel.
+    # If an output shows the name, another name gives another kernel.
     return ListedKernel(request, where, source, (f"{made.key} {made.source_name}", where))

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LayeredFinder"]
 
-#: Manifests of layers are remembered up to this many in each process.
+#: How many manifests of layers each process remembers.
 _MAX_MANIFESTS = 4096
-#: What reading a layer may raise. It is then as if the layer had nothing.
+#: The exceptions that reading a layer may raise. kcache then treats the layer as empty.
 _SURVIVED = (BackendError, OSError, MemoryError)
 
 
@@ -63,8 +63,8 @@ class LayeredFinder(Finder):
     ) -> CompiledKernel | None:
         """Return the kernel from the cache or a layer, counted as a hit, or None, not counted."""
         if request.self_contained:
-            # Every tier is asked for the plain key first. Few outcomes have a named one, which
-            # takes a digest, and a look into every tier.
+            # Every tier is asked for the plain key first. A named key takes a digest and a look
+            # into every tier, and few outcomes have one.
             kernel = self._find_under(request.key, started, again=again)
             if kernel is None and (named := request.named_key):
                 kernel = self._find_under(named, started, again=again)
@@ -112,7 +112,8 @@ class LayeredFinder(Finder):
         digests = self.headers.digests
         header_set = manifest.matching(request.search, digests, request.location)
         if header_set is None and self._manifests.pop((number, request.key), None) is not None:
-            manifest = self._manifest(number, layer, request.key)  # it may have another by now
+            # It may be a different one by now.
+            manifest = self._manifest(number, layer, request.key)
             if manifest is not None:
                 header_set = manifest.matching(request.search, digests, request.location)
         if header_set is None:

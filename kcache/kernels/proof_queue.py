@@ -46,7 +46,7 @@ class ProofQueue:
         self._changed = threading.Condition()
         self._waiting: deque[_Waiting] = deque()
         self._threads = 0
-        #: Threads in `held`, and in `finish`.
+        #: How many threads are in `held` and in `finish`.
         self._held = 0
         self._finishing = 0
 
@@ -56,7 +56,7 @@ class ProofQueue:
         It is half of the cores, so that a request meanwhile finds a worker; all of them once
         somebody waits for the proofs.
         """
-        if self._finishing > 0:  # below 0 where a fork happened in there
+        if self._finishing > 0:  # below 0 if a fork happened there
             return usable_cores()
         return 0 if self._held > 0 else max(1, usable_cores() // 2)
 
@@ -110,7 +110,7 @@ class ProofQueue:
     def _run(self) -> None:
         while True:
             with self._changed:
-                # At the interpreter's end the workers are ended first: begin nothing more.
+                # At its end, the interpreter ends the workers first: begin no new work.
                 over = not threading.main_thread().is_alive()
                 if over or not self._waiting or self._threads > self._most():
                     self._threads -= 1

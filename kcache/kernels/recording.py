@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MARK", "RecordedRequest", "RequestRecorder", "read_recording"]
 
-#: What a line of a recording begins with, and the version of its form.
+#: How a line of a recording begins, and the version of its format.
 MARK = "kcache_request"
 VERSION = 1
 
@@ -53,7 +53,8 @@ class RequestRecorder:
             name = type(path).__name__
             raise ArgumentTypeError(f"path is {name}; allowed: the path of a file") from None
         self._roots = _roots(self.path)
-        # No lock, which a fork could leave locked: `setdefault` decides who writes.
+        # There is no lock, because a fork could leave it locked: `setdefault` decides which thread
+        # writes.
         self._seen: dict[str, object] = {}
         self._closed = False
         self._failed = False
@@ -208,7 +209,8 @@ def _append(path: str, data: bytes) -> None:
     Raises:
         OSError: it could not be written, or not as a whole.
     """
-    # Not blocking: what is no file, such as a pipe that nobody reads, must not hold up a compile.
+    # Does not block: a path that is no regular file, such as a pipe without a reader, must not hold
+    # up a compile.
     extras = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | extras, 0o600)
     try:

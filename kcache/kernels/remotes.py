@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteKernels"]
 
-#: Seconds between two looks while another machine compiles, growing from the first to the last.
+#: Seconds between two looks while another machine compiles. The pause grows from the first value to
+#: the second.
 FIRST_LOOK, LAST_LOOK = 0.02, 0.5
 
 
@@ -125,7 +126,7 @@ class RemoteKernels:
                 manifest = Manifest.from_entry(entry)
             except CorruptEntryError as error:
                 self._finder.engine.refuse(key, error)
-            else:  # what another machine remembers of its own files says nothing here
+            else:  # another machine's notes about its own files say nothing about files here
                 yield (
                     Manifest(
                         [StoredHeaderSet(header_set.raw) for header_set in manifest.header_sets]
@@ -199,7 +200,8 @@ class RemoteKernels:
             if lease is False:
                 return None, None
             if isinstance(lease, Lease):
-                # Somebody may have given it back between the look and the lease.
+                # Another machine may have given back the lease between the look and this request
+                # for it.
                 found = self.find(request, time.perf_counter())
                 if found is not None:
                     self._client.release(lease)

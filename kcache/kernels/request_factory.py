@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClosedRequests", "Requests", "with_target"]
 
-#: Bytes charged for a remembered request beside its source text.
+#: How many bytes a remembered request is charged in addition to its source text.
 _REQUEST_OVERHEAD = 2048
 
 _Call = tuple["str | os.PathLike[str]", "str | tuple[str, ...]", CompileOptions | None, str]
@@ -84,7 +84,7 @@ class Requests:
                 expressions = names if isinstance(names, (str, tuple)) else tuple(names)
                 call = (source, expressions, options, source_name)
                 request = self._known.get(call)
-            except TypeError:  # wrong types, which `_make` names
+            except TypeError:  # wrong types; `_make` names them
                 call = None
         if request is None and isinstance(source, os.PathLike):
             from kcache.nvrtc.request import read_source
@@ -99,7 +99,7 @@ class Requests:
                 source_name=source_name,
                 record=record,
             )
-        # A request with includes depends on the working directory, which may have changed.
+        # A request with includes depends on the working directory, and that may have changed.
         if (
             request is None
             or not (request.anywhere or request.is_here())
@@ -122,7 +122,7 @@ class Requests:
 
     def record(self, path: str | os.PathLike[str]) -> RequestRecorder:
         """Record every request from now on into a file; return the recorder."""
-        from kcache.kernels.recording import RequestRecorder  # few runs are recorded
+        from kcache.kernels.recording import RequestRecorder  # few programs record their requests
 
         recorder = RequestRecorder(path)
         self.recorders = (*self.recorders, recorder)
@@ -148,7 +148,7 @@ class Requests:
         Raises:
             ConfigError: an argument is not allowed.
         """
-        source = cast("str", call.source)  # another process sends texts, no paths
+        source = cast("str", call.source)  # the other process sends texts, not paths
         key = (source, tuple(call.names), call.options, call.source_name, surroundings)
         known = None if call.headers else self._known.get(key)
         if known is not None and known.is_here():
@@ -290,5 +290,5 @@ def _identify_compiler() -> str:
     if found is None:
         from kcache.nvrtc import compiler
 
-        found = compiler.find()  # says what to install
+        found = compiler.find()  # the error says what to install
     return found.identity

@@ -126,7 +126,7 @@ class Resolver:
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
         """
-        from kcache.kernels.store import KernelWriter  # a thread that waits needs none
+        from kcache.kernels.store import KernelWriter  # a waiting thread needs none
 
         started = time.perf_counter()
         if self._writes and self.finder.reads and not request.self_contained:
@@ -138,7 +138,7 @@ class Resolver:
         if outcome.uncacheable is not None:
             kernel = CompiledKernel.of(outcome.compiled, request.key, ())
             return Made(Answer(kernel), reusable=False, stored=False)
-        if self._closed:  # whoever asked has left, and nothing is written any more
+        if self._closed:  # the client has left, so no result is written any more
             kernel = CompiledKernel.of(outcome.compiled, request.key, ())
             return Made(Answer(kernel), reusable=False, stored=False)
         header_set = outcome.header_set
@@ -267,7 +267,7 @@ class Resolver:
         def adopt(_: Answer) -> Answer | None:
             return None
 
-        # Under the key's lock, so that no header set is lost that another process adds.
+        # Under the key's lock, so that no header set of another process is lost.
         work: Work[Answer] = Work(lambda: None, store, adopt, location=request.location)
         judged = self._flights().run(request.key, work).header_set
         if verdict.good and judged is not None and self.remotes is not None:
@@ -312,7 +312,8 @@ class _Miss:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # The leader's miss is counted where it compiles; here that of a thread which waited for it.
+        # A leader counts its miss when it compiles. This counts the miss of a thread that waited
+        # for it.
         if kind is not None and issubclass(kind, CompileError) and not self._compiled:
             self._resolver.finder.counts.miss()
 

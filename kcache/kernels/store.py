@@ -63,7 +63,7 @@ class KernelWriter:
         stored = False
         rejected = engine.counters.rejected
         try:
-            # The kernel first: a manifest must not promise what is not there.
+            # The kernel comes first: a manifest must not promise a kernel that is not there.
             entry = kernel.to_entry(metadata_of(request, key))
             stored = engine.put(key, entry)
             if upload is not None:
@@ -73,7 +73,7 @@ class KernelWriter:
         except (ConfigError, OSError) as error:
             engine.report("store", error)
         if not stored and key != request.key and engine.counters.rejected > rejected:
-            engine.journal.note(REJECTED, request.key)  # by which it is asked for again
+            engine.journal.note(REJECTED, request.key)  # the next request asks for it by this key
         return kernel, stored
 
     def store_verdict(
@@ -99,7 +99,7 @@ class KernelWriter:
         """Put a header set first in the request's manifest; tell whether it will be found."""
         headers = self._finder.headers
         header_set.remember(request.search, headers.digests, request.location)
-        # From the backend, to take along what another process has added.
+        # Read from the backend, so that it includes header sets of other processes.
         self._finder.engine.memory.delete(request.key)
         manifest, _ = headers.manifest(request, again=True)
         merged = Manifest(list(manifest.header_sets) if manifest is not None else [])

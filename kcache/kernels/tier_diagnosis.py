@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMIT", "diagnose"]
 
-#: Seconds that all answers together may take. The time-outs of an address are shorter, unless it
-#: names others; what hangs in spite of them (a name server, a network file system) is left alone.
+#: How many seconds all answers together may take. The time-outs of an address are shorter, unless
+#: the address sets others. If an answer hangs in spite of them (a name server, a network file
+#: system), it is left out.
 LIMIT = 10.0
 _KINDS = {"layer": "layer", "http": "HTTP", "redis": "Redis", "objects": "object store"}
 
@@ -112,7 +113,7 @@ def _look_at(addresses: Sequence[Address], signing: _Signing, limit: float) -> l
         see = _see_layer if address.kind == "layer" else _see_remote
         looks[index] = _looked(lambda: see(address, signing.file))
 
-    # Daemons: what hangs in the operating system must not keep the command.
+    # Daemons: a call that hangs in the operating system must not keep the command from ending.
     threads = [
         threading.Thread(target=look, args=(index,), daemon=True) for index in range(len(addresses))
     ]
@@ -128,7 +129,7 @@ def _looked(see: Callable[[], str]) -> _Look:
     started = time.monotonic()
     try:
         what, error = see(), None
-    except Exception as failure:  # a foreign client may raise anything
+    except Exception as failure:  # another package's client may raise anything
         what, error = "", failure
     return _Look(what, error, time.monotonic() - started)
 

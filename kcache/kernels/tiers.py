@@ -94,7 +94,8 @@ def open_layer(address: Address, key_file: str | None) -> Layer:
     found = [named] if named else backends_in(CacheDirectory(path))
     if not found:
         raise BackendError(f"layer {path} has no entries in it")
-    # One engine wrote one of them; where there are several, all that they hold is offered.
+    # Usually one engine has written one of them. If there are several, all their entries are
+    # offered.
     backends = [open_backend(n, path, max_size=READ_SIZE, read_only=True) for n in found]
     return DirectoryLayer(path, backends, keep=address.keep)
 
@@ -180,6 +181,6 @@ def _followed(config: Config) -> dict[str, str]:
         return {}
     try:
         status = os.stat(path)
-    except OSError:  # the agent tells what is wrong with it
+    except OSError:  # the agent says what is wrong with it
         return {"signing_key_file": path}
     return {"signing_key_file": path, "version": f"{status.st_mtime_ns} {status.st_ino}"}

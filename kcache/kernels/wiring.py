@@ -32,7 +32,7 @@ def build_resolver(
         for_compiler: see `Factories`.
     """
     engine, config = finder.engine, place.config
-    #: Where its processes exclude each other; None where they can't.
+    #: The file through which processes exclude each other; None if they can't.
     shared = None if engine.read_only else place.directory
 
     def build_flight() -> Flight[Answer]:
@@ -40,7 +40,7 @@ def build_resolver(
         return Flight(path, wait=config.wait.value, counters=engine.counters)
 
     def build_frontend(digests: FileDigests) -> Frontend:
-        from kcache.nvrtc.compiler import Limits  # a thread that waits needs none
+        from kcache.nvrtc.compiler import Limits  # a waiting thread needs none
         from kcache.nvrtc.frontend import Frontend
         from kcache.nvrtc.workers.slots import Slots
 
@@ -58,7 +58,7 @@ def build_resolver(
 
 
 def _remotes(finder: Finder, config: Config) -> RemoteKernels | None:
-    from kcache.kernels.tiers import build_remotes  # few use remotes
+    from kcache.kernels.tiers import build_remotes  # few programs use remotes
 
     return build_remotes(finder, config)
 

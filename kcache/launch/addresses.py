@@ -11,7 +11,7 @@ __all__ = ["address_of"]
 
 # DLDeviceType of dlpack.h.
 _CUDA, _CUDA_HOST, _CUDA_MANAGED = 2, 3, 13
-#: What a producer's stream of 1 and 2 stand for (CUDA Array Interface, version 3).
+#: The meaning of the stream numbers 1 and 2 from a producer (CUDA Array Interface, version 3).
 _DEFAULT_STREAMS = (1, 2)
 
 
@@ -37,7 +37,8 @@ def address_of(value: object, where: int, device: int, stream: Any) -> int | Non
             return _dlpack(value, where, device, stream)
     except ConfigError:
         raise
-    except Exception as error:  # the producer's own: a tensor that needs a gradient, say
+    except Exception as error:
+        # The producer's own exception: for a tensor that needs a gradient, say.
         name = kind.__name__
         raise ConfigError(f"argument {where}: the {name} hides its memory: {error}") from error
     return None
@@ -77,7 +78,7 @@ def _dlpack(value: Any, where: int, device: int, stream: Any) -> int:  # noqa: A
     if kind == _CUDA:
         _same_device(number, where, device)
     view = import_module("cuda.core.utils").StridedMemoryView
-    # A tensor's first element, wherever it begins in its memory.
+    # The address of a tensor's first element, wherever it begins in its memory.
     return int(view.from_dlpack(value, stream_ptr=int(stream.handle)).ptr)
 
 

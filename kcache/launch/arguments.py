@@ -19,10 +19,10 @@ from kcache.launch.code import Kind, Parameter
 
 __all__ = ["dimensions", "pack", "shared_bytes"]
 
-#: Returns the device address of a value, None if it is no device memory; raises ConfigError.
+#: Returns the device address of a value, or None if it is not device memory; raises ConfigError.
 Address = Callable[[object, int], int | None]
 
-#: cuda.core passes numbers of these sizes, by value.
+#: cuda.core passes a number of one of these sizes by value.
 _RAW: dict[int, type[ctypes.c_uint8 | ctypes.c_uint16 | ctypes.c_uint32 | ctypes.c_uint64]] = {
     1: ctypes.c_uint8,
     2: ctypes.c_uint16,
@@ -31,14 +31,14 @@ _RAW: dict[int, type[ctypes.c_uint8 | ctypes.c_uint16 | ctypes.c_uint32 | ctypes
 }
 _POINTER = 8
 _COMPLEX128 = 16
-#: numpy's `dtype.kind`. Complex numbers are structs to a kernel, and types such as bfloat16, which
-#: other packages add, are `V`.
+#: The values of numpy's `dtype.kind`. Complex numbers are structs to a kernel. Types that other
+#: packages add, such as bfloat16, are `V`.
 _NUMPY_KINDS: dict[str, Kind] = {
     **dict.fromkeys("biu", "integer"),
     "f": "float",
     **dict.fromkeys("cV", "struct"),
 }
-#: ctypes' `_type_`. `P` is `c_void_p`; `z` and `Z` are texts of the host.
+#: The values of ctypes' `_type_`. `P` is `c_void_p`; `z` and `Z` are texts of the host.
 _CTYPES_KINDS: dict[str, Kind] = {
     **dict.fromkeys("?cbBhHiIlLqQP", "integer"),
     **dict.fromkeys("fd", "float"),
@@ -76,7 +76,8 @@ def pack(
 
 def _one(value: object, parameter: Parameter, where: int, address: Address) -> object:
     kind = type(value)
-    if kind is int or kind is bool or kind is float:  # before numpy's float64, which is a float
+    # Before numpy's float64, which is a subclass of float.
+    if kind is int or kind is bool or kind is float:
         return _number(value, parameter, where)  # type: ignore[arg-type]  # the three kinds
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
@@ -94,7 +95,7 @@ def _one(value: object, parameter: Parameter, where: int, address: Address) -> o
     if isinstance(value, (int, float)):  # subclasses, such as members of an IntEnum
         return _number(value, parameter, where)
     if kind.__module__.startswith("cuda."):
-        return value  # a tensor map, say: cuda.core knows its own
+        return value  # a tensor map, say: cuda.core supports its own types
     raise ArgumentTypeError(f"argument {where} is a {kind.__name__}; allowed: {_ALLOWED}")
 
 

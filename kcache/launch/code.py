@@ -26,7 +26,7 @@ __all__ = [
     "parameters_of",
 ]
 
-#: What a parameter is: a floating-point number, an integer or pointer, a struct, or not known.
+#: The kind of a parameter: a floating-point number, an integer or pointer, a struct, or unknown.
 Kind = Literal["float", "integer", "struct", "unknown"]
 
 
@@ -100,7 +100,7 @@ class Parameter(NamedTuple):
 # -- PTX -----------------------------------------------------------------------------------------
 
 _TARGET = re.compile(rb"^\s*\.target\s+sm_(\d+)([af]?)", re.MULTILINE)
-#: A kernel and its list of parameters, from the start of a line: not in a comment.
+#: Matches a kernel and its list of parameters, from the start of a line, so not in a comment.
 _ENTRY = re.compile(
     rb"^[ \t]*(?:\.(?:visible|weak|extern)\s+)*\.entry\s+([\w$%]+)\s*(?:\(([^)]*)\))?",
     re.MULTILINE,

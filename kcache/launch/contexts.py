@@ -103,7 +103,7 @@ class Contexts:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lock = RLock()
-        self._known: dict[int, Context] = {}  # by the driver's number
+        self._known: dict[int, Context] = {}  # by the driver's number of the context
         self._primary: dict[int, Context] = {}  # by device; each is retained once
         self._generations: Counter[int] = Counter()
 

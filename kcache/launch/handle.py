@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedKernel", "core"]
 
-#: What a stream's address of 0 to 2 stands for: the default stream, legacy and per thread (cuda.h).
+#: The meaning of a stream's address of 0 to 2: the default stream, legacy and per thread (cuda.h).
 _LEGACY, _PER_THREAD = 1, 2
 
 
@@ -174,7 +174,7 @@ class LoadedKernel:
         except TypeError as error:
             raise ArgumentTypeError(f"{self.name}: {error}") from error
         except Exception as error:  # cuda.core's CUDAError has no public name
-            context.check()  # says so, if the context is gone
+            context.check()  # if the context is gone, this says so
             raise DeviceError(f"{self.name} could not be launched: {error}") from error
 
     def _block(self, block: object) -> tuple[int, int, int]:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_SIZE", "Function", "Module", "Modules", "load_module"]
 
-#: Bytes of code that one context keeps loaded. Code on a device takes about what it takes in the
-#: CUBIN: this is 800 CUTLASS GEMMs of 318 kB or 20,000 small kernels, and 1/300 of the memory of a
-#: large GPU. In bytes, because a module's size varies by a factor of 100.
+#: How many bytes of code one context keeps loaded. Code on a device takes about as much as in the
+#: CUBIN. So this is 800 CUTLASS GEMMs of 318 kB or 20,000 small kernels, and 1/300 of the memory of
+#: a large GPU. The limit is in bytes because the sizes of modules differ by a factor of 100.
 MAX_SIZE = 256 << 20
 
-# CUresult: the code is for another architecture, or nothing that the driver knows.
+# CUresult: the code is for another architecture, or is no code that the driver knows.
 _OTHER_ARCH = (200, 209)
 # CUfunction_attribute of cuda.h.
 _MAX_THREADS, _STATIC_SHARED, _LOCAL, _REGISTERS, _MAX_DYNAMIC = 0, 1, 3, 4, 8
@@ -122,7 +122,7 @@ class Module:
         self._functions: dict[str, Function] = {}
         self._lock = Lock()
         unload = weakref.finalize(self, _unload, context, library)
-        unload.atexit = False  # the driver may be gone by then, and takes everything with it
+        unload.atexit = False  # the driver may be gone by then, and every module with it
 
     def made_of(self, source: Code) -> bool:
         """Tell whether it was loaded from the same bytes."""
@@ -155,7 +155,7 @@ class Module:
 
 def _unload(context: Context, library: int) -> None:
     """Unload a module without references, if its context still exists."""
-    with suppress(DeviceError):  # a kernel has failed, and the driver refuses everything since
+    with suppress(DeviceError):  # a kernel has failed, and since then the driver refuses every call
         if context.alive():
             context.driver.unload(library)
 
@@ -187,7 +187,7 @@ def _try(context: Context, source: Code, code: bytes) -> Module | None:
     """
     try:
         module = Module(context, source, context.driver.load(code), len(code), source.ptx)
-        for name in module.kernels()[:1]:  # loaded when first used; one stands for all
+        for name in module.kernels()[:1]:  # loaded at its first use; one stands for all
             context.driver.kernel(module.library, name)
     except DriverError as error:
         if error.code not in _OTHER_ARCH:
@@ -204,7 +204,8 @@ def _link(ltoir: bytes, capability: int, target: str) -> bytes:
         options = core.LinkerOptions(arch=arch, link_time_optimization=True, ptx=as_ptx)
         linker = core.Linker(core.ObjectCode.from_ltoir(ltoir), options=options)
         return bytes(linker.link(target).code)
-    except Exception as error:  # cuda.core's, the bindings' and RuntimeError, by what is missing
+    except Exception as error:
+        # Of cuda.core, of the bindings, or a RuntimeError, depending on what is missing.
         raise DeviceError(
             f"the kernel's LTOIR can't be linked for {arch} (with the package nvidia-nvjitlink, of "
             f"the driver's CUDA major version): {error}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-#: Layout of what the NVRTC frontend stores. Raise it when that changes: older entries then miss.
+#: The version of the layout of stored entries. Raise it when the layout changes: older entries then
+#: miss.
 PRODUCER = "kcache-nvrtc/2"
 
 TYPE_CHECKING = False

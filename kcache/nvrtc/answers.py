@@ -47,7 +47,7 @@ def error_now(path: str) -> int:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode):
-            # A manifest that somebody forged may name what does something when it is opened.
+            # A forged manifest may name a file that acts when it is opened.
             return 0 if os.access(path, os.R_OK) else errno.EACCES
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
         os.close(os.open(path, flags))

@@ -40,11 +40,12 @@ __all__ = [
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
 #: Identity of a library that has compiled -> its version.
 _versions: dict[str, tuple[int, int]] = {}
-#: Misses of a family after which a worker precompiles its headers on its own account. Making one
-#: takes as long as a miss or two, and each miss after it takes two thirds as long (CUTLASS).
+#: After this many misses of a family, a worker precompiles the headers even if no option asks for
+#: it. This takes as long as one or two misses. Each later miss takes two thirds as long as without
+#: it (CUTLASS).
 _AUTO_MISSES = 2
-#: If a worker has so many misses of a family before it, it does so before the first; with fewer it
-#: does not pay.
+#: If a worker is to compile at least this many misses of a family, it precompiles before the first.
+#: With fewer, it does not pay.
 _MANY = 4
 _NEVER = 1 << 32
 
@@ -126,7 +127,7 @@ def compile_request(
         raise CompileError(f"{request.source_name}: only a worker can move directories")
     if limits.workers == 0:
         return _compile_here(request, path, "workers are switched off")
-    if request.search.directory == NO_DIRECTORY:  # no other process can be in it
+    if request.search.directory == NO_DIRECTORY:  # no worker can enter it
         return _compile_here(request, path, "the working directory was removed")
     if _names_own_files(request):
         return _compile_here(request, path, "it names files of this process")
@@ -158,7 +159,7 @@ def compile_request(
 
 def _names_own_files(request: Request) -> bool:
     """Tell whether a worker would find other files than this process, or none."""
-    if request.surroundings is not None:  # who made them has looked
+    if request.surroundings is not None:  # the code that made them has checked
         return False
     texts = (*request.texts, *request.search.prefixes, *request.options.flags())
     return any(are_own_files(text.encode("utf-8", "surrogateescape")) for text in texts)
@@ -298,7 +299,7 @@ def _first_error(name: str, log: str) -> str:
 
     A name expression becomes a line of a text of NVRTC's own, `__nv_name_map`.
     """
-    import re  # only where something is wrong
+    import re  # imported only if something is wrong
 
     wrong = re.search(
         r"^__nv_name_map\(\d+\): error: (.*)\n *#pragma nv_mangled_name (.*)", log, re.M
@@ -368,7 +369,8 @@ def _here(path: str) -> Nvrtc:
 def _compile_here(request: Request, path: str, problem: str) -> Run:
     from kcache.nvrtc.workers.nvrtc import Refused
 
-    if request.surroundings is not None:  # whose directory and environment are not this process's
+    # Its directory and environment are not those of this process.
+    if request.surroundings is not None:
         name = request.source_name
         raise CompileError(f"{name}: only a worker can compile it: {problem}", source_name=name)
     with _inside.lock:

@@ -40,21 +40,22 @@ __all__ = [
 #: size, mtime_ns, ctime_ns, inode, device.
 Stamp: TypeAlias = tuple[int, int, int, int, int]
 
-#: Two seconds: the coarsest timestamps in use (FAT).
+#: Two seconds, the coarsest timestamps in use (FAT).
 FRESH_NS = 2_000_000_000
-#: The stamp of no file.
+#: The stamp of a missing file.
 NO_STAMP: Stamp = (0, 0, 0, 0, 0)
-#: Bytes of a digest.
+#: The number of bytes of a digest.
 SIZE = 16
 _MAX_FILES = 65_536
-#: A larger header is not compared, and what includes it is compiled each time.
+#: A larger header is not compared. A kernel that includes one is compiled each time.
 LARGEST = 1 << 30
-#: Bytes that are read at a time of a file that has more than its status says.
+#: How many bytes are read at a time from a file that has more than its status says.
 _PIECE = 1 << 20
-#: Where the system tells of itself; `workers/file_answers.py` records nothing there either.
+#: Directories in which the system tells about itself. `workers/file_answers.py` does not record
+#: them either.
 _OF_PROCESSES = ("/proc/", "/sys/")
 
-_COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2), which Python does not name
+_COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2); Python has no name for it
 
 
 def file_clock_ns() -> int:
@@ -110,7 +111,7 @@ class FileDigests:
     def __init__(self, clock: Callable[[], int] = file_clock_ns) -> None:
         self._clock = clock
         self._known: dict[str, tuple[Stamp, bytes]] = {}
-        #: How often something had to be read because its status proved nothing.
+        #: How often a file had to be read because its status proved nothing.
         self.reads = 0
 
     def of(self, content: bytes) -> bytes:
@@ -231,7 +232,7 @@ def _content(file: io.FileIO, path: str, size: int) -> bytes:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe must hold nobody up
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe must not block
 
 
 class Watched(NamedTuple):
@@ -248,7 +249,7 @@ class Watched(NamedTuple):
 
 def watched_from(directory: str, names: list[str], now: Stamp, read_at: int) -> Watched:
     """Return a directory that was just checked, with its stamp if that will show a change."""
-    # What is there already (a link, a directory) may change without a trace in this one.
+    # An existing name (a link, a directory) may change without a trace in this directory.
     fresh = max(now[1], now[2]) >= read_at - FRESH_NS
     firsts = {name.partition("/")[0] for name in names}
     there = any(os.path.lexists(os.path.join(directory, first)) for first in firsts)

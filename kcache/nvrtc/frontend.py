@@ -20,9 +20,10 @@ from kcache.util import log
 
 __all__ = ["Frontend", "Outcome", "Proof"]
 
-#: How often a compile is repeated whose headers changed meanwhile, before it is left uncached.
+#: How often a compile is repeated because its headers changed meanwhile. After that its result is
+#: not cached.
 MAX_REPEATS = 2
-#: Location-dependent answers that are part of every request's location.
+#: Answers that depend on the location and are part of every request's location.
 _WORKING_DIRECTORY = "PWD"
 
 
@@ -84,7 +85,7 @@ class Frontend:
             except CompileError:
                 if run is None:
                     raise
-                break  # it compiled a moment ago, so a header is being changed
+                break  # it compiled a moment ago, so somebody is changing a header
             uncacheable = uncacheable or run.problem or self._unusable(request, run)
             if uncacheable or run.record is None:
                 return Outcome(run.compiled, run.identity, None, uncacheable)
@@ -114,7 +115,7 @@ class Frontend:
             if error.result is None:  # it crashed, or took too long
                 return Proof(None, conclusive=False)
             run = None
-        if run is not None and run.identity != request.compiler:  # it was replaced
+        if run is not None and run.identity != request.compiler:  # somebody replaced it
             return Proof(None, conclusive=False)
         if run is not None and run.record is not None and not run.problem:
             # LLVM asks for the real working directory, by `PWD`; see `Recorder.begin`.
@@ -128,7 +129,7 @@ class Frontend:
             same = StoredHeaderSet.of(found).unbound().raw == header_set.unbound().raw
             if same and not found.bound.startswith(ONLY):
                 return Proof(run.compiled, conclusive=True)
-        # It is different there, or the headers have changed since.
+        # The outcome is different there, or the headers have changed since.
         held = header_set.holds(request.search, self._digests, request.location)
         return Proof(None, conclusive=held)
 

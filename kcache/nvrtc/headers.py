@@ -40,13 +40,13 @@ __all__ = [
     "same_identities",
 ]
 
-#: `HeaderSet.bound` of an outcome that is good wherever the include directories lie.
+#: The value of `HeaderSet.bound` for an outcome that is good wherever the include directories lie.
 FREE = ""
-#: Before a source's name in `HeaderSet.called`: the outcome shows it; it shows the last part, and
-#: the source may be in any directory; the outcome may depend on the directory, until a proof shows
-#: that it does not.
+#: These stand before a source's name in `HeaderSet.called`. The first: the outcome shows the name.
+#: The second: it shows the name's last part, and the source may be in any directory. The third: the
+#: outcome may depend on the directory, until a proof shows that it does not.
 SHOWN, IN_ANY_DIRECTORY, UNPROVEN = CALLED = "=/~"
-#: The compiler's own texts, which it looks for in the working directory and never opens.
+#: Texts of the compiler itself. It looks for them in the working directory, but never opens them.
 _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
 
 
@@ -197,8 +197,8 @@ def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bo
         absolute = search.path(rooted)
         if answer.kind == "d" and is_directory(absolute, search):
             continue
-        # Whether the source's directory is there decides how messages spell it, which the log
-        # shows for a name that is part of the key; no other output depends on it.
+        # Whether the source's directory is there decides how messages spell it. The log shows the
+        # spelling for a name that is part of the key. No other output depends on it.
         if rooted == (SOURCE, ".") and answer.kind in "-d":
             continue
         if absolute not in named or answer.kind not in "-f" or answer.opened or answer.denied:
@@ -263,7 +263,7 @@ def _same(
             by_digest.setdefault(files[rooted], []).append(rooted)
     doubtful = {each for paths in by_digest.values() if len(paths) > 1 for each in paths}
     for rooted in inodes:
-        if rooted not in files:  # one class with the file whose other name it is
+        if rooted not in files:  # in one class with the file that has this other name
             doubtful.update(by_inode[inodes[rooted]])
     numbers: dict[tuple[int, int], int] = {}
     for rooted in sorted(doubtful):

@@ -39,8 +39,8 @@ __all__ = [
     "would_evict",
 ]
 
-#: Kinds of entries. `OTHER` is undamaged and of another version or program, or of no kind known
-#: here; `UNREADABLE` is one that the medium does not give out.
+#: Kinds of entries. `OTHER` is an undamaged entry of another version or program, or of a kind that
+#: is unknown here. `UNREADABLE` is an entry that the medium does not return.
 KERNEL, MANIFEST, OTHER, DAMAGED, UNREADABLE = (
     "kernel",
     "manifest",
@@ -49,14 +49,14 @@ KERNEL, MANIFEST, OTHER, DAMAGED, UNREADABLE = (
     "unreadable",
 )
 
-#: How an option begins that names the target.
+#: How the option that names the target begins.
 _TARGET = ("--gpu-architecture", "-arch")
-#: What reading an entry that nobody wrote by this library may raise.
+#: Exceptions that reading a foreign entry may raise.
 _FORGED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError)
 #: The latest time, in nanoseconds, and the largest size that `coldest_first` sorts by. A file
-#: system can tell of later times (after 2554), and of larger sparse files.
+#: system can report later times (after 2554), and larger sparse files.
 _MOST_TIME, _MOST_SIZE = 2**64 - 1, 2**48 - 1
-#: Digits of a key that `unique_length` compares.
+#: How many digits of a key `unique_length` compares.
 _COMPARED = 16
 
 
@@ -124,7 +124,7 @@ def look_at(blob: bytes, info: EntryInfo, producer: str) -> Opened:
         return Opened(item._replace(problem=str(error)), None)
     except CorruptEntryError as error:
         return Opened(item._replace(kind=DAMAGED, problem=str(error)), None)
-    except _FORGED as error:  # a right checksum over what no version of kcache wrote
+    except _FORGED as error:  # a valid checksum over data that no version of kcache wrote
         problem = f"{type(error).__name__}: {error}"
         return Opened(item._replace(kind=DAMAGED, problem=problem), None)
     return Opened(described, entry)
@@ -196,7 +196,7 @@ def coldest_first(backend: Backend) -> Iterator[EntryInfo]:
     Raises:
         BackendError: the entries can't be listed.
     """
-    # Bytes, since they sort as they are and take a third of what tuples take.
+    # Bytes, because they sort in this order and take a third of the memory of tuples.
     entries = [
         b"%b%b%b"
         % (

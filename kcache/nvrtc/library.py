@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Library", "at", "build_id", "find", "find_path", "loaded"]
 
-#: Where the wheels put it, below a site-packages directory; newest first, as cuda.pathfinder does.
+#: Where the wheels put the library, below a site-packages directory; the newest first, like in
+#: cuda.pathfinder.
 _WHEELS = (
     ("nvidia/cu13/lib", "libnvrtc.so.13"),
     ("nvidia/cuda_nvrtc/lib", "libnvrtc.so.12"),
@@ -54,11 +55,11 @@ class Library(NamedTuple):
 
 #: (path, size, times and inode of the file) -> its identity.
 _identities: dict[tuple[str, int, int, int, int], str] = {}
-#: The size of this process's address space, and the files of NVRTC that were in it then.
+#: The size of this process's address space, and the files of NVRTC that were mapped at that size.
 _mapped_at: tuple[int, dict[str, int]] = (0, {})
-#: Bytes that are less than any libnvrtc maps: those of 11.2 to 13.5 have 30 to 140 MB.
+#: Fewer bytes than any libnvrtc maps: those of 11.2 to 13.5 have 30 to 140 MB.
 _LESS_THAN_ONE = 8 << 20
-#: path -> its real path when that was looked up last.
+#: path -> its real path at the last look.
 _real_paths: dict[str, str] = {}
 
 
@@ -161,9 +162,9 @@ def _loaded_path(mapped: dict[str, int]) -> str | None:
         return None
     pathfinder = sys.modules.get("cuda.pathfinder")
     if len(paths) > 1 and pathfinder is not None and "cuda.bindings.nvrtc" in sys.modules:
-        with suppress(Exception):  # its own exceptions, by version
+        with suppress(Exception):  # its own exceptions, which differ by version
             return str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
-    for name in _NAMES:  # a loaded one is taken by its name, in this order
+    for name in _NAMES:  # a loaded one is found by its name, in this order
         for path in paths:
             if os.path.basename(path).startswith(name):
                 return path
@@ -199,7 +200,7 @@ def _site_packages() -> list[str]:
 
     folders = site.getsitepackages()
     if site.ENABLE_USER_SITE:
-        # After the virtual environment's, else before all others.
+        # After the site-packages of the virtual environment, or before all others if there is none.
         folders.insert(int(sys.prefix != sys.base_prefix), site.getusersitepackages())
     return folders
 

@@ -57,17 +57,18 @@ from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, RootedPath
 
 __all__ = ["MAX_LOCATIONS", "MAX_SETS", "Difference", "Manifest", "StoredHeaderSet"]
 
-#: Header sets kept per request; with more, the least recently stored is forgotten.
+#: How many header sets a request keeps. If there are more, the least recently stored one is
+#: forgotten.
 MAX_SETS = 16
-#: Places whose stamps are kept per set: checkouts and containers that share a cache.
+#: For how many places a set keeps stamps: checkouts and containers that share a cache.
 MAX_LOCATIONS = 4
 
 _STAMP = struct.Struct("<5q")
-#: Precedes a location in `HeaderSet.bound` where the outcome is known to be good for no other.
+#: Stands before a location in `HeaderSet.bound` if the outcome is known to be good nowhere else.
 ONLY = "!"
-#: Follows it where the outcome may depend on how the include directories are spelled.
+#: Stands after it if the outcome may depend on how the include directories are spelled.
 NAMED = "n"
-#: What a proof came to: the outcome is good everywhere, or it is not.
+#: The result of a proof: the outcome is good everywhere, or it is not.
 GOOD, BAD = "+", "-"
 
 
@@ -107,7 +108,7 @@ class StoredHeaderSet:
         self._sections: Sections | None = None
         #: location -> absolute paths of the headers.
         self._paths: dict[str, tuple[str, ...]] = {}
-        #: location -> what the check for absent files found last time in this process.
+        #: location -> what the last check for absent files in this process found.
         self._directories: dict[str, dict[str, Watched]] = {}
 
     @classmethod
@@ -254,7 +255,7 @@ class StoredHeaderSet:
                 now = None
             if now == watched.stamp:
                 continue
-            if watched.names is None:  # what another process stored: look at everything once
+            if watched.names is None:  # another process stored it: check everything once
                 self._directories[location] = self._survey(search)
                 yield from self._appeared(search, digests, location)
                 return
@@ -294,7 +295,8 @@ class StoredHeaderSet:
         paths = [path for _, group in self._files(search) for path in group]
         files = [digests.known(path) or NO_STAMP for path in paths]
         known = self._directories.get(location)
-        if known is None:  # nobody has looked yet: directories that tell nothing, but all of them
+        # Nobody has looked here yet: these are all directories, but their state is unknown.
+        if known is None:
             known = self._survey(search)
         stamps = [*zip(paths, files, strict=True), *((p, w.stamp) for p, w in known.items())]
         read_only = ReadOnly()
@@ -358,7 +360,7 @@ class Manifest:
     ) -> StoredHeaderSet | None:
         """Return the header set that holds now, or None."""
         for header_set in self.header_sets:
-            with suppress(CorruptEntryError):  # intact, but no header set
+            with suppress(CorruptEntryError):  # intact, but not a header set
                 if header_set.good_at(location) and header_set.holds(search, digests, location):
                     return header_set
         return None
@@ -387,7 +389,8 @@ class Manifest:
         may be good everywhere. No set is good everywhere if another with the same answers is not.
         """
         sets, answers = self.header_sets, header_set.unbound().raw
-        # It depends on the location if one with the same answers does, whatever this proof shows.
+        # If a header set with the same answers depends on the location, so does this one, whatever
+        # this proof shows.
         good = good and not any(old.is_refuted and old.unbound().raw == answers for old in sets)
         judged = header_set.judged(good=good)
         if not good:

@@ -48,7 +48,7 @@ def parse_arch(value: str | int | tuple[int, int]) -> Arch:
         ConfigError: it names none.
     """
     if isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value):
-        major, minor = value  # as torch.cuda.get_device_capability() tells it
+        major, minor = value  # in the form of torch.cuda.get_device_capability()
         value = 10 * major + minor if 0 <= minor < 10 else str(value)
     match = re.fullmatch(_ARCH, str(value), re.ASCII) if not isinstance(value, bool) else None
     if match is None:
@@ -146,7 +146,7 @@ class CompileOptions(Record):
     def extra(self) -> ExtraOptions:
         """What the cache has to know about `extra_options`."""
         known = self.__dict__.get("_extra")
-        if known is None:  # asked for several times by each request
+        if known is None:  # each request asks for it several times
             self._put("_extra", known := ExtraOptions.parse(self.extra_options))
         return cast("ExtraOptions", known)
 
@@ -216,7 +216,7 @@ class ExtraOptions(NamedTuple):
         defines: list[str] = []
         arch: str | None = None
         kept: list[str] = []
-        options = [option.strip(" ") for option in options]  # as the compiler does
+        options = [option.strip(" ") for option in options]  # like the compiler
         rest = iter(options)
         for option in rest:
             name, equals, value = option.partition("=")

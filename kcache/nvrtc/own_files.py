@@ -6,7 +6,7 @@ import re
 
 __all__ = ["are_own_files"]
 
-#: The beginning of a path, not a division by a variable that is called `proc`.
+#: Matches the beginning of a path, but not a division by a variable with the name `proc`.
 _own = re.compile(
     rb"/(?:(?<=[\s\"'<=(,]/)|(?<=\A/)|(?<=-I/))(?:dev/std|(?:proc|dev/fd)(?:/|\Z))"
 ).search

@@ -14,7 +14,8 @@ __all__ = ["preamble"]
 
 _SPLICE = r"\\\r?\n"
 _BLANK = re.compile(rf"(?:\s|{_SPLICE}|//(?:{_SPLICE}|[^\n])*+|/\*.*?\*/)*+", re.DOTALL)
-#: One directive to the end of its line; comments that go on after it are no part of it.
+#: Matches one directive to the end of its line. A comment that goes on in the next line is not part
+#: of it.
 _DIRECTIVE = re.compile(
     rf"(?:#|%:)(?:[ \t\f\v]|{_SPLICE}|/\*[^\n]*?\*/)*+([a-z_]+)"
     rf"((?:{_SPLICE}|/\*[^\n]*?\*/|//(?:{_SPLICE}|[^\n])*+|[^\n/]|/(?![/*]))*+)(?:\n|\Z)"
@@ -22,7 +23,7 @@ _DIRECTIVE = re.compile(
 _OPENING = ("if", "ifdef", "ifndef")
 _BETWEEN = ("elif", "elifdef", "elifndef", "else")
 _FREE = ("include", "include_next", "define", "undef", "warning", "error")
-#: Pragmas that say nothing of the declaration after them.
+#: Pragmas that do not affect the declaration after them.
 _PRAGMA = re.compile(r"\s*(?:once|message|(?:nv_)?diag_\w+|GCC|clang)\b")
 
 

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Moved", "bound_of", "called_of", "moved", "shows_name"]
 
-#: In mangled names of what has internal linkage, with the source's name behind it.
+#: Stands in mangled names of functions and variables with internal linkage, before the source's
+#: name.
 _INTERNAL = (b"_INTERNAL_", b"_GLOBAL__N_")
 
-#: The name of a directory that makes a told path longer than any that is in use: NVRTC takes paths
-#: of 4,096 bytes (PATH_MAX), and hardly one of a checkout or an installation has 300.
+#: The name of a directory that makes a told path longer than any path in use. NVRTC takes paths of
+#: 4,096 bytes (PATH_MAX), and hardly any path of a checkout or an installation has 300.
 _FILLER = "Qz" * 150
 
 
@@ -69,7 +70,7 @@ def moved(request: Request, *, source: bool = True) -> Moved:
     directory = f"/{_FILLER}/0{_other_letters(search.directory)}"
     told: dict[int, str] = {}
     # The working directory's own names tell that it is an include directory, and a header set holds
-    # where it is one. An outer include directory takes it along instead.
+    # where it is one. If it lies in another include directory, it moves with that one.
     if search.base != "/" and not any(
         search.base != real and search.base.startswith(real) for real in search.roots[1:count]
     ):

@@ -28,9 +28,9 @@ __all__ = [
     "working_directory",
 ]
 
-#: What the compiler calls a source that has no name.
+#: The compiler's name for a source without a name.
 DEFAULT_NAME = "kernel.cu"
-#: A path that leads nowhere, in the place of a working directory that was removed.
+#: A path that leads nowhere. It stands for a working directory that was removed.
 NO_DIRECTORY = "/(removed working directory)"
 
 
@@ -91,7 +91,7 @@ class Request(NamedTuple):
 
     def uncacheable(self) -> str | None:
         """Return why the outcome must not be cached, as far as the request alone tells."""
-        from kcache.nvrtc.workers.texts import asks_clock, flags_of  # a hit does not ask
+        from kcache.nvrtc.workers.texts import asks_clock, flags_of  # a hit does not need it
 
         flags = 0
         for text in self.texts:
@@ -189,11 +189,11 @@ class Request(NamedTuple):
             search = HeaderSearch(source_name, paths, directory=directory, variable=known)
         outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
         texts = (source, *defines, *expressions)
-        # An option that nobody has tried may name files.
+        # An option that we have not tried may name files.
         tried = are_harmless(options.extra.without_paths)
         contained = tried and not any(map(may_include, texts))
         odd = not (contained or search.is_plain())
-        # LTOIR depends on all directories, and is no text that could be searched for them.
+        # LTOIR depends on all directories, and it is no text that could be searched for them.
         lto = options.lto or any(map(_makes_lto, options.extra_options))
         shows_paths = options.debug or options.lineinfo or extra.paths_in_output or lto or odd
         bound = list(_places(search, options, odd=odd)) if shows_paths else []
@@ -201,7 +201,7 @@ class Request(NamedTuple):
         if shows_paths or not tried or (contained and may_name_file("\n".join(texts))):
             bound.append(f"name={source_name}")
         if not contained:
-            # A header is known by the innermost directory that it is in.
+            # A header is identified by the innermost directory that contains it.
             bound += [f"nested={each}" for each in search.nesting()]
         key = CacheKey(
             source_hash=hash_source(source),

@@ -26,12 +26,12 @@ __all__ = [
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
 ABSOLUTE = -1
-#: Digits of a location (`Request.location`) that tell how the include directories are spelled.
+#: How many digits of a location (`Request.location`) tell how the include directories are spelled.
 SPELLING = 24
-#: Finds what the compiler may write otherwise than it was given. Some releases drop white space at
-#: the end, slashes of a relative path that has two in a row, and an equals sign at the beginning. A
-#: space at the beginning is dropped in one way to write the option, and not in others. `-I-` names
-#: no directory.
+#: Matches directories that the compiler may write otherwise than they were given. Some releases
+#: drop white space at the end, slashes of a relative path that has two in a row, and an equals sign
+#: at the beginning. A space at the beginning is dropped in one spelling of the option, and kept in
+#: others. `-I-` names no directory.
 _odd = re.compile(r"\A[\s=]|\s\Z|//|\A-?\Z").search
 
 
@@ -190,7 +190,7 @@ def may_name_file(text: str) -> bool:
     return (
         "FILE" in text
         or ("assert" in text and _makes_texts(text))
-        or "assertfail" in text  # what `assert` calls, which may be a macro
+        or "assertfail" in text  # `assert` calls these, and they may be macros
         or "source_location" in text
         or "##" in text  # `__FI ## LE__`
         or "%:%:" in text

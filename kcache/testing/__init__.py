@@ -71,5 +71,6 @@ def _require() -> None:
         ) from error
 
 
-if "pytest" in sys.modules:  # have it explain the assertions of what is imported from here
+# Let pytest explain failed assertions in the modules that are imported from here.
+if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{name}" for name in _EXPLAINED))

@@ -21,7 +21,7 @@ from kcache.testing.clock import FakeClock
 
 __all__ = ["MAX_SIZE", "ContractBase", "as_threads", "intact", "key", "sealed", "work_of"]
 
-#: The cap that places are opened for, unless a test says otherwise: more than any test puts.
+#: The cap of a place, unless a test names another: more than any test puts.
 MAX_SIZE = 64 << 20
 
 _HEAD = struct.Struct("<QQ")

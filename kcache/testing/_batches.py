@@ -146,7 +146,8 @@ class BatchTests(ContractBase):
                 with backend.batch():
                     backend.put(key(1), NEW)
                     inside.set()
-                    # Long enough for the other to meet this batch, which it may have to wait for.
+                    # Long enough for the other process to meet this batch. It may have to wait for
+                    # the batch.
                     ended.wait(0.2)
 
             def other() -> None:

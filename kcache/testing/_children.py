@@ -19,7 +19,7 @@ import pytest
 
 __all__ = ["PATIENCE", "Writers", "run_forked", "run_fresh", "start", "wait"]
 
-#: A child or thread that takes longer than this many seconds hangs. Nothing here takes one.
+#: A child or thread that takes longer than this many seconds hangs. No test here takes this long.
 PATIENCE = 60
 
 _FRESH = """
@@ -44,13 +44,13 @@ def start(work: Callable[[], object], report: int | None = None) -> int:
     if not hasattr(os, "fork"):
         pytest.skip("this system has no fork")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, in 3.12
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forks beside threads, in 3.12
         pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's may raise an exception
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's handler may raise an exception
         signal.alarm(PATIENCE)
         work()
         status = 0

@@ -23,9 +23,10 @@ __all__ = ["DEFAULTS", "KEYS", "SIZES", "Machine", "Open"]
 
 #: Some keys share their first digits, most don't.
 KEYS = [f"01{key(number)[2:]}" for number in range(3)] + [key(number) for number in range(9)]
-#: Payloads in hundredths of the unit, of which eight make the cap: from nothing to more than all.
+#: Sizes of payloads in hundredths of the unit, eight of which make the cap: from empty to larger
+#: than the cap.
 SIZES = [0, 1, 20, 20, 50, 100, 300, 900]
-#: The model does not look at `EVICT_BATCH`; it never holds as many entries.
+#: The model ignores `EVICT_BATCH`; it never holds that many entries.
 assert len(KEYS) < EVICT_BATCH
 
 DEFAULTS = hypothesis.settings(

@@ -231,7 +231,7 @@ class ProcessTests(ContractBase):
         with self.opened(place) as lasting:
             for _ in range(self.kills):
                 writers.kill_some()
-                run_forked(lambda: self._check_after_kill(place))  # hangs where a lock is left
+                run_forked(lambda: self._check_after_kill(place))  # hangs if a lock is left
                 run_forked(lambda: self._check_handle(lasting, place))
                 self._check_handle(lasting, place)
 
@@ -248,7 +248,8 @@ class ProcessTests(ContractBase):
             assert backend.get(name) == sealed(name, 1, 100)
         self.not_below_the_truth(backend, place)
         assert {info.key for info in backend.coldest()} == {*NAMES}
-        # Every entry was written anew: what a killed writer left uncertain is counted afresh.
+        # Every entry was written again, so counts that a killed writer left uncertain are counted
+        # again.
         self.agree(backend, place)
         assert list(self.leftovers(place)) == []
 

@@ -16,13 +16,13 @@ from kcache.testing._base import ContractBase, key, sealed
 
 __all__ = ["ValueTests"]
 
-#: Around nothing, around what fits into pages of 4, 16 and 64 KiB, and large.
+#: Around 0, around the sizes of pages of 4, 16 and 64 KiB, and large.
 SIZES = [
     *(0, 1, 2, 15, 255, 256, 1000, 2000, 2048),
     *(size + more for size in (4096, 8192, 16384, 65536) for more in (-17, -1, 0, 1, 17)),
     1 << 20,
 ]
-#: Keys that differ little, or look like something else.
+#: Keys that differ little, or look like paths or names.
 ALIKE = [
     "0" * 64,
     "0" * 63 + "1",

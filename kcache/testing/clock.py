@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["FakeClock"]
 
-#: 2026-01-01, so that a backend that mixes this clock with the system's is soon found out.
+#: 2026-01-01, so that a backend which mixes this clock with the system's is soon found.
 START = 1_767_225_600_000_000_000
 
 

@@ -23,11 +23,11 @@ LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _INVALID_VALUE = 1
 _NOT_INITIALIZED = 3
 _NO_DEVICE = 100
-#: What the driver says of a context that no longer exists: invalid value, not initialised,
+#: The driver's errors for a context that no longer exists: invalid value, not initialised,
 #: deinitialised, invalid context, invalid handle, context is destroyed.
 _DEAD = (1, 3, 4, 201, 400, 709)
-#: What a child of fork gets to read: the driver's state is in the parent's memory and its device
-#: handles are the parent's, so the driver refuses every call (CUDA C++ Best Practices, "Fork").
+#: The message for a child of fork. The driver's state is in the parent's memory, and its device
+#: handles belong to the parent. So the driver refuses every call (CUDA C++ Best Practices, "Fork").
 FORKED = (
     "this process was forked from one that used the CUDA driver, which a forked child can't use; "
     "start it with multiprocessing's 'spawn' or 'forkserver'"
@@ -38,8 +38,8 @@ _OUT_INT = POINTER(c_int)
 _INT = ctypes.sizeof(c_int)
 _OUT_POINTER = POINTER(c_void_p)
 _OUT_SIZE = POINTER(c_size_t)
-#: The functions that are called, with the types of their arguments. `_v2` is what cuda.h's macros
-#: make of the plain name.
+#: The functions that kcache calls, with the types of their arguments. The macros of cuda.h turn the
+#: plain name into the one with `_v2`.
 _FUNCTIONS: dict[str, tuple[type[Any], ...]] = {
     "cuCtxGetCurrent": (_OUT_POINTER,),
     "cuCtxGetDevice": (_OUT_INT,),
@@ -54,7 +54,7 @@ _FUNCTIONS: dict[str, tuple[type[Any], ...]] = {
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuStreamGetCtx": (c_void_p, _OUT_POINTER),
 }
-#: The same, of CUDA 12: a driver for CUDA 11 lacks them.
+#: Further functions, of CUDA 12: a driver for CUDA 11 lacks them.
 _FUNCTIONS_12: dict[str, tuple[type[Any], ...]] = {
     "cuCtxGetId": (c_void_p, POINTER(c_ulonglong)),
     "cuKernelGetAttribute": (_OUT_INT, c_int, c_void_p, c_int),
@@ -64,7 +64,7 @@ _FUNCTIONS_12: dict[str, tuple[type[Any], ...]] = {
     "cuLibraryLoadData": (_OUT_POINTER, c_char_p, *(c_void_p, c_void_p, c_uint) * 2),
     "cuLibraryUnload": (c_void_p,),
 }
-#: Of CUDA 12.4.
+#: Further functions, of CUDA 12.4.
 _PARAMETER_INFO = "cuKernelGetParamInfo"
 
 
@@ -159,7 +159,7 @@ class Driver:
         get, number = self._library.cuCtxGetId, c_ulonglong()
         address, out = c_void_p(context), byref(number)
 
-        def ask() -> int | None:  # in any thread: only one value is ever written to `number`
+        def ask() -> int | None:  # safe in any thread: only one value is ever written to `number`
             code = get(address, out)
             return self._no_id(code) if code else number.value
 
@@ -221,8 +221,8 @@ class Driver:
         kernel = c_void_p()
         code = self._library.cuLibraryGetKernel(byref(kernel), library, name.encode())
         self._check(code, f"find the kernel {name!r}")
-        # Modules are loaded when a kernel is first used (lazy loading, CUDA 12): use it now, so
-        # that what can go wrong goes wrong here and the first launch takes no longer than others.
+        # Since CUDA 12, a module is loaded when a kernel is first used (lazy loading). kcache uses
+        # it now, so that errors appear here, and the first launch takes no longer than others.
         code = self._library.cuKernelGetFunction(byref(c_void_p()), kernel)
         self._check(code, f"load the kernel {name!r}")
         return kernel.value or 0
@@ -251,7 +251,8 @@ class Driver:
         get = getattr(self._library, _PARAMETER_INFO)
         while not (code := get(kernel, len(sizes), byref(offset), byref(size))):
             sizes.append(size.value)
-        if code != _INVALID_VALUE:  # that is: the kernel has no parameter of this number
+        # This error means that the kernel has no parameter of this number.
+        if code != _INVALID_VALUE:
             self._check(code, "read the parameters of a kernel")
         return tuple(sizes)
 

@@ -7,8 +7,8 @@ from kcache._version import __version__
 __all__ = ["NAME", "PUBLISHED", "how_to_install"]
 
 NAME = "kcache-cuda"
-#: Whether the package index has our distribution. Until it has, anybody could register that name
-#: there, so no hint and no page may have it installed by name. This constant alone decides.
+#: Whether the package index has our distribution. Until then anybody could register that name
+#: there, so no hint and no page may tell users to install it by name. This constant alone decides.
 PUBLISHED = False
 
 
@@ -31,7 +31,7 @@ def how_to_install(extras: str) -> str:
 
 def _origin() -> str:
     """Return the folder or the wheel that kcache was installed from; empty if it is gone."""
-    import json  # only where something is missing
+    import json  # imported only if something is missing
     import os
     from importlib import metadata
     from urllib.parse import urlsplit

@@ -24,8 +24,8 @@ from typing import Any, Protocol, cast
 
 __all__ = ["PATIENCE", "Forked", "after_fork", "at_end", "at_fork", "is_ending"]
 
-#: Seconds that a fork waits for imports of other threads. The largest that kcache begins (NVRTC's
-#: bindings) takes 0.1 s; one that hangs must not hold up the fork for long.
+#: How many seconds a fork waits for imports of other threads. The largest import that kcache begins
+#: (NVRTC's bindings) takes 0.1 s. An import that hangs must not hold up the fork for long.
 PATIENCE = 2.0
 _PAUSE = 0.0005
 
@@ -72,7 +72,7 @@ def at_end(*calls: Callable[[], None]) -> None:
     daemons have ended.
     """
     _at_end.extend(call for call in calls if call not in _at_end)
-    atexit.unregister(_end)  # what is registered last is called first
+    atexit.unregister(_end)  # the handler that is registered last is called first
     atexit.register(_end)
 
 

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RangeLocks", "pread", "pwrite"]
 
-#: Seconds between two tries for a lock that somebody holds, the first time and at most. Holders
-#: keep one for 0.1 ms (a rename) to some 10 ms (a commit that the disk confirms).
+#: Seconds between two tries for a lock that another process holds: the first pause, and the
+#: longest. A holder keeps it for 0.1 ms (a rename) up to some 10 ms (a commit that the disk
+#: confirms).
 _FIRST_PAUSE = 50e-6
 _LONGEST_PAUSE = 5e-3
-#: Who waited in vain for a lock does not wait for it again for so long, in seconds.
+#: After a wait in vain, a process does not wait for that lock again for this many seconds.
 _GIVEN_UP = 60.0
-#: Errors that say "locks don't exist here" (NFS without lockd, some FUSE file systems).
+#: Errors which say that this file system has no locks (NFS without lockd, some FUSE file systems).
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 if sys.platform == "win32":  # untested: no Windows machine in CI
@@ -50,9 +51,9 @@ else:
     import fcntl
 
     # Open-file-description locks (Linux 3.15) belong to the open file, not to the process: two
-    # handles in one process exclude each other, and closing an unrelated handle drops nothing.
-    # See fcntl(2). Elsewhere the POSIX record lock is the nearest thing.
-    # (macOS has them too, with another `struct flock`.)
+    # handles in one process exclude each other, and closing an unrelated handle drops no lock. See
+    # fcntl(2). On other systems, the POSIX record lock is the closest. (macOS has them too, with
+    # another `struct flock`.)
     _OFD = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
     _SETLK: int = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
     _SETLKW: int = getattr(fcntl, "F_OFD_SETLKW", fcntl.F_SETLKW)
@@ -75,8 +76,8 @@ else:
         return True
 
     def _range_unlock(fd: int, start: int, length: int) -> None:
-        # An error says that the program has closed the file, and with it the lock. It must not
-        # keep the caller from letting other threads have their turn.
+        # The error means that the program has closed the file, and so released the lock. It must
+        # not keep the caller from giving other threads their turn.
         with suppress(OSError):
             if _OFD:
                 fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
@@ -107,7 +108,7 @@ class RangeLocks:
         self._file = _Number(file) if isinstance(file, int) else file
         self.supported = True
         self._mutexes: dict[int, threading.RLock] = {}
-        #: Ranges that were waited for in vain, and until when no wait is worth it.
+        #: Ranges for which a wait was in vain, and until when a new wait is not worth while.
         self._given_up: dict[int, float] = {}
         self._guard = threading.Lock()
 
@@ -140,7 +141,8 @@ class RangeLocks:
                 self._acquire_within(start, length, timeout)
             yield
         finally:
-            # Asked, not remembered: an interrupt (Ctrl-C) can come before anything could be.
+            # Asked for, not remembered: an interrupt (Ctrl-C) can come before it could be
+            # remembered.
             while mutex._is_owned():  # type: ignore[attr-defined]  # pyright: ignore
                 self._unlock(start, length)
                 mutex.release()
@@ -196,7 +198,7 @@ class RangeLocks:
             return False
 
 
-# -- reading and writing at an offset, also where the system has no such calls ---------------------
+# -- reading and writing at an offset, also on systems without such calls --------------------------
 
 if sys.platform != "win32":
     pread = os.pread

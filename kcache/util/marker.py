@@ -28,7 +28,7 @@ _FORMAT = "kcache-directory/1"
 _KIND = _FORMAT.partition("/")[0] + "/"
 _MOST = 4096
 _TEMPORARY = f".{NAME}."
-#: What a new file system has at its top.
+#: The entries that a new file system has at its top.
 _LOST_AND_FOUND = "lost+found"
 
 
@@ -110,8 +110,8 @@ def claim(folder: str) -> None:
 
 # -- files of a cache that are damaged -------------------------------------------------------------
 
-#: Locked while a damaged file is set aside: far behind what any of our files holds, and behind the
-#: bytes that other locks are on.
+#: Locked while a damaged file is set aside. This byte is far behind the contents of our files, and
+#: behind the bytes that other locks use.
 _ASIDE = (1 << 63) - 2
 _TRIES = 3
 
@@ -138,7 +138,8 @@ def open_or_replace(path: str, flags: int, is_sound: Callable[[OpenFile], bool])
         if is_sound(file):
             return file
         _require_cache(path)
-        # Of several who find the damage one sets the file aside; the others find the new one then.
+        # Several processes may find the damage. One sets the file aside; the others then find the
+        # new file.
         with RangeLocks(file).held(_ASIDE, 1, timeout=1.0):
             if file.is_at(path):
                 set_aside(path)

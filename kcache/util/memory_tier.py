@@ -14,8 +14,8 @@ __all__ = ["ITEM_OVERHEAD", "MemoryTier", "Touches"]
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-#: Bytes charged per item beside its payload, for the objects around it: key, entry, mappings,
-#: metadata of the usual size and the map's slot (measured by bench/bench_memory_tier.py).
+#: How many bytes are charged for each item beside its payload: for key, entry, mappings, metadata
+#: of the usual size and the map's slot (measured by bench/bench_memory_tier.py).
 ITEM_OVERHEAD = 4352
 
 
@@ -64,11 +64,11 @@ class MemoryTier(Generic[K, V]):
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        #: The item that was used last, if it was read last: it need not be moved again.
+        #: The most recently used item, if its last use was a read: it need not be moved again.
         self._newest: tuple[V, int] | None = None
         self._used = 0
         self._lock = Lock()
-        #: How often something was put (not: read) or removed; see `put`.
+        #: How often an item was put or removed (reads do not count); see `put`.
         self.changes = 0
         after_fork(self)
 

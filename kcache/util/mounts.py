@@ -9,8 +9,8 @@ from typing import NamedTuple
 __all__ = ["FileSystem", "file_system"]
 
 _MOUNTS = "/proc/self/mountinfo"
-#: Kinds that other machines can mount at the same time. Mapped memory and locks are not the same
-#: for all of them there.
+#: File systems that several machines can mount at the same time. Mapped memory and locks are not
+#: the same for all machines there.
 _NETWORK = frozenset(
     (
         *(
@@ -30,7 +30,7 @@ _NETWORK = frozenset(
         *("prl_fs", "smbfs", "vboxsf", "virtiofs", "wekafs"),
     )
 )
-#: FUSE file systems over a local disk; any other may lead to a network.
+#: FUSE file systems on a local disk. Any other FUSE file system may lead to a network.
 _LOCAL_FUSE = frozenset(
     (
         *("fuse.bindfs", "fuse.encfs", "fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.mergerfs"),

@@ -12,7 +12,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     Capitals and the signs between words do not count: `MAXSIZE` is like `max_size`.
     """
-    from difflib import get_close_matches  # only where something is wrong
+    from difflib import get_close_matches  # imported only if something is wrong
 
     plain = {_letters(each): each for each in known}
     found = get_close_matches(_letters(name), plain, n=1, cutoff=0.7)

@@ -25,8 +25,8 @@ __all__ = [
     "owner_problem",
 ]
 
-#: For every open: not inherited by programs, never through a link, never waiting (for somebody at
-#: the other end of a pipe), never a terminal of ours.
+#: Flags for every open: programs that we start do not inherit it, it follows no link, it never
+#: waits (for the other end of a pipe), and it never becomes our terminal.
 SAFE = (
     getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_NOFOLLOW", 0)
@@ -34,7 +34,7 @@ SAFE = (
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_BINARY", 0)
 )
-_user = getattr(os, "geteuid", lambda: 0)  # Windows says 0 of every file
+_user = getattr(os, "geteuid", lambda: 0)  # Windows returns 0 for every file
 _KINDS = (
     (S_ISDIR, "a directory"),
     (S_ISFIFO, "a pipe"),
@@ -77,7 +77,7 @@ class OpenFile:
 
     def __init__(self, fd: int, status: os.stat_result | None = None) -> None:
         self.fd = fd
-        #: Device and inode, by which the file is known again.
+        #: Device and inode, which identify the file.
         self.identity = identity(os.fstat(fd) if status is None else status)
         after_fork(self)
 
@@ -105,14 +105,15 @@ class OpenFile:
             return
         number, self.fd = self.fd, -1
         os.close(number)
-        try:  # the lowest free number, which need not be this one
+        try:  # this takes the lowest free number, which may be a different one
             nothing = os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
             if nothing != number:
                 os.dup2(nothing, number, inheritable=False)
                 os.close(nothing)
             self.identity = identity(os.fstat(number))
             self.fd = number
-        except OSError:  # without /dev: nobody else runs yet, and later uses fail with EBADF
+        except OSError:
+            # Without /dev: no other thread or program runs yet, and later uses fail with EBADF.
             return
 
     def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]  # os may be gone at exit

@@ -20,11 +20,12 @@ __all__ = [
     "was_silent",
 ]
 
-#: Programs that may wait to be accepted; the kernel has a cap of its own (net.core.somaxconn).
+#: How many programs may wait for a connection. The kernel has a limit of its own
+#: (net.core.somaxconn).
 BACKLOG = 4096
-#: `sun_path` of unix(7) has 108 bytes, a NUL among them.
+#: `sun_path` of unix(7) has 108 bytes, including the final NUL.
 MOST_PATH = 107
-#: A file beside the socket of a process that was silent; its time says when.
+#: A file beside the socket of a process that did not answer. Its time says when.
 SILENT_END = ".silent"
 #: The size of `struct ucred` of unix(7): process, user and group, 32 bits each.
 _CREDENTIALS = 12
@@ -64,7 +65,8 @@ def is_same_user(connection: _socket.socket) -> bool:
 
     In a folder for all users' sockets, somebody else may have made one under our name.
     """
-    if not hasattr(_socket, "SO_PEERCRED"):  # no Linux: the folder alone decides
+    # Not on Linux: there, only the directory protects the socket.
+    if not hasattr(_socket, "SO_PEERCRED"):
         return True
     found = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS)
     return int.from_bytes(found[4:8], sys.byteorder) == os.geteuid()
@@ -99,5 +101,5 @@ def note_silence(path: str) -> None:
         if os.lstat(os.path.dirname(path)).st_uid != os.geteuid():
             return
         with suppress(FileNotFoundError):
-            os.unlink(path + SILENT_END)  # for a new time
+            os.unlink(path + SILENT_END)  # so that it gets a new time
         os.close(os.open(path + SILENT_END, flags, 0o600))

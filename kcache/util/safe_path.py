@@ -18,13 +18,13 @@ _MOST_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ROOT = 0
 
-#: Paths that were found to be safe, with the user for whom: only that user or root can have
-#: changed it since.
+#: Paths that were found to be safe, with the user for whom they are. Since then, only that user or
+#: root can have changed them.
 _known: set[tuple[str, int]] = set()
 
 
-#: Owners of the layers that the user has named: whoever may provide a layer is trusted with
-#: kernels. Only reading goes by it; what is written belongs to the present user alone.
+#: Owners of the layers that the user has named. The user trusts them with kernels. They matter only
+#: for reading: what kcache writes to belongs to the present user alone.
 trusted: set[int] = set()
 
 
@@ -85,7 +85,7 @@ def _unsafe_part(path: str, user: int, owner: int) -> str:
             left += [part for part in reversed(target.split("/")) if part]
             continue
         if not stat.S_ISDIR(status.st_mode):
-            return ""  # the caller says so better
+            return ""  # the caller has a better message
         if left:
             problem = _problem(here, status, user, owner)
         current = here
@@ -157,7 +157,7 @@ def make_private(directory: str) -> bool:
         parent = os.path.dirname(parent)
     if len(missing) > 1:
         with suppress(FileNotFoundError):
-            os.lstat(directory)  # where the path is too long, nothing is made of it
+            os.lstat(directory)  # raises if the path is too long: nothing is created
     made = False
     for each in reversed(missing):
         made = False

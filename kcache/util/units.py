@@ -32,14 +32,14 @@ _SIZE_UNITS = {"": 1, "B": 1} | {
     for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
 }
 _SIZE = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
-#: Far more than any size has; Python refuses to convert thousands.
+#: Far more digits than any size has; Python refuses to convert thousands.
 _MAX_DIGITS = 100
-#: A longer wait overflows the operating system's.
+#: A longer wait would overflow the operating system's type.
 _MOST_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off", ""))
 _AGE_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-#: From which number of seconds on a unit is read more easily than the one before.
+#: The number of seconds from which a unit is easier to read than the smaller one.
 _SHOWN = ((86400 * 2, 86400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
 
 

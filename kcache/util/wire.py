@@ -28,7 +28,7 @@ _MAX_FIELDS = 1 << 20
 #: A CUBIN with debug information may have hundreds of megabytes.
 _MAX_BYTES = 4 << 30
 _CHUNK = 1 << 20
-#: Bytes of a message from which on copies cost more than system calls.
+#: From this size in bytes on, copying a message costs more than system calls.
 _LARGE = 1 << 15
 
 
@@ -80,7 +80,7 @@ def receive(
     sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count, read))
     if sum(sizes) > most:
         raise WireError("the message is too long")
-    if sum(sizes) > _LARGE:  # each by itself, so that it is copied once less
+    if sum(sizes) > _LARGE:  # each part separately, so that it is copied once less
         return [_exactly(fd, size, read) for size in sizes]
     data = _exactly(fd, sum(sizes), read)
     fields: list[bytes] = []

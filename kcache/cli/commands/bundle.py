@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bundle"]
 
-#: Problems that are named one by one.
+#: How many problems are named one by one.
 _NAMED = 5
 
 _file = click.argument("file", type=click.Path(allow_dash=True), metavar="FILE")

@@ -80,8 +80,8 @@ def _compile(
     source = asked.source
     uncacheable = cache.stats().uncacheable
     started = time.perf_counter()
-    # In the file's folder, so that headers are found and debug information leads where they
-    # should, and the folder's path is no part of the request.
+    # The compile runs in the file's folder. So the compiler finds the headers, debug information
+    # has the right paths, and the folder's path is no part of the request.
     try:
         with contextlib.chdir(source.folder or os.curdir):
             kernel = working(
@@ -161,7 +161,7 @@ def _output(asked: CompileArguments, folder: str, output: str | None, *, named: 
     return output
 
 
-#: A line of the compiler's log that begins with a position: a file and a line.
+#: Matches a line of the compiler's log that begins with a position: a file and a line.
 _POSITION = re.compile(r"^([^\s(][^(\n]*)(?=\(\d+\): )", re.MULTILINE)
 
 
@@ -192,7 +192,7 @@ def _get(
         raise
 
 
-# -- after it ------------------------------------------------------------------------------------
+# -- after the compile -----------------------------------------------------------------------------
 
 
 def _write(kernel: CompiledKernel, emit: str, output: str) -> int:

@@ -22,7 +22,7 @@ from kcache.util.units import format_size, format_time
 
 __all__ = ["demo", "find_cccl"]
 
-#: The target where there is no GPU to ask.
+#: The target if there is no GPU.
 _ARCH = "sm_90"
 #: Where the wheels put the CCCL headers, below a site-packages directory.
 _CCCL = ("nvidia/cu13/include/cccl", "nvidia/cuda_cccl/include", "nvidia/cu12/include/cccl")

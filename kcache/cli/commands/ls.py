@@ -18,7 +18,7 @@ from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items, unique_length
 
 __all__ = ["list_entries"]
 
-#: How to sort: what is compared, and whether the largest comes first.
+#: Sort orders: the value that is compared, and whether the largest comes first.
 _ORDERS: dict[str, tuple[Callable[[Item], float | None], bool]] = {
     "last-use": (lambda item: item.used, True),
     "size": (lambda item: item.size, True),

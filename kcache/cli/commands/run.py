@@ -33,7 +33,7 @@ def run(*, stats: bool, directory: str | None, command: tuple[str, ...]) -> None
     """
     from kcache.dropin.run import run as run_command
 
-    if directory is not None:  # what an option says has to be right
+    if directory is not None:  # a value that is given as an option has to be right
         with suppress(BackendError):
             is_cache(named_directory(directory))
     raise click.exceptions.Exit(run_command(command, stats=stats, directory=directory))

@@ -40,7 +40,7 @@ def start() -> None:
     from kcache.dropin.process import spawn_server
 
     path = _path()
-    load_settings(None)  # warns, which the server can't do
+    load_settings(None)  # this warns, which the server can't do
     try:
         spawn_server(at.listen_for_user(path), None)
     except OSError as error:

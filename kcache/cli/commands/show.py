@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["show_entry"]
 
-#: Metadata that `show` has a line of its own for.
+#: Metadata that has a line of its own in `show`.
 _TOLD = {
     *("kind", "source_name", "names", "arch", "created", "compile_seconds", "lowered_names"),
     *("compiler", "flags", "log"),
 }
 
 
-#: What the files of a header set are, as `HeaderSet` calls them and in words.
+#: The role of a header set's files: the names in `HeaderSet`, and the words that users see.
 _KINDS = {
     "files": "headers that were read, and their digests",
     "absent": "paths where nothing must be",

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["why"]
 
-#: Causes that are shown with what they were and are; a new version of a library has hundreds.
+#: How many causes are shown with their old and new values. A new version of a library causes
+#: hundreds.
 _SHOWN = 20
 
 
@@ -65,9 +66,9 @@ def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str |
     if cache is None and not unusable and reason != NOTHING_YET:
         unusable = reason
     with cache or contextlib.nullcontext():
-        # In the file's folder, as the compile.
+        # In the file's folder, like the compile.
         with contextlib.chdir(asked.source.folder or os.curdir):
-            # Not through the cache, which would record it where KCACHE_RECORD is set.
+            # Not through the cache: with KCACHE_RECORD set, the cache would record this request.
             request = Requests(0).make(
                 asked.source.text, asked.names, asked.options, source_name=asked.source.name
             )

@@ -11,7 +11,7 @@ from kcache.util.units import format_size
 
 __all__ = ["NOTE", "WARNING", "Remark", "remarks"]
 
-#: `WARNING` is about what should not be; a `NOTE` may well be as it should.
+#: A `WARNING` is about a problem; a `NOTE` may be about a normal state.
 WARNING, NOTE = "warning", "note"
 
 

@@ -15,16 +15,17 @@ from kcache.cli.html_report.markup import Node, el
 
 __all__ = ["Bar", "area", "bars", "meter", "ring", "swatch", "track"]
 
-#: Labels below a chart.
+#: How many labels stand below a chart.
 _LABELS = 5
-#: Share of its column that a bar fills.
+#: The share of its column that a bar fills at most.
 _FILLED = 0.74
-#: The least length of what is there at all, in percent. A card on a phone is 310 pixels wide, and
-#: the gaps between the parts of a meter take 1.5 pixels of each: 2.5 of 4 pixels are left.
+#: The shortest length of a bar whose value is not 0, in percent. A card on a phone is 310 pixels
+#: wide, so this is 4 pixels. The gaps between the parts of a meter take 1.5 of them, and 2.5 are
+#: left.
 _VISIBLE = 1.3
 
 
-#: Ends of a scale, whose halves are short numbers, too.
+#: Possible ends of a scale. Their halves are short numbers, too.
 _STEPS = (1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10)
 
 

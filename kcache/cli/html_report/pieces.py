@@ -10,9 +10,9 @@ from kcache.util.units import counted, local_time
 
 __all__ = ["NONE", "TIMES", "card", "cut", "date", "number_of", "table"]
 
-#: What stands for no figure; and a factor's sign.
+#: The text for a missing figure, and the sign of a factor.
 NONE, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
-#: Longer names are cut, in the middle: the page stays small, and both ends tell names apart.
+#: A longer name is cut in the middle. So the page stays small, and both ends tell names apart.
 _LONGEST = 120
 
 

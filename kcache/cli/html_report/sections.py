@@ -18,7 +18,7 @@ from kcache.util.units import format_age, format_size, format_time
 
 __all__ = ["page"]
 
-#: Colours that there are for parts of the meter.
+#: How many colours the meter has for its parts.
 _COLOURS = 5
 
 
@@ -115,7 +115,7 @@ def _speed(stats: Stats) -> str:
     )
 
 
-# -- what fills it ---------------------------------------------------------------------------------
+# -- the contents ----------------------------------------------------------------------------------
 
 
 def _room(snapshot: Snapshot) -> Node:
@@ -262,7 +262,7 @@ def _attention(snapshot: Snapshot) -> Node | None:
     found = remarks(snapshot)
     if not found:
         return None
-    wide = not snapshot.entries  # nothing stands beside it
+    wide = not snapshot.entries  # no other section stands beside it
     rows = (
         el(
             "li",

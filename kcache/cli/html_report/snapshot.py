@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Snapshot", "Share", "gather"]
 
-#: Entries in a list of single ones, targets, and kernels.
+#: How many rows the lists of single kernels, targets and kernel names have.
 _SINGLE, _ARCHS, _KERNELS = 10, 8, 12
 
 

@@ -11,7 +11,7 @@ from kcache.util.units import local_time
 
 __all__ = ["Span", "days", "last_hours"]
 
-#: Days that a chart shows at least, and at most.
+#: The fewest and the most days that a chart shows.
 _LEAST, _MOST = 14, 90
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-#: The process id that the compiler is told in every worker. It stands, behind eight digits that
-#: depend on the clock and the working directory, in the names of internal symbols.
+#: The process id that the compiler gets in every worker. It is part of the names of internal
+#: symbols, behind eight digits that depend on the clock and the working directory.
 PROCESS_ID = 10_007

@@ -18,7 +18,7 @@ from kcache.nvrtc.workers.import_table import ImportTable
 
 __all__ = ["AnonymousHeap"]
 
-#: Flags of `mmap`, the same on x86-64 and AArch64 (Linux); the module `mmap` lacks one of them.
+#: Flags of `mmap`, the same on x86-64 and AArch64 (Linux). The module `mmap` lacks one of them.
 _PRIVATE, _FIXED, _ANONYMOUS = 0x02, 0x10, 0x20
 _PROTOTYPE = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
@@ -63,7 +63,7 @@ class AnonymousHeap:
         """Note the descriptor of the heap's file."""
         self._forget()
         with suppress(OSError):
-            # As long as it is open nothing else can be taken for the same file.
+            # As long as it is open, no other file can be taken for it.
             self._kept, self._fd = os.dup(fd), fd
 
     def _forget(self) -> None:
@@ -73,7 +73,7 @@ class AnonymousHeap:
 
     def _map(self, *given: int) -> int | None:
         address, length, protection, flags, fd, offset = given
-        with suppress(Exception):  # none may get into the compiler
+        with suppress(Exception):  # no exception may get into the compiler
             if self._is_heap(flags, fd):
                 flags, fd, offset = flags | _ANONYMOUS, -1, 0
         found: int | None = self._real(address, length, protection, flags, fd, offset)

@@ -12,7 +12,8 @@ _QUOTAS = (
     ("/sys/fs/cgroup/cpu.max", None),
     ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
-#: A container's quota is read again after so many seconds: each compile asks, and few change it.
+#: A container's quota is read again after this many seconds: each compile asks for it, and it
+#: seldom changes.
 _REMEMBERED = 10.0
 _read: tuple[float, int | None] | None = None
 

@@ -15,11 +15,12 @@ from kcache.nvrtc.workers.texts import flags_of
 
 __all__ = ["FileAnswers"]
 
-#: Errors that say that there is nothing.
+#: Errors which say that there is no file.
 _NOTHING = (errno.ENOENT, errno.ENOTDIR)
-#: Files of the system's that random numbers or the processor's name come from: not recorded.
+#: Files of the system with random numbers or the processor's name. They are not recorded.
 _SYSTEM = frozenset((b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo"))
-#: What a path below these leads to differs from process to process, `/proc/self/cwd` for example.
+#: A path below one of these leads to different files in different processes; `/proc/self/cwd`, for
+#: example.
 _OF_PROCESSES = (b"/proc/", b"/sys/")
 _MAX_FLAGS = 65_536
 
@@ -57,7 +58,7 @@ class FileAnswers:
             ):
                 return False
             if now.stamp[3:] != before.stamp[3:]:
-                return False  # another file may be another in the eyes of `#pragma once`
+                return False  # `#pragma once` may treat another file differently
             if before.content is not None:
                 opened = self.opened(path)
                 if opened is None or opened.digest != before.digest:
@@ -82,7 +83,7 @@ class FileAnswers:
             number = error.errno or errno.EIO
             kind = "-" if number in _NOTHING else "e"
             answer = Answer(kind, number, (0, 0, 0, 0, 0), b"")
-        except ValueError:  # a NUL can't be here
+        except ValueError:  # the path can't contain a NUL
             answer = Answer("e", errno.EINVAL, (0, 0, 0, 0, 0), b"")
         else:
             answer = answer_of(status)
@@ -119,7 +120,7 @@ class FileAnswers:
         answer = self.look(path) if answer is None else answer
         if answer.kind in "-ae":
             return _sought(answer)
-        if number in _NOTHING:  # it went a moment ago
+        if number in _NOTHING:  # it was removed a moment ago
             self.unfollowed.append(f"{os.fsdecode(path)} went while it was opened")
         answer.error = number
         return answer
@@ -140,7 +141,8 @@ class FileAnswers:
         if answer is None or answer.stamp != fresh.stamp:
             self.answers[path] = answer = fresh
         if stamp_of(os.fstat(fd)) != answer.stamp or len(content) != answer.stamp[0]:
-            answer.stamp = (0, 0, 0, *answer.stamp[3:])  # written just now: not to be trusted
+            # Written just now, so its status can't be trusted.
+            answer.stamp = (0, 0, 0, *answer.stamp[3:])
         answer.content = content
         answer.digest = xxhash.xxh3_128_digest(content)
         answer.flags = self._flags_of(answer.digest, content)

@@ -37,10 +37,10 @@ _PLAIN = frozenset(
         "-no-cache",
     )
 )
-#: Stands for letters, digits and marks; the compiler might take what follows a space for more.
+#: Stands for letters, digits and marks. The compiler might read more into a value with a space.
 _WORD: frozenset[str] = frozenset()
 _MARKS = str.maketrans("", "", "_+,")
-#: Options whose value, behind an equals sign, is one of these; None stands for any.
+#: Options whose value, behind an equals sign, is one of these. None allows any value.
 _VALUED: dict[str, frozenset[str] | None] = {
     "--ftz": _TRUTH,
     "-ftz": _TRUTH,
@@ -67,10 +67,10 @@ _VALUED: dict[str, frozenset[str] | None] = {
     "--frandom-seed": _WORD,
     "-frandom-seed": _WORD,
 }
-#: Options whose value follows at once: macros and include directories.
+#: Options whose value follows without a separator: macros and include directories.
 _LETTERS = ("-D", "-U", "-I")
 
-#: An example of each, for the test.
+#: An example of each option, for the test.
 EXAMPLES = (
     *sorted(_PLAIN),
     *(f"{name}={value}" for name, values in _VALUED.items() for value in sorted(values or ())),

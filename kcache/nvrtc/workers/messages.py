@@ -19,7 +19,7 @@ class Status:
 
     COMPILED = b"compiled"
     REFUSED = b"refused"
-    #: The compiler was told of other variables before: ask a new worker.
+    #: The compiler got other variables before: ask a new worker.
     ELSEWHERE = b"elsewhere"
     FAILED = b"failed"
 

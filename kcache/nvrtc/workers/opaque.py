@@ -30,7 +30,8 @@ from contextlib import contextmanager
 
 __all__ = ["evades", "renamed", "told"]
 
-#: The compiler's names, and others of equal length that are no identifiers: no text can use them.
+#: The compiler's names, and others of the same length that are no identifiers, so that no text can
+#: use them.
 _NAMES = {b"__FILE__": b"__F!LE__", b"__BASE_FILE__": b"__BASE_F!LE__"}
 #: The error "Unicode character not Latin-1", in a literal.
 _ERROR = 2282
@@ -38,7 +39,7 @@ _ERROR = 2282
 _LEVELS = 256
 #: Options with a directory or a macro in them.
 _PLACES = ("-I", "-D")
-#: A name that is the same between quotes.
+#: A name that looks the same between quotes, because it needs no escapes.
 _PRINTED = re.compile(r"[\w.,:;/@%+=~^ -]+", re.ASCII)
 #: `printf` with a name in braces, which `...` does not take, as one of the first arguments.
 _PRINTF = [
@@ -56,9 +57,9 @@ _JOINS = re.compile(rb"(?:\\|\?\?/)[ \t]*\r?\n")
 _EVADES = re.compile(
     rb"\b(?:define|undef|push_macro|pop_macro)\b(?:[\s(\"\\]|/\*.*?\*/)*"
     rb"(?:__FILE__|__BASE_FILE__|__INCLUDE_LEVEL__|__builtin_FILE|__builtin_source_location)\b"
-    # The error's number, also to other bases.
+    # The error's number, also in other bases.
     rb"|\b2282\b|\b0[xX]0*8[eE][aA]\b|\b0+4352\b|\b0[bB]0*100011101010\b"
-    # What makes a literal of another kind.
+    # Prefixes that make a literal another kind of literal.
     rb"|\b(?:L|u8?|U)\s*##|\b[A-Z_][A-Z_0-9]*\s*\(\s*(?:L|u8?|U)\s*,",
     re.DOTALL,
 )

@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerPool", "shared"]
 
-#: Seconds after which a worker that has nothing to do is ended: a development loop asks more often,
-#: and an idle worker holds 60 to 450 MB.
+#: An idle worker is ended after this many seconds. A development loop asks more often, and an idle
+#: worker holds 60 to 450 MB.
 IDLE_SECONDS = 30.0
-#: A worker is ended after so many compiles, or with so much memory: NVRTC grows by some 100 KB with
-#: each compile of CUB.
+#: A worker is ended after this many compiles, or when it holds this much memory. NVRTC grows by
+#: some 100 KB with each compile of CUB.
 MAX_COMPILES = 500
 MAX_BYTES = 3 << 30
-#: Tries at one request: a worker that somebody killed, or that ran out of memory, costs no kernel.
+#: How often one request is tried: a worker that somebody killed, or that ran out of memory, costs
+#: no kernel.
 _TRIES = 2
 
 
@@ -53,9 +54,9 @@ class WorkerPool:
         self._changed = threading.Condition()
         self._idle: list[tuple[float, WorkerProcess]] = []
         self._busy: set[WorkerProcess] = set()
-        #: Workers that are being started, or exist.
+        #: How many workers exist or are being started.
         self._count = 0
-        #: Threads that are about to take a worker, or wait for one, and are not patient.
+        #: How many threads are about to take a worker or wait for one, and are not patient.
         self._waiting = 0
         self._timer: threading.Timer | None = None
         self._owner = os.getpid()
@@ -140,8 +141,8 @@ class WorkerPool:
                 else:
                     worker.family = family
                     worker.directory = ask.directory
-            # A worker was told other variables before, or can't enter the program's directory. A
-            # new one is told what the program has now, and begins where it is.
+            # This worker got other variables before, or can't enter the program's directory. A new
+            # one gets the program's present variables and starts in its directory.
             if reply.status not in (Status.ELSEWHERE, Status.FAILED) or new:
                 return worker.hello, reply
 
@@ -184,7 +185,7 @@ class WorkerPool:
             finally:
                 self._waiting -= not patient
                 if not self._waiting:
-                    self._changed.notify_all()  # those who are patient
+                    self._changed.notify_all()  # the threads that are patient
 
     def _chosen(
         self, library: str, family: object, directory: str, here: tuple[object, ...]
@@ -216,7 +217,7 @@ class WorkerPool:
         return None
 
     def _give_back(self, worker: WorkerProcess) -> None:
-        if self._owner != os.getpid():  # a fork in the middle of a compile
+        if self._owner != os.getpid():  # a fork happened in the middle of a compile
             return
         with self._changed:
             self._busy.discard(worker)
@@ -237,8 +238,8 @@ class WorkerPool:
         if self._timer is None:
             timer = threading.Timer(IDLE_SECONDS, self._end_idle)
             timer.daemon = True
-            # Python 3.12 starts no thread once the main one has ended; the others may go on and
-            # compile. Then the workers end with the interpreter, soon.
+            # Python 3.12 starts no thread once the main thread has ended. The other threads may go
+            # on and compile. Then the workers end with the interpreter, which is soon.
             with suppress(RuntimeError):
                 timer.start()
                 self._timer = timer
@@ -270,7 +271,7 @@ class WorkerPool:
             self._idle.clear()
             busy = list(self._busy)
         for worker in busy:
-            worker.stop()  # whoever waits for it ends it
+            worker.stop()  # the thread that waits for it ends it
         for worker in idle:
             worker.end()
         if timer is not None:

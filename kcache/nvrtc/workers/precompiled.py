@@ -45,20 +45,22 @@ from kcache.nvrtc.workers.recorder import Recorder
 
 __all__ = ["Precompiled"]
 
-#: Bytes of the compiler's heap: CUTLASS needs 446 MB.
+#: The size of the compiler's heap in bytes: CUTLASS needs 446 MB.
 HEAP = 1 << 30
-#: Kept at once. One is enough for a worker: requests of a family go to the worker that has its own.
+#: How many are kept at once. One is enough for a worker: requests of a family go to the worker that
+#: has theirs.
 MAX_KEPT = 2
-#: The temporary directory must have room for so many bytes.
+#: The temporary directory must have this many bytes free.
 _ROOM = 2 << 30
 _MAX_REFUSED = 256
 
-#: `#pragma pack`, or what a macro would need to make one, whatever the value is made of.
+#: Matches `#pragma pack`, and the words that a macro needs to make one, whatever its value is made
+#: of.
 _PACK = re.compile(rb"(?:pragma|define)[^\n]*\bpack\b|\bpack\s*(?:\(|/\*)", re.IGNORECASE)
 _REMARK = re.compile(rb"^Remark: The warnings can be suppressed with .*\n*", re.MULTILINE)
 
-#: What a precompiled header is good for: the preamble, flags, name of the source, in-memory
-#: headers, and working directory.
+#: The requests that a precompiled header is good for: the preamble, flags, name of the source,
+#: in-memory headers, and working directory.
 _Family: TypeAlias = "tuple[bytes, tuple[bytes, ...], bytes, tuple[tuple[bytes, bytes], ...], str]"
 
 
@@ -82,12 +84,12 @@ class Precompiled:
         self._nvrtc = nvrtc
         self._recorder = recorder
         self._kept: dict[_Family, _Kept] = {}
-        #: Families that can have none, each with what its headers held then.
+        #: Families that can't have one, each with the digest of its headers at that time.
         self._refused: dict[_Family, int] = {}
         self._heap_set = False
         #: Whether the last compile used one.
         self.used = False
-        #: Compiles of a family since the last precompiled header was made.
+        #: How many compiles of a family there were since the last precompiled header was made.
         self._misses: dict[_Family, int] = {}
 
     def compile(self, ask: Ask) -> Outputs:

@@ -29,14 +29,14 @@ __all__ = [
     "standing",
 ]
 
-#: Isolated and without `site`: no variable, no file in the working directory and no `.pth` file
-#: changes what is imported, and nothing is imported that is not needed.
+#: Isolated and without `site`. So no variable, no file in the working directory and no `.pth` file
+#: changes the imports, and nothing unneeded is imported.
 _FLAGS = ("-I", "-S", "-B", "-c")
 _CODE = (
     "import sys; path, parent, *sys.path[:] = sys.argv[1:]; sys.argv[1:] = path, parent; "
     "from kcache.nvrtc.workers.worker import main; main()"
 )
-#: Bytes of what a worker said before it crashed that an error quotes.
+#: How many bytes of a crashed worker's output an error quotes.
 _QUOTED = 2048
 
 
@@ -99,8 +99,8 @@ class WorkerProcess:
     def __init__(self, library: str, environment: Mapping[str, str]) -> None:
         self.library = library
         self.environment = environment
-        #: Compiles done; most bytes of memory taken; the family of its precompiled headers; the
-        #: working directory that it was told last.
+        #: The number of compiles so far; the largest memory in bytes; the family of its precompiled
+        #: headers; the last working directory that it was told.
         self.compiles = 0
         self.peak = 0
         self.family: object = None
@@ -136,7 +136,7 @@ class WorkerProcess:
                 stderr=said.fd,
                 bufsize=0,
                 env=without_dropin(self.environment),
-                # A group of its own: an interrupt at the terminal is for the program to act on.
+                # A group of its own: the program decides what an interrupt at the terminal does.
                 process_group=None if sys.platform == "win32" else 0,
             )
         except (OSError, ValueError) as error:
@@ -158,7 +158,7 @@ class WorkerProcess:
         if timeout is not None:
             timer = threading.Timer(timeout, self._stop_late, (late,))
             timer.daemon = True
-            with suppress(RuntimeError):  # the interpreter ends: then the limit can't be kept
+            with suppress(RuntimeError):  # the interpreter is ending, so the limit can't be kept
                 timer.start()
         try:
             send(self._pipes[0].fd, ask.pack())
@@ -169,7 +169,7 @@ class WorkerProcess:
             if late.is_set():
                 raise TooLateError(f"the compile took longer than {timeout:g} seconds") from error
             raise CrashedError(f"{self._how()}{_clause(words)}") from error
-        except BaseException:  # an interrupt: what it is doing is nobody's any more
+        except BaseException:  # an interrupt: nobody waits for its work any more
             self.end()
             raise
         finally:
@@ -209,8 +209,8 @@ class WorkerProcess:
     def end(self) -> None:
         """End the worker, whatever it is doing. Idempotent; for the thread that uses it."""
         process = self._process
-        # It ends by itself when its input does: a program that has become another user may not
-        # send it a signal.
+        # It ends by itself when its input ends: a program that has changed its user may not send it
+        # a signal.
         self._close()
         if process.returncode is None:
             with suppress(OSError):
@@ -219,7 +219,7 @@ class WorkerProcess:
 
     def forget(self) -> None:
         """Close this side's pipes in a forked child; the parent keeps the worker."""
-        self._process.returncode = 0  # nobody's zombie here
+        self._process.returncode = 0  # not this process's child: nothing to wait for
         self._close()
 
     def _close(self) -> None:

@@ -38,7 +38,7 @@ from kcache.nvrtc.workers.told_environment import ToldEnvironment
 
 __all__ = ["Recorder"]
 
-#: The file that the heap of precompiled headers is mapped from; the compiler unlinks it at once.
+#: The file from which the heap of precompiled headers is mapped. The compiler unlinks it at once.
 _HEAP_FILE = b"edg."
 #: How the directories of automatic precompiled headers (`--pch`) begin.
 _AUTOMATIC = b"__nvrtc_auto_pch_"
@@ -79,7 +79,7 @@ class Recorder:
         self.tells_process = False
         self._told_directory = b""
         self._values: dict[bytes, Any] = {}
-        #: Streams that the compiler has open: address -> what it reads.
+        #: Streams that the compiler has open: address -> the bytes that it reads.
         self._streams: dict[int, Answer] = {}
         #: Functions that the compiler calls must live as long as it does.
         self._kept: list[object] = []
@@ -187,7 +187,8 @@ class Recorder:
         def call(*given: Any) -> Any:  # noqa: ANN401  as the C function's
             try:
                 return hooked(real, *given)
-            except Exception as error:  # ctypes would answer 0, which is a descriptor, or success
+            except Exception as error:
+                # Without it, ctypes would return 0, which means a descriptor or success.
                 self.unfollowed.append(f"{name} can't be followed: {error!r}")
                 return real(*given)
 
@@ -208,10 +209,10 @@ class Recorder:
         if answer.content is None:
             ctypes.set_errno(answer.error)
             return None
-        if not answer.content:  # old C libraries refuse a stream of no bytes
+        if not answer.content:  # old C libraries refuse a stream without bytes
             answer.read = True
             return real(b"/dev/null", mode)  # type: ignore[no-any-return]
-        # It is read from where it lies, and `self.files` keeps it there.
+        # The compiler reads these bytes directly, and `self.files` keeps them in place.
         stream: int | None = self._fmemopen(answer.content, len(answer.content), b"r")
         if not stream:
             self.unfollowed.append(f"{os.fsdecode(path)} can't be read from memory")
@@ -295,9 +296,9 @@ class Recorder:
     def _getcwd(self, real: Callable[..., Any], buffer: int | None, size: int) -> int | None:
         if not self._files.moved:
             return real(buffer, size)  # type: ignore[no-any-return]
-        if buffer is None:  # it wants memory that it can free
+        if buffer is None:  # the caller wants memory that it can free
             return self._strdup(self._told_directory)  # type: ignore[no-any-return]
-        if size <= len(self._told_directory):  # it will come with more
+        if size <= len(self._told_directory):  # the caller will ask again with a larger buffer
             ctypes.set_errno(errno.ERANGE)
             return None
         ctypes.memmove(buffer, self._told_directory + b"\0", len(self._told_directory) + 1)

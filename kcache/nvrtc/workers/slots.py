@@ -13,7 +13,7 @@ from kcache.util.open_file import OpenFile, open_own
 
 __all__ = ["Slots"]
 
-#: Seconds between two looks for a free slot: a twentieth of the time waited, within these bounds.
+#: Seconds between two looks for a free slot: a twentieth of the time waited, within these limits.
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.025
 
@@ -47,7 +47,7 @@ class Slots:
                     locks.release(number, 1)
 
     def _open(self) -> OpenFile | None:
-        with suppress(OSError):  # nowhere to write, or something that is not ours
+        with suppress(OSError):  # no place to write to, or a file that is not ours
             return open_own(self._path, os.O_RDWR | os.O_CREAT)
         return None
 

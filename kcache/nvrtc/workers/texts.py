@@ -15,19 +15,19 @@ from collections.abc import Set as AbstractSet
 
 __all__ = ["NAMES", "PATHS", "asks_clock", "flags_of"]
 
-#: The text writes an absolute path, or is known otherwise to depend on where directories lie.
+#: The text contains an absolute path, or is otherwise known to depend on where directories lie.
 PATHS = 1
-#: It may use the name of a file: `__FILE__`, `std::source_location` and their kin. Such a name is
-#: the include directory as it was spelled, and what comes below it (seen with 12.4 to 13.5).
+#: The text may use the name of a file: `__FILE__`, `std::source_location` and similar. Such a name
+#: is the include directory as it was spelled, and the rest of the path (seen with 12.4 to 13.5).
 NAMES = 8
 #: The text has one of the clock's macros: `__DATE__`, `__TIME__`, `__TIMESTAMP__`.
 _CLOCK = 2
-#: It has a part of one that `##` may complete, such as `ME__`, or `TIME` beside a lone `__`.
+#: The text has a part of one that `##` may complete, such as `ME__`, or `TIME` beside a lone `__`.
 _PART = 4
 
 _CLOCKS = (b"__DATE__", b"__TIME__", b"__TIMESTAMP__")
 _FILES = (b"__FILE__", b"__BASE_FILE__")
-#: Words that `##` can make one of them of.
+#: Words from which `##` can make one of them.
 _PIECES = frozenset(
     name[start:end]
     for name in (*_CLOCKS, *_FILES)
@@ -35,14 +35,15 @@ _PIECES = frozenset(
     for end in range(start + 1, len(name) + 1)
 )
 _WORDS = re.compile(rb"\b[A-Z_]+\b")
-#: The first piece of a name has two underscores and a letter, unless the underscores are a word.
+#: The first piece of a name has two underscores and a letter, unless the underscores are a word of
+#: their own.
 _FIRST = re.compile(
     rb"__(?:T(?:I(?:M(?:E(?:_|S(?:T(?:A(?:M(?:P_?)?)?)?)?)?)?)?)?|D(?:A(?:T(?:E_?)?)?)?"
     rb"|FI(?:L(?:E_?)?)?|BA(?:S(?:E(?:_(?:F(?:I(?:L(?:E_?)?)?)?)?)?)?)?)\b"
 )
-#: Words that may be the last piece of one of the names that has a letter; all such names, too.
-#: (A pattern that begins with a letter is looked for at the speed of memchr. To look at the next
-#: character first halves the time.)
+#: Words with a letter that may be the last piece of one of the names, and all these names. (The
+#: search for a pattern that begins with a letter is as fast as memchr. A look at the next character
+#: first halves the time.)
 _LAST_E = re.compile(
     b"E(?![A-Za-z0-9])(?:%b)_{0,2}\\b"
     % b"|".join(
@@ -56,12 +57,12 @@ _LAST_P = re.compile(
         b"(?<=(?<![A-Za-z0-9])%b)" % b"TIMESTAMP"[start:] for start in range(len("TIMESTAMP"))
     )
 )
-#: The compiler's own `assert` has `__FILE__` in it, which `#` may make a text of, and calls one of
+#: The compiler's own `assert` contains `__FILE__`, which `#` may turn into a text. It calls one of
 #: two functions, which a text may define as macros.
 _ASSERT = re.compile(rb"assert(?:(?<=\bassert)\b|_?fail)")
-#: An absolute path: a slash at the beginning of a word that is no comment and no division.
+#: Matches an absolute path: a slash at the beginning of a word that is no comment and no division.
 _PATH = re.compile(rb"/(?<=[\s\"'<(=,]/)[\w.~#]")
-#: A line that is continued within a word.
+#: Matches a line that is continued within a word.
 _SPLICE = re.compile(rb"\\(?:(?<=\w\\)|(?<=\?\?/))[ \t]*\r?\n")
 _JOINS = re.compile(rb"(?:\\|\?\?/)[ \t]*\r?\n")
 
@@ -88,7 +89,7 @@ def _words(text: bytes) -> int:
     if any(name in text for name in _CLOCKS):
         flags |= _CLOCK
     glues = b"##" in text or b"%:%:" in text
-    # Single letters are template parameters, as a rule.
+    # Single letters are usually template parameters.
     words = {w for w in _WORDS.findall(text) if w in _PIECES and (glues or len(w) > 1 or w == b"_")}
     if any(_can_be_glued(name, words) for name in _CLOCKS):
         flags |= _PART

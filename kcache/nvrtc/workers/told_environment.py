@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 __all__ = ["ToldEnvironment"]
 
-#: Answers that are ours, whatever the program's environment says: a worker takes no part in the
-#: program's `make`, and NVRTC's own cache would answer instead of the compiler.
+#: Answers that kcache gives itself, whatever the program's environment says: a worker takes no part
+#: in the program's `make`, and NVRTC's own cache would answer instead of the compiler.
 _FIXED: dict[bytes, bytes | None] = {b"MAKEFLAGS": None, b"CUDA_CACHE_DISABLE": b"1"}
 _PWD = b"PWD"
-#: Variables that say where temporary files go, of which an outcome that is cached holds nothing.
+#: Variables that say where temporary files go. A cached outcome does not depend on them.
 _ASIDE = (b"TMPDIR", b"TMP", b"TEMP")
 
 
@@ -52,8 +52,8 @@ class ToldEnvironment:
             return _FIXED[name]
         value = variables.get(name)
         if name == _PWD and (value is None or not _same(value, directory)):
-            # LLVM asks for it to learn how the user spells the working directory, and goes by
-            # `getcwd` where it names another.
+            # LLVM asks for it to learn how the user spells the working directory. If it names
+            # another directory, LLVM uses `getcwd`.
             return directory
         return value
 

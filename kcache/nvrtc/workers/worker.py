@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-#: Milliseconds between two looks whether the parent is still there, beside the input's end.
+#: Milliseconds between two checks that the parent is still there, in addition to the end of the
+#: input.
 _LOOK_EVERY_MS = 500
 #: NVRTC_ERROR_COMPILATION.
 _COMPILATION = 6
@@ -44,7 +45,7 @@ def main() -> None:
     source, target = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    os.dup2(2, 1)  # what the compiler prints is no answer
+    os.dup2(2, 1)  # the compiler's own output is no answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     path, parent = sys.argv[1], int(sys.argv[2])
     threading.Thread(target=_end_with, args=(source, parent), daemon=True).start()
@@ -95,11 +96,12 @@ class _Worker:
                 self._recorder = Recorder(self._path)
             except (OSError, ValueError, KeyError):
                 records = False
-        # Loads the library of builtins, so that it is part of the identity.
+        # This loads the library of builtins, so that it is part of the identity.
         version, archs = nvrtc.version(), nvrtc.supported_archs()
         found = library.loaded()
         identity = "" if found is None else found.identity
-        # 12.8 and 12.9 have the options, and did not use what they had made (seen with 12.9).
+        # 12.8 and 12.9 have the options, but did not use the headers that they had made (seen with
+        # 12.9).
         if self._recorder is not None and nvrtc.has_precompiled() and version >= (13, 0):
             self._precompiled = Precompiled(nvrtc, self._recorder)
         return Hello(identity, version, archs, records, self._precompiled is not None)
