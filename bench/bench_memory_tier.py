@@ -24,7 +24,7 @@ import kcache
 from kcache.util.memory_tier import ITEM_OVERHEAD
 
 MIB = 1 << 20
-#: As many as the CUTLASS GEMM reads.
+#: As many headers as the CUTLASS GEMM reads.
 HEADERS = 500
 
 
@@ -85,7 +85,7 @@ def header_kernels(bound: int = 2 * MIB, count: int = 30) -> Held:
         return _kernels(bound, count, source, options)
 
 
-#: Populations by the words that describe them.
+#: Maps the names of populations to the populations.
 POPULATIONS: dict[str, Callable[[], Held]] = {
     "entries of 1 KiB": partial(entries, 1 << 10),
     "entries of 10 KiB": partial(entries, 10 << 10),
@@ -127,7 +127,7 @@ def _kernels(
             for number in range(count):
                 cache.get_or_compile(source(number), (), options)
         with kcache.KernelCache(folder, memory_size=bound) as cache:
-            # The first hits load what a process loads once, and look at every header.
+            # The first hits load everything that a process loads once, and look at every header.
             cache.get_or_compile(source(0), (), options)
             cache.clear_memory()
             with _tracing():

@@ -23,7 +23,7 @@ import kcache
 from kcache.bundle.reader import Bundle
 
 ROUNDS = 5
-#: Runs one export, import or verification, and prints the seconds and the peak of its memory.
+#: Runs one export, import or verification. Prints the seconds and the peak of its memory.
 CHILD = """
 import json, resource, sys, time
 import kcache

@@ -94,7 +94,7 @@ class Simulation:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._free_at = 0.0
-        #: When each kernel is in the remote, and who has its lease.
+        #: When each kernel arrives in the remote, and which node has its lease.
         self._there = [0.0 if fleet.warm else float("inf")] * fleet.kernels
         self._leased: set[int] = set()
         self._compiling = 0

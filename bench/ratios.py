@@ -105,7 +105,7 @@ def _load_compiler() -> None:
     """Compiles something, so that no chapter's first compile loads the library."""
     try:
         compile_case(SELF_CONTAINED)
-    except Exception as error:  # whatever it is: the chapters that need no compiler can be run
+    except Exception as error:  # any exception: chapters without a compiler can still run
         print(f"the compiler can't be used: {error}", file=sys.stderr)
 
 

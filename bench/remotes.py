@@ -24,10 +24,12 @@ from remote.proxy import Faults, Proxy
 import kcache
 
 LOOKUPS = 1000
-#: Calls of one kind in a row: so few that both kinds meet the same noise of the machine.
+#: How many calls of one kind come in a row: so few that both kinds meet the same noise of the
+#: machine.
 CHUNK = 20
 ROUNDS = 15
-#: Of lookups beside a dead remote: some 5 s, in which the agent is asked again.
+#: The number of lookups beside a dead remote. They take some 5 s, in which the agent is asked
+#: again.
 LONG = 200
 KERNELS = 20
 OPTIONS = kcache.CompileOptions(arch="sm_80")
@@ -127,7 +129,8 @@ def dead_remotes(port: int, folder: Path) -> None:
                     assert cache.lookup(source(at), options=OPTIONS) is None
 
                 found = in_turn(look, look_alone, LOOKUPS, rounds=LONG)
-                # Seldom a lookup asks the agent whether it is worth asking again: no median has it.
+                # A lookup seldom asks the agent whether the remote is back, so no median contains
+                # this.
                 seldom = asking.seconds / (LONG * LOOKUPS)
                 found = found._replace(
                     ours=found.ours + seldom, ratio=found.ratio + seldom / found.theirs

@@ -14,6 +14,6 @@ html_title = f"kcache {release}"
 html_static_path = ["_static"]
 html_css_files = ["kcache.css"]
 html_copy_source = False
-pygments_dark_style = "a11y-high-contrast-dark"  # furo's own underlines the names of modules
+pygments_dark_style = "a11y-high-contrast-dark"  # furo's own style underlines the names of modules
 myst_enable_extensions = ["colon_fence", "deflist", "html_image"]
 myst_heading_anchors = 4  # the methods on the page about Python

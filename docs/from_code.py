@@ -45,7 +45,7 @@ from kcache.util.units import format_size
 
 __all__ = ["documented", "slug", "updated"]
 
-#: Fields whose numbers are no plain count, by the end of their names.
+#: Endings of the names of fields that are no plain counts.
 _UNITS = {"seconds": "seconds", "_ms": "milliseconds", "bytes_evicted": "bytes", "_rate": "0 to 1"}
 
 
@@ -85,7 +85,7 @@ def _default(variable: Variable) -> str:
 
 def _commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     """Yields name, command and context of each command, in the order of `kcache --help`."""
-    # With the settings of the real command: click keeps the help option that it makes here.
+    # With the settings of the real command, because click keeps the help option that it makes here.
     with click.Context(cli, info_name="kcache", **cli.context_settings) as parent:
         for name in cli.list_commands(parent):
             command = cli.get_command(parent, name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from from_code_markdown import PART, REFERENCE, items, plain, sections, slug
 
-#: Columns of a signature before it is broken.
+#: How many columns a signature may take on one line.
 _WIDTH = 88
 
 

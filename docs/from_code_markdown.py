@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 REFERENCE = Path(__file__).parent / "reference"
-#: A part of a page that comes from the code: its kind, its arguments.
+#: A part of a page that comes from the code: its kind and its arguments.
 PART = re.compile(r"(<!-- from the code: (\w+)((?: \S+)*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -24,7 +24,8 @@ from kcache_backends.zstd import DEFAULT_LEVEL, ZstdBackend
 COUNT = 500
 SIZE = 100 * KIB
 LEVELS = (1, DEFAULT_LEVEL, 9, 19)
-#: The kernels whose outputs are real: `trivial` is all header.
+#: The kernels whose real outputs are stored. `trivial` is not among them: its entry is almost all
+#: header.
 REAL = NAMES[1:]
 
 
@@ -82,7 +83,7 @@ def _gets(
         for each, made in entries.items():
             engine.put(each, made)
         tasks.append(per_item(name, engine.get, order))
-        # Notes no use, and writes none: what the rest of a get takes.
+        # A backend that notes and writes no uses. It shows the time of a get without them.
         unused = kcache.CacheEngine(engine.backend, read_only=True)
         tasks.append(per_item(f"{name} unused", unused.get, order))
         tasks.append(per_item(f"{name} first", engine.get, order[:1] * COUNT))

@@ -25,7 +25,7 @@ import kcache
 from chapters.warm_up import kernel_list, run_warm
 
 CORES = 2
-#: What two cores shall bring.
+#: The targets for two cores.
 TARGET = 1.8
 
 _BARE = """\

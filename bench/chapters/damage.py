@@ -16,8 +16,8 @@ from harness.plan import KIB, Found, Plan
 from harness.worker_processes import Workers
 
 CHAPTER = "trust"
-#: What is tried, by the name of its probe: in words, what should be found, and with whom. Caches
-#: of bytes have no compiler.
+#: The probes by name: a description, the expected finding, and the caches it runs with. Caches of
+#: bytes have no compiler.
 BYTES: dict[str, tuple[str, str]] = {
     "truncated": (
         "the file that holds an entry is cut to a third, then asked for",
@@ -35,10 +35,11 @@ KERNELS: dict[str, tuple[str, str]] = {
     "read_only": ("the directory is read-only while a kernel is compiled", fault_probes.RETURNED),
 }
 WRITERS, CAP, PAYLOAD = 8, 1_000_000, 32 * KIB
-#: Each writer alone puts nine tenths of the cap: one that counts its own puts only sees no reason
-#: to evict.
+#: Each writer alone puts nine tenths of the cap. A writer that counts only its own puts sees no
+#: reason to evict.
 PUTS = CAP * 9 // 10 // PAYLOAD
-#: One entry for each writer, 2 % on that, and what the counters and the statistics take...
+#: The allowed excess: one entry for each writer, 2 % on that, and the size of the counters and the
+#: statistics...
 SPARE = int(WRITERS * PAYLOAD * 1.02) + 64 * KIB
 #: ... or, for LMDB, a file of twice the cap, the table of readers and the statistics.
 LMDB_BOUND = 2 * CAP + (132 + 64) * KIB
@@ -46,7 +47,7 @@ LMDB_BOUND = 2 * CAP + (132 + 64) * KIB
 
 def trust(plan: Plan, folder: Path) -> Found:
     """What is served, kept and lost."""
-    del plan  # what happens once happens always
+    del plan  # a result that occurs once occurs always
     contenders, absent = available(CHAPTER, ON_DISK)
     yield from absent
     able = [each for each in contenders if each.role == OURS or each.name == FILE_STREAM]
@@ -92,7 +93,7 @@ def _cap(contenders: Iterable[Contender], folder: Path) -> Iterator[Fact]:
         place = folder / f"cap {each.name}"
         with Workers("chapters.damage", WRITERS, (each.name, str(place))) as workers:
             failed = sum(workers.run(WRITERS))
-        # Counted when all have ended: by then a write-ahead log is part of its database.
+        # Counted when all have ended. By then, a write-ahead log is part of its database.
         found[each.name] = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
         if failed and each.role == OURS:
             raise RuntimeError(f"{each.name}: {failed} puts failed")
@@ -130,7 +131,7 @@ class Writer:
         for number in range(self._first, self._first + PUTS):
             try:
                 self._opened.put(key(number), value(number, PAYLOAD))
-            except Exception:  # whatever it is: it is counted
+            except Exception:  # any exception is counted
                 failed += 1
         return failed
 

@@ -14,15 +14,15 @@ from harness.plan import Found, Plan
 from chapters.backends import outputs
 
 CHAPTER = "disk"
-#: Each kernel is kept under so many keys, so that what a cache takes once, however little it holds,
-#: counts as little as in a cache that is used.
+#: Each kernel is stored under this many keys. So the fixed size of a cache counts as little as in a
+#: cache that is in use.
 COPIES = 40
 PAYLOAD = "its payload"
 
 
 def disk(plan: Plan, folder: Path) -> Found:
     """PTX and CUBIN of every kernel of the corpus: in one entry, where a cache has such."""
-    del plan  # bytes don't jitter
+    del plan  # sizes in bytes are the same in each round
     contenders, absent = available(CHAPTER, ON_DISK)
     yield from absent
     payload = sum(len(part) for name in NAMES for part in outputs(name).payload.values()) * COPIES

@@ -27,7 +27,7 @@ from kcache.nvrtc import library
 PROGRAMS = 64
 KCACHE = (sys.executable, "-m", "kcache", "run")
 OUTPUTS = ("PTX", "CUBIN", "ProgramLog")
-#: Some 100 KiB of machine code and as much PTX.
+#: A kernel with some 100 KiB of machine code and as much PTX.
 KERNELS = 8
 BODY = "a[threadIdx.x] = " + " + ".join(f"sinf(a[{n}] * {n}.5f)" for n in range(4)) + ";"
 SOURCE = "".join(
@@ -115,7 +115,7 @@ def _folder() -> Iterator[dict[str, str]]:
     try:
         yield {**os.environ, "KCACHE_DIR": f"{folder}/cache", "XDG_RUNTIME_DIR": folder}
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # a server may be leaving
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier server may still be ending
 
 
 def _run(command: tuple[str, ...], environment: dict[str, str]) -> str:
@@ -187,7 +187,7 @@ def misses(path: str, rounds: int) -> Rounds:
     return found
 
 
-#: CuPy's way to a kernel; the device's architecture, and loading the module, are made up.
+#: CuPy's way to a kernel. The device's architecture and the loading of the module are made up.
 CUPY = """
 import sys, time
 from types import SimpleNamespace
@@ -213,7 +213,7 @@ def cupy(rounds: int) -> Rounds:
             lambda: {"own": float(_run(program, own))},
             lambda: {"run": float(_run((*KCACHE, *program), ours))},
         ]
-        interleave(1, tasks)  # fills both
+        interleave(1, tasks)  # fills both caches
         return interleave(rounds, tasks)
 
 

@@ -14,11 +14,11 @@ from harness.stat_counter import Looks
 
 OURS = "kcache `file`"
 PAYLOAD = 100 * KIB
-#: Where cuda.core's cache is measured, too.
+#: The population at which cuda.core's cache is measured, too.
 BESIDE_PEER = 10_000
-#: What the issue allows a put to look at: on average, and the largest one.
+#: How many files a put may look at: the mean, and the largest number.
 MEAN_LOOKS, MOST_LOOKS = 10, 4_096
-#: Beside the entries themselves, this much has to be free.
+#: How much of the disk has to be free beside the entries themselves.
 SPARE = 4 << 30
 
 

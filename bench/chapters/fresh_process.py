@@ -9,7 +9,7 @@ from harness.main_job import SELF_CONTAINED, Job
 from harness.measure import PRINT_PEAK, Round, Rounds, Summary, interleave, run_python
 from harness.plan import Found, Plan
 
-#: A miss: what `cuda.bindings` compiles in the process is the same.
+#: A miss. `cuda.bindings` compiles the same in its process.
 _MISS = """\
 import os, kcache
 cache = kcache.KernelCache({directory!r} + str(os.getpid()))
@@ -31,14 +31,14 @@ for kind in ("PTX", "CUBIN", "ProgramLog"):
     getattr(nvrtc, f"nvrtcGet{{kind}}")(program, bytearray(size))
 nvrtc.nvrtcDestroyProgram(program)
 """
-#: Resident bytes at the end, on a line of its own.
+#: Prints the resident bytes at the end, on a line of its own.
 _PRINT_NOW = """
 with open("/proc/self/status", encoding="ascii") as status:
     fields = dict(line.split(":", 1) for line in status)
 print(int(fields["VmRSS"].split()[0]) * 1024)
 """
-#: What the first miss of a process may take beyond a compile in the process, and what its process
-#: may hold beyond that of a hit.
+#: How much longer the first miss of a process may take than a compile in the process, and how much
+#: more memory its process may hold than that of a hit.
 ADDED_SECONDS = 0.060
 ADDED_BYTES = 5_000_000
 _IMPORT = """\
@@ -52,7 +52,7 @@ import sys
 print(any(name.partition(".")[0] == "cuda" for name in sys.modules))
 print("libnvrtc" in open("/proc/self/maps").read())
 """
-#: cuda.core by its own `compile(cache=)`, which takes a self-contained kernel.
+#: cuda.core with its own `compile(cache=)`, for a self-contained kernel.
 _CORE_HIT = """\
 from cuda.core import Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache
@@ -61,14 +61,14 @@ program = Program({source!r}, "c++", ProgramOptions(arch={arch!r}))
 if not program.compile("cubin", cache=cache).code:
     raise SystemExit("no code")
 """
-#: CuPy compiles for the device that is there.
+#: CuPy compiles for the present device.
 _CUPY_HIT = """\
 import os
 os.environ["CUPY_CACHE_DIR"] = {directory!r}
 import cupy
 cupy.RawModule(code={source!r}, backend="nvrtc").compile()
 """
-#: Peer's task, our task, what ours is, what the peer's is, target.
+#: Peer's task, our task, the name of ours, the name of the peer's, target.
 _IMPORTS = (
     ("core import", "import", "`import kcache`, in the process", "`import cuda.core`", 1 / 10),
     (
@@ -89,7 +89,7 @@ def start(plan: Plan, folder: Path) -> Found:
         "bare": "pass",
         "hit": job.hit_code,
         "import": _IMPORT.format("import kcache"),
-        # What `import kcache` leaves until it is used.
+        # What `import kcache` does not import until it is used.
         "names": _IMPORT.format("from kcache import KernelCache, CompileOptions"),
     }
     case = SELF_CONTAINED

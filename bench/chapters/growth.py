@@ -17,13 +17,14 @@ from harness.plan import KIB, Found, Plan
 CHAPTER = "growth"
 PAYLOAD = 4 * KIB
 PUT = f"put of {PAYLOAD // KIB} KiB at the cap"
-#: What the targets compare the largest population with, and where they name cuda.core.
+#: The population that the targets compare the largest one with, and the one at which they name
+#: cuda.core.
 FEW, BESIDE_PEER = 1_000, 10_000
-#: A put that takes longer than this, in seconds, is tried once and not measured.
+#: If a put takes longer than this many seconds, it is tried once and not measured.
 TOO_LONG = 3.0
-#: A round opens a cache this often, or as often as fits in so many seconds.
+#: How often a round opens a cache, unless this many seconds allow fewer times.
 OPENINGS, OPENING_SECONDS = 20, 0.2
-#: A process that has more entries to look after may take this many times the memory.
+#: How many times the memory a process may take that looks after more entries.
 MEMORY_TARGET = 1.05
 
 
@@ -38,7 +39,7 @@ def growth(plan: Plan, folder: Path) -> Found:
         ]
         for each in contenders
     }
-    os.sync()  # what is written later is not what is measured
+    os.sync()  # so that the measurement has no later writes in it
     yield from _memory(plan, contenders, filled)
     yield from _opening(plan, contenders, filled)
     yield from _puts(plan, contenders, filled)
@@ -94,7 +95,7 @@ def _put_ratios(
                 f"{each.name} {many}",
                 f"among {FEW:,}",
                 f"{each.name} {FEW}",
-                # That of `file` is for 100 KiB: see the chapter "files".
+                # The target of `file` is for 100 KiB: see the chapter "files".
                 target=2.0 if each.backend == "lmdb" else None,
             )
     for each, other in _pairs(contenders):

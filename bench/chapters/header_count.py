@@ -17,7 +17,8 @@ from harness.plan import Found, Plan
 import kcache
 
 COUNTS = (1, 10, 100, 1_000)
-#: Headers that changed less than two seconds before they were read are read again in each hit.
+#: Every hit reads a header again if the header had changed less than two seconds before it was
+#: read.
 SETTLED = 2.5
 CHART = "a hit, all headers verified; cuda.core verifies none"
 
@@ -82,4 +83,4 @@ def _hits(name: str, job: Job, cache: kcache.KernelCache, loops: int) -> Callabl
 
 def _stat(paths: tuple[str, ...]) -> None:
     for path in paths:
-        os.stat(path)  # what `pathlib` does is slower
+        os.stat(path)  # `pathlib` would be slower

@@ -20,10 +20,11 @@ CHAPTER = "million"
 OURS = "kcache `lmdb`"
 FEW = 1_000
 GETS = 500
-#: Of a population's youngest entries this share is read. What is read is evicted after all others,
-#: and the others are more than a round evicts.
+#: The share of a population's youngest entries that is read. The read entries are evicted last, and
+#: the others are more than a round evicts.
 LIVING = 0.5
-#: By column of the rounds: the chart's title, and the target of the largest to the smallest.
+#: For each column of the rounds: the chart's title, and the target for the ratio of the largest to
+#: the smallest.
 OPERATIONS = {
     "put": ("put of 1 KiB at the cap", 2.0),
     "get": ("get of 1 KiB", None),
@@ -96,7 +97,7 @@ def _operations(each: Putting) -> Iterator[Callable[[], Round]]:
         return found
 
     def coldest() -> Round:
-        next(engine.backend.coldest())  # writes the uses that were noted: not what is timed
+        next(engine.backend.coldest())  # writes the noted uses, outside the timed part
         start = time.perf_counter()
         first = next(engine.backend.coldest(), None)
         seconds = time.perf_counter() - start

@@ -20,7 +20,7 @@ import kcache.launch
 
 LOOPS = 200
 FIRST_LOADS = 5
-#: What loading again may cost of a memory-hot `get_or_compile`.
+#: The share of a memory-hot `get_or_compile` that another load may take.
 TARGET = 1.0
 
 
@@ -28,7 +28,7 @@ def loaded(plan: Plan, folder: Path) -> Found:
     """For each kernel of the corpus: a get from memory, a load, a first load; one launch."""
     try:
         arch = _current_arch()
-    except (kcache.DeviceError, RuntimeError) as error:  # no driver, no device; no cuda-core
+    except (kcache.DeviceError, RuntimeError) as error:  # without a driver, a device or cuda-core
         yield Absent("loaded", "a GPU", str(error))
         return
     for name in NAMES:
@@ -57,7 +57,7 @@ def loaded(plan: Plan, folder: Path) -> Found:
 
 def _current_arch() -> str:
     """Makes device 0 current and returns its architecture. Raises DeviceError without one."""
-    kcache.launch.generation()  # says what is missing
+    kcache.launch.generation()  # its error says what is missing
     device = peer_module().Device(0)
     device.set_current()
     major, minor = device.compute_capability
@@ -73,7 +73,8 @@ def _measure(plan: Plan, job: Job) -> Rounds:
         start = time.perf_counter()
         handle = kernel.load()
         first.add({"first load": time.perf_counter() - start})
-    # No thread finds anything to do: pointers are null and all sizes 0. The GPU is not waited for.
+    # No thread has anything to do: pointers are null and all sizes are 0. Nothing waits for the
+    # GPU.
     parameters = handle.kernel.num_arguments
     tasks = [
         per_call("get", lambda: cache.get_or_compile(case.source, case.names, options), LOOPS),

@@ -15,14 +15,15 @@ from harness.measure import Round, Rounds, Summary, interleave
 from harness.miss_stopwatch import COMPILING, PARTS, REST, Stopwatch
 from harness.plan import Found, Plan
 
-#: What a miss may cost, as a ratio to the bare compile.
+#: The most that a miss may take, as a ratio to the bare compile.
 MISS_TARGETS = {"cub_reduce": 1.04, "cub_radix_sort": 1.04, "cutlass_gemm": 1.05}
-#: Seconds that a miss of the smallest kernel may take beyond the bare compile.
+#: How many seconds a miss of the smallest kernel may take beyond the bare compile.
 ADDED = 0.003
-#: Pairs of a miss and a bare compile that tell it: some milliseconds are lost in three.
+#: How many pairs of a miss and a bare compile show it. In three pairs, noise hides some
+#: milliseconds.
 _PAIRS = 21
 HIT_TARGETS = {"cutlass_gemm": 1 / 1000}
-#: These take many seconds to compile.
+#: Kernels that take many seconds to compile.
 COSTLY = ("cutlass_gemm",)
 
 _COLUMNS = {
@@ -64,7 +65,8 @@ def _kernel(plan: Plan, job: Job, peer: CoreCache | None) -> Found:
         headers = job.hit(job.memory_cache).dependencies
         hits: list[Callable[[], Round]] = [job.disk, job.memory, job.fresh_process]
         tasks: list[Callable[[], Round]] = [job.bare, job.miss, *hits]
-        # A quick run has one cold compile by cuda.core of what takes many seconds, and no ratio.
+        # For a kernel that takes many seconds, a quick run has one cold compile by cuda.core and no
+        # ratio.
         brief = name in COSTLY and not plan.splits
         if headers:
             hits.append(job.once)

@@ -86,7 +86,8 @@ def _ratios(plan: Plan, contenders: list[Contender], rounds: Rounds) -> Iterable
 def _prepared(each: Contender, folder: Path) -> tuple[str, int]:
     """Makes what is read and what is put into; returns the folder and the latter's cap."""
     population = Population.fill(each, folder / "put", COUNT, PAYLOAD)
-    if each.backend and "zstd" in each.backend:  # it could not read what it did not compress
+    # It could not read a value that it did not compress.
+    if each.backend and "zstd" in each.backend:
         opened = each.open(folder / "get", ROOMY)
         for number in range(COUNT):
             opened.put(key(number), value(number, PAYLOAD))
@@ -128,7 +129,7 @@ def work(number: int, name: str, folder: str, cap: int) -> Callable[..., object]
         while now < start + seconds:
             try:
                 fine = one(kind)
-            except Exception as error:  # whatever it is: it is what the chapter counts
+            except Exception as error:  # any exception: the chapter counts them
                 failed[f"{kind}: {type(error).__name__}: {error}"[:80]] += 1
             else:
                 done += fine

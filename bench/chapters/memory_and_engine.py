@@ -92,7 +92,7 @@ def engine(plan: Plan, folder: Path) -> Found:
             opened.put(key, kcache.Entry({"cubin": content[key]}, {"compile_seconds": 1.0}))
 
         def first_gets() -> Round:
-            # A new engine has recorded no use yet, so each of its gets does.
+            # A new engine has not recorded any use yet, so each of its gets records one.
             with kcache.open_engine(folder / "engine", memory_size=0) as new:
                 return per_item("first", new.get, order)()
 
@@ -137,7 +137,7 @@ def _raw_read_hashed(path: str) -> bytes:
 
 def tier(plan: Plan, folder: Path) -> Found:
     """Bytes that a full memory tier holds, against its bound."""
-    del plan, folder  # bytes don't jitter: one round
+    del plan, folder  # sizes in bytes are the same in each round: one is enough
     for name, measure in POPULATIONS.items():
         held = measure()
         beside = "" if held.overhead is None else f", {held.overhead:,.0f} B beside each"

@@ -23,7 +23,7 @@ from harness.plan import Found, Plan
 import kcache
 from chapters.warm_up import kernel_list, run_warm
 
-#: What follows the kernel's name, and what such a shape is called. Of the GEMM: TileM, TileN,
+#: The parameters after the kernel's name, and the name of such a shape. Of the GEMM: TileM, TileN,
 #: TileK, WarpM, WarpN, Stages; of the reduction: type, threads, items per thread.
 SHAPES = {
     "cutlass_gemm": (
@@ -47,13 +47,13 @@ SHAPES = {
         ),
     ),
 }
-#: What a miss shall gain from the third shape on.
+#: The least gain of a miss from the third shape on.
 TARGETS = {"cutlass_gemm": 1.6}
-#: Makes the bytes of an outcome reproducible: where every external definition is a template, the
+#: Makes the bytes of an outcome reproducible. If every external definition is a template, the
 #: compiler puts a random number into the names of internal symbols.
 _ANCHOR = '\nextern "C" __global__ void anchor() {}\n'
 CORES = 2
-#: What `kcache warm` shall gain by two cores and automatic precompiled headers.
+#: The least gain of `kcache warm` from two cores and automatic precompiled headers.
 WARM_TARGET = 2.5
 #: TileM, TileN, WarpM, WarpN, Stages of tiles that fit into 48 KiB of shared memory.
 _TILES = (
@@ -106,7 +106,7 @@ def precompiled(plan: Plan, folder: Path) -> Found:
             yield Absent("precompiled", f"`{name}`", str(error))
             continue
         family = Family(replace(case, source=case.source + _ANCHOR), names[: plan.shapes])
-        # Each later shape is a pair of its own: one round has several.
+        # Each later shape makes a pair of its own, so one round has several.
         for number in range(1 if plan.splits == 0 else 2):
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 _measure(family, Path(place), swapped=number % 2 == 1)
@@ -180,7 +180,7 @@ def _found(family: Family, shape: str) -> Found:
 def _measure(family: Family, folder: Path, *, swapped: bool) -> None:
     """Asks two new caches for each kernel in turn."""
     with kcache.KernelCache(folder / "a") as plain, kcache.KernelCache(folder / "b") as other:
-        # The compiler is loaded, and both caches know their place.
+        # The compiler is loaded, and both caches have opened their directories.
         for cache in (plain, other):
             cache.get_or_compile("__global__ void k() {}", (), kcache.CompileOptions(arch="sm_90"))
         asked = [("plain", plain, False), ("precompiled", other, True)]

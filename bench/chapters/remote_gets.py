@@ -29,12 +29,12 @@ from kcache.remote.store import open_store
 VALUE = os.urandom(100 * KIB)
 LIMIT = 1 << 20
 LOOPS = 100
-#: What a get may take of the bare client's, its seal checked.
+#: The most that a get with its check of the seal may take, as a ratio to the bare client's.
 TARGET = 2.0
 BARE = "the bare client"
-#: From a program's question to the kernel in its hands: the agent asks the server and checks the
-#: seal, the program checks the envelope and takes it apart. Storing it in the local cache, which is
-#: done once for each machine, comes after it, and is a put of the chapter about backends.
+#: From a program's question until it has the kernel: the agent asks the server and checks the seal;
+#: the program checks the envelope and decodes it. The program stores the kernel in the local cache
+#: after that, once for each machine. The chapter about backends measures such a put.
 HIT = "a hit, through the agent"
 _NGINX = """
 daemon off; {user} worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;

@@ -27,12 +27,12 @@ from harness.plan import KIB, Found, Plan
 
 from chapters.backends import whole_outputs
 
-#: Ratios are reported for this size.
+#: The size for which ratios are reported.
 USUAL = 100 * KIB
-#: A get or put takes turns over values of this many bytes together, so that they are not all in the
+#: A get or put goes over values of this many bytes in all, so that they are not all in the
 #: processor's caches...
 TOGETHER = 8 << 20
-#: ... but over this many at least and at most.
+#: ... but over at least and at most this many values.
 FEWEST, MOST = 2, 80
 RAW_FILE, RAW_LMDB = "raw file read", "raw LMDB get"
 RAW_WRITE, RAW_LMDB_PUT = "raw file write", "raw LMDB put"

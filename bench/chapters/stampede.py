@@ -20,11 +20,11 @@ import kcache
 
 CROWD = 16
 CROWDS = (1, 2, 4, 8, CROWD)
-#: Bytes of a source that includes nothing and compiles for about half a second.
+#: The length of a source in bytes that includes nothing and compiles for about half a second.
 SOURCE = 128 << 10
 OURS = "kcache `file`"
 
-#: Gets a kernel, however: compiled, waited for, or there. Prints how often it compiled.
+#: Gets a kernel in any way: compiled, waited for, or from the cache. Prints how often it compiled.
 _GET = """\
 import kcache
 with open({source!r}, encoding="utf-8") as file:
@@ -35,7 +35,7 @@ with kcache.KernelCache({directory!r}) as cache:
         raise SystemExit("no code")
     print(cache.stats().compiles)
 """
-#: What `Program.compile(cache=...)` does, spelled out so that its compiles can be counted.
+#: What `Program.compile(cache=...)` does, written out so that its compiles can be counted.
 _CORE_GET = """\
 from cuda.core import ObjectCode, Program, ProgramOptions
 from cuda.core.utils import FileStreamProgramCache, make_program_cache_key

@@ -15,7 +15,7 @@ from harness.findings import Absent, Comparison, Fact, Timing
 from harness.measure import Rounds, clean_environment
 from harness.plan import Found, Plan
 
-#: What the second run may take of the first.
+#: The share of the first run's time that the second run may take.
 TARGET = 1 / 20
 
 
@@ -84,7 +84,7 @@ def run_warm(path: Path, place: str, jobs: int | None = None) -> Warmed:
     command = [sys.executable, "-m", "kcache", "warm", str(path), "--json", "--directory", place]
     if jobs is not None:
         command += ["-j", str(jobs)]
-    # What is measured are compiles that somebody waits for; a proof is one more compile each.
+    # Only compiles that a user waits for are measured. Each proof would be one more compile.
     environment = clean_environment() | {"KCACHE_RELOCATION": "lazy"}
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         start = time.perf_counter()

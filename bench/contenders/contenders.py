@@ -24,9 +24,10 @@ OURS, PEER = "ours", "peer"
 FILE_STREAM, IN_MEMORY = "cuda.core FileStream", "cuda.core InMemory"
 DISKCACHE, JAX, SQLITE = "diskcache", "JAX LRUCache", "SQLite"
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
-#: These stand for the wrappers, too, where charts have all four and tables would be too long.
+#: In charts that have all four backends, these stand for the wrappers, too. So tables don't become
+#: too long.
 PLAIN = ("file", "lmdb")
-#: A cap that nothing here reaches.
+#: A cap that no population here reaches.
 ROOMY = 8 << 30
 
 _METADATA: dict[str, JSON] = {"kind": "kernel", "compile_seconds": 1.0, "arch": "sm_90"}
@@ -249,7 +250,7 @@ CUDA_CORE = (BY_NAME[FILE_STREAM], BY_NAME[IN_MEMORY])
 
 # -- peers: a table of what each does ------------------------------------------------------------
 
-#: Rows of that table, and where each `Contender` has its cell.
+#: The rows of that table, and the attribute of a `Contender` that fills each.
 _ROWS = {
     "opened with": "settings",
     "a put forces to the disk": "syncs",

@@ -98,7 +98,7 @@ def _got(contender: Contender, folder: Path) -> str:
     try:
         opened = contender.open(folder, ROOMY)
         found = opened.get(key(0))
-    except Exception as error:  # whatever it is: it reaches whoever asks
+    except Exception as error:  # any exception: it reaches the caller
         return f"raises {type(error).__name__}"
     if found == VALUE:
         raise RuntimeError("the damage did not reach the value")
@@ -170,7 +170,7 @@ def _obey_permissions() -> None:
 def _outcome(compile_one: Callable[[Path, int], bytes], path: Path) -> str:
     try:
         code = compile_one(path, 1)
-    except Exception as error:  # whatever it is: the kernel is lost
+    except Exception as error:  # any exception: the kernel is lost
         return f"kernel lost: {type(error).__name__}"
     return RETURNED if code else "no kernel"
 

@@ -34,7 +34,7 @@ from contenders.sqlite import SqliteCache
 from kcache.entry import JSON, encode
 from kcache.registry import open_backend
 
-#: A payload starts at another place in this for each number, so that no two are alike.
+#: For each number, a payload starts at another place in these bytes, so that no two are alike.
 _NOISE = random.Random(0).randbytes(300 * KIB)
 _BATCH = 10_000
 
@@ -114,7 +114,7 @@ def fill_ours(backend: str, directory: Path, count: int, payload: int) -> int:
     """Makes a cache of kcache's with a backend's name; returns what its entries take."""
     roomy = count * 2 * (payload + 4 * KIB) + KIB
     plain = "lmdb" if backend.endswith("lmdb") else "file"
-    # Opened first: the engine's own files are there before the entries.
+    # Opened first, so that the engine's own files are there before the entries.
     with kcache.open_engine(directory, backend=plain, max_size=roomy):
         pass
     if plain == "file":
@@ -126,8 +126,8 @@ def fill_ours(backend: str, directory: Path, count: int, payload: int) -> int:
         if engine.entry_count != count:
             raise RuntimeError(f"{engine.entry_count} entries instead of {count}")
         size = engine.size_bytes
-    # A wrapper gets the same files: noise would not be smaller compressed, and nothing that
-    # is there from the start is read, only evicted.
+    # A wrapper gets the same files. Compressed noise would not be smaller, and no initial entry is
+    # read; they are only evicted.
     if backend != plain:
         os.rename(directory / plain, directory / backend)
     return size

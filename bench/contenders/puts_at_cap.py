@@ -10,13 +10,14 @@ from contenders.contenders import OURS
 from contenders.population import Population, key, value
 from kcache.engine.eviction import EVICT_BATCH
 
-#: A round of kcache's puts at the cap has this many, so that it holds as many trims as any other: a
-#: put that finds no room evicts what the next `EVICT_BATCH` need.
+#: The number of kcache's puts at the cap in one round. It is a multiple of the puts between two
+#: trims, so that every round has as many trims: a put that finds no room evicts as much as the next
+#: `EVICT_BATCH` puts need.
 PUTS = 4 * (EVICT_BATCH + 1)
-#: A round of a peer's puts has as many as fit in this time, in seconds, up to a limit: some peers
-#: look at everything in each.
+#: How many seconds a round of a peer's puts takes, up to a limit of their number: some peers look
+#: at all entries in each put.
 PEER_SECONDS, PEER_PUTS = 0.25, 130
-#: Numbers from here on are those of no entry that a population starts with.
+#: The first number that no initial entry of a population has.
 UNUSED = 10_000_000
 
 

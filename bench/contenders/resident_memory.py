@@ -22,9 +22,9 @@ from contenders.population import Population, key
 from contenders.puts_at_cap import UNUSED, Putting
 
 GETS = PUTS = 1_000
-#: A peer puts for this long at the most, in seconds, and twice at the least.
+#: A peer puts for at most this many seconds, and at least twice.
 LONGEST = 0.2
-#: Of the youngest entries this share is read: they are there even just after a trim.
+#: The share of the youngest entries that is read. They are there even just after a trim.
 YOUNGEST = 0.8
 
 _CHILD = """\
@@ -62,10 +62,10 @@ def work(described: str, first: int) -> None:
     putting = Putting(population, first)
     putting.opened.used()
     opened = _memory()
-    # The youngest are those that earlier processes put, then those of the population.
+    # The youngest entries are those of earlier processes, then those of the population.
     young = chain(range(first - 1, UNUSED - 1, -1), range(population.count - 1, -1, -1))
     some = islice(young, min(int(YOUNGEST * population.count), GETS))
-    keys = [key(number) for number in reversed(list(some))]  # so that the youngest stay so
+    keys = [key(number) for number in reversed(list(some))]  # so that they remain the youngest
     for _, name in zip(range(GETS), cycle(keys), strict=False):
         # A peer may evict in another order, or more than it must.
         if putting.opened.get(name) is None and population.contender.role == OURS:

@@ -40,7 +40,7 @@ class Headers:
 
 
 CCCL = Headers("nvidia-cuda-cccl", "nvidia/cu13/include/cccl", "cub/cub.cuh")
-# CUTLASS includes <cccl/cuda/std/...> when the compiler is CUDA 13: the directory above, too.
+# With CUDA 13, CUTLASS includes <cccl/cuda/std/...>, so it needs the directory above, too.
 CCCL_ROOT = Headers("nvidia-cuda-cccl", "nvidia/cu13/include", "cccl/cuda/std/cstdint")
 RUNTIME = Headers("nvidia-cuda-runtime", "nvidia/cu13/include", "cuda_fp16.h")
 CRT = Headers("nvidia-cuda-crt", "nvidia/cu13/include", "crt/mma.h")

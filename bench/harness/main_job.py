@@ -19,7 +19,7 @@ from harness.raw_nvrtc import compile_case
 #: The kernel that is self-contained: 4 KB of source, no include, no name expression.
 SELF_CONTAINED = generated_source(4096)
 
-#: Has a worker there, however long ago the last miss was.
+#: Makes sure that a worker is there, however long ago the last miss was.
 _FIRST = 'extern "C" __global__ void first() {}\n'
 
 _HIT = """\
@@ -66,7 +66,7 @@ class Job:
         place = self.folder / "cache"
         with kcache.KernelCache(place) as cache:
             self.request(cache)
-        # Twice: the second request finds out that headers changed long ago, and writes that down.
+        # Twice: the second request notes that the headers changed long ago.
         with kcache.KernelCache(place) as cache:
             self.hit(cache)
         return place
@@ -113,7 +113,8 @@ class Job:
 
         The last line of its output is the peak of its resident memory, in bytes.
         """
-        # Here: the entry of a kernel that may depend on its paths is for one working directory.
+        # In this directory: the entry of a kernel that may depend on its paths is for one working
+        # directory.
         done = run_python(self.hit_code + PRINT_PEAK, Path.cwd())
         return done, float(done.output.split()[0])
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: What one round of one task measured, by name: seconds, most often.
+#: The measurements of one round of one task, by name; usually in seconds.
 Round = Mapping[str, float]
 
 
@@ -121,7 +121,7 @@ class Process:
 
 
 #: The end of a program: prints the peak of its resident memory in bytes, on a line of its own.
-#: What `resource` says is no use here: it counts the process before it became Python.
+#: `resource` is of no use here: its figure includes the process before it became Python.
 PRINT_PEAK = """
 with open("/proc/self/status", encoding="ascii") as status:
     fields = dict(line.split(":", 1) for line in status)

@@ -24,9 +24,9 @@ PARTS = {
     "making the manifest": ("kcache.kernels.store:KernelWriter._store_manifest",),
     "storing": ("kcache.engine.engine:CacheEngine.put",),
 }
-#: What happens in the worker and on the way to it and back: the compile is the larger part of it.
+#: The work in the worker and on the way to it and back. The compile is the larger part of it.
 COMPILING = "compiling"
-#: The whole, whose own time is what no part explains.
+#: The whole miss. Its own time is what no part explains.
 REST = "everything else"
 WHOLE = ("kcache.kernel_cache:KernelCache.get_or_compile",)
 

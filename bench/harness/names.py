@@ -1,6 +1,6 @@
 """Names: who is measured, and on whose side: ours, a peer's, or a floor's."""
 
-#: Peers by what their figures are called; results of before 2026-11-22 have the class names.
+#: The names of peers in figures. Results from before 2026-11-22 have the class names.
 PEERS = {
     "cuda.core FileStream": "cuda.core FileStream",
     "cuda.core InMemory": "cuda.core InMemory",
@@ -13,7 +13,7 @@ PEERS = {
     "JAX LRUCache": "JAX LRUCache",
     "SQLite": "SQLite",
 }
-#: What nothing that does the same work can be faster than.
+#: The fastest possible way to do the same work.
 FLOORS = {
     "raw file read": "raw file read",
     "open, fstat, read, close": "raw file read",

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from types import ModuleType
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # it is run by its path, too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # it is also run by its path
 
 from harness.corpus import NAMES, Case, load
 

@@ -13,7 +13,7 @@ from harness.findings import Findings, Took
 from harness.machine import describe_machine, load, today, versions
 from harness.plan import Found, Plan
 
-#: What is done with the findings after each chapter.
+#: Called with the findings after each chapter.
 Keep = Callable[[Findings], object]
 
 

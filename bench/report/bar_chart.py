@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Points: a bar and what is between groups; the plot's margins left, right and below.
+#: In points: a bar and the space between groups; the plot's margins left, right and below.
 BAR, GAP = 11.0, 6.0
 SIDES = (10.0, 42.0, 20.0)
 
@@ -121,5 +121,5 @@ def _outward(axes: "Axes", chart: Chart, figures: list[float]) -> float:
     ticks = ticks[:: max(1, math.ceil(len(ticks) / 5))]
     axes.set_xticks(ticks, [quantity(tick, chart.unit) for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.get_xticklabels()[0].set_horizontalalignment("left")  # nothing is cut off
+    axes.get_xticklabels()[0].set_horizontalalignment("left")  # so that no label is cut off
     return low

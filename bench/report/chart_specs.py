@@ -13,14 +13,15 @@ from harness.names import OURS, role_of
 from report.evidence import Evidence
 from report.notation import count, quantity, size
 
-#: Tables of times that are drawn, by chapter and what their rows are; one column makes one group.
+#: The tables of times that are drawn, by chapter, and what their rows are. One column makes one
+#: group.
 BARS = {
     ("kernels", "kernel"): "Compile once, hit ever after: time until the kernel is there",
     ("start", "process"): "A new process gets its kernel: from start to end",
 }
-#: A part of another column is no bar of its own.
+#: A column that is a part of another column has no bar of its own.
 WITHIN = "of which "
-#: The chart for people who read only one: these columns of the first of those, by other names.
+#: The chart for people who read only one: these columns of the first chart, under other names.
 WHY = {
     "bare NVRTC": "NVRTC, each time",
     "hot, fresh process": "kcache, in a new process",

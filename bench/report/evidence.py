@@ -46,7 +46,7 @@ class Evidence:
         took = self.chapters()[chapter].took.get(chapter)
         return took.title if took else chapter.capitalize()
 
-    # Generators of what the chapters found, or one of them.
+    # The next methods yield what all chapters found, or one of them.
 
     def ratios(self, chapter: str | None = None) -> Iterator[Ratio]:
         for name, run in self._of(chapter):

@@ -25,7 +25,7 @@ def draw_lines(chart: Chart, theme: str, pens: dict[str, Pen]) -> "Figure":
         for name, pen in pens.items()
     }
     figure, axes = framed(chart, theme, HEIGHT, SIDES, handles)
-    for each in reversed(chart.series):  # ours above the others
+    for each in reversed(chart.series):  # our lines are above the others
         _line(axes, each, pens[each.name])
     _across(axes, chart, theme)
     _upward(axes, chart)

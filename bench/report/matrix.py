@@ -37,7 +37,8 @@ def cell(fact: Fact | None) -> str:
 
 # -- the comparison for the first page ------------------------------------------------------------
 
-#: Columns of that table, and under which names the figures of each are, the first that there is.
+#: The columns of that table, and the possible names of their figures. The first name that exists
+#: counts.
 COLUMNS = {
     "kcache": ("kcache", "kcache `file`", "kcache, hit"),
     "cuda.core": ("cuda.core FileStream", "cuda.core FileStream, hit", "cuda.core"),

@@ -55,7 +55,8 @@ PART = re.compile(
     r"^<!-- figures: (?P<name>[^\n]+?) -->\n(?P<body>.*?)^<!-- end figures -->$", re.M | re.S
 )
 _FROM = re.compile(r"^<!-- from (.+) -->$", re.M)
-#: A chart is 420 wide; on a large screen its letters may be as large as the text's.
+#: A chart is 420 wide. Shown at this width on a large screen, its letters are as large as the
+#: text's.
 SHOWN = 560
 
 
@@ -204,7 +205,7 @@ def _ratios(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
         yield source_line(evidence, [name])
 
 
-#: What writes the parts, by the first word of their names.
+#: The functions that write the parts of a page, by the first word of the part's name.
 KINDS: dict[str, Callable[[Evidence, str, Path], Iterator[str]]] = {
     "tables": _tables,
     "summary": _summary,

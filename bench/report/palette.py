@@ -28,7 +28,7 @@ COLOURS = {
     "SQLite": ("#9a8a00", "#f0e442"),
     "CuPy": ("#6b4c9a", "#b493e0"),
 }
-#: For other names, by role; in order.
+#: Colours for other names, by role, in this order.
 MORE: dict[str, tuple[tuple[str, str], ...]] = {
     "ours": (
         *(("#0072b2", "#4aa8e0"), ("#56b4e9", "#9ad4f7"), ("#009e73", "#1fc796")),
@@ -64,7 +64,7 @@ def pens_of(chart: Chart, theme: str) -> dict[str, Pen]:
         more = MORE[each.role]
         colours = COLOURS.get(each.name, more[number % len(more)])
         marks = MARKERS[each.role]
-        # Of names that have a colour of their own, the marker is their own, too.
+        # A name with a colour of its own has a marker of its own, too.
         alike = [name for name in COLOURS if role_of(name) == each.role]
         place = alike.index(each.name) if each.name in alike else number
         marker = marks[place % len(marks)]

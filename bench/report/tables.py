@@ -106,7 +106,7 @@ def targets(evidence: Evidence) -> Iterator[str]:
         return
     of = evidence.chapters()
     chapters = [*(ratio.chapter for ratio in ratios), *(fact.chapter for fact in facts)]
-    # In the order of the chapters, so that what belongs together stands together.
+    # In the order of the chapters, so that related rows stand together.
     order = sorted(range(len(rows)), key=lambda n: list(of).index(chapters[n]))
     yield f"{verdicts.count(True)} of {len(verdicts)} are met."
     yield table(

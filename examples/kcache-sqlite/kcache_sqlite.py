@@ -17,7 +17,7 @@ from kcache.errors import BackendError
 
 __all__ = ["SqliteBackend"]
 
-# The sums are kept by triggers: to count, one would have to read every entry.
+# Triggers keep the sums. A count would have to read every entry.
 _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS entries
@@ -120,7 +120,7 @@ class SqliteBackend(Backend):
         page = self._query(_BY_USE + _PAGE, -1, "")
         while page:
             for used, key, size in page:
-                if key not in offered:  # used since, and met again further on
+                if key not in offered:  # used since then; the scan meets it again later
                     offered.add(key)
                     yield EntryInfo(key, size, used)
             page = self._query(_BY_USE + _PAGE, *page[-1][:2])

@@ -12,9 +12,9 @@ from kcache.testing import BackendContract
 class TestSqlite(BackendContract):
     """The contract, over one SQLite file."""
 
-    #: SQLite keeps a file of its own, and looks at nothing else in the directory.
+    #: SQLite keeps one file of its own, and looks at no other file in the directory.
     refuses_strangers = False
-    #: What SQLite returns is what was put; it has no idea of the cap.
+    #: SQLite returns the bytes that were put; it does not know the cap.
     bounds_reads = False
 
     def open(self, place, *, max_size=1 << 26, read_only=False, clock=None):
