@@ -19,7 +19,7 @@ from kcache_backends._lmdb_errors import MissingError
 from kcache_backends._lmdb_files import is_recognised, mark
 from kcache_backends._lmdb_folder import DATA, Folder, check_parents
 from kcache_backends._lmdb_forks import keep_for_ever, watch
-from kcache_backends._lmdb_locks import CLOSED, HARDLY, OPENING, Locks
+from kcache_backends._lmdb_locks import CLOSED, HARDLY, OPENING, ClosedError, Locks
 from kcache_backends._lmdb_opening import Opened, identity_at, open_alone, open_read_only
 
 __all__ = ["FORK_PATIENCE", "NOBODY_WIDE", "PATIENCE", "Connection"]
@@ -191,9 +191,19 @@ class Connection:
     def _is_whole(self, opened: Opened) -> bool:
         """Tell whether the program has left the descriptors of a database alone, as far as known.
 
-        LMDB does not tell their numbers, but a program that closes them closes ours, too.
+        A program that closes all that it does not know closes ours, too.
         """
-        return self._locks.is_whole() and (opened.witness is None or opened.witness.is_open())
+        return self._locks.is_whole() and opened.is_whole()
+
+    def _require_whole(self) -> None:
+        """Refuse to go on where LMDB would write into, or map, a file of the program.
+
+        Raises:
+            ClosedError: the program has closed descriptors of the database.
+        """
+        opened = self._opened
+        if opened is not None and opened.numbers is not None and not opened.numbers.find():
+            raise ClosedError(f"{self.root}: {CLOSED}")
 
     # -- opening -------------------------------------------------------------------------------
 

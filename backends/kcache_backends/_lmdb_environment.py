@@ -138,6 +138,7 @@ class Environment(Connection):
         try:
             self.txn, self.writer = txn, threading.get_ident()
             yield
+            self._require_whole()
             self.txn, self.writer = None, self._nobody
             txn.commit()
         except BaseException:
@@ -169,6 +170,7 @@ class Environment(Connection):
             with Folder(self.root) as root, database(root, "db") as place:
                 check_size(place, self.map_size)
             env = self.get()
+            self._require_whole()
             env.set_mapsize(0)
             self._measure(env)
         finally:

@@ -89,6 +89,11 @@ class Folder:
             return path
         return self.path
 
+    @property
+    def number(self) -> int | None:
+        """The descriptor; None where the system can't open directories, or if it is closed."""
+        return self._fd
+
     def witness(self) -> OpenFile | None:
         """Return another descriptor of the directory; None where the system can't."""
         return None if self._fd is None else OpenFile(os.dup(self._fd))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from stat import S_ISDIR
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import lmdb
 
 from kcache.errors import BackendError
-from kcache.util.open_file import OpenFile
+from kcache.util.open_file import OpenFile, identity
 from kcache_backends._lmdb_errors import DAMAGE, MissingError
 from kcache_backends._lmdb_files import (
     allocate_readers,
@@ -35,8 +35,65 @@ __all__ = [
     "settle",
 ]
 
+#: LMDB opens the table of readers once and the data twice, the second time for what it syncs.
+_DESCRIPTORS = 3
+#: The system gives the lowest free numbers, so they are among so many behind that of the directory,
+#: which was opened just before. If another thread closed files meanwhile, they may be elsewhere.
+_NEAR = 64
+_ALL = "/proc/self/fd"
 #: How much larger the map is than a file that exceeds its limit, in bytes.
 _SPARE = 1 << 20
+
+
+class Numbers:
+    """The descriptors of one open database, by which to tell that the program has closed them.
+
+    A program that closes one twice closes somebody else's the second time. Its next file gets that
+    number, and LMDB would write there. They are looked for before the first write, not when the
+    database is opened, because most processes only read. Threads: the one that writes calls `find`.
+
+    Args:
+        near: the descriptor of the directory when LMDB opened the database.
+        data: what identifies its file.
+        table: what identifies the table of readers.
+    """
+
+    def __init__(self, near: int, data: tuple[int, ...], table: tuple[int, ...]) -> None:
+        self._near = near
+        self._files = {data, table}
+        self._found: dict[int, tuple[int, ...]] | None = None
+
+    def find(self) -> bool:
+        """Look for them, the first time; tell whether they lead where LMDB has opened them."""
+        if self._found is None:
+            self._found = self._among(range(self._near + 1, self._near + _NEAR))
+            if len(self._found) < _DESCRIPTORS:
+                with suppress(OSError):  # without /proc, they are known as far as they were found
+                    self._found = self._among(map(int, os.listdir(_ALL)))
+                    return set(self._found.values()) == self._files
+            return True
+        return self.are_whole()
+
+    def are_whole(self) -> bool:
+        """Tell whether those that were found lead where LMDB has opened them."""
+        try:
+            for number, at in (self._found or {}).items():
+                if identity(os.fstat(number)) != at:
+                    return False
+        except OSError:
+            return False
+        return True
+
+    def _among(self, numbers: Iterable[int]) -> dict[int, tuple[int, ...]]:
+        found: dict[int, tuple[int, ...]] = {}
+        for number in numbers:
+            with suppress(OSError):
+                at = identity(os.fstat(number))
+                if at in self._files:
+                    found[number] = at
+                    if len(found) == _DESCRIPTORS:
+                        break
+        return found
 
 
 class Opened(NamedTuple):
@@ -48,12 +105,20 @@ class Opened(NamedTuple):
         at_place: whether it is where it belongs, and not where an exchange moved it.
         witness: a descriptor that is closed, too, if the program has closed the database's; None if
             another object has such a descriptor.
+        numbers: LMDB's own descriptors, if it is open for writing.
     """
 
     env: lmdb.Environment
     file: tuple[int, ...]
     at_place: bool
     witness: OpenFile | None = None
+    numbers: Numbers | None = None
+
+    def is_whole(self) -> bool:
+        """Tell whether the program has left the descriptors alone, as far as known."""
+        return (self.witness is None or self.witness.is_open()) and (
+            self.numbers is None or self.numbers.are_whole()
+        )
 
 
 def open_alone(root: Folder, map_size: int) -> Opened:
@@ -72,8 +137,10 @@ def _open_files(root: Folder, map_size: int) -> Opened:
         allocate_readers(place)
         env = open_checked(place, _map_to_open(place, map_size), read_only=False)
         file = identity_of(place)
+        near, table = place.number, place.status(TABLE)
     env.reader_check()
-    return Opened(env, file, at_place=True)
+    numbers = None if near is None or table is None else Numbers(near, file, identity(table))
+    return Opened(env, file, at_place=True, numbers=numbers)
 
 
 def _map_to_open(place: Folder, map_size: int) -> int:

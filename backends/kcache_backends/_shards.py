@@ -115,7 +115,7 @@ class ShardCounters:
             self._file = open_own(path, os.O_RDWR | os.O_CREAT)
         self._locks = RangeLocks(self._file)
         #: Whether the program has closed the descriptor.
-        self._gone = False
+        self.gone = False
         raw = pread(self._file.fd, _ALL.size, 0)
         if not _is_known(raw):
             claim()
@@ -137,7 +137,7 @@ class ShardCounters:
 
     def lost(self) -> bool:
         """Tell whether the path leads elsewhere: the file was removed, moved or replaced."""
-        return self._gone or not self._file.is_at(self.path)
+        return self.gone or not self._file.is_at(self.path)
 
     def removed(self) -> bool:
         """Tell whether somebody removed the file, as far as the file itself tells."""
@@ -149,8 +149,11 @@ class ShardCounters:
 
         Raises:
             TimeoutError: its holder neither finishes nor dies: a process that was stopped, say.
+            OSError: the program has closed the descriptor. Its number may lead to another file by
+                now, such as the counters of another cache, which look as sound as ours.
         """
         with self._locks.held(shard * _RECORD.size, _RECORD.size, timeout=PATIENCE):
+            self._require_open()
             yield
 
     def read(self, shard: int) -> ShardCount | None:
@@ -168,7 +171,7 @@ class ShardCounters:
 
     def _require_open(self) -> None:
         if not self._file.is_open():
-            self._gone = True
+            self.gone = True
             raise OSError(errno.EBADF, "the program has closed the file", self.path)
 
     def write(self, shard: int, count: ShardCount) -> None:

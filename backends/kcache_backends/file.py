@@ -370,7 +370,7 @@ class FileBackend(Backend):
     def _changing(self, shard: int) -> Generator[tuple[ShardCounters, ShardCount]]:
         """Lock a shard, and yield its counters and exact or overestimated count."""
         counters = self._counters
-        if counters is None:
+        if counters is None or counters.gone:
             if self._read_only:
                 raise BackendError(f"{self._root} is open for reading only")
             counters = self._open_counters()

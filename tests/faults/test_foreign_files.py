@@ -207,6 +207,71 @@ def test_a_program_that_closes_every_descriptor_gets_nothing_written_into_its_ne
         assert path.read_bytes() == CONTENT
 
 
+ONE_CLOSED = """
+import os, sys
+from kcache import Entry, open_engine
+place, foreign, name, number = *sys.argv[1:4], int(sys.argv[4])
+key = lambda number: f"{number:064x}"
+entry = Entry({"a": b"x" * 500})
+engine = open_engine(place, backend=name)
+engine.put(key(1), entry)
+numbers = sorted(map(int, os.listdir("/proc/self/fd")))
+links = {n: f"/proc/self/fd/{n}" for n in numbers if os.path.lexists(f"/proc/self/fd/{n}")}
+files = [n for n, link in links.items() if os.readlink(link).startswith(f"{place}/{name}")]
+if number < len(files):
+    os.dup2(os.open(f"{foreign}/0", os.O_RDWR), files[number])
+    for n in range(5):
+        stored = engine.put(key(n), entry)
+        assert engine.get(key(n)) in ((entry,) if stored else (entry, None))
+    engine.close()
+    del engine
+    assert os.readlink(f"/proc/self/fd/{files[number]}") == foreign + "/0"
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("name", ["file", "lmdb"])
+def test_a_program_that_closes_one_descriptor_twice_gets_nothing_written_into_its_file(
+    name: str, number: int, tmp_path: Path
+) -> None:
+    """Another thread opened a database in between: the second time, one of its files is closed."""
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "0").write_bytes(CONTENT)
+    output_of(ONE_CLOSED, str(tmp_path / "cache"), str(tmp_path / "foreign"), name, str(number))
+    assert (tmp_path / "foreign" / "0").read_bytes() == CONTENT
+
+
+OTHER_CACHE = """
+import os, sys
+from kcache import Entry, open_engine
+one, two, name = sys.argv[1:]
+key = lambda number: f"{number:064x}"
+first = open_engine(one, backend=name)
+first.put(key(1), Entry({"a": b"x" * 9000}))
+os.closerange(3, 200)
+second = open_engine(two, backend=name)
+second.put(key(1), Entry({"a": b"x"}))
+second.put(key(2), Entry({"a": b"x"}))
+before = second.backend.usage()
+for number in range(5):
+    first.delete(key(1))
+    first.put(key(number), Entry({"a": b"x" * 9000}))
+    assert second.backend.usage() == before
+assert first.get(key(4))
+print(sum(info.size for info in first.backend.scan()) - first.backend.usage().bytes)
+"""
+
+
+@FILES
+def test_a_program_that_closes_every_descriptor_gets_no_count_into_another_cache(
+    name: str, tmp_path: Path
+) -> None:
+    """Whose counters, under the number of the first cache's, are as sound as those."""
+    printed = output_of(OTHER_CACHE, str(tmp_path / "one"), str(tmp_path / "two"), name)
+    assert int(printed) == 0
+
+
 def test_the_owner_of_a_number_closes_it_with_its_last_user(tmp_path: Path) -> None:
     file = open_own(str(tmp_path / "file"), os.O_RDWR | os.O_CREAT)
     number, user = file.fd, RangeLocks(file)
