@@ -332,7 +332,7 @@ class Connection:
                     mark(root)
             yield root
 
-    # -- changes to the files by others -----------------------------------------------------------
+    # -- changes to the files by others --------------------------------------------------------
 
     def lost(self) -> bool:
         """Tell whether another file is in place of the open database."""

@@ -105,7 +105,7 @@ class LockFile:
 
     @contextmanager
     def held(self, start: int, timeout: float) -> Generator[None]:
-        """Hold a lock while the block runs; wait for it at most so many seconds.
+        """Hold a lock while the block runs; wait for it for at most `timeout` seconds.
 
         Waiters get it in no fixed order, but a holder that asks again and again lets one of them go
         first.

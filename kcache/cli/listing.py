@@ -85,7 +85,7 @@ def what_it_is(item: Item) -> str:
 
 
 def item_json(item: Item) -> dict[str, object]:
-    """Return an item as it stands in JSON: full key, bytes, seconds since the epoch."""
+    """Return an item in the form that JSON output has: full key, bytes, seconds since the epoch."""
     return {
         "key": item.key,
         "kind": item.kind,

@@ -195,8 +195,9 @@ class CacheEngine:
     def get_or_create(self, key: str, create: Callable[[], Entry]) -> Entry:
         """Return the entry under `key`; on a miss return what `create` makes, and store it.
 
-        Of all threads and processes that miss `key` at the same time, one calls `create`, and the
-        others wait; see `Flight`. Its exception reaches all its threads, and nothing is stored.
+        If several threads and processes miss `key` at the same time, one of them calls `create`,
+        and the others wait; see `Flight`. If `create` raises an exception, all waiting threads of
+        its process get it, and nothing is stored.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.

@@ -84,7 +84,7 @@ class LoadedKernel:
     def kernel(self) -> Any:  # noqa: ANN401  optional, and typed by its own stubs
         """cuda.core's `Kernel`, for more features: occupancy, clusters, cooperative launches.
 
-        Of use as long as this handle is kept.
+        It works as long as this handle is kept.
         """
         return self._fresh().kernel
 

@@ -83,8 +83,8 @@ def hash_options(options: Sequence[str] | SupportsFlags) -> str:
 class CacheKey(Record):
     """Everything that decides what the compiler returns, headers on disk excepted.
 
-    What the source is called is among the options where it matters, as are directories: most
-    outcomes do not depend on it. Headers are added by the header manifest: the result of a source
+    The source's name and directories are among the options if the outcome depends on them, which
+    is seldom the case. Headers are added by the header manifest: the result of a source
     that includes files lives under a key made of this digest and the digests of the files that were
     read.
 

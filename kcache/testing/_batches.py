@@ -123,7 +123,7 @@ class BatchTests(ContractBase):
             self.agree(backend, place, {key(2): NEW, key(3): NEW})
 
     def test_an_exception_in_an_inner_batch(self, place: Path) -> None:
-        """Where the outer batch goes on after it, its own changes take effect."""
+        """If the outer batch goes on after it, the outer batch's own changes take effect."""
         with self.opened(place) as backend:
             with backend.batch():
                 backend.put(key(1), OLD)

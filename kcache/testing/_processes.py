@@ -49,7 +49,7 @@ class ProcessTests(ContractBase):
     """Any number of processes; one that is killed at any instant harms nobody."""
 
     def test_processes_see_each_others_changes(self, place: Path) -> None:
-        """What one put or deleted, the other sees with the handle that it has open."""
+        """Each process sees the other's puts and deletes through a handle that was already open."""
         self.needs_processes()
         with self.opened(place) as backend:
             backend.put(key(1), b"parent")
@@ -177,7 +177,7 @@ class ProcessTests(ContractBase):
             self.agree(backend, place)
 
     def test_a_fork_in_the_middle_of_an_iteration(self, place: Path) -> None:
-        """Parent and child both can go on iterating, or begin anew."""
+        """Both parent and child can go on iterating, or begin again."""
         self.needs_processes()
         with self.opened(place) as backend:
             names = self.fill(backend, 20)

@@ -15,10 +15,10 @@ __all__ = ["RecencyTests"]
 
 
 class RecencyTests(ContractBase):
-    """`coldest` goes by last use; puts, touches and uses count, by whomever they are made."""
+    """`coldest` sorts by last use; puts, touches and uses of every handle and process count."""
 
     def test_coldest_goes_by_the_last_use(self, place: Path) -> None:
-        """A put, a put anew, a touch and a use each make an entry the most recently used."""
+        """A put, a second put, a touch and a use each make an entry the most recently used."""
         clock = FakeClock()
         with self.opened(place, clock=clock) as backend:
             names = self.fill(backend, 12, clock=clock)
@@ -83,7 +83,7 @@ class RecencyTests(ContractBase):
             self.order(backend.coldest(), [*names[3:], names[0], names[2], names[1]])
 
     def test_uses_of_another_handle_count(self, place: Path) -> None:
-        """What another handle used is recently used, at the latest when that is closed."""
+        """A use by another handle counts, at the latest when that handle is closed."""
         self.needs_sharing()
         clock = FakeClock()
         with self.opened(place, clock=clock) as backend:
@@ -95,7 +95,7 @@ class RecencyTests(ContractBase):
             self.order(backend.coldest(), [*names[2:], names[1], names[0]])
 
     def test_uses_of_another_process_count(self, place: Path) -> None:
-        """What another process used is recently used, at the latest when that has closed."""
+        """A use by another process counts, at the latest when that has closed its handle."""
         self.needs_processes()
         clock = FakeClock()
         with self.opened(place, clock=clock) as backend:

@@ -69,7 +69,7 @@ class ThreadTests(ContractBase):
             self.agree(backend, place)
 
     def test_a_thread_that_ends_leaves_its_work(self, place: Path) -> None:
-        """What a thread put and used is there after its end, for the others to change."""
+        """After a thread has ended, its puts and uses remain, and other threads can change them."""
         clock_free = [key(f"thread {number}") for number in range(5)]
         with self.opened(place) as backend:
             for name in clock_free:

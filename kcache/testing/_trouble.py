@@ -42,12 +42,12 @@ CHANGES = ("put", "put another", "delete", "delete what is absent", "touch", "re
 
 
 class TroubleTests(ContractBase):
-    """What fails raises `BackendError` and nothing else, and does no harm."""
+    """A failing operation raises only `BackendError`, and does no harm."""
 
     # -- read-only -------------------------------------------------------------------------------
 
     def test_reading_only_finds_everything(self, place: Path) -> None:
-        """A read-only handle reads, counts and lists what is there, and what comes later."""
+        """A read-only handle reads, counts and lists all entries, including later ones."""
         self.needs_sharing()
         with self.opened(place) as writer:
             names = self.fill(writer, 10)
@@ -139,7 +139,7 @@ class TroubleTests(ContractBase):
         third.close()
 
     def test_a_closed_handle_raises_backend_errors_or_works(self, place: Path) -> None:
-        """No method of a closed handle raises anything else, or lies about what is there."""
+        """A method of a closed handle raises `BackendError` or gives the right result."""
         backend = self.open(place)
         self.fill(backend, 5)
         backend.close()

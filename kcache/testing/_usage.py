@@ -49,7 +49,7 @@ class UsageTests(ContractBase):
                 self.agree(second, place)
 
     def test_usage_counts_other_processes(self, place: Path) -> None:
-        """What another process wrote and deleted is counted at once."""
+        """`usage` counts writes and deletes of another process at once."""
         self.needs_processes()
         with self.opened(place) as backend:
             backend.put(key(1), bytes(3000))
@@ -156,7 +156,7 @@ class UsageTests(ContractBase):
             self.agree(backend, place, {key(1): sealed(key(1), 1, cap // 2)})
 
     def test_a_place_that_is_something_else(self, tmp_path: Path) -> None:
-        """Where the place is no directory, nothing but `BackendError` is raised."""
+        """If the place is no directory, only `BackendError` is raised."""
         if not self.persistent:
             pytest.skip("there is no place")
         place = tmp_path / "a file"

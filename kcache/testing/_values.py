@@ -46,7 +46,7 @@ _OPERATIONS = st.lists(
 
 
 class ValueTests(ContractBase):
-    """What is put under a key is what is there, in whole, until it is replaced or deleted."""
+    """A value stays under its key, complete, until it is replaced or deleted."""
 
     def test_a_value_comes_back_as_it_was_put(self, place: Path) -> None:
         """`get` and `use` return the bytes that were put: none, one, a page, a megabyte."""
@@ -152,7 +152,7 @@ class ValueTests(ContractBase):
             assert all(type(info) is EntryInfo for info in infos)
 
     def test_scan_goes_on_while_entries_change(self, place: Path) -> None:
-        """What is neither put nor deleted meanwhile is yielded once, anything else at most once."""
+        """`scan` yields each unchanged entry once, and each changed entry at most once."""
         with self.opened(place) as backend:
             names = self.fill(backend, 120)
             stays = set(names[::2])
@@ -176,7 +176,7 @@ class ValueTests(ContractBase):
                 assert sorted(pair[side].key for pair in pairs) == sorted(names)
 
     def test_reopening_keeps_everything(self, place: Path) -> None:
-        """What was put is there, and counted, when the place is opened the next time."""
+        """Entries are there, and counted, when the place is opened the next time."""
         if not self.persistent:
             pytest.skip("nothing persists")
         expected = {key(size): sealed(key(size), size, size + 16) for size in SIZES}

@@ -83,7 +83,7 @@ class CacheMachine(Machine):
 
     @rule(name=st.sampled_from(KEYS), size=st.sampled_from(SIZES))
     def get_or_create(self, name: str, size: int) -> None:
-        """Get what is there; create what is not."""
+        """Get an entry, or create it if it is not there."""
         if name not in self.model:
             self.put(name, size)
             return
