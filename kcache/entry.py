@@ -239,14 +239,18 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
     """Return the envelope of `entry` under `key` (64 hexadecimal digits).
 
     Raises:
-        ArgumentTypeError: metadata holds something that JSON can't, or a bound is exceeded.
+        ArgumentTypeError: metadata holds something that JSON can't, a bound is exceeded, or
+            `entry` is no entry.
     """
     try:
         metadata = _compact(dict(entry.metadata)).encode()
         if metadata.count(b"[") + metadata.count(b"{") > _MANY_LEVELS:
             _require_shallow(json.loads(metadata))
         names = [name.encode() for name in entry.payload]
-    except (TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        if not isinstance(entry, Entry):  # what a caller's `create` returned, for example
+            given = type(entry).__name__
+            raise ArgumentTypeError(f"entry is {given}; allowed: an Entry") from None
         raise ArgumentTypeError(
             f"metadata is not JSON, or a name is not Unicode: {error}"
         ) from error

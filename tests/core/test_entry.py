@@ -389,6 +389,12 @@ def test_what_the_format_cannot_hold_is_refused_when_it_is_encoded(what: str) ->
         encode(KEY, entry)
 
 
+@pytest.mark.parametrize("given", [None, b"bytes", {"a": b"x"}])
+def test_what_is_no_entry_is_refused_by_its_type(given: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"entry is {type(given).__name__}; allowed"):
+        encode(KEY, given)
+
+
 def test_a_producer_beyond_the_bound_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match=str(MAX_PRODUCER)):
         encode(KEY, ENTRY, producer=b"p" * (MAX_PRODUCER + 1))
