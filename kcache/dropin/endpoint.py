@@ -201,7 +201,8 @@ def ask(path: str, kind: int) -> bytes | None:
             connection.connect(path)
             if not is_same_user(connection):
                 return None
-            connection.sendall(protocol.frame(kind))
+            # A server that has ended must not end a program that does not ignore SIGPIPE.
+            connection.sendall(protocol.frame(kind), getattr(socket, "MSG_NOSIGNAL", 0))
             while True:
                 got, size = protocol.unpack_head(_exactly(connection, protocol.HEAD_SIZE, until))
                 payload = _exactly(connection, size, until)

@@ -30,6 +30,8 @@ _PIECE = 1 << 20
 _MOST_FIELDS = 16
 #: SO_RCVTIMEO and SO_SNDTIMEO count microseconds, and 0 means no limit.
 _SHORTEST = 1e-3
+#: An agent that has ended must not end a program that does not ignore SIGPIPE.
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Channel:
@@ -87,9 +89,9 @@ class Channel:
     def send(self, fields: Sequence[bytes]) -> None:
         """Send one message; raises OSError."""
         parts = [heading(fields), *fields]
-        left = sum(map(len, parts)) - self._socket.sendmsg(parts)
+        left = sum(map(len, parts)) - self._socket.sendmsg(parts, (), _NO_SIGNAL)
         if left:
-            self._socket.sendall(memoryview(b"".join(parts))[-left:])
+            self._socket.sendall(memoryview(b"".join(parts))[-left:], _NO_SIGNAL)
 
     def _receive(self, got: int, end: float) -> list[bytes]:
         """Return the message whose first `got` bytes are in the buffer."""

@@ -150,6 +150,29 @@ def test_a_worker_that_is_killed_in_mid_compile_costs_no_kernel(
     assert cache.get_or_compile(slow(30), (), ARCH).cached
 
 
+_NO_PYTHON_SIGNAL = """
+import os, signal, sys
+import kcache
+from kcache.nvrtc.workers import pool
+from nvrtc.reference import ARCH
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+cache = kcache.KernelCache(sys.argv[1])
+kernel = 'extern "C" __global__ void k() {}'
+cache.get_or_compile(kernel, (), ARCH)
+(pid,) = pool.shared().pids()
+os.kill(pid, signal.SIGKILL)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+print(cache.get_or_compile(kernel + "//", (), ARCH).cached)
+print(signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before, signal.sigpending())
+"""
+
+
+def test_an_idle_worker_that_was_killed_does_not_end_a_program_with_sigpipe(tmp_path: Path) -> None:
+    said = python(_NO_PYTHON_SIGNAL, tmp_path / "cache").splitlines()
+    assert said == ["False", "True set()"]
+
+
 def test_a_compiler_that_crashes_twice_is_an_error_that_says_so(cache: KernelCache) -> None:
     shared = pools.shared()
     done = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import threading
@@ -111,3 +112,20 @@ def test_a_number_that_the_program_has_taken_is_neither_written_to_nor_closed(pa
     os.close(number)
     ours.close()
     theirs.close()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="there is no SIGPIPE")
+def test_an_agent_that_has_ended_does_not_end_a_program_with_sigpipe(pair: Pair) -> None:
+    channel, there = pair
+    there.close()
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        with pytest.raises(BrokenPipeError):
+            channel.ask([b"x" * (8 << 20)], 60)
+        assert signal.SIGPIPE not in signal.sigpending()  # it would have ended this process
+    finally:
+        if signal.SIGPIPE in signal.sigpending():
+            signal.sigwait({signal.SIGPIPE})
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGPIPE, before)

@@ -161,7 +161,7 @@ class WorkerProcess:
             with suppress(RuntimeError):  # the interpreter is ending, so the limit can't be kept
                 timer.start()
         try:
-            send(self._pipes[0].fd, ask.pack())
+            send(self._pipes[0].fd, ask.pack(), _write)
             reply = Reply.unpack(receive(self._pipes[1].fd))
         except (WireError, OSError) as error:
             self.end()
@@ -244,6 +244,29 @@ class WorkerProcess:
             return os.read(said.fd, _QUOTED).decode(errors="replace").strip()
         except OSError:
             return ""
+
+
+def _write(fd: int, data: memoryview) -> int:
+    """Write to a worker; raises BrokenPipeError if it has ended.
+
+    Python ignores SIGPIPE. A program may have switched that off, as many command lines do, and an
+    embedded interpreter may never have switched it on. Then a worker that ended while it was idle
+    would take the program along. So the signal is blocked meanwhile, and the one of this write is
+    taken.
+    """
+    if sys.platform == "win32":
+        return os.write(fd, data)
+    pipe = {signal.SIGPIPE}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, pipe)
+        return os.write(fd, data)
+    except BrokenPipeError:
+        if signal.SIGPIPE not in before and signal.SIGPIPE in signal.sigpending():
+            signal.sigwait(pipe)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _taken(stream: IO[bytes] | None) -> OpenFile:
