@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 
 from kcache.errors import BackendError, ConfigError
-from kcache.util.marker import NAME, is_empty, is_marked, mark
+from kcache.util.marker import NAME, is_empty, is_marked, mark, marker_problem
 from kcache.util.open_file import NotOursError, open_own
 from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
 
@@ -219,11 +219,17 @@ def _is_marked_cache(directory: str) -> bool:
         if not is_empty(directory):
             name = _stranger(directory)
             if name:
+                problem = marker_problem(directory)
+                reason = (
+                    f"its {NAME!r} is {problem}"
+                    if problem
+                    else (f"it has {name!r} in it, and no {NAME!r} of kcache's")
+                )
                 raise ConfigError(
-                    f"directory={directory!r} is no cache: it has {name!r} in it, and no "
-                    f"{NAME!r} of kcache's. Nothing in it was changed; allowed: a directory that "
-                    "is new or empty, or that kcache made. Name another (KCACHE_DIR, directory=, "
-                    f"--directory), such as {os.path.join(directory, 'kcache')!r}"
+                    f"directory={directory!r} is no cache: {reason}. Nothing in it was changed; "
+                    "allowed: a directory that is new or empty, or that kcache made. Name another "
+                    f"(KCACHE_DIR, directory=, --directory), such as "
+                    f"{os.path.join(directory, 'kcache')!r}"
                 )
     except NotOursError as error:
         raise ConfigError(f"directory={directory!r} is not allowed: {error.strerror}") from error

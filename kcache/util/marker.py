@@ -16,12 +16,22 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from stat import S_ISLNK
 from typing import cast
 
 from kcache.util.locks import RangeLocks
 from kcache.util.open_file import NotOursError, OpenFile, is_own, open_own, owner_problem
 
-__all__ = ["NAME", "claim", "is_empty", "is_marked", "mark", "open_or_replace", "set_aside"]
+__all__ = [
+    "NAME",
+    "claim",
+    "is_empty",
+    "is_marked",
+    "mark",
+    "marker_problem",
+    "open_or_replace",
+    "set_aside",
+]
 
 NAME = "kcache.json"
 _FORMAT = "kcache-directory/1"
@@ -55,6 +65,17 @@ def is_marked(directory: str) -> bool:
     if form != _FORMAT:
         raise NotOursError(f"it was made by another version of kcache ({form[:40]!r})", directory)
     return True
+
+
+def marker_problem(directory: str) -> str:
+    """Return why something called as the marker is none, in words that continue "it is"."""
+    try:
+        status = os.stat(os.path.join(directory, NAME), follow_symlinks=False)
+    except OSError:
+        return ""
+    if S_ISLNK(status.st_mode):
+        return "a link"
+    return "no marker of kcache" if is_own(status) else owner_problem(status)
 
 
 def is_empty(directory: str) -> bool:

@@ -155,6 +155,25 @@ def snapshot(place: Path) -> Snapshot:
     return found
 
 
+def test_a_marker_that_is_none_is_named_with_the_reason(tmp_path: Path) -> None:
+    """Such as after `cp -al`, which gives each file of a cache a second name."""
+    cache, other = tmp_path / "cache", tmp_path / "other"
+    open_engine(cache).close()
+    cases: dict[str, Callable[[Path], object]] = {
+        "a file with 2 names": lambda at: os.link(cache / NAME, at),
+        "a link": lambda at: at.symlink_to(cache / NAME),
+        "a directory": lambda at: at.mkdir(),
+        "no marker of kcache": lambda at: at.write_text("{}"),
+    }
+    for reason, make in cases.items():
+        other.mkdir()
+        make(other / NAME)
+        write(other / "photo.jpg")
+        with pytest.raises(ConfigError, match=f"is no cache: its '{NAME}' is {reason}"):
+            prepare(str(other))
+        shutil.rmtree(other)
+
+
 #: Command -> how it is called. PLACE is the folder, OUT one of ours.
 COMMANDS = {
     "demo": ["--arch sm_80 --directory PLACE"],
