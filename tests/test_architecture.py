@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-#: Folder -> what the page says is in it.
+#: Folder -> the page's sentence about it.
 FOLDERS = {
     match[1]: match[2] for match in re.finditer(r"^\| `([\w/]+)/` \| (.+) \|$", TEXT, re.MULTILINE)
 }

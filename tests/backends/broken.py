@@ -340,7 +340,7 @@ class Sealed(FileBackend):
         return super().put(key, value)
 
 
-#: Which test finds out which backend.
+#: Which test detects which backend.
 CAUGHT: list[tuple[Callable[..., Any], str]] = [
     (Partial, "test_a_value_comes_back_as_it_was_put"),
     (View, "test_a_value_comes_back_as_it_was_put"),

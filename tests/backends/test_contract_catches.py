@@ -14,7 +14,8 @@ from kcache.errors import BackendError
 from kcache.testing import _base, _children
 from kcache.testing.contract import BackendContract
 
-#: What a wrong backend's test may end with: its own verdict, or what the backend should not raise.
+#: The allowed results of a wrong backend's test: the test's own failure, or an error that the
+#: backend should not raise.
 VERDICTS = (
     *(AssertionError, ExceptionGroup, pytest.fail.Exception),
     *(BackendError, KeyError, OSError, StopIteration, ValueError),

@@ -281,7 +281,7 @@ def test_header_sets_of_both_stay(tmp_path: Path) -> None:
     manifest = Manifest.from_entry(contents(tmp_path / "ours")[REQUEST])
     sets = [header_set(number).raw for number in (3, 1, 2)]
     assert [each.raw for each in manifest.header_sets] == sets
-    assert manifest.header_sets[0].stamps  # what this machine remembers stays, too
+    assert manifest.header_sets[0].stamps  # this machine's own notes stay, too
 
 
 def test_a_full_manifest_loses_none_of_its_own_sets(tmp_path: Path) -> None:

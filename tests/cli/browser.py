@@ -153,7 +153,7 @@ class Tab:
 
     def heard(self, *methods: str) -> list[dict[str, Any]]:
         """Returns the events of these kinds."""
-        self.evaluate("0")  # what happened before has been told by then
+        self.evaluate("0")  # earlier events have been reported by then
         return [e["params"] for e in self._browser.events if e.get("method") in methods]
 
     def close(self) -> None:

@@ -217,7 +217,8 @@ def test_both_together_never_exceed_the_cap_and_one_entry(
         assert source.entry_count == 0
         assert destination.size_bytes <= cap
     arrived = held(tmp_path, target)
-    assert arrived == order[len(order) - len(arrived) :]  # what had to go was the coldest
+    # The coldest entries were the ones that had to go.
+    assert arrived == order[len(order) - len(arrived) :]
     with kcache.KernelCache(tmp_path, backend=target, read_only=True) as cache:
         full = len(arrived) == len(order) or cache.size_bytes > 0.8 * cap
     assert full

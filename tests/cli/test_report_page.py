@@ -502,7 +502,7 @@ def test_the_table_below_a_chart_has_its_figures() -> None:
 
 # -- in a browser ----------------------------------------------------------------------------------
 
-#: The least contrast of any text with what is behind it, as in WCAG 2.2, and that text.
+#: The lowest contrast between a text and its background, as in WCAG 2.2, and that text.
 CONTRAST = """(() => {
   const parse = text => (text.match(/rgba?\\([^)]*\\)/g) || []).map(
     colour => colour.match(/[\\d.]+/g).map(Number)).map(
@@ -537,7 +537,7 @@ CONTRAST = """(() => {
   }
   return least;
 })()"""
-#: What stands out of the page on either side.
+#: The elements that stick out of the page on either side.
 STANDS_OUT = """[...document.querySelectorAll("body *")].filter(node => {
   const box = node.getBoundingClientRect();
   return box.width && (box.left < -0.5 || box.right > innerWidth + 0.5);

@@ -64,7 +64,7 @@ class Terminal:
     def _read(self) -> bool:
         try:
             more = os.read(self.master, 1 << 16)
-        except OSError:  # what Linux says when the other side has closed
+        except OSError:  # the error of Linux when the other side has closed
             more = b""
         self.seen += more
         return bool(more)

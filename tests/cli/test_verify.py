@@ -148,7 +148,7 @@ def test_what_cannot_be_read_or_deleted(here: Callable, monkeypatch: pytest.Monk
         os.chown(directory, os.geteuid(), -1)
         fill(directory, {A: kernel(), B: kernel(), C: kernel()})
         damage(directory, B)
-        here("verify", "--repair", "--json")  # imports what it needs
+        here("verify", "--repair", "--json")  # so that the modules are imported
         damage(directory, B)
         for path in (directory, *directory.rglob("*")):
             os.chown(path, NOBODY, NOBODY)
@@ -166,7 +166,7 @@ def test_what_cannot_be_read_or_deleted(here: Callable, monkeypatch: pytest.Monk
         assert set(look(directory / "file").entries) == {A, B, C}
         folder.chmod(0o700)
         code, out, _ = as_nobody("verify", "--repair")
-        assert code == 1  # what can't be read is still there
+        assert code == 1  # an entry that can't be read is still there
         assert "  1 damaged, 1 deleted\n" in out
         assert set(look(directory / "file").entries) == {A, C}
 

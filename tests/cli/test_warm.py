@@ -23,7 +23,7 @@ from kcache.nvrtc.workers.messages import Ask, Reply
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 BAD = "__global__ void k() {\n    nonsense;\n}\n"
-#: What a kernel of each folder includes: a header beside it, which the other folder has, too.
+#: A kernel of each folder includes a header beside it. Both folders have a header of this name.
 SCALE = '#include "scale.cuh"\n__global__ void scale(float* x) { *x *= SCALE; }\n'
 
 LIST = """

@@ -133,7 +133,7 @@ def test_who_looks_or_compiles_warns_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     line = (*command.split(), *LOOKS[command])
-    if wrong.name == "KCACHE_DIR":  # as where nothing has been cached yet
+    if wrong.name == "KCACHE_DIR":  # as if nothing had been cached yet
         monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "none"))
     expected = here(*line)
     before = snapshot(tmp_path / "unsafe")

@@ -28,7 +28,7 @@ def _open_files(below: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     """Fails a test after which a thread runs, or a file below its directory is still open."""
-    pool.shared().close()  # what another test has compiled with
+    pool.shared().close()  # another test may have compiled with it
     threads = threading.active_count()
     yield
     pool.shared().close()

@@ -77,7 +77,7 @@ def test_any_text_is_a_size_or_a_config_error(text: str) -> None:
 
 # -- where a value comes from --------------------------------------------------------------------
 
-#: For every variable: a good text and its value, and texts that are not allowed.
+#: For every variable: a valid text with its value, and texts that are not allowed.
 VALUES: dict[str, tuple[str, Any, list[str]]] = {
     "KCACHE_BACKEND": ("file", "file", [" "]),
     "KCACHE_DIR": ("/somewhere/kcache", "/somewhere/kcache", [" ", "a\0b", "~nobody-knows/kcache"]),

@@ -35,7 +35,7 @@ OPERATIONS: dict[str, Callable[[FileBackend], object]] = {
     "coldest": lambda backend: list(backend.coldest()),
     "reopen": lambda backend: FileBackend(backend._root).usage(),
 }
-#: Of operations that take many lines, every n-th is tried.
+#: Of an operation with many lines, only every n-th line is tried.
 STRIDES = {"put in a new shard": 3, "coldest": 127, "reopen": 3}
 ALL_LINES_DONE = 7
 UNLOCKING = ("_unlock", "_range_unlock", "_flock")
@@ -105,7 +105,7 @@ def check_after_crash(place: Path, operation: str) -> None:
         for name in (ABSENT, NEW_SHARD, ON_DISK):
             backend.put(name, b"next")
             assert backend.get(name) == b"next"
-        # The next writers have counted afresh what was left under way, and swept it.
+        # The next writers have counted the unfinished entries again, and removed them.
         truth = look(place)
         assert truth.temporary == []
         assert backend.usage() == (truth.bytes, len(truth.entries)) == (312, 6)

@@ -289,7 +289,7 @@ def test_a_user_without_home_and_name_gets_the_temporary_directory(
     """As in containers that run under an arbitrary user id."""
     for name in ("KCACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    default_cache_directory()  # imports what the child may not read
+    default_cache_directory()  # so that modules are imported that the child may not read
 
     def child() -> None:
         os.setuid(54321)

@@ -15,7 +15,7 @@ from kcache.util import distribution
 from kcache.util.distribution import NAME, how_to_install
 
 ROOT = Path(__file__).parents[2]
-#: Where the name is said, and nothing is installed by it: metadata, and what a reader is told.
+#: Files that mention the name but install nothing by it.
 _TOLD = ("kcache/util/distribution.py",)
 
 

@@ -96,7 +96,7 @@ def test_where_all_is_well_every_finding_is_ok() -> None:
 
 NFS = FileSystem("nfs4", "/home")
 
-#: What is wrong -> level, what the finding says, and what it says to do.
+#: The fault -> the level and the text of the finding, and its advice.
 CASES: dict[str, tuple[Facts, str, str, str]] = {
     "old python": (with_(python=(3, 10, 0)), PROBLEM, "Python 3.10.0 is too old", "3.11"),
     "old library": (

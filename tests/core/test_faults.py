@@ -69,7 +69,7 @@ def test_whatever_a_backend_raises_no_operation_does(
             now[0] += 100
         failed = backend.calls.count(method)
         counted = engine.stats().errors + engine.stats().corrupt
-        if method == "close":  # nobody is left to count that
+        if method == "close":  # no object is left to count it
             failed = counted
         # It looks twice before it creates, and damage is counted once.
         twice = (name, method, error) == ("get_or_create", "use", "CorruptEntryError")
@@ -288,7 +288,7 @@ def test_a_file_that_may_not_grow_is_a_failed_put_and_leaks_nothing(tmp_path: Pa
                     before = os.listdir("/proc/self/fd")
                     for number in range(5):
                         assert engine.put(key(number), entry(20_000)) is False
-                    # What other tests left behind may be collected meanwhile.
+                    # The garbage collector may collect objects of other tests in the meantime.
                     assert set(os.listdir("/proc/self/fd")) <= set(before)
                     assert engine.get(key(1)) == entry(1000)
                     assert look(tmp_path / "file").temporary == []

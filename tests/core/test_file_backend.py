@@ -582,7 +582,8 @@ def test_check_opened_for_reading_only_sees_wrong_counters(
         (found,) = reader.check(repair=True)
         assert found == "shard 07: its counter is damaged"
     (place / "counters").unlink()
-    assert list(reader.check()) == []  # a copy without them, for whoever writes next to make
+    # A copy without counters, which the next writer has to create.
+    assert list(reader.check()) == []
     reader.close()
 
 

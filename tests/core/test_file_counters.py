@@ -251,7 +251,8 @@ def test_orphaned_temporary_files_are_removed(backend: FileBackend, place: Path)
     check(backend, place)
 
 
-# Stands for a program in a container, where process ids repeat as well as what is compiled first.
+# Stands for a program in a container, where process ids repeat, and so does the first compiled
+# kernel.
 NAMESAKE = """
 import os, signal, sys
 from kcache_backends.file import FileBackend

@@ -464,7 +464,7 @@ class TestProcesses:
         together.close()
         waiting.close()
         assert [wait(each) for each in (leader, *others)] == [0] * 4
-        # What was does not matter to who comes later.
+        # Earlier flights do not matter to a later request.
         later = [child(path, shelf) for _ in range(8)]
         assert [wait(each) for each in later] == [0] * 8
         assert shelf.times == 1

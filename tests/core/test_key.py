@@ -27,7 +27,7 @@ KEY = CacheKey(
     extra_key=b"extra",
 )
 
-#: Another value for every field; a field that is added without one fails the test below.
+#: Another value for every field. If a field is added without one, the test below fails.
 OTHERS: dict[str, list[Any]] = {
     "source_hash": [hash_source("__global__ void g() {}"), ""],
     "arch": ["sm_90a", "compute_90", "sm_9"],

@@ -363,7 +363,7 @@ def test_an_exchange_between_the_look_and_the_read_hides_nothing(
 
     held = backend._environment.open
     assert held is not None
-    with held.begin(write=True) as txn:  # what the other process does last
+    with held.begin(write=True) as txn:  # the last action of the other process
         copy = place / "copy"
         copy.mkdir()
         held.copy(str(copy), compact=True)

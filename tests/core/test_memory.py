@@ -158,7 +158,7 @@ def test_real_memory_per_item_is_within_payload_and_stated_overhead(
             engine.put(key(number), kernel_entry(number, names))
     keys = [key(number) for number in range(count)]
     with open_engine(tmp_path, memory_size="100MB") as engine:
-        engine.get(key(0))  # imports what a first use imports
+        engine.get(key(0))  # so that the imports of a first use are done
         engine.memory.clear()
         gc.collect()
         tracemalloc.start()

@@ -21,7 +21,7 @@ from kcache.config import VARIABLES, Config
 from kcache.directory import CacheDirectory, prepare
 from kcache.saved_settings import NAMES, SOURCE, change, read
 
-#: A value of each setting that can be saved, and what it means.
+#: A text for each setting that can be saved, and the value that it means.
 VALUES: dict[str, tuple[str, object]] = {
     "backend": ("zstd", "zstd"),
     "max_size": ("5GiB", 5 << 30),

@@ -19,10 +19,10 @@ import kcache
 from kcache.engine.eviction import EVICT_BATCH
 from kcache_backends.lmdb import MAX_TOUCHED
 
-#: What a put at the cap may look at: files on average, and files in the worst case.
+#: How many files a put at the cap may look at: on average, and in the worst case.
 MEAN, MOST = 10, 4096
-#: Eight trims (a put that finds no room evicts what the next `EVICT_BATCH` need), some of which
-#: take a new sample of the coldest.
+#: Eight trims, some of which take a new sample of the coldest. (A put that finds no room evicts as
+#: much as the next `EVICT_BATCH` puts need.)
 PUTS = 8 * (EVICT_BATCH + 1)
 FEW = 1_000
 

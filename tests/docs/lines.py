@@ -22,7 +22,7 @@ _TOX = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?tox(?: |$)")
 _PYTHON = re.compile(
     r"^(?:\$ )?(?:\.venv/bin/)?(?:python3?|pytest)(?: -\S+)* ((?:bench|tests)/\S*)"
 )
-#: What a shell would make of the rest of a line is no part of the command.
+#: The rest of a line that a shell would interpret is no part of the command.
 _END = re.compile(r"\s(?:\||>|<|&&|\|\||;|#).*$")
 #: Notation: optional parts, repetition, alternatives.
 _NOTATION = re.compile(r"[\[\]{}]|\.\.\.|…")
@@ -65,7 +65,7 @@ def _kcache(text: str, app: click.Group) -> str | None:
             command = command.get_command(context, part) or command
             if isinstance(command, click.Group):
                 return f"there is no command kcache {command.name} {part}"
-        if command.name == "run":  # what follows the program's name is the program's
+        if command.name == "run":  # the words after a program's name belong to that program
             words = list(itertools.takewhile(lambda w: w.startswith("-") and w != "--", words))
         known = {opt for p in command.get_params(context) for opt in (*p.opts, *p.secondary_opts)}
     for word in words:

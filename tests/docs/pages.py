@@ -15,7 +15,8 @@ DOCS = ROOT / "docs"
 
 #: Marks that say how a block is tested: the words after `test:`.
 HOW = ("exit", "gpu", "slow", "by", "dockerfile", "workflow", "none")
-#: What `docs/from_code.py` writes: its blocks are signatures. `test_reference.py` compares it.
+#: The page that `docs/from_code.py` writes. Its blocks are signatures, which `test_reference.py`
+#: compares.
 _MADE = re.compile(r"^<!-- from the code: .*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
 #: Directives that hold text with blocks of its own; those that hold none; and doctests.
 _NESTING = {"admonition", "caution", "dropdown", "important", "note", "seealso", "tip", "warning"}

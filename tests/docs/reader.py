@@ -25,16 +25,16 @@ from docs.pages import Block
 
 #: Commands that would change the machine.
 INSTALLING = ("pip", "pip3", "tox", "docker", "podman", "apt-get", "apt", "uv")
-#: What else a recipe may do that a test can't.
+#: Other things in a recipe that a test can't do.
 AS_ROOT = ("useradd", "groupadd", "adduser", "chown")
-#: Exit status of what is refused.
+#: The exit status of a refused command.
 REFUSED = 97
 
 _SECONDS = 280
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
-#: What makes several shells one terminal: variables that are not exported, the environment and the
-#: working directory survive.
+#: Makes several shells behave as one terminal: variables that are not exported, the environment and
+#: the working directory survive.
 _TERMINAL = """
 if test -e {variables}; then source {variables}; fi
 _left() {{
@@ -45,8 +45,8 @@ _left() {{
 trap _left EXIT
 """
 
-#: Runs doctests that arrive as lines of JSON, all in one namespace, and answers with what failed.
-#: Standard output belongs to what the doctests start, so the answers go to another descriptor.
+#: Runs doctests that arrive as lines of JSON, all in one namespace, and answers with the failures.
+#: The programs of the doctests use standard output, so the answers go to another descriptor.
 _DOCTESTS = """
 import doctest, json, os, sys
 answers = os.fdopen(os.dup(1), "w")

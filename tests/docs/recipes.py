@@ -111,7 +111,7 @@ def _copy(block: Block, reader: Reader, root: Path, text: str) -> None:
     *sources, target = [word for word in words if not word.startswith("--")]
     into = reader.cwd / target
     for source in sources:
-        if source.endswith(".whl"):  # what it holds is installed here
+        if source.endswith(".whl"):  # its contents are installed here
             continue
         found = (root if staged else reader.folder) / source
         assert found.exists(), f"{block.where}: COPY: there is no {source}"

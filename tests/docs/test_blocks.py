@@ -134,7 +134,7 @@ def test_a_page_with_its_blocks_for_a_gpu(
     read(page, tmp_path / "reader", request, "gpu")
 
 
-#: What sets variables for the rest of the terminal, and what forgets them.
+#: Commands that set variables for the rest of the terminal, and commands that unset them.
 _EXPORTS = re.compile(r"(?:^|[;&|]|\bthen)\s*(?:\$ )?(export|unset)\s+([^;&|#\n]*)", re.MULTILINE)
 _NAME = re.compile(r"\bKCACHE_[A-Z_]+(?==|\s|$)")
 

@@ -10,7 +10,7 @@ from docs.pages import ROOT, Block, blocks, named, pages
 
 PAGES = {named(path): path for path in pages()}
 _SHELL = ("sh", "bash", "console")
-#: Commands that delete, move or forget what the reader's own cache holds.
+#: Commands that delete, move or forget contents of the reader's own cache.
 _DESTROYS = re.compile(
     r"(?<!READ_ONLY=1 )kcache (clear|trim|rm|migrate|verify --repair|stats --zero)\b"
     r"(?!.*(--dry-run|--directory))"
@@ -23,7 +23,7 @@ PROMISE = (
     "The stored bytes never exceed the cap; with the backends file and zstd, each concurrent "
     "writer may exceed it by one entry."
 )
-#: Where somebody looks for what the cap promises.
+#: The pages on which readers look for the promise of the cap.
 PROMISES = (
     "README.md",
     "docs/index.md",

@@ -372,7 +372,7 @@ def test_a_program_that_handles_ctrl_c(stats: bool, terminal: Terminal) -> None:
     terminal.expect("status 9")
 
 
-#: By a descriptor: a signal between the look for signals and the wait for a line is not lost.
+#: Uses a descriptor: so a signal between the check for signals and the wait for a line is not lost.
 STOPPABLE = """
 import os, select, signal, sys
 read, write = os.pipe()

@@ -166,7 +166,8 @@ def test_nobody_waits_again_for_a_silent_server(
 ) -> None:
     monkeypatch.setattr(endpoint, "ASK_TIMEOUT", 0.05)
     path = endpoint.user_socket([str(runtime)])
-    silent = endpoint.listen_for_user(path)  # which nobody accepts from, as if it was stopped
+    # No process accepts from it, as if the server was stopped.
+    silent = endpoint.listen_for_user(path)
     try:
         assert not endpoint.is_silent(path)
         assert endpoint.status(path) is None
@@ -208,7 +209,7 @@ def test_a_server_that_nobody_can_reach_ends(replaced: bool, runtime: Path, tmp_
         os.unlink(path)
         second = endpoint.listen_for_user(path) if replaced else None
         assert first.wait(60) == 0
-    assert os.path.exists(path) is replaced  # what another server has there stays
+    assert os.path.exists(path) is replaced  # the files of another server there stay
     if second is not None:
         second.close()
 

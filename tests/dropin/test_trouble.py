@@ -492,7 +492,7 @@ def test_a_thousand_clients(
         for client in clients:
             client.sendall(protocol.frame(protocol.STATUS))
         for client in clients:
-            kind = protocol.WAIT  # which a busy server says first
+            kind = protocol.WAIT  # a busy server says this first
             while kind == protocol.WAIT:
                 kind, size = protocol.unpack_head(client.recv(16, socket.MSG_WAITALL))
             assert kind == protocol.INFO

@@ -38,9 +38,9 @@ __all__ = [
 
 NAMES = ("file", "zstd", "lmdb", "zstd+lmdb")
 
-#: What the directories, the statistics, the counters and the tag take on disk, at most, in bytes.
+#: The largest size of the directories, the statistics, the counters and the tag on disk, in bytes.
 FIXED = 64 << 10
-#: What a file system adds to an entry's file, or takes for a shard's directory, at most.
+#: The most bytes that a file system adds to an entry's file, or takes for a shard's directory.
 BLOCK = 4096
 SHARDS = 256
 #: LMDB: the smallest map, and the table of readers with the reserve in the file `lock`.

@@ -49,10 +49,10 @@ LARGEST = 64 << 10
 PATIENCE = 30
 #: While the others are stopped, the parent waits at most this long for what one of them holds.
 FROZEN = 2.0
-#: Every so many kills all processes are killed at once; then no lock may be held at all.
+#: After this many kills, all processes are killed at once. Then no lock may be held at all.
 MASSACRE = 25
 
-#: What a process writes to its pipe: BEGIN before an operation, one of these after it.
+#: A process writes to its pipe: BEGIN before an operation, and one of these after it.
 BEGIN = b"."
 RESULTS = {
     "p": "puts",
@@ -307,7 +307,8 @@ class Storm:
     def _look(self, engine: CacheEngine) -> None:
         report = self.report
         report.looks += 1
-        engine.backend.usage()  # opens what is closed around forks, while nobody is stopped
+        # This opens the files that are closed around forks, while no process is stopped.
+        engine.backend.usage()
         with self._stopped() as waited:
             usage = engine.backend.usage()
             sizes = truth(self._place, self._name)

@@ -94,9 +94,10 @@ OPERATIONS: dict[str, Callable[[Backend], object]] = {
     "compact": compact,
     "empty": empty,
 }
-#: Of what takes many lines, and of zstd, whose own lines are few, every n-th is tried.
+#: Of operations with many lines, and of zstd, which has few lines of its own, only every n-th line
+#: is tried.
 STRIDES = {"evict and put": 3, "empty": 4, "compact": 0.5, "reopen": 2, "replace": 2}
-#: What may be under each key afterwards.
+#: The values that may be under each key afterwards.
 OUTCOMES: dict[str, dict[str, tuple[bytes | None, ...]]] = {
     "put": {ABSENT: (None, NEW)},
     "replace": {ON_DISK: (OLD, NEW)},
@@ -111,7 +112,7 @@ def prepare(place: Path, name: str, operation: str) -> None:
         for other in (*OTHERS, ON_DISK):
             backend.put(other, OLD)
         if operation in EXCHANGES:
-            lmdb.SLACK = 10**9  # whoever deletes next compacts
+            lmdb.SLACK = 10**9  # the next process that deletes compacts
             for bulk in BULK:
                 backend.put(bulk, os.urandom(40_000))
             with backend.batch():
@@ -169,7 +170,7 @@ def try_every_line(
                 reached = True
             if not reached:
                 os._exit(ALL_LINES_DONE)
-            # The interrupted process lives on, with what it has open.
+            # The interrupted process lives on with its open files.
             use_after_crash(place, name, operation)
 
         status = wait(fork(work))

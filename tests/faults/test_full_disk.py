@@ -49,7 +49,7 @@ def test_every_compile_returns_its_kernel_while_the_disk_fills(
         assert cache.stats().errors + cache.stats().evictions > 0, "the disk was not full"
         fill(disk)
         assert not compiled(cache, last, kernels).cached
-        # The latest first: what is compiled again makes the coldest go.
+        # The latest first: compiling them again evicts the coldest.
         assert any(compiled(cache, source, kernels).cached for source in reversed(first))
         assert truth(disk / "cache", name)
         ballast.unlink()
@@ -116,7 +116,7 @@ def test_a_disk_that_its_own_entries_fill_can_be_cleared(name: str, disk: Path) 
         assert sum(engine.get(key(number)) is not None for number in range(100)) > 10
         engine.clear()
         if is_lmdb(name) and engine.entry_count:
-            # LMDB copies what it changes; on a disk without a single page that can't be done.
+            # LMDB copies what it changes. It can't do that on a disk without a single free page.
             spare.unlink()
             engine.clear()
         assert engine.entry_count == len(truth(disk / "cache", name)) == 0
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_now_and_then_loses_nothing(name: str, disk: Path) -
                 found = engine.get(key(number))
                 assert found is not None
                 assert is_whole(number, found)
-                # A failed put leaves the old entry, or none; what is there is never older.
+                # A failed put leaves the old entry, or none. The entry is never an older one.
                 assert found.metadata["version"] == put_last
             if ballast is not None:
                 ballast.unlink()

@@ -23,7 +23,8 @@ CAP = 1_200_000
 ENTRIES = 150
 PAGE = 4096
 BRANCH, LEAF, META = 1, 2, 8
-#: Of 60 puts, so many may be lost by finding out: each discards the database at most once.
+#: How many of 60 puts may be lost because they find the damage: each discards the database at most
+#: once.
 LOST = 10
 
 
@@ -140,8 +141,9 @@ def extend(image: bytearray, random: Random) -> None:
 
 
 DAMAGES = (flip_bits, fill_page, fill_head, flip_anywhere, truncate, extend)
-#: What may be done to a file that is open. A shorter one kills whoever has it mapped, and so does
-#: another meta page, since LMDB checks those once: as for every file that is mapped.
+#: Damage that may be done to an open file. A truncated file kills every process that has mapped it.
+#: So does another meta page, because LMDB checks those only once. The same is true for every mapped
+#: file.
 WHILE_OPEN = (flip_bits, fill_page, fill_head)
 
 
@@ -175,8 +177,8 @@ def fuzz(base: Path, tmp_path: Path, seeds: range, damages: tuple[object, ...]) 
             end = use_in_child(place, before=harm)
         if end:
             ends[seed] = (damage.__name__, end)
-    # What LMDB believes without a check (its list of free pages, the length of a value) may end the
-    # process: in 2 of 1,000 cases measured.
+    # LMDB does not check everything (its list of free pages, the length of a value). Damage there
+    # may end the process: in 2 of 1,000 measured cases.
     believed = [seed for seed, (_, end) in ends.items() if -end in (signal.SIGABRT, signal.SIGBUS)]
     assert len(believed) <= len(seeds) / 200
     assert len(ends) == len(believed), f"seed: (damage, exit status or minus signal): {ends}"
@@ -330,7 +332,7 @@ HARMS: dict[str, Harm] = {
     "a value gone": record(b"v", None),
     "values swapped": swapped,
 }
-#: What need not be damage, so that (most of) the entries are still there.
+#: Changes that need not be damage, so that (most of) the entries are still there.
 HARMLESS = ("nothing", "a copy left half-way", "lock of noise", "moved away", "a value")
 
 

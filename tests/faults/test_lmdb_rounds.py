@@ -230,7 +230,7 @@ def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
         return result
 
     gc.disable()
-    gc.freeze()  # what other tests have left is not looked at each time; all that is dropped is new
+    gc.freeze()  # objects of other tests are not looked at each time; all dropped objects are new
     try:
         kept = open_engine(tmp_path, backend="lmdb", max_size=CAP)
         for number in range(count):

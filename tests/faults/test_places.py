@@ -283,7 +283,7 @@ def test_a_clock_set_back_keeps_the_order_of_one_process(
         assert order == [key(number) for number in (*range(5, 10), *range(5))]
     clock.set_back(365 * 86400)
     with closing(kind(tmp_path / "cache", clock=clock)) as backend, CacheEngine(backend) as engine:
-        # Another process believes the new clock: what is from the far future goes first.
+        # Another process believes the new clock: entries from the far future go first.
         backend.put(key("new"), b"x" * 100)
         assert [info.key for info in backend.coldest()][-1] == key("new")
         engine.trim(5 * 4096 if kind is LmdbBackend else 500)
@@ -354,7 +354,7 @@ def test_damaged_counters_are_counted_afresh(
         if while_open:
             COUNTERS[harm](counters)
             if harm.startswith("a link") or harm == "a directory":
-                has_all(engine)  # there is no counting; what is there is served
+                has_all(engine)  # nothing is counted, and the entries are served
                 assert engine.put(key(50), sealed(50, 1, 100)) is False
                 shutil.rmtree(counters) if harm == "a directory" else counters.unlink()
             use(engine)
@@ -398,7 +398,7 @@ def test_planted_files_are_swept_or_left_alone(name: str, tmp_path: Path) -> Non
         for _ in engine.backend.coldest():
             pass
         assert (shard / "notes.txt").read_text() == "somebody's"
-        # What has another name than kcache gives is left alone.
+        # A file with a name that kcache does not use is left alone.
         assert [path for path in leftovers(tmp_path, name) if path.is_file()] == [shard / ".tmp"]
         has_last = engine.get(key(59))
         assert has_last is not None

@@ -385,7 +385,7 @@ def test_a_reader_that_is_stopped_costs_nothing_but_the_coldest(
         while number < rounds or (long and time.monotonic() - started < 30):
             assert engine.put(key(number), sealed(number, 1, 6000))
             assert engine.size_bytes <= _SMALL
-            # A sample of the fullest shards goes, the coldest of it: what is new stays.
+            # The coldest of a sample of the fullest shards go, so the new ones stay.
             assert all(engine.get(key(n)) for n in range(number - 60, number, 15))
             number += 1
         assert engine.stats().errors == engine.stats().corrupt == 0

@@ -22,7 +22,7 @@ from kcache import BackendError, ConfigError, open_engine
 
 CAP = 1_200_000
 ENTRIES = 60
-#: What a process may take in the worst case, in MB of memory and seconds of its own processor time.
+#: What a process may take in the worst case: MB of memory, and seconds of its own processor time.
 MOST_MEMORY, MOST_TIME = 100, 2
 #: Seconds after which an alarm ends a process that waits without end.
 FOR_EVER = 60
@@ -130,7 +130,7 @@ def damaged(place: Path, other: Path, random: Random) -> tuple[str, str]:
     # Single entries are many, and alike.
     few = [path for path in paths if len(path.name) < 64]
     path = random.choice(paths if random.random() < 0.3 else few)
-    # Of LMDB's tree some damage to single bytes ends a process: test_lmdb_damage has that.
+    # Damage to single bytes of LMDB's tree may end a process. test_lmdb_damage covers that.
     if path.is_file() and path.name != "data.mdb" and random.random() < 0.4:
         inner = random.choice(WITHIN)
         inner(path, random)
@@ -154,7 +154,7 @@ def use(name: str, place: Path) -> None:
     """All that a program does, within bounds of time and memory."""
     signal.alarm(FOR_EVER)
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_TIME, MOST_TIME + 1))
-    with Path("/proc/self/clear_refs").open("w") as file:  # the peak begins anew
+    with Path("/proc/self/clear_refs").open("w") as file:  # this resets the peak
         file.write("5")
     before = peak()  # of the test's own process, which this one was forked from
     with suppress(ConfigError), open_engine(place, backend=name, max_size=CAP) as engine:

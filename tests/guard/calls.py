@@ -27,7 +27,7 @@ _LEFT_OUT = {
     *("futex", "sched_yield", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "clone", "clone3"),
     *("clock_gettime", "clock_nanosleep", "gettimeofday", "getrandom", "restart_syscall"),
     *("getpid", "gettid", "getuid", "geteuid", "getgid", "getegid"),
-    # Made by Python's `open` itself, for the position and for what it would do with a terminal.
+    # Calls of Python's `open` itself, which finds out the position and whether it is a terminal.
     *("lseek", "ioctl"),
 }
 _NAMES = {

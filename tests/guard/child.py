@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["code", "environment", "measuring", "output"]
 
 _TESTS = Path(__file__).parent.parent
-#: Where pytest finds shared modules, too.
+#: The path where pytest finds shared modules, too.
 _HELPERS = (_TESTS, _TESTS.parent / "bench")
 
 

@@ -18,8 +18,8 @@ from guard.child import measuring, output
 __all__ = ["VERSION", "counted", "headroom", "table"]
 
 #: By how much an operation may differ from the table: with the Python that measured it, and with
-#: another patch release, whose library modules may be others. One that takes less by so much is a
-#: reason to measure anew: else what was gained could be lost again unseen.
+#: another patch release, whose library modules may differ. If an operation takes this much less,
+#: measure again. Otherwise the gain could be lost again unseen.
 _SAME, _OTHER = 0.02, 0.1
 #: The table's name for this interpreter.
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -65,7 +65,7 @@ class Audit:
 
     def __init__(self) -> None:
         self._seen: list[str] | None = None
-        sys.addaudithook(self._hook)  # for ever: it can't be removed
+        sys.addaudithook(self._hook)  # for the rest of the process: it can't be removed
 
     def _hook(self, event: str, _: tuple[object, ...]) -> None:
         if self._seen is not None and event in _AUDITED:
@@ -153,7 +153,7 @@ def _by_monitoring(operation: Operation) -> int:
 def main(kind: str, folder: str, compiler: str) -> None:
     """Measures all scenarios in an empty folder; prints a JSON object of the results."""
     trust_files_at_once()
-    gc.disable()  # what it collects is not the scenario's
+    gc.disable()  # its garbage is not the scenario's
     found: dict[str, object] = {}
     audit = Audit() if kind == "audit" else None
     for name, operation in prepared(Path(folder), compiler=compiler == "yes"):

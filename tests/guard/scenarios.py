@@ -79,7 +79,7 @@ def still(engine: kcache.CacheEngine) -> None:
     while below is not None:
         if hasattr(below, "_clock"):
             below._clock = itertools.count(2 * 10**18).__next__
-        below = getattr(below, "inner", None)  # what zstd wraps
+        below = getattr(below, "inner", None)  # the backend that zstd wraps
 
 
 # -- the engine ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ FILE = {
     "usage": [],
     "open and close": ["open", "open"],  # the marker, the counters
 }
-#: What LMDB itself does is not seen; the lock is the backend's.
+#: Calls of LMDB itself are not seen; the lock is the backend's.
 _CHANGE = ["fcntl.fcntl", "fcntl.fcntl"]
 LMDB = {
     "hit": [],

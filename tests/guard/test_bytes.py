@@ -14,7 +14,7 @@ from guard.scenarios import BACKENDS, KIB, PAYLOAD, SCENARIOS, entry, key
 import kcache
 from kcache.entry import encode
 
-#: What Python's objects around a payload may take, in bytes.
+#: How many bytes Python's objects around a payload may take.
 SMALL = 8 * KIB
 
 

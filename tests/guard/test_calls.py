@@ -54,8 +54,8 @@ LMDB = {
     "delete": f"{_TRANSACTION}, stat db/data.mdb",
     "usage": "stat db/data.mdb",
 }
-#: What LMDB does when it is opened is its own affair; so many calls there were in version 1.8.1 of
-#: the binding, 48, and as many files opened.
+#: A bound for LMDB's own calls when it is opened. With version 1.8.1 of the binding there were 48
+#: calls, and these files were opened.
 _LMDB_OPEN = 55
 _LMDB_FILES = [
     *("lock", "lock", "db"),  # for the mark, and to be locked
@@ -71,7 +71,7 @@ KERNELS = {
     "hit in memory": "",
     # The working directory: relative includes are looked for in it.
     "hit in memory, headers": f"getcwd ., {_HEADERS}, stat ., {_NAMES}",
-    # Without a memory tier each request is made anew, and begins with the working directory.
+    # Without a memory tier, each request is made again, which begins with the working directory.
     "hit in file": f"getcwd ., {_FILE_ENTRY}",
     "hit in file, headers": f"getcwd ., {_FILE_ENTRY}, {_HEADERS}, stat ., {_NAMES}, {_FILE_ENTRY}",
     "hit in lmdb": "getcwd .",
@@ -121,7 +121,7 @@ def test_files(backend: str, operation: str, calls: dict[str, list[Call]], folde
     name = f"{backend}: {operation}"
     place = place_of(name, folder) / backend
     made = calls[name]
-    if operation == "open and close":  # what is outside is looked at by `directory`
+    if operation == "open and close":  # files outside are checked through `directory`
         assert len(made) - len(within(made, place)) == 9
         made = within(made, place)
     assert places(made, place) == said(FILE[operation])

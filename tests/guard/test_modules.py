@@ -39,7 +39,7 @@ HIT = CORE | {
     *("kernels.request_factory", "nvrtc", "nvrtc.key", "nvrtc.library", "nvrtc.options"),
     *("nvrtc.request", "nvrtc.search", "nvrtc.workers", "nvrtc.workers.harmless"),
 }
-#: To look whether the headers are what they were.
+#: To check whether the headers are unchanged.
 HEADER_HIT = HIT | {"nvrtc.answers", "nvrtc.files", "nvrtc.headers", "nvrtc.manifest"}
 WAIT = {
     *("engine.circles", "engine.key_locks", "engine.single_flight", "kernels.resolver"),

@@ -71,7 +71,7 @@ def test_a_waiter_looks_seldom(seconds: float, clock: Clock, tmp_path: Path) -> 
     assert counters.snapshot().wait_timeouts == 1
     assert seconds <= sum(clock.pauses) < seconds + 0.05
     assert len(clock.pauses) <= EARLY + LATER * seconds
-    assert max(clock.pauses) <= 0.025  # else whoever waits gets the kernel so much later
+    assert max(clock.pauses) <= 0.025  # otherwise a waiting process gets the kernel that much later
     assert seen["looks"] <= seconds + 2  # the cache: once per second, and at the end
     other.release(NAME)
     other.close()

@@ -52,7 +52,7 @@ class Run:
         os.chdir(top)
         self.world = World(top, self.chance)
         self.cache = self.open()
-        #: States that were compiled, and what the compiler read then.
+        #: States that were compiled, and the files that the compiler read then.
         self.states: dict[str, set[str]] = {}
         self.reads: set[str] = set()
         self.stored = 0
@@ -98,7 +98,7 @@ class Run:
                 self.states.clear()
                 self.reads.clear()
             if self.mode == "trust":
-                _next_tick()  # as two changes within one would not show
+                _next_tick()  # otherwise two changes within one tick would not show
             if self.refusal and self.chance.random() < 0.8:
                 self.log.append(f"heal {self.world.heal(self.refusal)}")
             else:
@@ -272,7 +272,8 @@ def _child(mode: str, seed: str, steps: int, folder: Path, pipe: int) -> None:
 
 
 def main(mode: str, seed: str, runs: int, steps: int, folder: Path) -> None:
-    from kcache.nvrtc import compiler  # what is loaded here need not be loaded by each child
+    # Modules that are loaded here need not be loaded by each child.
+    from kcache.nvrtc import compiler
 
     compiler.version()
     total: Counter[str] = Counter()

@@ -24,8 +24,8 @@ from kcache.nvrtc.workers.process import WorkerProcess
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
-#: Kernels whose code is likely to show what is left behind; with and without a stack, divisions
-#: and calls of the library, templates, vectors, assertions, warnings.
+#: Kernels whose code is likely to show traces of earlier compiles: with and without a stack,
+#: divisions and calls of the library, templates, vectors, assertions, warnings.
 PROBES = {
     "rel": REL,
     "math": """
@@ -256,7 +256,7 @@ def test_own_requests_taint_nothing(cache: kcache.KernelCache, taint: str, arch:
         agreed(cache, f"{source}//", tainting)
 
 
-#: The program's own process is tainted; prints the digests of what it gets from the cache.
+#: The program's own process is tainted. Prints the digests of the outputs from the cache.
 _TAINTED = """
 import hashlib, sys
 import kcache

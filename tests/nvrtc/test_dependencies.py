@@ -48,7 +48,7 @@ def test_an_edit_that_changes_which_headers_are_included(cache, tree):
     assert not agreed(cache, source, options).cached
     other.write_text("#define V 3\n")
     assert not agreed(cache, source, options).cached
-    middle.write_text("#include <a.h>\n")  # and b.h is not what it was, which does not matter
+    middle.write_text("#include <a.h>\n")  # and b.h has changed, which does not matter
     assert agreed(cache, source, options).cached
 
 

@@ -215,7 +215,7 @@ def test_no_dot_and_stdh(cache: KernelCache, tree: Path) -> None:
     agree(cache, source, paths("first", "inc"))
 
 
-#: Every way to write it that comes to mind; `@` is the name, and h.h is what it comes to.
+#: Many ways to write it; `@` stands for the name, which leads to h.h.
 HAS_INCLUDE = [
     # plain
     '#if __has_include("h.h")',

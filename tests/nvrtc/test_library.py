@@ -174,7 +174,7 @@ def test_another_package_loads_one_of_another_name(tmp_path, other):
         shutil.copy(path, alias)
         name = b"\0" + path.name.encode() + b"\0"
         with alias.open("r+b") as file, mmap.mmap(file.fileno(), 0) as image:
-            at = image.find(name) + 1  # its own name, by which the loader finds what is loaded
+            at = image.find(name) + 1  # its own name, by which the loader finds a loaded library
             image[at : at + 4] = b"libx"
     try:
         assert python(_LOADED_ELSEWHERE, "no", alias, tmp_path / "c").strip() == "False"

@@ -45,7 +45,7 @@ def test_never_stale(mode: str, tmp_path: Path) -> None:
         assert counts["together"] > 10
         return
     assert counts.get("moved", 0) == counts.get("moved and hit", 0)
-    # Else little was tried: a seed whose trees do not compile, or are never seen again.
+    # Otherwise little was tried: a seed whose trees do not compile, or never come back.
     assert counts["hits"] > 10
     assert counts["seen before"] > 5
 

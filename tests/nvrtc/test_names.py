@@ -128,7 +128,7 @@ def test_a_name_under_which_the_source_is_one_of_its_headers_is_looked_at(projec
     with kcache.KernelCache(project / "cache") as cache:
         first = cache.get_or_compile(source, options=ARCH, source_name="kernel.cu")
         assert first.dependencies == (str(project / "k.cu"),)
-        # Under that name, the compiler takes what is included for the source itself.
+        # With that name, the compiler takes the included file for the source itself.
         assert not cache.why(source, options=ARCH, source_name="k.cu").hit
         with pytest.raises(kcache.CompileError, match="already been defined"):
             cache.get_or_compile(source, options=ARCH, source_name="k.cu")

@@ -183,7 +183,7 @@ def test_a_change_between_two_kernels_is_seen(family: Family, tree: Path, change
     run = family.run(BEGIN, PATHS)
     assert not run.precompiled
     assert family.headers_of(family.request(BEGIN, PATHS), run) != before
-    assert family.uses(BEGIN, PATHS)  # made anew
+    assert family.uses(BEGIN, PATHS)  # made again
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -198,7 +198,7 @@ def test_a_change_is_seen_where_many_are_to_come(
     assert many.uses(BEGIN, PATHS)
     CHANGES[change]()
     run = many.run(BEGIN, PATHS)
-    assert not run.precompiled  # it is made anew afterwards
+    assert not run.precompiled  # it is made again afterwards
     assert many.headers_of(many.request(BEGIN, PATHS), run) != before
     assert many.uses(BEGIN, PATHS)
 
@@ -348,7 +348,7 @@ def test_what_a_preamble_holds(family: Family, tree: Path, text: str) -> None:
         (f"#endif\n{INCLUDE}", None),
         (f"/* open\n{INCLUDE}", None),
         (f"#in\\\nclude <x.h>\n{INCLUDE}", None),
-        (f"{INCLUDE}int x; // included\n", None),  # nobody looks whether it is a comment
+        (f"{INCLUDE}int x; // included\n", None),  # kcache does not check whether it is a comment
         (f"{INCLUDE}#if 1\nint x;\n#endif\n", INCLUDE),
         (f"{INCLUDE}#define A /* goes\non */ 1\n", INCLUDE),
         (f"{INCLUDE}#pragma unroll\n", INCLUDE),

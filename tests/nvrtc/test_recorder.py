@@ -44,7 +44,8 @@ os.path.exists("/(end)")
 _CALL = re.compile(
     r'(?P<call>\w+)\((?:AT_FDCWD, |\d+, )?"(?P<path>[^"]*)".*\)\s+= (?P<result>-?\d+)(?: (?P<error>E\w+))?'
 )
-#: What the loader, the C library and the compiler's threads ask, and no text of a kernel can change.
+#: Calls of the loader, the C library and the compiler's threads. No text of a kernel can change
+#: them.
 _LOADER = re.compile(r"\.so|/(tls|glibc-hwcaps|haswell|avx512_1|x86_64|aarch64|atomics)(/|$)")
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/localtime", "/usr/share/zoneinfo")
 

@@ -57,7 +57,7 @@ def test_the_whole_tree_moves(cache, folders, absolute):
             hits.append(kernel.cached)
             assert str(folder / "inc/sub/../w.h") in kernel.dependencies
     assert hits == [False, True]
-    # What changes in one place is noticed there, and the other keeps its hit.
+    # A change in one place is noticed there, and the other place keeps its hit.
     write(there / "inc/w.h", "#define W 2\n")
     for folder in (here, there):
         with working_directory(folder):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 
 #: Mentions `__FILE__`, and makes nothing of it.
 _MENTIONS = "#define WHERE __FILE__\n#define V 1\n"
-#: What a kernel can make of a path without any of it in the output.
+#: Ways in which a kernel uses a path without showing a part of it in the output.
 _USES = {
     "length": "sizeof(WHERE)",
     "letter": "(int)WHERE[3]",
@@ -116,7 +116,7 @@ def test_a_second_location_costs_one_proof(cache, tmp_path):
     assert agreed(cache, source, third).cached
     stats = cache.stats()
     assert (stats.compiles, stats.proofs, stats.misses, stats.hits) == (1, 1, 1, 2)
-    assert cache.entry_count == 2  # a kernel and a manifest: what is proven is stored once
+    assert cache.entry_count == 2  # a kernel and a manifest: a proven outcome is stored once
 
 
 def test_an_eager_proof_spares_the_second_location_all(tmp_path):

@@ -55,7 +55,7 @@ class Machines:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
         cache = kcache.KernelCache(self._folder / f"cache-{name}", remote=remote, **settings)
-        client = of_client(cache)  # while the variable is what it is
+        client = of_client(cache)  # as long as the variable keeps its value
         assert not client._kept
         self._clients.append(client)
         return self._stack.enter_context(cache)

@@ -66,7 +66,7 @@ class Proxy:
     def __init__(self, upstream: tuple[str, int], *, seed: int = 0) -> None:
         self.upstream = upstream
         self.faults = Faults()
-        #: What was done: connections, damaged, truncated, swapped, bytes.
+        #: Counts: connections, and damaged, truncated, swapped answers, and bytes.
         self.done: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._before: bytes | None = None

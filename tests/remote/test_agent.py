@@ -111,7 +111,7 @@ def test_two_keys_are_one_question(tmp_path: Path) -> None:
         stores[0].values[OTHER] = sealer.seal(OTHER, b"under the other")
         assert client.get(KEY, OTHER) == Found(b"under the other", 0, 0.0, 1)
         assert client.get(KEY, OTHER, first=1) == Found(b"under the one", 1, 0.0, 0)
-        assert client.flush(60)  # what the second one had is in the first one, too
+        assert client.flush(60)  # the first one has the values of the second, too
         stores[0].values[KEY] = b"damaged"
         assert client.get(KEY, OTHER) == Found(b"under the other", 0, 0.0, 1)
         assert counts(client)["damaged"] == 1

@@ -97,7 +97,8 @@ def test_connections_are_used_again(at: Callable[..., HttpStore], nginx: Nginx) 
             assert cache.get(key("again"), MOST) == VALUE
             assert cache.get(key(f"absent {number}"), MOST) is None
         assert proxy.done["connections"] == 1
-        proxy.drop()  # as a server that closes idle connections: a new one, and no error
+        # Like a server that closes idle connections: the client opens a new one, without an error.
+        proxy.drop()
         assert cache.get(key("again"), MOST) == VALUE
         assert proxy.done["connections"] == 2
         cache.close()

@@ -248,7 +248,7 @@ def test_a_layer_that_is_exchanged_meanwhile(tmp_path: Path, backend: str) -> No
         ask(1)
         ask(2)
         assert cache.stats().errors == 0
-    with kcache.KernelCache(own, remote=()) as cache:  # what was compiled is there
+    with kcache.KernelCache(own, remote=()) as cache:  # the compiled kernel is there
         assert cache.lookup(source(5), options=ARCH) is not None
         assert cache.lookup(source(3), options=ARCH) is None
 

@@ -23,7 +23,7 @@ import kcache
 pytestmark = pytest.mark.usefixtures("nvrtc")
 PATIENT = "leases=1&slow=60&connect_timeout=10&timeout=30"
 
-#: One process of a job: asks for every kernel, each at its turn, and tells what it compiled.
+#: One process of a job. Asks for every kernel in turn, and tells which ones it compiled.
 PROGRAM = """
 import json, sys, kcache
 folder, remote, count, turn = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

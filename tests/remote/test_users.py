@@ -21,7 +21,7 @@ pytestmark = [
         not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can be somebody else"
     ),
 ]
-#: Nobody on any machine has this id.
+#: No user on any machine has this id.
 OTHER = 45454
 #: One machine: kernels without headers, and one with a header, in the checkout that it stands in.
 PROGRAM = """
@@ -54,8 +54,8 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-#: As somebody else; and as somebody else who can read what only root can, since Python itself may lie
-#: in root's home. Writing, and whose a file is, are the same for both.
+#: Commands that run as another user. The second one can also read root's files, since Python itself
+#: may lie in root's home. Both have the same rights to write, and own the files that they make.
 _IDS = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups"]
 _READS = [*_IDS, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
@@ -109,7 +109,7 @@ def test_another_user_compiles_nothing(
         bundle = str(place / "kernels.kcb")
     user, compiles, hits, errors, made = run(place / "a", [], remote, bundle)
     assert (user, compiles, hits, errors) == (0, 3, 0, 0)
-    if kind == "layer":  # what an image's maker does
+    if kind == "layer":  # the maker of an image does this
         subprocess.run(["chmod", "-R", "a+rX", place / "a"], check=True)
         remote = f"file://{place}/a/cache"
     elif kind == "bundle":

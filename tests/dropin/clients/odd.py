@@ -96,7 +96,7 @@ def takes_the_number_with_a_socket():
 
 def has_no_descriptor():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    say(outcome(kernel(1)))  # it loads what it needs meanwhile
+    say(outcome(kernel(1)))  # it loads its libraries in the meantime
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     say(outcome(kernel(1)))
     say(outcome(kernel(2)))
