@@ -145,8 +145,9 @@ class Flight(Generic[T]):
         Raises:
             Exception: what `compute` raised, here or in the thread that was waited for.
         """
-        value = self._fly(key, work, time.monotonic() + self._wait, None)
-        assert not isinstance(value, Busy)
+        deadline = time.monotonic() + self._wait
+        while isinstance(value := self._fly(key, work, deadline, None), Busy):
+            pass  # another thread took this one's place
         return value
 
     def attempt(self, key: str, work: Work[T], busy: Busy | None = None) -> T | Busy:
@@ -250,6 +251,8 @@ class Flight(Generic[T]):
         with self._taking:
             if self._calls.get(key) is not call:
                 return None
+            if call is not None and mine.since < call.since + self._wait:
+                return None  # its leader has just stopped waiting for another process
             self._calls[key] = mine
         try:
             mine.made = self._alone(key, work)
@@ -337,8 +340,9 @@ class Flight(Generic[T]):
                     if deadline is None:
                         return busy
                     if now >= deadline:
-                        call.since = now
-                        return self._alone(key, work)
+                        with self._taking:
+                            call.since = now if self._calls.get(key) is call else 0.0
+                        return self._alone(key, work) if call.since else busy
                     waiting = True
                     time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), _LONGEST_PAUSE))
                     if now < looked + _LOOK_INTERVAL:

@@ -17,6 +17,7 @@ from core.helpers import entry, key, output_of, python
 from kcache import BackendError, Entry, open_engine
 from kcache.engine.history import History
 from kcache.engine.journal import Journal
+from kcache.engine.key_locks import KeyLocks
 from kcache.engine.single_flight import Flight, Made, Work
 from kcache.engine.stats import Counters, StatsFile
 
@@ -168,6 +169,27 @@ def test_of_many_threads_that_lose_patience_one_makes_the_value(
     assert run_all(*(lambda: flight.run(A, work) for _ in range(24))) == ["made"] * 24
     assert (made, most) == (1, 1)
     hanging.end()
+    flight.close()
+
+
+def test_of_many_threads_that_wait_for_another_process_one_makes_the_value(tmp_path: Path) -> None:
+    """Two did: the one that looked at the lock, and the first of those that waited for it."""
+    flight: Flight[str] = Flight(str(tmp_path / "flight"), wait=0.3, counters=Counters())
+    other = KeyLocks(str(tmp_path / "flight"))  # opened anew, and so as another process has it
+    assert other.acquire(A)
+    made: list[int] = []
+    values: list[str] = []
+
+    def make() -> Made[str]:
+        made.append(1)
+        threading.Event().wait(0.1)
+        values.append("made")
+        return Made("made", reusable=True, stored=True)
+
+    work = Work(lambda: values[0] if values else None, make, str)
+    assert run_all(*(lambda: flight.run(A, work) for _ in range(24))) == ["made"] * 24
+    assert len(made) == 1
+    other.release(A)
     flight.close()
 
 
