@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli.browser import Browser, Tab, chromium, started
+from hypothesis import settings
 
 import kcache
 
@@ -34,6 +35,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="the long versions of the tests of faults: an hour"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the same random examples in every run, so that a green run stays green.
+
+    With `--long` each run draws others.
+    """
+    if not config.getoption("--long"):
+        settings.register_profile("same", derandomize=True)
+        settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")
