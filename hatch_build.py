@@ -32,8 +32,7 @@ class InterfaceLibraries(BuildHookInterface[Any]):
         self._folder = tempfile.TemporaryDirectory(prefix="kcache-wheel-")
         folder = os.path.join(self._folder.name, "lib")
         build.build(folder)
-        for name in build.names():
-            build_data["force_include"][os.path.join(folder, name)] = f"kcache/dropin/lib/{name}"
+        build_data["force_include"][folder] = "kcache/dropin/lib"
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"

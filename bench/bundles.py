@@ -20,14 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import kcache
-from kcache.bundle.reader import Bundle
+from kcache.remote.bundle import Bundle
+from kcache.remote.seal import Sealer
 
 ROUNDS = 5
 #: Runs one export, import or verification. Prints the seconds and the peak of its memory.
 CHILD = """
 import json, resource, sys, time
 import kcache
-import kcache.admin.bundle_import, kcache.nvrtc.manifest
+import kcache.admin.bundles, kcache.nvrtc.manifest, sqlite3
 what, directory, path = sys.argv[1:]
 with kcache.KernelCache(directory, max_size="16GiB", memory_size=0) as cache:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -114,7 +115,7 @@ def exporting(place: Path, rounds: int) -> dict[str, float]:
 def hitting(place: Path, entries: int, rounds: int) -> dict[str, float]:
     """Return the medians of a get from a bundle and from a directory, read-only as a layer is."""
     keys = [key(number) for number in range(0, entries, max(1, entries // 1000))]
-    bundle = Bundle(place / "kernels.kcb")
+    bundle = Bundle(place / "kernels.kcb", sealer=Sealer())
     with kcache.KernelCache(
         place / "cache", read_only=True, memory_size=0, max_size="16GiB"
     ) as cache:

@@ -1,7 +1,6 @@
-"""What tiers cost where they have nothing to give: a dead remote; and a hit in a layer.
+"""What remotes and layers cost: a hit, beyond the bare client; a dead remote; a hit in a layer.
 
-`python bench/remotes.py` prints a table. Redis is started on a free port of 127.0.0.1. Hits from
-remotes are measured by the chapter `remotes` of `bench/ratios.py`.
+`python bench/remotes.py` prints a table. Redis and nginx are started on free ports of 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from chapters import remote_gets
 from remote import servers
 from remote.proxy import Faults, Proxy
 
@@ -28,9 +28,10 @@ LOOKUPS = 1000
 #: machine.
 CHUNK = 20
 ROUNDS = 15
-#: The number of lookups beside a dead remote. They take some 5 s, in which the agent is asked
-#: again.
-LONG = 200
+#: Compiles beside a dead remote: they take longer than its first pauses.
+COMPILES = 150
+#: Seconds that a hit in a remote may take beyond the bare client's.
+BEYOND = 1.5e-3
 KERNELS = 20
 OPTIONS = kcache.CompileOptions(arch="sm_80")
 
@@ -75,20 +76,20 @@ def in_turn(
 
 
 class Stopwatch:
-    """Calls a function, and adds up the time that it takes."""
+    """Adds up the time that calls of functions take, also if they raise."""
 
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self._work = work
-        self.calls = 0
+    def __init__(self) -> None:
         self.seconds = 0.0
 
-    def __call__(self, *arguments: object) -> Any:
-        start = time.perf_counter()
-        try:
-            return self._work(*arguments)
-        finally:
-            self.calls += 1
-            self.seconds += time.perf_counter() - start
+    def around(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: object) -> Any:
+            start = time.perf_counter()
+            try:
+                return work(*arguments)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return timed
 
 
 def row(what: str, found: Pair, against: str, target: float) -> None:
@@ -97,46 +98,48 @@ def row(what: str, found: Pair, against: str, target: float) -> None:
     print(f"{what:58} {times}  {found.ratio:6.3f}x {goal}", flush=True)
 
 
+def hits(folder: Path) -> None:
+    """A hit of 100 KiB through the agent, beside the bare client."""
+    for name, measured in (("Redis", remote_gets._redis), ("HTTP", remote_gets._http)):
+        with (
+            measured(folder / name) as (address, bare),
+            remote_gets._through_the_agent(f"{address}?slow=60&timeout=60") as ask,
+        ):
+            get = bare(remote_gets.VALUE)
+            found = in_turn(lambda _: ask(), lambda _, get=get: get(), LOOKUPS)  # type: ignore[misc]
+        beyond = found.ours - found.theirs
+        goal = f"of {1e6 * BEYOND:.0f} us, {'reached' if beyond <= BEYOND else 'missed'}"
+        times = f"{1e6 * found.ours:8.1f} us  {remote_gets.BARE:18} {1e6 * found.theirs:8.1f} us"
+        print(f"{f'a hit by {name}':58} {times}  {1e6 * beyond:.0f} us beyond {goal}", flush=True)
+
+
 def dead_remotes(port: int, folder: Path) -> None:
-    """1,000 lookups of what is nowhere, once the breaker is open."""
+    """The share of a run that compiles all the time, after the first failures."""
     closed = servers.free_port()
     with Proxy(("127.0.0.1", port)) as hole, Proxy(("127.0.0.1", port)) as slow:
         hole.faults = Faults(hole=True)
         slow.faults = Faults(delay=0.3)
-        names = {"closed port": closed, "black hole": hole.port, "300 ms": slow.port}
-        for name, where in names.items():
+        ports = {"closed port": closed, "black hole": hole.port, "300 ms": slow.port}
+        for name, where in ports.items():
             remote = f"redis://127.0.0.1:{where}/0"
-            with (
-                kcache.KernelCache(folder / "alone") as alone,
-                kcache.KernelCache(folder / "alone", remote=remote) as cache,
-            ):
-                resolver = cache._on_miss()
-                remotes = resolver.remotes
+            with kcache.KernelCache(folder / name, remote=remote) as cache:
+                remotes = cache._on_miss().remotes
                 assert remotes is not None
-                before = time.perf_counter()
-                questions = 0
+                watch = Stopwatch()
+                for method in ("find", "upload"):
+                    setattr(remotes, method, watch.around(getattr(remotes, method)))
+                compiled = 0
                 while remotes._client.worth_asking:
-                    assert cache.lookup(source(questions), options=OPTIONS) is None
-                    questions += 1
-                spent = time.perf_counter() - before
-                asking = Stopwatch(resolver.find_remotely)
-                resolver.find_remotely = asking  # type: ignore[method-assign]
-
-                def look(at: int, cache: kcache.KernelCache = cache) -> None:
-                    assert cache.lookup(source(at), options=OPTIONS) is None
-
-                def look_alone(at: int, cache: kcache.KernelCache = alone) -> None:
-                    assert cache.lookup(source(at), options=OPTIONS) is None
-
-                found = in_turn(look, look_alone, LOOKUPS, rounds=LONG)
-                # A lookup seldom asks the agent whether the remote is back, so no median contains
-                # this.
-                seldom = asking.seconds / (LONG * LOOKUPS)
-                found = found._replace(
-                    ours=found.ours + seldom, ratio=found.ratio + seldom / found.theirs
-                )
-                what = f"lookups, {name} ({questions} before: {spent:.2f} s; asked {asking.calls}x)"
-                row(what, found, "without a remote", 1.02)
+                    cache.get_or_compile(source(compiled), options=OPTIONS)
+                    compiled += 1
+                first, watch.seconds = watch.seconds, 0.0
+                start = time.perf_counter()
+                for number in range(compiled, compiled + COMPILES):
+                    cache.get_or_compile(source(number), options=OPTIONS)
+                whole = (time.perf_counter() - start) / COMPILES
+                without = whole - watch.seconds / COMPILES
+                what = f"a compile, {name} ({compiled} before it took {first:.2f} s)"
+                row(what, Pair(whole, without, whole / without), "without a remote", 1.02)
                 remotes._client.stop()
 
 
@@ -172,7 +175,7 @@ def layer_hits(folder: Path, backend: str, include: str) -> None:
         found = in_turn(in_layer, on_disk, LOOKUPS)
         assert layered.stats().layer_hits == ROUNDS * LOOKUPS
         what = f"a hit in a layer, {backend}{', with a header' if include else ''}"
-        row(what, found, "a plain disk hit", 1.2)
+        row(what, found, "a plain disk hit", 1.3)
 
 
 def source(at: int) -> str:
@@ -190,11 +193,12 @@ def place() -> Iterator[Path]:
 
 def main() -> None:
     with place() as folder:
+        hits(folder)
+        with servers.redis(folder / "redis") as server:
+            dead_remotes(server.port, folder)
         for backend in ("file", "zstd", "lmdb", "zstd+lmdb"):
             for include in ("", "#include <header.cuh>\n"):
                 layer_hits(folder, backend, include)
-        with servers.redis(folder / "redis") as server:
-            dead_remotes(server.port, folder)
 
 
 if __name__ == "__main__":

@@ -128,19 +128,22 @@ def command(wanted: str, *part: str) -> Iterator[str]:
     rows = [("option", "meaning")]
     for param in found.get_params(context):
         record = None if isinstance(param, click.Argument) else param.get_help_record(context)
-        if record is None or "--help" in param.opts:
-            continue
-        spelled, said = record
-        anchors = _anchors(name.replace(" ", "-"), param)
-        rows.append((anchors + _spelling(param, spelled), _meaning(said)))
+        known = _EVERYWHERE | (_of_compile() if name == "why" else set())
+        if record is not None and not known & set(param.opts):
+            spelled, said = record
+            rows.append((_spelling(param, spelled), _meaning(said)))
     if len(rows) > 1:
         yield from ("", *table(rows))
 
 
-def _anchors(command: str, param: click.Parameter) -> str:
-    """Returns what links to an option lead to."""
-    names = dict.fromkeys(opt.strip("-") for opt in param.opts)
-    return "".join(f'<a id="cmdoption-kcache-{command}-{name}"></a>' for name in names)
+#: The options that the page explains once, at its top.
+_EVERYWHERE = {"--help", "--json", "--directory"}
+
+
+def _of_compile() -> set[str]:
+    """Returns the options of `kcache compile`, which `kcache why` takes, too."""
+    ((_, found, context),) = (entry for entry in _commands() if entry[0] == "compile")
+    return {opt for param in found.get_params(context) for opt in param.opts}
 
 
 def _spelling(param: click.Parameter, spelled: str) -> str:
@@ -242,7 +245,7 @@ def remotes() -> Iterator[str]:
     """The schemes of addresses, and the options that each of them takes."""
     from kcache.remote.address import COMMON, KINDS, OPTIONS
 
-    rows: list[Sequence[str]] = [("tier", "addresses begin with", "own options")]
+    rows: list[Sequence[str]] = [("kind", "addresses begin with", "own options")]
     for kind in dict.fromkeys(KINDS.values()):
         schemes = ", ".join(f"`{scheme}://`" for scheme, each in KINDS.items() if each == kind)
         options = ", ".join(f"`{name}`" for name in sorted(OPTIONS[kind]))

@@ -1,5 +1,9 @@
 """kcache: a bounded, shared, observable cache for CUDA kernels that are compiled at run time.
 
+Begin with `kcache.compile(source, arch="sm_90")`, which returns a `CompiledKernel` from the user's
+cache. `KernelCache` is the same with a directory, a cap and statistics of its own. For programs
+that do not know kcache, there are `kcache.install()` and the command `kcache run`.
+
 The public names are imported from their modules when they are first used (PEP 562), so that
 `import kcache` costs an importer next to nothing.
 """
@@ -9,11 +13,12 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache._version import __version__
-    from kcache.admin.bundle_import import Imported, import_bundle
     from kcache.admin.bundles import (
         BundleContents,
         Exported,
+        Imported,
         export_bundle,
+        import_bundle,
         list_bundle,
         verify_bundle,
     )
@@ -23,10 +28,11 @@ if TYPE_CHECKING:
     from kcache.config import default_cache_directory
     from kcache.dropin.install import install
     from kcache.engine.engine import CacheEngine
-    from kcache.engine.journal import Journal
-    from kcache.engine.stats import Stats, StatsFile
+    from kcache.engine.opening import open_engine
+    from kcache.engine.stats import Stats
     from kcache.entry import Entry
     from kcache.errors import (
+        ArgumentTypeError,
         BackendError,
         BundleError,
         CompileError,
@@ -40,15 +46,16 @@ if TYPE_CHECKING:
         StaleKernelError,
         UnknownBackendError,
     )
-    from kcache.kernel_cache import KernelCache
+    from kcache.kernel_cache import KernelCache, compile
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.uncached import compile_to_ptx
+    from kcache.nvrtc.cuda_headers import include_paths
     from kcache.nvrtc.key import CacheKey, hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
     from kcache.nvrtc.request import CompileRequest
-    from kcache.registry import open_engine
 
 __all__ = [
+    "ArgumentTypeError",
     "Backend",
     "BackendError",
     "BundleContents",
@@ -71,21 +78,21 @@ __all__ = [
     "Explanation",
     "Exported",
     "Imported",
-    "Journal",
     "KcacheError",
     "KernelCache",
     "StaleKernelError",
     "Stats",
-    "StatsFile",
     "UnknownBackendError",
     "Usage",
     "__version__",
+    "compile",
     "compile_to_ptx",
     "default_cache_directory",
     "export_bundle",
     "hash_options",
     "hash_source",
     "import_bundle",
+    "include_paths",
     "install",
     "list_bundle",
     "open_engine",
@@ -96,10 +103,9 @@ _MODULES = {
     "_version": ("__version__",),
     "backend": ("Backend", "EntryInfo", "Usage"),
     "config": ("default_cache_directory",),
-    "admin.bundle_import": ("Imported", "import_bundle"),
     "admin.bundles": (
-        *("BundleContents", "Exported"),
-        *("export_bundle", "list_bundle", "verify_bundle"),
+        *("BundleContents", "Exported", "Imported"),
+        *("export_bundle", "import_bundle", "list_bundle", "verify_bundle"),
     ),
     "admin.request_diff": ("Cause",),
     "dropin.install": ("install",),
@@ -108,13 +114,13 @@ _MODULES = {
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "kernels.compiled_kernel": ("CompiledKernel",),
     "kernels.uncached": ("compile_to_ptx",),
-    "kernel_cache": ("KernelCache",),
+    "kernel_cache": ("KernelCache", "compile"),
+    "nvrtc.cuda_headers": ("include_paths",),
     "nvrtc.key": ("CacheKey", "hash_options", "hash_source"),
     "nvrtc.options": ("CompileOptions",),
     "nvrtc.request": ("CompileRequest",),
-    "registry": ("open_engine",),
-    "engine.journal": ("Journal",),
-    "engine.stats": ("Stats", "StatsFile"),
+    "engine.opening": ("open_engine",),
+    "engine.stats": ("Stats",),
     "admin.miss_causes": ("Explanation",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

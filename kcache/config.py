@@ -345,8 +345,8 @@ def _from_variable(
             raise
         # Nobody asked for the default directory, and it may be full or shared: use no cache.
         nowhere = variable.setting == "directory"
-        effect = "this process caches in memory alone" if nowhere else "it does not count"
-        complain(f"{error}. Until then {effect}")
+        effect = "This process caches in memory alone" if nowhere else "It is ignored until then"
+        complain(f"{error}. {effect}")
     return Setting(variable.default, variable.name if nowhere else "default")
 
 

@@ -1,22 +1,54 @@
-"""CacheDirectory: decides whether a directory may be used as a cache, and names its files."""
+"""CacheDirectory: the directory of a cache. Makes it, opens it, refuses any other, names its files.
+
+``kcache.json`` makes a directory a cache. It holds one JSON object: its format, a random id, and
+the settings that are saved with the cache::
+
+    {"format": "kcache-directory/1", "id": "5f0c1be90db5a5f7", "settings": {"max_size": "5GiB"}}
+
+kcache writes this file before any other, into a directory that it makes or finds empty. So a
+directory that has other files and not this one is somebody else's, whatever its files are called.
+kcache writes and deletes nothing there.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import stat
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
-from kcache.util.marker import NAME, is_empty, is_marked, mark, marker_problem
-from kcache.util.open_file import NotOursError, open_own
+from kcache.util.locks import RangeLocks
+from kcache.util.open_file import MARKER, NotOursError, open_own
 from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
 
-__all__ = ["CacheDirectory", "is_cache", "prepare", "prepare_layer"]
+__all__ = [
+    "CacheDirectory",
+    "change_settings",
+    "claim",
+    "is_cache",
+    "make_folder",
+    "open_directory",
+    "require_safe_layer",
+]
 
-#: How often kcache looks at a directory that seems to belong to somebody else, and the seconds in
-#: between.
+_FORMAT = "kcache-directory/1"
+_KIND = _FORMAT.partition("/")[0] + "/"
+#: The largest size of ``kcache.json`` in bytes. Each of the eight settings has less than 100.
+_MOST = 4096
+#: How the name of a file begins that becomes ``kcache.json``. A killed process may leave one.
+_DRAFT = f".{MARKER}."
+#: The name that a new file system has at its top.
+_LOST_AND_FOUND = "lost+found"
+#: The byte of `CacheDirectory.slots` that a process locks while it changes the settings, and how
+#: many seconds another one waits for that. A change takes 10 ms.
+_LOCKED, _PATIENCE = 1 << 20, 10.0
+#: How often kcache looks at a directory that seems to be somebody else's, and the seconds between.
 _LOOKS, _PAUSE = 3, 0.01
 
 #: Tells backup programs that they can leave out the directory. See https://bford.info/cachedir/.
@@ -24,6 +56,7 @@ _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 # This file is a cache directory tag created by kcache.
 # For information about cache directory tags, see https://bford.info/cachedir/
 """
+_ALLOWED = "allowed: a directory that is new or empty, or that kcache made"
 
 
 class CacheDirectory:
@@ -33,22 +66,24 @@ class CacheDirectory:
 
     Args:
         path: of the directory, as it is to be shown.
+        settings: those that are saved in it, name -> text, as far as they were read.
     """
 
-    __slots__ = ("path",)
+    __slots__ = ("path", "settings")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, settings: Mapping[str, object] | None = None) -> None:
         self.path = path
+        self.settings = settings or {}
+
+    @property
+    def marker(self) -> str:
+        """The file that makes the directory a cache, and holds its settings."""
+        return f"{self.path}/{MARKER}"
 
     @property
     def stats(self) -> str:
         """The counts of all processes; see `engine.stats.StatsFile`."""
         return f"{self.path}/stats"
-
-    @property
-    def history(self) -> str:
-        """The counts of each hour; see `engine.history.History`."""
-        return f"{self.path}/history"
 
     @property
     def journal(self) -> str:
@@ -71,87 +106,133 @@ class CacheDirectory:
         return f"{self.path}/slots"
 
     @property
-    def settings(self) -> str:
-        """The settings that stay with the cache; see `saved_settings`."""
-        return f"{self.path}/settings.json"
-
-    @property
-    def settings_draft(self) -> str:
-        """The new settings, while they are written and before they replace `settings`."""
-        return f"{self.path}/.settings.json.new"
-
-    @property
     def tag(self) -> str:
         """The file that tells backup programs that the directory can be left out."""
         return f"{self.path}/CACHEDIR.TAG"
-
-    @property
-    def marker(self) -> str:
-        """The file by which a directory is known to be a cache; `util.marker` writes it."""
-        return f"{self.path}/{NAME}"
 
     def backend(self, name: str) -> str:
         """Return the folder of the backend called `name`."""
         return f"{self.path}/{name}"
 
 
-def prepare(directory: str, *, read_only: bool = False) -> None:
-    """Make `directory`, with its parents, for the present user alone, and check that it is safe.
+# -- opening ---------------------------------------------------------------------------------------
+
+
+def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
+    """Return the directory of a cache. Make it if it is not there, or empty, unless `read_only`.
 
     Compiled kernels are code: a user who can write to the directory, or exchange it, can make every
     program that uses it run their code. So a directory that belongs to somebody else, or that
-    others can write to, is refused, and so is one below such a directory. kcache only uses a
-    directory that it made or found empty. It writes nothing into any other, because the files there
-    are not its own.
+    others can write to, is refused, and so is one below such a directory. kcache makes it, with its
+    parents, for the present user alone.
+
+    Processes: several may make the same directory at the same time. Crash: a process that is killed
+    leaves an empty directory or a cache.
 
     Raises:
-        ConfigError: it is not a directory, is unsafe, or is no cache.
+        ConfigError: it is no directory, is unsafe, or is somebody else's. Nothing was changed.
         BackendError: it is not there and can't be made (read-only or full file system, ...).
     """
-    directory = os.path.abspath(directory)
-    made = False
+    path = os.path.abspath(path)
     try:
-        _require_safe_path(directory)
+        _require_safe_path(path)
+        made = not read_only and make_private(path)
         if not read_only:
-            made = make_private(directory)
-            _require_safe_path(directory)  # somebody created it in the meantime: who?
-        status = os.stat(directory)
-    except FileExistsError as error:
-        raise ConfigError(f"directory={directory!r} is a file; allowed: a directory") from error
-    except NotADirectoryError as error:
+            _require_safe_path(path)  # somebody created it in the meantime: who?
+        _require_own(path, os.stat(path))
+        about = None if made else _examine(path)
+        if about is None and not read_only:
+            about = _make(path)
+            with suppress(OSError):  # only backup programs miss it
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                tag = open_own(CacheDirectory(path).tag, flags)
+                os.write(tag.fd, _TAG)
+        return CacheDirectory(path, about and about["settings"])
+    except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(
-            f"directory={directory!r} is not allowed: a part of its path is a file"
+            f"directory={path!r} is not allowed: it is a file, or a part of its path is a file; "
+            "allowed: a directory"
+        ) from error
+    except NotOursError as error:
+        raise ConfigError(
+            f"directory={path!r} is no cache: {error.strerror}. Nothing in it was changed; "
+            f"{_ALLOWED}. Name another (KCACHE_DIR, directory=, --directory), such as "
+            f"{os.path.join(path, 'kcache')!r}"
         ) from error
     except OSError as error:
-        raise BackendError(f"directory {directory}: {error.strerror}") from error
-    if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"directory={directory!r} is a file; allowed: a directory")
-    if sys.platform != "win32":
-        _check_owner(directory, status)
-    try:
-        marked = not made and _is_marked_cache(directory)
-    except OSError as error:
-        raise BackendError(f"directory {directory}: {error.strerror}") from error
-    if not read_only and not marked:
-        with suppress(OSError):  # full now, but that may change: the next process does it then
-            mark(directory)
-            _tag(directory)
+        raise BackendError(f"directory {path}: {error.strerror}") from error
 
 
-def is_cache(directory: str) -> bool:
+def is_cache(path: str) -> bool:
     """Tell whether a safe directory is a cache, rather than one that is empty.
 
     Raises:
-        ConfigError, BackendError: as `prepare`.
+        ConfigError, BackendError: as `open_directory`.
     """
-    prepare(directory, read_only=True)
-    try:
-        return not is_empty(directory)
-    except OSError as error:
-        raise BackendError(f"directory {directory}: {error.strerror}") from error
+    return os.path.lexists(open_directory(path, read_only=True).marker)
 
 
-def prepare_layer(path: str) -> None:
+def claim(folder: str) -> None:
+    """Make the folder of a backend ours, or recognise it: it or the directory around it is marked.
+
+    Raises:
+        NotOursError: it has files of somebody else. Nothing was changed.
+        OSError: it can't be examined or made.
+    """
+    make_folder(folder)
+    folder = os.path.realpath(folder)  # a link's target is not in the cache, whoever made the link
+    if _read(os.path.dirname(folder)) is None and _examine(folder) is None:
+        _make(folder)
+
+
+def make_folder(folder: str) -> None:
+    """Make the folder of a backend, and the cache around it if that was removed meanwhile.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    if not os.path.isdir(folder):
+        around = os.path.dirname(folder)
+        if make_private(around):
+            _make(around)
+        make_private(folder)
+
+
+def _require_safe_path(path: str) -> None:
+    problem = unsafe_part(path)
+    if problem:
+        raise ConfigError(
+            f"directory={path!r} is not safe: {problem}, and could put something else in its "
+            "place, so its kernels can't be trusted; allowed: a directory below directories that "
+            "belong to you or to root, and that nobody else can write to"
+        )
+
+
+def _require_own(path: str, status: os.stat_result) -> None:
+    """Refuse what is no directory, or not the present user's alone.
+
+    Raises:
+        ConfigError: it is not; NotADirectoryError: it is no directory.
+    """
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError
+    if sys.platform == "win32":
+        return
+    user = present_user()
+    if status.st_uid != user:
+        raise ConfigError(
+            f"directory={path!r} belongs to user {status.st_uid}, and you are user {user}: its "
+            "kernels can't be trusted; allowed: a directory of your own"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"directory={path!r} can be written to by others (mode "
+            f"{stat.S_IMODE(status.st_mode):04o}), so its kernels can't be trusted; "
+            f"allowed: mode 0700 or 0755 (chmod go-w {path})"
+        )
+
+
+def require_safe_layer(path: str) -> None:
     """Check that a layer is safe to read, and trust its owner with kernels in this process.
 
     The user has named the layer, and so trusts its owner, whoever that is: root, who made the
@@ -170,15 +251,13 @@ def prepare_layer(path: str) -> None:
         problem = unsafe_part(path, status.st_uid)
     except OSError as error:
         raise BackendError(f"layer {path}: {error.strerror}") from error
-    is_file = stat.S_ISREG(status.st_mode)
-    if not is_file and not stat.S_ISDIR(status.st_mode):
+    is_folder = stat.S_ISDIR(status.st_mode)
+    if not is_folder and not stat.S_ISREG(status.st_mode):
         problem = "it is neither a directory nor a file"
     elif sys.platform != "win32" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
-    elif is_file and not _is_bundle(path):
-        problem = "it is no bundle"
-    elif not is_file and not os.path.isfile(CacheDirectory(path).marker):
-        problem = f"it is no cache: it has no {NAME}"
+    elif is_folder and not os.path.isfile(CacheDirectory(path).marker):
+        problem = f"it is no cache: it has no {MARKER}"
     if problem:
         raise ConfigError(
             f"layer {path!r} is not allowed: {problem}; allowed: the directory of a cache, or a "
@@ -187,89 +266,111 @@ def prepare_layer(path: str) -> None:
     trust(status.st_uid)
 
 
-def _is_bundle(path: str) -> bool:
-    from kcache.bundle.reader import is_bundle
-
-    try:
-        return is_bundle(path)
-    except OSError as error:
-        raise BackendError(f"layer {path}: {error.strerror}") from error
+# -- kcache.json -----------------------------------------------------------------------------------
 
 
-def _require_safe_path(directory: str) -> None:
-    problem = unsafe_part(directory)
-    if problem:
-        raise ConfigError(
-            f"directory={directory!r} is not safe: {problem}, and could put something else in its "
-            "place, so its kernels can't be trusted; allowed: a directory below directories that "
-            "belong to you or to root, and that nobody else can write to"
-        )
+def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]], None]) -> None:
+    """Save the settings of a cache, as `change` leaves them.
 
+    Processes: two changes at the same time are both kept. Crash: a process that is killed leaves
+    either the old settings or the new ones.
 
-def _is_marked_cache(directory: str) -> bool:
-    """Tell whether a directory is marked; one that is neither empty nor a cache is refused.
+    Args:
+        files: of a cache.
+        change: gets the saved settings, and changes them in place; what it raises is raised.
 
     Raises:
-        ConfigError: it is none of ours.
-        OSError: it can't be looked at.
+        ConfigError: the settings would be too long.
+        BackendError: the file can't be written, or is not ours.
     """
     try:
-        if is_marked(directory):
-            return True
-        if not is_empty(directory):
-            name = _stranger(directory)
-            if name:
-                problem = marker_problem(directory)
-                reason = (
-                    f"its {NAME!r} is {problem}"
-                    if problem
-                    else (f"it has {name!r} in it, and no {NAME!r} of kcache's")
-                )
-                raise ConfigError(
-                    f"directory={directory!r} is no cache: {reason}. Nothing in it was changed; "
-                    "allowed: a directory that is new or empty, or that kcache made. Name another "
-                    f"(KCACHE_DIR, directory=, --directory), such as "
-                    f"{os.path.join(directory, 'kcache')!r}"
-                )
-    except NotOursError as error:
-        raise ConfigError(f"directory={directory!r} is not allowed: {error.strerror}") from error
-    return False
+        locks = RangeLocks(open_own(files.slots, os.O_RDWR | os.O_CREAT))
+        with locks.held(_LOCKED, 1, timeout=_PATIENCE):
+            about = _read(files.path)
+            if about is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), files.marker)
+            change(about["settings"])
+            _write(files.path, about)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BackendError(f"{files.marker} can't be changed: {reason}") from error
 
 
-def _stranger(directory: str) -> str:
-    """Return the name of something that is not ours; empty if nothing is.
+def _examine(directory: str) -> dict[str, Any] | None:
+    """Return what ``kcache.json`` holds, or None for a directory that is empty.
 
-    It looks more than once before it refuses the directory, because another process may be making
-    the cache at the same time, or writing into one that somebody removes.
+    Raises:
+        NotOursError: it is somebody else's.
+        OSError: it can't be read.
     """
-    from kcache.adoption import stranger  # few calls need it
-
-    name = stranger(directory, _TAG)
+    other: str | None = None
     for _ in range(_LOOKS):
-        if not name or is_marked(directory):
-            return ""
-        time.sleep(_PAUSE)
-        name = stranger(directory, _TAG)
-    return name
+        about = _read(directory)
+        other = next(filter(_is_other, os.listdir(directory)), None) if about is None else None
+        if other is None:
+            return about
+        time.sleep(_PAUSE)  # another process may be about to write it, or removes the cache
+    raise NotOursError(f"it has {other!r} in it, and no {MARKER!r} of kcache's", directory)
 
 
-def _check_owner(directory: str, status: os.stat_result) -> None:
-    user = present_user()
-    if status.st_uid != user:
-        raise ConfigError(
-            f"directory={directory!r} belongs to user {status.st_uid}, and you are user {user}: "
-            "its kernels can't be trusted; allowed: a directory of your own"
-        )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(
-            f"directory={directory!r} can be written to by others (mode "
-            f"{stat.S_IMODE(status.st_mode):04o}), so its kernels can't be trusted; "
-            f"allowed: mode 0700 or 0755 (chmod go-w {directory})"
-        )
+def _make(directory: str) -> dict[str, Any]:
+    """Make an empty directory a cache; raise OSError if it can't be written to."""
+    about = {"format": _FORMAT, "id": os.urandom(16).hex(), "settings": {}}
+    _write(directory, about)
+    return about
 
 
-def _tag(directory: str) -> None:
-    """Tell backup programs to skip the directory; a failure does not matter."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    file = open_own(CacheDirectory(directory).tag, flags)
-    os.write(file.fd, _TAG)
+def _is_other(name: str) -> bool:
+    """Tell whether a name in a directory shows that it is not empty."""
+    return name != _LOST_AND_FOUND and not name.startswith(_DRAFT)
+
+
+def _read(directory: str) -> dict[str, Any] | None:
+    """Return what ``kcache.json`` holds, `settings` being a dictionary; None if there is none.
+
+    Raises:
+        NotOursError: something else has that name.
+        OSError: it can't be read.
+    """
+    path = os.path.join(directory, MARKER)
+    try:
+        file = open_own(path, os.O_RDONLY)
+        found: object = json.loads(os.read(file.fd, _MOST))
+    except FileNotFoundError:
+        return None
+    except NotOursError as error:
+        reason = str(error.strerror).removeprefix("it ")
+        raise NotOursError(f"its {MARKER!r} {reason}", path) from error
+    except (ValueError, RecursionError) as error:
+        raise NotOursError(f"its {MARKER!r} is no marker of kcache (no JSON)", path) from error
+    about = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    form = about.get("format")
+    if isinstance(form, str) and form.startswith(_KIND) and form != _FORMAT:
+        raise NotOursError(f"another version of kcache made it ({form[:40]!r})", path)
+    if form != _FORMAT or not isinstance(about.setdefault("settings", {}), dict):
+        raise NotOursError(f"its {MARKER!r} is no marker of kcache", path)
+    return about
+
+
+def _write(directory: str, about: Mapping[str, object]) -> None:
+    """Write ``kcache.json`` at once, or not at all.
+
+    Raises:
+        ConfigError: it would be too long.
+        OSError: it can't be written (full or read-only file system).
+    """
+    data = (json.dumps(about) + "\n").encode()
+    if len(data) > _MOST:
+        raise ConfigError(f"these settings take {len(data)} bytes; allowed: {_MOST}")
+    draft = os.path.join(directory, f"{_DRAFT}{os.urandom(8).hex()}")
+    file = open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        if os.write(file.fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), draft)
+        os.fsync(file.fd)
+        del file
+        os.replace(draft, os.path.join(directory, MARKER))
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise

@@ -78,6 +78,7 @@ class CompileError(KcacheError):
         source_name: the name under which the source was compiled.
         result: NVRTC's result code, or None if it is unknown.
         raw_log: the log as NVRTC returned it, its NULs included, or None likewise.
+        hint: what to do about it, a clause that the message ends with; empty if nothing is known.
     """
 
     def __init__(
@@ -88,12 +89,14 @@ class CompileError(KcacheError):
         source_name: str = "",
         result: int | None = None,
         raw_log: bytes | None = None,
+        hint: str = "",
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{message}; {hint}" if hint else message)
         self.log = log
         self.source_name = source_name
         self.result = result
         self.raw_log = raw_log
+        self.hint = hint
 
 
 class CompileOptionError(CompileError, ConfigError):

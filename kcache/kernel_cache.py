@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from kcache.backend import Backend
+from kcache.engine.opening import engine_of, open_configured, warn_if_elsewhere
 from kcache.errors import CompileError
 from kcache.kernels.find import build_finder
 from kcache.kernels.request_factory import ClosedRequests, Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest
-from kcache.registry import open_as_set, open_place
 from kcache.util.units import parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Self
+    from typing import Never, Self
 
     from kcache.admin.explain import Explanation
     from kcache.engine.stats import Stats
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.surroundings import Surroundings
 
-__all__ = ["KernelCache"]
+__all__ = ["KernelCache", "compile"]
 
 #: The share of the memory tier that remembers requests. If a program repeats a request, nothing is
 #: hashed.
@@ -88,17 +89,6 @@ class KernelCache:
         UnknownBackendError: the argument `backend` names a backend that is not installed.
     """
 
-    if not TYPE_CHECKING:
-
-        def __new__(cls, *args, **kwargs):
-            """Suggest the right name for an argument that does not exist."""
-            names = {"directory", *(cls.__init__.__kwdefaults__ or ())}
-            if cls is KernelCache and not names.issuperset(kwargs):
-                from kcache.util.nearest import unexpected_argument
-
-                raise unexpected_argument("KernelCache", kwargs, names)
-            return super().__new__(cls)
-
     def __init__(
         self,
         directory: str | os.PathLike[str] | None = None,
@@ -115,9 +105,12 @@ class KernelCache:
         workers: int | None = None,
         compile_timeout: float | None = None,
         remote: str | Sequence[str] | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise _unexpected(KernelCache.__init__, unknown)
         given = backend if isinstance(backend, Backend) else None
-        place = self._place = open_place(
+        opened = self._opened = open_configured(
             {
                 "directory": directory,
                 "backend": None if given is not None else backend,
@@ -135,13 +128,13 @@ class KernelCache:
             },
             given,
         )
-        self.config = config = place.config
+        self.config = config = opened.config
         self._disabled = config.disable.value
         share = int(config.memory_size.value * _REQUEST_SHARE)
         #: Requests by their arguments. If a program repeats a request, this takes one look-up.
         self._requests = Requests(share, record_to=config.record.value)
         self._async: AsyncFront | None = None
-        self.engine = open_as_set(place, PRODUCER, memory_size=config.memory_size.value - share)
+        self.engine = engine_of(opened, config.memory_size.value - share, producer=PRODUCER)
         self._finder = build_finder(self.engine, config)
         if config.remote.value and self._finder.reads:
             from kcache.kernels.tiers import with_layers  # few programs use remotes
@@ -160,6 +153,7 @@ class KernelCache:
         headers: Mapping[str, str] | None = None,
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
+        **unknown: Never,
     ) -> CompiledKernel:
         """Return the compiled kernel. If it is not in the cache, compile it and cache it.
 
@@ -182,6 +176,8 @@ class KernelCache:
             CompilerNotFoundError: NVRTC is not installed.
             OSError: the source is a path, and its file can't be read.
         """
+        if unknown:
+            raise _unexpected(self.get_or_compile, unknown)
         started = time.perf_counter()
         request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
@@ -195,11 +191,7 @@ class KernelCache:
             raise error.with_traceback(None)  # noqa: B904  ours tells nothing about the source
 
     def _get_or_compile_for(self, around: Surroundings, call: CompileRequest) -> CompiledKernel:
-        """Return the kernel that another process asks for; see `Surroundings`.
-
-        For the drop-in. The errors are those of `get_or_compile`; also CompileError without
-        workers.
-        """
+        """Return the kernel that a program of the drop-in asks for."""
         started, request = time.perf_counter(), self._requests.make_for(around, call)
         kernel = self._finder.get(request, started)
         return self._on_miss().get(request) if kernel is None else kernel
@@ -217,6 +209,7 @@ class KernelCache:
         headers: Mapping[str, str] | None = None,
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
+        **unknown: Never,
     ) -> CompiledKernel:
         """Do the same as `get_or_compile`, without blocking the event loop.
 
@@ -226,6 +219,8 @@ class KernelCache:
 
         The arguments and errors are those of `get_or_compile`.
         """
+        if unknown:
+            raise _unexpected(self.aget_or_compile, unknown)
         if self._async is None:
             from kcache.kernels.aio import AsyncFront
 
@@ -277,11 +272,14 @@ class KernelCache:
         headers: Mapping[str, str] | None = None,
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
+        **unknown: Never,
     ) -> CompiledKernel | None:
         """Return the compiled kernel if it is in the cache, else None. Never compile.
 
         The arguments and errors are those of `get_or_compile`. The call counts as a hit or a miss.
         """
+        if unknown:
+            raise _unexpected(self.lookup, unknown)
         started = time.perf_counter()
         request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
@@ -290,7 +288,7 @@ class KernelCache:
         if kernel is None and started >= self._ask_remotes_at:
             kernel, self._ask_remotes_at = self._on_miss().find_remotely(request, started)
         if kernel is None:
-            self._place.look_elsewhere()
+            warn_if_elsewhere(self._opened)
             self.engine.counters.add("misses")
         return kernel
 
@@ -303,12 +301,15 @@ class KernelCache:
         headers: Mapping[str, str] | None = None,
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
+        **unknown: Never,
     ) -> Explanation:
         """Return why `get_or_compile` would compile this request now, or that it would hit.
 
         The arguments and errors are those of `get_or_compile`. The call compiles nothing, changes
         nothing, and is neither counted nor recorded. It may read the metadata of every entry.
         """
+        if unknown:
+            raise _unexpected(self.why, unknown)
         from kcache.admin.explain import explain, set_aside
 
         request = self._requests.make(
@@ -335,11 +336,11 @@ class KernelCache:
     @property
     def directory(self) -> Path | None:
         """The directory of the cache, or None for a `Backend` that the caller made."""
-        if self._place.path is None:
+        if self._opened.path is None:
             return None
         from pathlib import Path  # its import takes a fresh process 8 ms
 
-        return Path(self._place.path)
+        return Path(self._opened.path)
 
     @property
     def size_bytes(self) -> int:
@@ -361,18 +362,15 @@ class KernelCache:
         return self.engine.stats()
 
     def total_stats(self) -> Stats:
-        """Return the counts of all processes that use this directory, with those of this object.
-
-        The counts are zero if the statistics can't be read.
-        """
+        """Return the counts of all processes that use this directory; zeros if unreadable."""
         return self.engine.total_stats()
 
     def print_info(self, file: TextIO | None = None) -> None:
         """Print the directory, the size and the counts of the cache to `file` or stdout."""
         from kcache.admin.info import format_info  # a hit does not need it
 
-        where = self._place.path or "(none)"
-        text = format_info(self.engine, directory=where, backend=self._place.name)
+        where = self._opened.path or "(none)"
+        text = format_info(self.engine, directory=where, backend=self._opened.name)
         print(text, file=sys.stdout if file is None else file)
 
     def clear(self) -> int:
@@ -422,12 +420,19 @@ class KernelCache:
         self._finder.close()
         self.engine.close()
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse: a cache is opened where it is used."""
+        raise TypeError(
+            "a KernelCache can't be pickled; open the same directory in the other process: "
+            f"kcache.KernelCache({self._opened.path!r})"
+        )
+
     def __repr__(self) -> str:
         """Return the directory and the size of the cache; never raise an exception."""
         from kcache.admin.info import one_line  # a hit does not need it
 
-        place = self._place
-        return f"KernelCache({one_line(self.engine, directory=place.path, backend=place.name)})"
+        opened = self._opened
+        return f"KernelCache({one_line(self.engine, directory=opened.path, backend=opened.name)})"
 
     def __enter__(self) -> Self:
         """Return the cache itself."""
@@ -437,14 +442,58 @@ class KernelCache:
         """Close."""
         self.close()
 
+    async def __aenter__(self) -> Self:
+        """Return the cache itself."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close, without blocking the event loop."""
+        from asyncio import to_thread
+
+        await to_thread(self.close)
+
     def _on_miss(self) -> Resolver:
         if self._resolver is None:
             from kcache.kernels.wiring import build_resolver  # a hit does not need it
 
-            self._place.look_elsewhere()
+            warn_if_elsewhere(self._opened)
             with self.engine.counters.lock:
                 if self._resolver is None:
                     self._resolver = build_resolver(
-                        self._finder, self._place, self._requests.for_compiler
+                        self._finder, self._opened, self._requests.for_compiler
                     )
         return self._resolver
+
+
+_shared: KernelCache | None = None
+_opening = threading.Lock()
+
+
+def compile(
+    source: str | os.PathLike[str],
+    names: str | Sequence[str] = (),
+    *,
+    headers: Mapping[str, str] | None = None,
+    source_name: str = "kernel.cu",
+    **options: Any,  # noqa: ANN401  the fields of CompileOptions
+) -> CompiledKernel:
+    """Return a compiled kernel from the cache of the environment, or compile it and cache it.
+
+    The first call opens the cache that `KernelCache()` opens; it stays open until the process ends.
+    For another directory, other limits, `compile_many` or asyncio, make a `KernelCache`.
+
+    `options` are the fields of `CompileOptions`, such as `arch="sm_90"`. The other arguments, the
+    errors and the guarantees are those of `KernelCache.get_or_compile`.
+    """
+    global _shared  # noqa: PLW0603
+    if _shared is None:
+        with _opening:
+            _shared = _shared or KernelCache()
+    checked = CompileOptions(**options)
+    return _shared.get_or_compile(source, names, checked, headers=headers, source_name=source_name)
+
+
+def _unexpected(call: Callable[..., object], given: Mapping[str, object]) -> TypeError:
+    from kcache.util.nearest import unexpected_argument
+
+    return unexpected_argument(call, given, CompileOptions)

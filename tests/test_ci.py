@@ -11,7 +11,8 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
 SERVERS = {"nginx", "redis-server"}
-PROGRAMS = {"chromium", "strace", *SERVERS}
+BUILD = {"strace", "musl-gcc", "gcc"}
+PROGRAMS = {"chromium", *BUILD, *SERVERS}
 
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="it is a script for bash"),
@@ -41,7 +42,7 @@ class Machine:
             (self.bin / name).symlink_to(found)
         self.add("id", f"echo {user}")
         for name in ("python3", *there):
-            self.add(name, f'echo {name} "$@" >> {self.log}')
+            self.add(name, "exit 0" if name == "gcc" else f'echo {name} "$@" >> {self.log}')
         if apt != "missing":
             self.add("apt-get", self._apt(works=apt == "works"))
         venv = place / "checkout" / ".venv" / "bin"
@@ -83,7 +84,7 @@ TESTS = ["python3 -m venv .venv", "pip install -q tox", "tox"]
 
 
 def test_root_gets_what_is_missing(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, there={"strace", *SERVERS}, user=0, apt="works")
+    machine = Machine(tmp_path, there={*BUILD, *SERVERS}, user=0, apt="works")
     done = machine.run()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     update, install, *rest = machine.called()
@@ -103,6 +104,8 @@ def test_without_them_the_tests_run_and_it_says_what_is_skipped(
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
         "There is no chromium",
         "There is no strace",
+        "There is no musl-tools",
+        "There is no gcc-multilib",
         "There is no nginx",
         "There is no redis-server",
     ]
@@ -113,7 +116,7 @@ def test_without_them_the_tests_run_and_it_says_what_is_skipped(
 
 @pytest.mark.parametrize("browser", ["chromium", "google-chrome"])
 def test_nothing_is_installed_where_all_is_there(browser: str, tmp_path: Path) -> None:
-    machine = Machine(tmp_path, there={browser, "strace", *SERVERS}, user=0, apt="works")
+    machine = Machine(tmp_path, there={browser, *BUILD, *SERVERS}, user=0, apt="works")
     assert machine.run().returncode == 0
     assert machine.called() == TESTS
 
@@ -126,13 +129,13 @@ def test_a_failing_test_run_fails_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("apt", ["works", "fails"])
 def test_with_the_servers_none_of_their_tests_is_skipped(apt: str, tmp_path: Path) -> None:
-    machine = Machine(tmp_path, there={"strace", "chromium"}, user=0, apt=apt)
+    machine = Machine(tmp_path, there={*BUILD, "chromium"}, user=0, apt=apt)
     assert machine.run().returncode == 0
     assert (tmp_path / "strict").read_text().strip() == ("1" if apt == "works" else "")
 
 
 def test_a_server_that_should_be_there_and_is_not_fails_it(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, there={"strace", "chromium", "nginx"}, user=0, apt="missing")
+    machine = Machine(tmp_path, there={*BUILD, "chromium", "nginx"}, user=0, apt="missing")
     machine.add("apt-get", "exit 0")
     done = machine.run()
     assert done.returncode == 1

@@ -1,1 +1,1 @@
-"""The backends that come with kcache; `kcache.registry` finds them by name."""
+"""The backends that come with kcache; `kcache/backend.py` finds them by name."""

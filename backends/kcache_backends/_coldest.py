@@ -38,6 +38,7 @@ class ColdSample:
         path: where the file of a key is.
         fullest: (entries, shard) of every shard, most entries first.
         look: the entries of a shard, all of them or a sample.
+        is_locked: whether somebody changes a shard now.
         now: the time, in nanoseconds.
     """
 
@@ -46,11 +47,13 @@ class ColdSample:
         path: Callable[[str], str],
         fullest: Callable[[], list[tuple[int, int]]],
         look: Callable[[int], list[Used]],
+        is_locked: Callable[[int], bool],
         now: Callable[[], int],
     ) -> None:
         self._path = path
         self._fullest = fullest
         self._look = look
+        self._is_locked = is_locked
         self._now = now
         #: Entries that the last iteration did not offer, the coldest last, and how many of them it
         #: may still offer.
@@ -67,7 +70,8 @@ class ColdSample:
         """Yield every entry, each at most once.
 
         The mtime is read again before an entry is offered. If any process has used the entry since
-        the sample was taken, it is offered after all others.
+        the sample was taken, it is offered after all others. So are the entries of a shard that
+        somebody changes, who may have been stopped.
         """
         offered: set[str] = set()
         pool, left = self._take()
@@ -83,7 +87,7 @@ class ColdSample:
                         info = None if key in offered else self._info(key)
                         if info is None:
                             continue
-                        if info.used_ns != used and patient:
+                        if patient and (info.used_ns != used or self._is_locked(int(key[:2], 16))):
                             held_back = True
                             continue
                         left -= 1
@@ -91,13 +95,14 @@ class ColdSample:
                         self._offered[key] = used
                         yield info
                     held_back |= bool(pool)
-                    pool, left = self._sample(visited)
+                    pool, left, passed_by = self._sample(visited, patient=patient)
+                    held_back |= passed_by
                     if not pool:
                         break
                 if not held_back:
                     self._offered = {}
                     return
-                # All entries are in constant use, so some of them have to go.
+                # All entries are in constant use, or being changed, so some of them have to go.
                 patient = len(offered) > offered_before
         finally:
             self._pool, self._left = pool, left
@@ -117,9 +122,13 @@ class ColdSample:
         self._pool, self._left, self._offered = [], 0, {}
         return pool, left
 
-    def _sample(self, visited: set[int]) -> tuple[list[Used], int]:
-        """Return a sample of the fullest unvisited shards, coldest last, and how many to offer."""
+    def _sample(self, visited: set[int], *, patient: bool) -> tuple[list[Used], int, bool]:
+        """Return a sample of the fullest unvisited shards, coldest last, and how many to offer.
+
+        A patient one passes by shards that somebody changes; the last value tells if there are any.
+        """
         sample: list[Used] = []
+        passed_by = False
         share = 1.0  # these are all entries: their order is exact, and all of them may go
         for entries, shard in self._fullest():
             if shard in visited or not entries:
@@ -128,8 +137,11 @@ class ColdSample:
                 share = SHARE
                 break
             visited.add(shard)
-            sample += self._look(shard)
+            if patient and self._is_locked(shard):
+                passed_by = True
+            else:
+                sample += self._look(shard)
         # An entry that a wrong clock dated into the future would stay for ever. It goes first.
         future = self._now() + FUTURE
         sample.sort(key=lambda used: (used[0] < future, *used), reverse=True)
-        return sample, max(1, int(len(sample) * share))
+        return sample, max(1, int(len(sample) * share)), passed_by

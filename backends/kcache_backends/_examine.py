@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from kcache.backend import is_key
-from kcache.errors import CorruptEntryError
 from kcache_backends._coldest import Used
 from kcache_backends._files import is_temporary, listing, names_in
-from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
+from kcache_backends._shards import ShardCount, ShardCounters
 
-__all__ = ["ORPHAN_AGE", "examine", "glance", "require_credible", "sum_of_shards"]
+__all__ = ["ORPHAN_AGE", "examine", "glance"]
 
 #: Without file locks, a temporary file counts as an orphan when it is this old, in seconds.
 ORPHAN_AGE = 3600.0
@@ -62,32 +60,3 @@ def glance(folder: str, count: int) -> list[Used]:
             status = os.stat(f"{folder}/{name}", follow_symlinks=False)
             found.append((status.st_mtime_ns, name))
     return found
-
-
-def sum_of_shards(
-    counters: ShardCounters, recount: Callable[[ShardCounters, int], ShardCount]
-) -> tuple[int, int]:
-    """Return the bytes and entries of all shards, read one by one, after their sums disagreed."""
-    size = entries = 0
-    for shard in range(SHARDS):
-        count = counters.read(shard)
-        if count is None:
-            with counters.changing(shard):
-                count = counters.read(shard) or recount(counters, shard)
-        size += count.bytes
-        entries += count.entries
-    return size, entries
-
-
-def require_credible(key: str, size: int, counters: ShardCounters | None, *, most: int) -> None:
-    """Refuse a file that no put can have written, before it is read.
-
-    Raises:
-        CorruptEntryError: it has more than `most` bytes, or more than its shard holds in all.
-    """
-    held = None
-    with suppress(OSError):
-        if counters is not None:
-            held = counters.read(int(key[:2], 16))
-    if size > most or (held is not None and size > held.bytes):
-        raise CorruptEntryError(f"{key} has {size} bytes, more than was ever put there")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 
 from kcache.backend import is_key
 from kcache_backends._files import is_temporary, listing
-from kcache_backends._shards import ShardCount, ShardCounters, read_counts
+from kcache_backends._shards import ShardCount, read_counts
 
-__all__ = ["ANY_SIZE", "alone_with", "check_shard", "recorded_in"]
+__all__ = ["ANY_SIZE", "Changing", "check_shard", "recorded_in"]
 
 #: Larger than the size of any real file or directory.
 ANY_SIZE = 1 << 62
@@ -59,20 +59,3 @@ def check_shard(directory: str, changing: Changing, *, repair: bool) -> Iterator
 def recorded_in(path: str) -> list[ShardCount | None]:
     """Return the records of the counters' file; none if there is no such file."""
     return read_counts(path) if os.path.exists(path) else []
-
-
-@contextmanager
-def alone_with(
-    counters: ShardCounters | None,
-    shard: int,
-    recorded: list[ShardCount | None],
-    examine: Callable[[ShardCounters, int], object],
-) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
-    """Lock a shard, if there are counters; yield its record, and a function that counts again."""
-    if counters is not None:
-        with counters.changing(shard):
-            yield counters.read(shard), lambda: examine(counters, shard)
-    elif recorded:
-        yield recorded[shard], list
-    else:  # a copy without counters: the next writer will create them
-        yield ShardCount(ANY_SIZE, ANY_SIZE, 1), list

@@ -5,24 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from stat import S_ISDIR, S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.util.open_file import NotOursError
+from kcache.util.open_file import NotOursError, OwnFile
 from kcache.util.safe_path import trusted
 
 __all__ = [
-    "CREATE",
-    "READ",
     "failure",
     "is_no_room",
     "is_ours",
     "is_ours_alone",
     "is_temporary",
     "listing",
-    "make_shard",
     "names_in",
     "read_on",
     "rename",
@@ -36,16 +33,6 @@ __all__ = [
 
 _user = getattr(os, "geteuid", lambda: 0)  # Windows returns 0 for every file
 _OTHERS_WRITE = 0o022
-_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-#: Flags that open an entry for reading. They don't wait: a pipe that somebody put there would never
-#: open.
-READ = os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0)
-#: Flags that open a directory but no link; None where the system has no such flags.
-_DIRECTORY = os.O_RDONLY | _FLAGS | os.O_DIRECTORY if hasattr(os, "O_DIRECTORY") else None
-#: The errors that `open` gives with them for a link, or for anything else that is no directory.
-_NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-#: Flags that create a file, and fail if it exists.
-CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
 _NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 #: Matches the names of the temporary files that the file backend makes. It may remove these.
 is_temporary = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp").fullmatch
@@ -109,52 +96,36 @@ def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
     A symbolic link is not followed: its target is not in the cache.
     """
-    with _opened(directory) as folder:
-        if folder is None:
-            return
-        with os.scandir(folder) as items:
-            for item in items:
-                try:
-                    status = item.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if S_ISREG(status.st_mode):
-                    yield item.name, status
+    for name in names_in(directory):
+        with suppress(FileNotFoundError):
+            status = os.stat(f"{directory}/{name}", follow_symlinks=False)
+            if S_ISREG(status.st_mode):
+                yield name, status
 
 
 def names_in(directory: str) -> list[str]:
     """Return the names in a directory; none if its path is a symbolic link."""
-    with _opened(directory) as folder:
-        return [] if folder is None else os.listdir(folder)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return os.listdir(directory) if is_directory(directory) else []
+    return []
 
 
-@contextmanager
-def _opened(directory: str) -> Generator[int | str | None]:
-    """Open a directory that is no link; None if there is none. Return its path on Windows."""
-    if os.scandir not in os.supports_fd or _DIRECTORY is None:
-        yield None if os.path.islink(directory) or not os.path.isdir(directory) else directory
-        return
+def is_directory(path: str) -> bool:
+    """Tell whether a path leads to a directory, and is no link."""
     try:
-        folder = os.open(directory, _DIRECTORY)
-    except OSError as error:
-        if error.errno not in _NO_DIRECTORY:
-            raise
-        yield None
-        return
-    try:
-        yield folder
-    finally:
-        os.close(folder)
+        return S_ISDIR(os.stat(path, follow_symlinks=False).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
-def read_on(key: str, fd: int, value: bytes, size: int) -> bytes:
+def read_on(key: str, file: OwnFile, value: bytes, size: int) -> bytes:
     """Return `size` bytes of a file, of which the system returned fewer at first.
 
     Raises:
         BackendError: the file has fewer by now.
     """
     while len(value) < size:
-        more = os.read(fd, size - len(value))
+        more = os.read(file.fd, size - len(value))
         if not more:
             raise BackendError(f"read {key}: file shrank from {size} to {len(value)} bytes")
         value += more
@@ -170,31 +141,23 @@ def rename(temporary: str, path: str) -> None:
         os.replace(temporary, path)
 
 
-def make_shard(directory: str, make_root: Callable[[], object]) -> None:
-    """Make the directory of a shard, and those above it if somebody removed them."""
-    try:
-        os.mkdir(directory, 0o700)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        make_root()
-        with suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
-
-
-def require_own_shard(directory: str) -> None:
-    """Refuse a shard that is a link, because a put would write elsewhere.
+def require_own_shard(directory: str, *, make: bool = False) -> None:
+    """Refuse a shard that is a link, because a put would write elsewhere; make one if asked.
 
     Raises:
-        NotOursError: it is; FileNotFoundError: it is not there.
+        NotOursError: it is; FileNotFoundError: it is not there, or its parent is not.
     """
     try:
         os.readlink(directory)
     except FileNotFoundError:
-        raise
+        if not make:
+            raise
+        with suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
     except OSError:  # it is no link
         return
-    raise NotOursError("it is a link, and kcache made none", directory)
+    else:
+        raise NotOursError("it is a link, and kcache made none", directory)
 
 
 def require_private(directory: str) -> None:

@@ -1,276 +1,445 @@
-"""Environment: the LMDB database of one directory, whatever happens to its files.
-
-Files of the directory::
-
-    lock                      the mark that the directory is ours; byte 0 is locked while somebody
-                              opens, exchanges or discards the database, byte 1 while somebody
-                              writes to it
-    db/data.mdb, db/lock.mdb  the database, and LMDB's table of readers
-    new/, old/                an exchange under way: the compacted copy, and what it replaces
-"""
+"""Environment: the LMDB database of one folder, opened once in each process."""
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from typing import ClassVar
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import ClassVar, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import lmdb
 
-from kcache.util.forks import at_fork
-from kcache_backends._lmdb_connection import PATIENCE, Connection
-from kcache_backends._lmdb_files import check_size
-from kcache_backends._lmdb_folder import Folder
-from kcache_backends._lmdb_locks import HARDLY, OPENING, WRITING, ClosedError
-from kcache_backends._lmdb_opening import database, discard, exchange, settle
+from kcache.errors import BackendError, CorruptEntryError
+from kcache.util.forks import after_fork, at_end, at_fork, is_ending
+from kcache.util.locks import RangeLocks
+from kcache.util.open_file import NotOursError, OpenFile, identity
+from kcache_backends import _lmdb_files as files
+from kcache_backends import _lmdb_records as records
+from kcache_backends._lmdb_files import DAMAGE
 
-__all__ = ["HARDLY", "PATIENCE", "Environment"]
+__all__ = ["HARDLY", "PATIENCE", "WRITE_USES", "Environment"]
 
-#: How often an operation is tried if another process or thread exchanges its database.
-_TRIES = 4
+T = TypeVar("T")
+
+#: How long a thread waits for another thread or process, in seconds. LMDB's own lock waits without
+#: end, so only the holder of the byte `_WRITING` asks for it.
+PATIENCE = 10.0
+#: ... if what it wants to do can as well be done later.
+HARDLY = 0.1
+#: How long a fork waits for a transaction of this process, in seconds. A commit takes some 10 ms;
+#: on a busy disk it can take a second.
+FORK_PATIENCE = 5.0
+#: A hit looks whether another database is in place of the open one if this many seconds have passed
+#: since the last look. Every change looks, and every miss.
+LOOK_AGAIN = 0.1
+#: How many notes of uses a transaction writes. Each takes 10 us and 2 pages of memory.
+WRITE_USES = 64
+#: A file that has no entries left is removed if it has more than this many bytes.
+SMALL_FILE = 1 << 20
 #: A reader that is this many transactions behind is stopped; it is not reading.
 _BEHIND = 16
+#: How often an operation is tried if another thread or process opens or replaces its database, and
+#: the pause in between, in seconds.
+_TRIES, _PAUSE = 5, 1e-3
+#: The bytes of the file `lock` that are locked: one to open or replace the database, one to write.
+_OPENING, _WRITING = 0, 1
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_CLOSED = "the program has closed descriptors that LMDB had open"
 
 
-class Environment(Connection):
+class Environment:
     """The LMDB database of one real path, shared by whatever uses it in this process.
 
-    LMDB must not open a file twice in one process; `of` returns the environment that is there, and
-    the registry keeps it until it has closed its database. A damaged file is discarded; a file that
-    somebody removed is created again. A directory that holds foreign files is left as it is.
+    LMDB must not open a file twice in one process, so `of` returns the environment that is there.
+    The last reference to it closes the database. A database that is damaged is replaced by an empty
+    one, and one that somebody removed is made again.
 
-    Threads: safe to share. Processes: one that is stopped in the middle of a change keeps others
-    from changing anything, `PATIENCE` at first and then not at all; reads go on. Fork: a child
-    opens its own, and leaves the parent's alone.
+    Threads: safe to share. The one that holds `_busy` writes, opens or closes. Others read
+    meanwhile; before py-lmdb closes, it ends reads that are under way, and they are tried again.
+    Processes: one that is stopped in the middle of a change keeps others from changing anything,
+    `PATIENCE` at first and then not at all; reads go on. Fork: the database is closed before it,
+    and each side opens it again. So a fork waits for a transaction of this process, at most
+    `FORK_PATIENCE`. Exit: the same, beside daemon threads.
+
+    Args:
+        root: the folder, a real path.
+        map_size: the most that the data file may grow to, bytes.
+        read_only: create and change nothing.
     """
 
-    _all: ClassVar[dict[str, Environment]] = {}
-    _guard = threading.RLock()
+    _all: ClassVar[WeakValueDictionary[str, Environment]] = WeakValueDictionary()
+    _guard: ClassVar = threading.RLock()
 
     def __init__(self, root: str, map_size: int, *, read_only: bool) -> None:
-        super().__init__(root, map_size, read_only=read_only)
-        #: How many bytes of entries are allowed since the disk was found full; 0: any number.
-        self.full_at = 0
-        #: Uses that a backend could not write when the program closed it.
-        self.left_uses: deque[dict[str, int]] = deque()
+        self.root = root
+        self._data = files.data_of(root)
+        self.map_size = map_size
+        self.read_only = read_only
+        #: The open database, or None.
+        self.env: lmdb.Environment | None = None
+        #: The transaction of the thread that writes, which holds `_busy`.
+        self.txn: lmdb.Transaction[bytes] | None = None
+        #: The first error within the transaction.
+        self._error: lmdb.Error | OSError | None = None
+        #: Whether another process has a larger cap, so that a value may be larger than ours allows.
+        self.wide = False
+        #: When a hit is to look whether the database was replaced (`time.monotonic`).
+        self.look_at = 0.0
+        #: Uses that are not written yet, and when they are to be; 0: there are none.
+        self.uses: dict[str, int] = {}
+        self.uses_due = 0
+        #: What identifies the data file, and each descriptor of the database.
+        self._file: tuple[int, int] | None = None
+        self._numbers: dict[int, tuple[int, int]] = {}
+        #: Whether to open it again, with a larger map or for writing.
+        self._outgrown = False
+        #: Why this process can't open it any more.
+        self._lost = ""
+        self._lock_file: OpenFile | None = None
+        self._locks: RangeLocks | None = None
+        #: Held to write, to open and to close; and whether a fork holds it.
+        self._busy, self._suspended = threading.RLock(), False
+        after_fork(self)
 
     @classmethod
-    def of(cls, root: str, map_size: int, user: object, *, read_only: bool) -> Environment:
-        """Return the environment of `root`, with one more user."""
+    def of(cls, root: str, map_size: int, *, read_only: bool) -> Environment:
+        """Return the environment of `root`, made if there is none."""
         with cls._guard:
-            for path, each in list(cls._all.items()):
-                if path != root and each.is_idle():
-                    del cls._all[path]
             found = cls._all.get(root)
             if found is None:
                 found = cls._all[root] = cls(root, map_size, read_only=read_only)
-            if not found._users:
-                found.map_size, found.read_only = map_size, read_only
-            found._users.add(user)
-        if map_size > found.map_size or (found.read_only and not read_only):
-            found.map_size = max(found.map_size, map_size)
-            found.read_only &= read_only
-            found._outgrown = found.open is not None
-        return found
+            elif map_size > found.map_size or (found.read_only and not read_only):
+                found.map_size = max(found.map_size, map_size)
+                found.read_only &= read_only
+                found._outgrown = True
+            return found
 
-    @classmethod
-    def forget_guard(cls) -> None:
-        """Make a new lock in a child process: a thread that is not there may have the old one."""
-        cls._guard = threading.RLock()
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self._close()
+
+    def _failed(self, operation: str, error: lmdb.Error | OSError) -> BackendError:
+        """Translate an error; within a transaction its first one, which is why others follow."""
+        if self._own_transaction():
+            error = self._error = self._error or error
+        return files.failed(operation, self.root, error)
+
+    @contextmanager
+    def _noted(self, operation: str, *kinds: type[lmdb.Error | OSError]) -> Generator[None]:
+        try:
+            yield
+        except kinds as error:
+            raise self._failed(operation, error) from error
+
+    def _own_transaction(self) -> lmdb.Transaction[bytes] | None:
+        return self.txn if _is_owned(self._busy) else None
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(
+        self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool = False
+    ) -> T | None:
+        """Return what `look` finds in this thread's write transaction, or in one for reading.
+
+        None if there is no database. With `buffers`, it finds views of the map, which it must not
+        look into: another thread may close the database.
+
+        Raises:
+            CorruptEntryError: the database is damaged; it has been replaced.
+            BackendError: it can't be read.
+        """
+        try:
+            if (own := self._own_transaction()) is not None:
+                return look(own)
+            return self._read(look, buffers=buffers)
+        except (lmdb.Error, OSError) as error:
+            raise self._failed("read", error) from error
+
+    def _read(self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool) -> T | None:
+        reason: Exception = lmdb.Error("others replace the database all the time")
+        for _ in range(_TRIES):
+            env = None
+            try:
+                if (env := self._current()) is None:
+                    return None
+                txn = cast("lmdb.Transaction[bytes]", env.begin(buffers=buffers))  # type: ignore[call-overload]
+                try:
+                    return look(txn)
+                finally:
+                    txn.abort()
+            except DAMAGE as error:
+                self.begin_anew(env)
+                raise CorruptEntryError(f"{self.root} is damaged: {error}") from error
+            except lmdb.Error as error:  # closed by another thread, enlarged by a process, ...
+                reason = error
+                with suppress(TimeoutError), _held(self._busy, HARDLY):
+                    if self.env is env:
+                        self._close()
+            time.sleep(_PAUSE)
+        raise reason
+
+    def _current(self) -> lmdb.Environment | None:
+        """Return the database that is at its path now, opened if need be.
+
+        While another thread writes to one that was replaced, that one is still read.
+        """
+        if self.env is None or self.is_replaced():
+            try:
+                with _held(self._busy, PATIENCE if self.env is None else 0.0):
+                    self._refresh()
+            except TimeoutError:
+                if self.env is None:
+                    raise
+        if not self.wide:
+            self.look_at = time.monotonic() + LOOK_AGAIN
+        return self.env
 
     # -- writing -------------------------------------------------------------------------------
 
     @contextmanager
-    def writing(self, patience: float = PATIENCE) -> Generator[lmdb.Transaction[bytes]]:
-        """Yield a write transaction of this thread, committed at the end of the block.
+    def writing(
+        self, operation: str, patience: float | None = None, uses: int = WRITE_USES
+    ) -> Generator[lmdb.Transaction[bytes]]:
+        """Yield this thread's write transaction; the outermost block commits it.
+
+        It also writes the first `uses` of the noted uses. `patience` is `PATIENCE` if None.
 
         Raises:
-            TimeoutError: another process, or thread, neither finishes its own nor dies.
-            lmdb.Error, OSError: the database can't be opened or written.
+            FullError: there is no room.
+            BackendError: the database can't be opened or written, or another process, or thread,
+                neither finishes its own transaction nor dies.
         """
-        failure: Exception = lmdb.Error("others replace the database all the time")
-        with self._with(self._changing, patience):
-            for _ in range(_TRIES):
-                txn = None
-                try:
-                    env = self._open_to_write(patience)
-                    with (
-                        self._locks.held(WRITING, patience),
-                        self._with(self._transaction, patience),
-                    ):
-                        txn = self._begin(env)
-                        if txn is not None:
-                            with self._carried_out(txn):
-                                yield txn
-                            return
-                except ClosedError:
-                    self.reopen()  # this notices the error, and closes the database
-                    raise
-                except FileNotFoundError as error:
-                    if txn is not None:
-                        raise
-                    # Another process is removing the directory; it is created again.
-                    failure = error
-                    with suppress(FileNotFoundError), self._prepared():
-                        pass
-            raise failure
-
-    def _begin(self, env: lmdb.Environment) -> lmdb.Transaction[bytes] | None:
-        """Return a write transaction; None if another process exchanged or enlarged the file."""
-        if env is not self.open:  # a fork closed it in the meantime and can't close it again
-            env = self._open_to_write(HARDLY)
-        try:
-            txn = env.begin(write=True)
-        except lmdb.MapResizedError:
-            self.adopt_size()
-            return None
-        if not self.lost():
-            return txn
-        txn.abort()
-        return None
+        wait = PATIENCE if patience is None else patience
+        with self._noted(operation, lmdb.Error), ExitStack() as locks:
+            if (own := self._own_transaction()) is not None:
+                yield own
+                return
+            with self._noted(operation, lmdb.Error, OSError):  # others are the caller's
+                locks.enter_context(self._lock().held(_WRITING, 1, timeout=wait))
+                locks.enter_context(_held(self._busy, wait))
+                txn = self._begin()
+            with self._transaction(txn, uses):
+                yield txn
+            if files.is_nearly_full(self.root, 0):
+                # The pages that this one has freed are usable after one more.
+                with suppress(lmdb.Error, OSError), self._transaction(txn := self._begin(), 0):
+                    records.add_to_sums(txn, 0, 0)
 
     @contextmanager
-    def _carried_out(self, txn: lmdb.Transaction[bytes]) -> Generator[None]:
-        """Make a transaction this thread's for the block, and end it even after an interrupt."""
+    def _transaction(self, txn: lmdb.Transaction[bytes], uses: int) -> Generator[None]:
+        env, written = self.env, dict[str, int]()
         try:
-            self.txn, self.writer = txn, threading.get_ident()
+            self._error, self.txn = None, txn
+            records.move_uses(txn, self.uses, written, uses)
+            self.uses_due = self.uses_due if self.uses else 0
             yield
-            self._require_whole()
-            self.txn, self.writer = None, self._nobody
+            if self.env is not env or not self._is_whole():
+                raise BackendError(f"{self.root}: {self._lost or _CLOSED}")
             txn.commit()
-        except BaseException:
-            self.txn, self.writer = None, self._nobody
-            with suppress(lmdb.Error):  # the transaction has ended already
-                txn.abort()
+        except BaseException as error:
+            if self.env is env:  # otherwise this is a child of the process that began it
+                with suppress(lmdb.Error):
+                    txn.abort()
+                for key, used in written.items():
+                    self.uses.setdefault(key, used)
+                self._recover(self._error or error)
+            if self._error and isinstance(error, lmdb.Error):
+                raise self._error from error
             raise
+        finally:
+            self.txn = None
+        with suppress(lmdb.Error, OSError, BackendError):  # one record is always there: the sums
+            if env and env.stat()["entries"] == 1 and os.path.getsize(self._data) > SMALL_FILE:
+                self._begin_anew()
 
-    # -- replacing -----------------------------------------------------------------------------
+    def _begin(self) -> lmdb.Transaction[bytes]:
+        """Begin a transaction; again where another process has enlarged the database meanwhile."""
+        for again in (True, False):
+            self._refresh()
+            try:
+                if self.env is not None:
+                    return self.env.begin(write=True)
+            except lmdb.Error:
+                self._close()
+                if not again:
+                    raise
+        raise BackendError(f"{self.root} is read-only")
 
-    def reopen(self) -> None:
-        """Close the database; the next use opens the file that is at its path then."""
-        with (
-            self._with(self._changing, PATIENCE),
-            self._with(self._transaction, PATIENCE),
-            self._with(self._state, PATIENCE),
-        ):
+    def _recover(self, error: BaseException) -> None:
+        """Do what can be done after a failed transaction, so that the next one may succeed.
+
+        A process that is stopped while it reads keeps all pages that were in use then. So if the
+        map is full because of one, only an empty database helps.
+        """
+        with suppress(lmdb.Error, OSError, BackendError):
+            if isinstance(error, lmdb.MapFullError) and self.env is not None:
+                self.env.reader_check()  # those that were killed
+                last: int = self.env.info()["last_txnid"]
+                readers = (line.split() for line in self.env.readers().splitlines()[1:])
+                if any(int(at) + _BEHIND < last for *_, at in readers if at.isdigit()):
+                    self._begin_anew()
+            elif isinstance(error, DAMAGE):
+                self._begin_anew()
+            elif isinstance(error, (lmdb.Error, OSError)):
+                self._close()
+
+    # -- the file ------------------------------------------------------------------------------
+
+    def is_replaced(self) -> bool:
+        """Tell whether another file, or none, is in place of the open database."""
+        try:
+            found = identity(os.stat(self._data, follow_symlinks=False))
+        except OSError:
+            return True
+        return found != self._file or self._outgrown
+
+    def begin_anew(self, env: lmdb.Environment | None) -> None:
+        """Replace the damaged database `env` by an empty one, unless somebody did so already."""
+        with suppress(TimeoutError), _held(self._busy, HARDLY):
+            if env is self.env and not self.read_only:
+                self._begin_anew()
+
+    # -- opening and closing: the caller holds `_busy` -----------------------------------------
+
+    def _begin_anew(self) -> None:
+        with self._lock().held(_OPENING, 1, timeout=HARDLY):
+            theirs = self.is_replaced()
+            self._close()
+            if not theirs:
+                files.discard(self.root)
+
+    def _refresh(self) -> None:
+        """Open the database if it is not open, or not the one that is at its path."""
+        if self.env is not None and not self.is_replaced():
+            return
+        self._close()
+        if self._lost or is_ending():
+            raise BackendError(f"{self.root}: {self._lost or 'the interpreter ends'}")
+        self._numbers = {}
+        self.env = env = self._open()
+        if env is not None:
+            self._file = identity(os.stat(self._data, follow_symlinks=False))
+            near = 0 if self._lock_file is None else self._lock_file.fd
+            self._numbers = files.descriptors(self.root, near)
+            self.wide = env.info()["map_size"] > self.map_size
+            self._outgrown = False
+
+    def _open(self) -> lmdb.Environment | None:
+        """Open the database, or for reading only if the medium or the rights allow no more."""
+        if not self.read_only:
+            try:
+                with self._lock().held(_OPENING, 1, timeout=PATIENCE):
+                    return files.open_database(self.root, self.map_size, read_only=False)
+            except NotOursError:
+                raise
+            except OSError as error:
+                if error.errno not in _DENIED:
+                    raise
+        return files.open_database(self.root, self.map_size, read_only=True)
+
+    def _lock(self) -> RangeLocks:
+        """Return the locks of the file `lock` that is in the folder now, made if it is missing.
+
+        Raises:
+            NotOursError: the folder has files of somebody else.
+            BackendError: the program has closed the file.
+            OSError: it can't be opened.
+        """
+        file = self._lock_file
+        if file is not None and not file.is_open():
+            raise BackendError(f"{self.root}: {_CLOSED}")
+        if file is None or self._locks is None or not file.is_at(f"{self.root}/lock"):
+            self._lock_file = file = files.open_lock(self.root)
+            self._locks = RangeLocks(file)
+        return self._locks
+
+    def _is_whole(self) -> bool:
+        """Tell whether the program has left the descriptors alone, as far as known."""
+        whole = self._lock_file is None or self._lock_file.is_open()
+        return whole and all(files.leads_to(each, at) for each, at in self._numbers.items())
+
+    def _close(self) -> None:
+        """Close the database, unless that would close files of the program.
+
+        Then it stays open until the process ends, because LMDB must not open a file twice.
+        """
+        if self.env is not None and not self._is_whole():
+            files.keep_for_ever(self.env)
+            self._lost = _CLOSED
+        elif self.env is not None:
+            self._numbers = {}
+            self.env.close()
+        self.env, self.look_at = None, 0.0
+
+    # -- forks and the exit --------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Close the database, and keep other threads from opening it until `resume`.
+
+        Within a transaction of its own thread, or beside one that takes longer than
+        `FORK_PATIENCE`, it stays open.
+        """
+        self._suspended = not _is_owned(self._busy)
+        if self._suspended and self._busy.acquire(timeout=FORK_PATIENCE):
             self._close()
 
-    def adopt_size(self) -> None:
-        """Take up the size that another process, with a larger cap, has given to the file.
+    def resume(self) -> None:
+        """Let the other threads go on."""
+        with suppress(RuntimeError):  # it was not suspended
+            while self._suspended:
+                self._busy.release()
 
-        Raises:
-            lmdb.Error: it is no size that kcache would give; or another thread is writing.
-        """
-        if not self._transaction.acquire(timeout=HARDLY):
-            raise lmdb.Error("another thread is writing to a database that was enlarged")
-        try:
-            with Folder(self.root) as root, database(root, "db") as place:
-                check_size(place, self.map_size)
-            env = self.get()
-            self._require_whole()
-            env.set_mapsize(0)
-            self._measure(env)
-        finally:
-            self._transaction.release()
-
-    def discard(self, damaged: lmdb.Environment | None, *, patience: float = 0.0) -> None:
-        """Replace the `damaged` database by an empty one, unless somebody did so already.
-
-        If another process holds the lock for longer than `patience`, the next user does it.
-
-        Raises:
-            OSError: the files can't be removed.
-        """
-        if self.read_only:
-            return
-        with suppress(TimeoutError), self._with(self._changing, patience):
-            if damaged is not self.open:
-                return
-            with self._with(self._transaction, HARDLY), self._with(self._state, PATIENCE):
-                theirs = self.lost()
-                self._close()
-            if not theirs:
-                with self._prepared() as root, self._locks.held(OPENING, patience, root):
-                    discard(root)
-
-    def exchange(self, txn: lmdb.Transaction[bytes]) -> None:
-        """Replace the database by a copy without its free pages.
-
-        The caller is writing, so that nobody else is.
-
-        Raises:
-            TimeoutError: somebody is opening it.
-            lmdb.Error, OSError, BackendError: it can't be done; nothing has changed.
-        """
-        env = self.get()
-        try:
-            self._exchanging = txn
-            with Folder(self.root) as root, self._locks.held(OPENING, 0.0, root):
-                exchange(root, env)
-        finally:
-            self._exchanging = None
-        # A process that has the old file open finds no entries there. It looks again and opens the
-        # new file.
-        with suppress(lmdb.MapFullError):
-            txn.drop(env.open_db(None, txn), delete=False)
-
-    def remove(self) -> None:
-        """Remove the database with all entries; the next use makes an empty one.
-
-        It needs no free space, unlike `exchange`. The caller is writing, so that nobody else is.
-
-        Raises:
-            TimeoutError: somebody is opening it.
-            OSError, BackendError: it can't be done; nothing has changed.
-        """
-        with Folder(self.root) as root, self._locks.held(OPENING, 0.0, root):
-            settle(root)
-            discard(root)
-
-    def make_room(self) -> None:
-        """Free what can be freed after a write found no room, so that evicting can write.
-
-        It waits for nobody. A process that is stopped while it reads keeps every page that was in
-        use then. It keeps the old file; others go on with a compacted one.
-        """
-        env = self.open
-        self._locks.give_reserve()
-        if env is None or self.txn is not None:
-            return
-        # As long as a killed reader is in the table, LMDB can't use its pages again.
-        env.reader_check()
-        last: int = env.info()["last_txnid"]
-        readers = (line.split() for line in env.readers().splitlines()[1:])
-        if any(int(txn) + _BEHIND < last for *_, txn in readers if txn.isdigit()):
-            with self.writing(HARDLY) as txn:
-                self.exchange(txn)
-            self.renew()
-
-    def file_size(self) -> int:
-        """Return the length of the data file, bytes; 0 if there is none."""
-        try:
-            return os.stat(self._data).st_size
-        except OSError:
-            return 0
-
-    @contextmanager
-    def files(self) -> Generator[str]:
-        """Yield a path of the directory of the database, whose file was checked.
-
-        Raises:
-            lmdb.Error: it is no file that we have written.
-        """
-        with Folder(self.root) as root, database(root, "db", "old") as place:
-            check_size(place, self.map_size)
-            yield place.lasting_path
-
-    def after_fork_in_child(self) -> None:
-        """Forget everything that belongs to the parent."""
-        super().after_fork_in_child()
-        self.left_uses.clear()
+    def after_fork(self) -> None:
+        """Forget, in a child process, everything that belongs to the parent."""
+        lost = self._lost
+        if self.env is not None:
+            files.keep_for_ever(self.env)
+            lost = "the process was forked in the middle of a transaction"
+            self.env = None
+        Environment.__init__(self, self.root, self.map_size, read_only=self.read_only)
+        self._lost = lost
 
 
-at_fork(in_child=Environment.forget_guard)
+def _is_owned(mutex: threading.RLock) -> bool:
+    return mutex._is_owned()  # type: ignore[attr-defined,no-any-return]  # pyright: ignore
+
+
+@contextmanager
+def _held(mutex: threading.RLock, patience: float) -> Generator[None]:
+    """Hold a lock between threads in the block; a thread that holds it already gets none."""
+    mine = _is_owned(mutex)
+    try:
+        if mine or not mutex.acquire(timeout=patience):
+            raise TimeoutError(errno.ETIMEDOUT, "another thread is writing")
+        yield
+    finally:
+        while not mine and _is_owned(mutex):  # asked for: an interrupt can come at any line
+            mutex.release()
+
+
+def _before_fork() -> None:
+    Environment._guard.acquire()
+    for each in list(Environment._all.values()):
+        each.suspend()
+
+
+def _after_fork() -> None:
+    for each in list(Environment._all.values()):
+        each.resume()
+    Environment._guard.release()
+
+
+def _at_end() -> None:
+    for each in list(Environment._all.values()):
+        each.suspend()
+        if each.env is not None:
+            files.keep_for_ever(each.env)
+        each.resume()
+
+
+at_fork(before=_before_fork, in_parent=_after_fork, in_child=_after_fork)
+at_end(_at_end)

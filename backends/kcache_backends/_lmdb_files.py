@@ -1,250 +1,308 @@
-"""LMDB files: recognises a database's files as ours, checks them before LMDB maps them."""
+"""LMDB files: the folder of a database. Decides whether it is ours, opens and removes the database.
+
+Files of the folder::
+
+    lock                      the mark that the folder is ours; its first bytes are also locks
+    db/data.mdb, db/lock.mdb  the database, and LMDB's table of readers
+    old/                      a database that is about to be removed
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-import struct
 import sys
 from contextlib import suppress
+from stat import S_ISDIR
 
 import lmdb
 
-from kcache.errors import BackendError
-from kcache_backends import _lmdb_records as records
-from kcache_backends._lmdb_folder import DATA, TABLE, Folder
+from kcache.directory import claim
+from kcache.errors import BackendError, FullError
+from kcache.util.locks import pread
+from kcache.util.open_file import (
+    MARKER,
+    NotOursError,
+    OpenFile,
+    has_header,
+    identity,
+    open_own,
+)
+from kcache.util.safe_path import unsafe_part
+from kcache_backends._files import failure, is_ours, is_ours_alone, somebody
 
 __all__ = [
-    "LOCK",
-    "MARK",
-    "ForeignError",
-    "allocate_readers",
-    "can_share",
-    "check_size",
-    "is_recognised",
-    "mark",
-    "open_checked",
-    "sync",
+    "DAMAGE",
+    "data_of",
+    "descriptors",
+    "discard",
+    "failed",
+    "has_room",
+    "is_nearly_full",
+    "keep_for_ever",
+    "leads_to",
+    "open_database",
+    "open_lock",
 ]
 
-LOCK = "lock"
-#: The names of our files in the directory.
-_NAMES = {LOCK, "db", "new", "old"}
-#: The first bytes of the file `lock`. They say which program owns the directory.
-MARK = b"kcache lmdb 1\n"
-#: The size of the table of readers in bytes. A reader takes 64, so 2,046 read transactions fit.
-#: kcache writes these bytes beforehand: LMDB would leave a hole, and the first access to a hole on
-#: a full disk would kill the process.
-_READERS_SIZE = 128 << 10
-#: We write every page. So a file larger than the map is no database of ours if the file system has
-#: allocated less than this fraction (1 in so many) of its bytes.
-_SPARSE = 64
-#: `struct flock` of Linux, on machines of 64 bits: fcntl(2).
-_FLOCK = "hhqqi4x"
-_ALLOCATED = 512  # bytes of st_blocks, see stat(2)
+_FOLDER, _OLD, _DATA, _TABLE, _LOCK = "db", "old", "data.mdb", "lock.mdb", "lock"
+#: The first bytes of the file `lock`.
+_MARK = b"kcache lmdb 1\n"
+#: How many readers the table has, and its size in bytes. kcache writes it beforehand: LMDB would
+#: leave a hole, and the first access to a hole on a full disk would kill the process.
+_READERS, _TABLE_SIZE = 2000, 128 << 10
+#: How much larger the map is than a file that exceeds its limit (because of an earlier, larger
+#: cap): an eviction copies the pages of the index that it changes.
+_SPARE = 1 << 20
+#: A disk with fewer free bytes than this is nearly full. An eviction of 16 entries copies up to 48
+#: pages of the index.
+_MARGIN = 1 << 18
+#: How much of the file stays free then.
+_FREE = 0.1
+#: How many descriptors are looked at to find LMDB's three.
+_NEAR = 16
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+_SAME_PID = "; containers that share it must share their process ids, too, or use file or zstd"
+
+#: The errors that LMDB raises for a file that it did not write. The cache then starts again with an
+#: empty file: a damaged list of free pages may name pages in use, so no part of the file can be
+#: trusted.
+DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
 
 
-class ForeignError(BackendError):
-    """The directory holds what this backend has not written, so that nothing in it is touched."""
+def data_of(root: str) -> str:
+    """Return the path of the data file in a folder."""
+    return os.path.join(root, _FOLDER, _DATA)
 
 
-# -- who owns the directory ------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
-def is_recognised(root: Folder, *, known: bool = False) -> bool:
-    """Tell whether a directory is marked as ours; if not, it is empty and may be marked.
+def failed(operation: str, path: str, error: lmdb.Error | OSError) -> BackendError:
+    """Return what a backend raises for an error of LMDB or of the operating system."""
+    kind = FullError if _is_full(error, path) else BackendError
+    if isinstance(error, OSError):
+        return kind(str(failure(operation, error)))
+    hint = _SAME_PID if getattr(error, "code", 0) == errno.EAGAIN else ""
+    return kind(f"{operation} {path}: {error}{hint}")
 
-    Args:
-        root: the directory.
-        known: the database in it is known to be ours: it is open.
 
-    Raises:
-        ForeignError: it holds something that is not ours.
-    """
-    if _marked(root):
-        return True
-    names = set(root.names())
-    if names - _NAMES:
-        raise _foreign(root, f"it holds {sorted(names - _NAMES)[0]!r}")
-    status = root.status(LOCK)
-    ours = known or (bool(names - {LOCK}) and _holds_ours(root))
-    if status is not None and status.st_size and not ours:
-        raise _foreign(root, "its file 'lock' is somebody else's")
+def _is_full(error: lmdb.Error | OSError, root: str) -> bool:
+    """Tell whether an error says that there is no room: in the map, on the disk, in the quota."""
+    code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
+    if code == errno.EIO:  # LMDB says so of a write that was cut short, as on a full disk
+        return is_nearly_full(root, 0)
+    return isinstance(error, lmdb.MapFullError) or code in _FULL
+
+
+def is_nearly_full(root: str, size: int) -> bool:
+    """Tell whether a disk has hardly more than `size` free bytes."""
+    with suppress(OSError):  # somebody removes the folder
+        if sys.platform != "win32":
+            disk = os.statvfs(root)
+            return disk.f_bavail * disk.f_frsize < size + _MARGIN
     return False
 
 
-def _foreign(root: Folder, reason: str) -> ForeignError:
-    return ForeignError(
-        f"{root.path} was not made by kcache ({reason}), so it is left as it is; "
-        "name another directory for the cache, or move what is there away"
-    )
+# -- whose it is -----------------------------------------------------------------------------------
 
 
-def _marked(root: Folder) -> bool:
+def open_lock(root: str) -> OpenFile:
+    """Return the file `lock` of a folder that is ours, or that is empty and becomes ours.
+
+    Raises:
+        NotOursError: it has files of somebody else. Nothing was changed.
+        OSError: it can't be opened or made.
+    """
+    new = not os.path.isdir(root) or set(os.listdir(root)) <= {_LOCK, MARKER}
+    if new:
+        claim(root)
     try:
-        fd = root.open_file(LOCK, os.O_RDONLY)
+        file = open_own(os.path.join(root, _LOCK), os.O_RDWR | (os.O_CREAT if new else 0))
     except FileNotFoundError:
-        return False
-    except lmdb.InvalidError as error:
-        raise _foreign(root, str(error)) from error
-    try:
-        return os.read(fd, len(MARK)) == MARK
-    finally:
-        os.close(fd)
+        raise _foreign(root) from None
+    if not (has_header(file, _MARK) if new else pread(file.fd, len(_MARK), 0) == _MARK):
+        raise _foreign(root)
+    if new:
+        os.fsync(file.fd)
+    return OpenFile(os.dup(file.fd))
 
 
-def _holds_ours(root: Folder) -> bool:
-    """Recognise a database that lacks a mark by its record of the sums.
-
-    Returns whether there is one; False if there is nothing to lose.
-
-    Raises:
-        ForeignError: it is somebody else's.
-    """
-    try:
-        with Folder("db", root) as db:
-            if strange := set(db.names()) - {DATA, TABLE}:
-                raise _foreign(root, f"it holds 'db/{sorted(strange)[0]}'")
-            ours = bool(db.names()) and _has_sums(db)
-        for name in ("new", "old"):
-            with suppress(FileNotFoundError), Folder(name, root) as rest:
-                if strange := set(rest.names()) - {DATA, TABLE}:
-                    raise _foreign(root, f"it holds '{name}/{sorted(strange)[0]}'")
-    except (lmdb.Error, OSError) as error:
-        raise _foreign(root, f"{error}") from error
-    return ours
+def _foreign(root: str) -> NotOursError:
+    reason = "it was not made by kcache, so it is left as it is; name another directory"
+    return NotOursError(reason, root)
 
 
-def _has_sums(db: Folder) -> bool:
-    """Tell whether a database has a record of the sums; False if it is empty.
+def _require_sound(root: str) -> int:
+    """Return the length of the data file; 0 if there is none.
 
     Raises:
-        lmdb.Error, OSError: it has not, or can't be read.
+        BackendError: somebody else can write to the database, or exchange it.
+        lmdb.InvalidError: there is something else in its place: a link, a pipe, a directory.
     """
-    if db.check_file(DATA) is None:
-        raise lmdb.InvalidError("it holds a table of readers without a database")
-    env = open_checked(db, 1 << 20, read_only=True, lock=False)
-    try:
-        with env.begin() as txn:
-            if records.sums(txn) is not None:
-                return True
-            if env.stat()["entries"]:
-                raise lmdb.InvalidError("its database is somebody else's")
-            return False
-    finally:
-        env.close()
-
-
-def mark(root: Folder) -> None:
-    """Mark a directory as ours; only after `is_recognised`.
-
-    Raises:
-        OSError: there is no room for it.
-    """
-    root.make_file(LOCK, MARK)
+    status = os.stat(root)
+    problem = unsafe_part(root, status.st_uid) if is_ours(status) else somebody(status)
+    if problem:
+        raise BackendError(f"{root} can't be trusted: {problem}")
+    folder, size = os.path.join(root, _FOLDER), 0
+    for path in (os.path.join(root, _LOCK), folder, os.path.join(folder, _TABLE), data_of(root)):
+        with suppress(FileNotFoundError):
+            status = os.stat(path, follow_symlinks=False)
+            if not (S_ISDIR(status.st_mode) if path == folder else is_ours_alone(status)):
+                raise lmdb.InvalidError(f"{path} is a link, has a second name, or is no file")
+            if not is_ours(status):
+                raise BackendError(f"{path} can't be trusted: {somebody(status)}")
+            size = status.st_size if path == data_of(root) else 0
+    return size
 
 
 # -- databases -------------------------------------------------------------------------------------
 
 
-def open_checked(
-    place: Folder, map_size: int, *, read_only: bool, lock: bool = True
-) -> lmdb.Environment:
-    """Open a database, and refuse one whose file is shorter than it says.
+def open_database(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment | None:
+    """Open the database of a folder; the caller excludes others who open or remove it.
+
+    Where a process that only reads can't enter itself into the table of readers, a writer may reuse
+    a page that is being read. The value then fails its checksum.
+
+    Args:
+        root: the folder.
+        map_size: the most that the data file may grow to, bytes.
+        read_only: change nothing, and return None if there is no database. Otherwise it is made,
+            and one that is damaged is replaced.
 
     Raises:
-        lmdb.Error: it can't be opened, or is damaged.
-        BackendError: somebody else can write to its files.
+        NotOursError: the folder has files of somebody else.
+        BackendError: somebody else can write to it.
+        lmdb.Error, OSError: it can't be opened.
     """
-    check_size(place, map_size)
-    place.check_file(TABLE)
-    env = _open(place, map_size, read_only=read_only, lock=lock)
+    if read_only:
+        if not os.path.lexists(data_of(root)):
+            return None
+        _require_sound(root)
+        with open(os.path.join(root, _LOCK), "rb") as file:
+            if file.read(len(_MARK)) != _MARK:
+                raise _foreign(root)
+        return _open(root, map_size, read_only=True)
+    _remove(os.path.join(root, _OLD))
     try:
-        pages = env.info()["last_pgno"] + 1
-        status = place.check_file(DATA)
-        size = 0 if status is None else status.st_size
+        return _open(root, map_size, read_only=False)
+    except DAMAGE:
+        discard(root)
+        return _open(root, map_size, read_only=False)
+
+
+def _open(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment:
+    folder, table = os.path.join(root, _FOLDER), os.path.join(root, _FOLDER, _TABLE)
+    if not read_only:
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+    size = _require_sound(root)
+    if not read_only and hasattr(os, "posix_fallocate"):
+        file = open_own(table, os.O_RDWR | os.O_CREAT)
+        if not os.fstat(file.fd).st_size:
+            os.posix_fallocate(file.fd, 0, _TABLE_SIZE)
+        del file  # LMDB's locks would end if it was closed later
+    env = lmdb.open(
+        os.fsencode(folder),  # a path may hold any bytes
+        map_size=map_size if size <= map_size else size + size // 16 + _SPARE,
+        mode=0o600,
+        readonly=read_only,
+        lock=not read_only or os.access(table, os.W_OK),
+        max_readers=_READERS,
+        metasync=False,  # a power cut may undo the last transactions, but it damages none
+        readahead=False,
+        max_spare_txns=4,
+        lib_version=0,  # the format that every release of py-lmdb reads
+    )
+    try:
+        pages, size = env.info()["last_pgno"] + 1, os.path.getsize(data_of(root))
         if pages > 2 and size < pages * env.stat()["psize"]:
             # a further read would kill this process
             raise lmdb.CorruptedError(f"{size} bytes of {pages} pages")
+        env.reader_check()
     except BaseException:
         env.close()
         raise
     return env
 
 
-def _open(place: Folder, map_size: int, *, read_only: bool, lock: bool) -> lmdb.Environment:
-    try:
-        return lmdb.open(
-            os.fsencode(place.lasting_path),  # a path may hold any bytes
-            map_size=map_size,
-            mode=0o600,
-            readonly=read_only,
-            lock=lock,
-            metasync=False,  # a power cut may undo the last transactions, but it damages none
-            readahead=False,
-            max_spare_txns=4,
-            lib_version=0,  # the format that every release of py-lmdb reads
-        )
-    except lmdb.Error as error:
-        if getattr(error, "code", 0) == errno.ENOENT:  # another process is removing it
-            raise FileNotFoundError(errno.ENOENT, str(error), place.path) from error
-        raise
+def discard(root: str) -> None:
+    """Remove a database. A process that has it open keeps the old file until it looks.
 
-
-def can_share(place: Folder) -> bool:
-    """Tell whether LMDB would open a database without waiting for another process.
-
-    The first process that opens it locks its table of readers for a moment. If it is stopped in
-    that moment, nobody else can write to the database. Do not call this while this process has the
-    database open: closing the descriptor would release LMDB's locks.
+    Raises:
+        BackendError: there is a file of somebody else in its folder.
+        OSError: it can't be removed.
     """
-    if not (sys.platform == "linux" and place.check_file(TABLE)):
+    folder, old = os.path.join(root, _FOLDER), os.path.join(root, _OLD)
+    with suppress(NotADirectoryError):
+        if strange := sorted(set(os.listdir(folder)) - {_DATA, _TABLE}):
+            raise BackendError(
+                f"{folder} holds {strange[0]!r}, which kcache has not written; move it away, so "
+                "that the database can be replaced"
+            )
+    _remove(old)
+    os.rename(folder, old)
+    _remove(old)
+
+
+def _remove(folder: str) -> None:
+    """Remove a directory with a database, never through a link; it stays if it holds more."""
+    for path in (folder, os.path.join(folder, _DATA), os.path.join(folder, _TABLE), folder):
+        for remove in (os.unlink, os.rmdir):
+            with suppress(OSError):
+                remove(path)
+
+
+def has_room(env: lmdb.Environment | None, root: str, size: int) -> bool:
+    """Tell whether a value may be written. On a nearly full disk, some pages are for evictions.
+
+    LMDB copies what it changes, so without a free page it could not even evict.
+    """
+    if env is None or not is_nearly_full(root, size):
+        return True
+    pages, about = env.info()["last_pgno"] + 1, env.stat()
+    used = about["branch_pages"] + about["leaf_pages"] + about["overflow_pages"]
+    return used <= (1 - _FREE) * pages
+
+
+# -- descriptors -----------------------------------------------------------------------------------
+
+
+def descriptors(root: str, near: int) -> dict[int, tuple[int, int]]:
+    """Return the descriptors of a database that was just opened, and the files they lead to.
+
+    LMDB does not tell them. They are right behind `near`, another one that was just opened, unless
+    other threads open files at the same time.
+    """
+    with os.scandir(os.path.join(root, _FOLDER)) as items:
+        ours = {identity(item.stat(follow_symlinks=False)) for item in items}
+    numbers = range(near, near + _NEAR)
+    return {number: at for at in ours for number in numbers if leads_to(number, at)}
+
+
+def leads_to(number: int, file: tuple[int, int]) -> bool:
+    """Tell whether a descriptor leads to a file."""
+    try:
+        return identity(os.fstat(number)) == file
+    except OSError:
         return False
-    import fcntl
-
-    fd = place.open_file(TABLE, os.O_RDONLY)
-    try:
-        wanted = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
-        found = fcntl.fcntl(fd, fcntl.F_GETLK, wanted)
-    finally:
-        os.close(fd)
-    kind: int = struct.unpack(_FLOCK, found)[0]
-    return kind == fcntl.F_UNLCK
 
 
-def check_size(place: Folder, map_size: int) -> int:
-    """Return the length of the data file, 0 if there is none.
+def keep_for_ever(each: object) -> None:
+    """Keep an object of LMDB from being freed, at the end of the process too.
 
-    Raises:
-        lmdb.Error: it is no file that we have written.
+    To free it would close files of the program, or wait for threads that no longer exist.
     """
-    status = place.check_file(DATA)
-    if status is None:
-        return 0
-    allocated: int = getattr(status, "st_blocks", status.st_size) * _ALLOCATED
-    if status.st_size > map_size and allocated * _SPARSE < status.st_size:
-        raise lmdb.CorruptedError(f"{status.st_size} bytes, of which {allocated} were written")
-    return status.st_size
+    import ctypes  # few processes need it
 
-
-def allocate_readers(place: Folder) -> None:
-    """Make the table of readers with all its blocks allocated.
-
-    Raises:
-        OSError: there is no room for it.
-    """
-    fd = place.open_file(TABLE)
-    try:
-        if os.fstat(fd).st_size < _READERS_SIZE and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, _READERS_SIZE)
-    finally:
-        os.close(fd)
-
-
-def sync(place: Folder) -> None:
-    """Have the disk confirm what was written to the data file."""
-    fd = place.open_file(DATA, os.O_RDWR)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with suppress(AttributeError):  # PyPy has no reference counts
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

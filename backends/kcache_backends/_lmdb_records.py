@@ -1,4 +1,4 @@
-"""LMDB records: reads and writes what the B-tree holds beside the values.
+"""LMDB records: reads, writes and checks what the B-tree holds beside the values.
 
 The keys of the tree begin with a letter. Numbers are little-endian, except the times in keys, which
 are big-endian so that they sort; KEY is the 32 bytes that the hexadecimal digits say::
@@ -23,24 +23,29 @@ from itertools import islice, takewhile
 import lmdb
 
 __all__ = [
+    "FUTURE",
     "OVERHEAD",
     "add_to_sums",
     "cold_rows",
     "entry_rows",
-    "info",
+    "move_uses",
+    "problems",
     "put_info",
     "remove_info",
     "stored_size",
     "sums",
     "time_key",
     "use",
-    "write_sums",
 ]
 
 PAGE = min(mmap.PAGESIZE, 32768)
 _PAGE_HEADER = 16
 #: By how many bytes a stored size exceeds the length of its value, at most.
 OVERHEAD = PAGE + _PAGE_HEADER - 1
+
+#: A use that is further in the future than this, in nanoseconds, is a clock's error. It does not
+#: count as a use.
+FUTURE = 86_400_000_000_000
 
 _SUMS = b"c"
 _PAIR = struct.Struct("<QQ")
@@ -74,17 +79,12 @@ def sums(txn: lmdb.Transaction[bytes]) -> tuple[int, int] | None:
     return None if record is None else _unpack(record)
 
 
-def write_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
-    """Write the sums."""
-    txn.put(_SUMS, _pack(size, entries))
-
-
 def add_to_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
     """Add a change's bytes and entries to the sums; negative numbers subtract."""
     before = sums(txn) or (0, 0)
     if before[0] + size < 0 or before[1] + entries < 0:
         raise lmdb.CorruptedError(f"sums of {before}, less than there is")
-    write_sums(txn, before[0] + size, before[1] + entries)
+    txn.put(_SUMS, _pack(before[0] + size, before[1] + entries))
 
 
 def time_key(used: int) -> bytes:
@@ -110,16 +110,25 @@ def put_info(
     return before
 
 
-def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int, future: int) -> None:
+def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int) -> None:
     """Write a use of an entry, if it exists and no later use is known.
 
-    A recorded use that is later by `future` or more is the error of a clock, and is overwritten.
+    A recorded use that is later by `FUTURE` or more is overwritten.
     """
     before = info(txn, raw)
-    if before is not None and not used <= before[0] < used + future:
-        txn.delete(b"r" + _TIME.pack(before[0]) + raw)
-        txn.put(b"e" + raw, _pack(used, before[1]))
-        txn.put(b"r" + _TIME.pack(used) + raw, _SIZE.pack(before[1]))
+    if before is not None and not used <= before[0] < used + FUTURE:
+        put_info(txn, raw, used, before[1])
+
+
+def move_uses(
+    txn: lmdb.Transaction[bytes], noted: dict[str, int], written: dict[str, int], most: int
+) -> None:
+    """Write the first `most` of the noted uses, and move them to `written`."""
+    for key in list(islice(noted, most)):
+        used = noted.pop(key, None)  # another thread may have deleted it
+        if used is not None:
+            written[key] = used
+            use(txn, bytes.fromhex(key), used)
 
 
 def remove_info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
@@ -158,3 +167,32 @@ def cold_rows(
     if wrong or (not rows and not after and (sums(txn) or (0, 0))[1]):
         raise lmdb.CorruptedError("the index by recency differs from the entries")
     return rows
+
+
+# -- check -----------------------------------------------------------------------------------------
+
+
+def problems(txn: lmdb.Transaction[bytes]) -> list[str]:
+    """Return where the records differ from the values."""
+    infos, rows, values = (_names(txn, prefix) for prefix in (b"e", b"r", b"v"))
+    try:
+        found = [(name[1:], *(info(txn, name[1:]) or (0, 0))) for name in values]
+        counted = sums(txn) or (0, 0)
+    except lmdb.CorruptedError as error:
+        return [str(error)]
+    right = [
+        txn.get(b"r" + _TIME.pack(used) + raw) == _SIZE.pack(size) for raw, used, size in found
+    ]
+    if not all(right) or not len(infos) == len(rows) == len(values):
+        return [f"{len(values)} values, {len(infos)} records, {len(rows)} rows by recency"]
+    size = sum(size for _, _, size in found)
+    if counted != (size, len(values)):
+        return [f"the sums are {counted}; right: {(size, len(values))}"]
+    return []
+
+
+def _names(txn: lmdb.Transaction[bytes], prefix: bytes) -> list[bytes]:
+    """Return the keys that begin with a letter: 41 bytes each at most, whatever the values."""
+    with txn.cursor() as cursor:
+        keys = cursor.iternext(values=False) if cursor.set_range(prefix) else iter(())
+        return list(takewhile(lambda name: name.startswith(prefix), keys))

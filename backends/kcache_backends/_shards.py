@@ -11,17 +11,15 @@ the lock sees the bit and counts the shard again.
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
-from kcache.util.locks import RangeLocks, pread, pwrite
-from kcache.util.open_file import open_own
+from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
+from kcache.util.open_file import OwnFile, open_own
 
-__all__ = ["SHARDS", "ShardCount", "ShardCounters", "read_counts"]
+__all__ = ["PATIENCE", "SHARDS", "ShardCount", "ShardCounters", "open_counters", "read_counts"]
 
 SHARDS = 256
 
@@ -65,119 +63,95 @@ def _unpack(raw: bytes) -> ShardCount | None:
     return count if count.check() == check else None
 
 
-def _is_known(raw: bytes) -> bool:
-    """Tell whether one record at least is sound, so that the file is one of ours."""
-    return any(_unpack(raw[at : at + _RECORD.size]) for at in range(0, len(raw), _RECORD.size))
-
-
-def _claim_nothing() -> None:
-    """Do nothing: the caller knows that the directory is ours."""
-
-
 def read_counts(path: str) -> list[ShardCount | None]:
     """Return every shard's record, None where it is damaged, without opening them for writing.
 
     Raises:
         OSError: the file can't be read.
     """
-    file = open_own(path, os.O_RDONLY)
-    raw = pread(file.fd, _ALL.size, 0)
+    with open_own(path, os.O_RDONLY) as file:
+        raw = pread(file.fd, _ALL.size, 0)
     return [_unpack(raw[n * _RECORD.size :][: _RECORD.size]) for n in range(SHARDS)]
 
 
-class ShardCounters:
-    """The counters file of one directory, opened for reading and writing.
+def open_counters(
+    path: str, make: Callable[[], object], exists: Callable[[int], bool]
+) -> ShardCounters:
+    """Open the counters' file for reading and writing, or make it.
+
+    A new one has zeros, or records that ask for a recount for shards that are there already.
 
     Args:
-        path: the file; created with zeros, or with records that ask for a recount for shards that
-            `exists` says are there already.
+        path: the file.
+        make: called before the file is made; raises OSError if the directory is somebody else's.
         exists: tells whether a shard has a directory.
-        claim: called before anything is written unless the file is one of ours already; raises
-            OSError if the directory is somebody else's.
-
-    Threads and processes: `changing` excludes both per shard. Reading needs no lock. The file is
-    closed with the last reference to this object, so that a thread that works with it keeps it
-    open. Fork: the child closes the file, and makes a new object.
 
     Raises:
         NotOursError: something else than a file of kcache is there.
+        TimeoutError: a process that makes the file was stopped.
     """
-
-    def __init__(
-        self, path: str, exists: Callable[[int], bool], claim: Callable[[], None] | None = None
-    ) -> None:
-        self.path = path
-        claim = claim or _claim_nothing
-        try:
-            self._file = open_own(path, os.O_RDWR)
-        except FileNotFoundError:
-            claim()
-            self._file = open_own(path, os.O_RDWR | os.O_CREAT)
-        self._locks = RangeLocks(self._file)
-        #: Whether the program has closed the descriptor.
-        self.gone = False
-        raw = pread(self._file.fd, _ALL.size, 0)
-        if not _is_known(raw):
-            claim()
-        if len(raw) < _ALL.size:
-            self._initialise(exists)
-
-    def _initialise(self, exists: Callable[[int], bool]) -> None:
+    try:
+        return ShardCounters(open_own(path, os.O_RDWR))
+    except FileNotFoundError:
+        make()
+    file = open_own(path, os.O_RDWR | os.O_CREAT)
+    lock(file, _ALL.size, timeout=PATIENCE)
+    if os.fstat(file.fd).st_size < _ALL.size:
         zero = ShardCount(0, 0, 0)
         empty = _RECORD.pack(*zero, zero.check())
-        with self._locks.held(_ALL.size, 1, timeout=PATIENCE):
-            if os.fstat(self._file.fd).st_size < _ALL.size:
-                records = (bytes(_RECORD.size) if exists(n) else empty for n in range(SHARDS))
-                pwrite(self._file.fd, b"".join(records), 0)
+        records = (bytes(_RECORD.size) if exists(n) else empty for n in range(SHARDS))
+        pwrite(file.fd, b"".join(records), 0)
+    unlock(file, _ALL.size)
+    return ShardCounters(file)
 
-    @property
-    def locks_work(self) -> bool:
-        """Whether the file system has locks that exclude other processes."""
-        return self._locks.supported
 
-    def lost(self) -> bool:
-        """Tell whether the path leads elsewhere: the file was removed, moved or replaced."""
-        return self.gone or not self._file.is_at(self.path)
+class ShardCounters:
+    """The counters of one directory, open for one operation.
+
+    Threads and processes: `lock` excludes both per shard, until the file is closed. Reading needs
+    no lock.
+
+    Attributes:
+        file: closed by the caller, or with this object.
+        locks_work: whether the file system has locks that exclude other processes.
+    """
+
+    def __init__(self, file: OwnFile) -> None:
+        self.file = file
+        self.locks_work = True
+
+    def is_known(self) -> bool:
+        """Tell whether one record at least is sound, so that the file is one of ours."""
+        raw = pread(self.file.fd, _ALL.size, 0)
+        return any(_unpack(raw[at : at + _RECORD.size]) for at in range(0, len(raw), _RECORD.size))
 
     def removed(self) -> bool:
         """Tell whether somebody removed the file, as far as the file itself tells."""
-        return os.fstat(self._file.fd).st_nlink == 0
+        return os.fstat(self.file.fd).st_nlink == 0
 
-    @contextmanager
-    def changing(self, shard: int) -> Generator[None]:
-        """Hold the shard's lock, against threads and processes, while the block runs.
+    def lock(self, shard: int, patience: Patience) -> None:
+        """Lock a shard, against threads and processes.
 
         Raises:
             TimeoutError: its holder neither finishes nor dies: a process that was stopped, say.
-            OSError: the program has closed the descriptor. Its number may lead to another file by
-                now, such as the counters of another cache, which look as sound as ours.
         """
-        with self._locks.held(shard * _RECORD.size, _RECORD.size, timeout=PATIENCE):
-            self._require_open()
-            yield
+        self.locks_work = patience.lock(self.file, shard * _RECORD.size, _RECORD.size)
+
+    def is_locked(self, shard: int) -> bool:
+        """Tell whether somebody changes a shard; False where there are no locks."""
+        try:
+            return is_locked(self.file, shard * _RECORD.size, _RECORD.size)
+        except OSError:
+            return False
 
     def read(self, shard: int) -> ShardCount | None:
-        """Return one shard's record, or None where it is damaged.
-
-        Raises:
-            OSError: the program has closed the descriptor, and perhaps opened another file with it.
-        """
-        count = _unpack(pread(self._file.fd, _RECORD.size, shard * _RECORD.size))
-        if (
-            count is None
-        ):  # a sound record proves that this is the right file; kcache reads one before it writes
-            self._require_open()
-        return count
-
-    def _require_open(self) -> None:
-        if not self._file.is_open():
-            self.gone = True
-            raise OSError(errno.EBADF, "the program has closed the file", self.path)
+        """Return one shard's record, or None where it is damaged."""
+        return _unpack(pread(self.file.fd, _RECORD.size, shard * _RECORD.size))
 
     def write(self, shard: int, count: ShardCount) -> None:
         """Write one shard's record; the caller holds its lock."""
         record = _RECORD.pack(count.bytes, count.entries, count.generation, count.check())
-        pwrite(self._file.fd, record, shard * _RECORD.size)
+        pwrite(self.file.fd, record, shard * _RECORD.size)
 
     def begin(self, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0) -> None:
         """Write the most that the shard may hold while an operation is under way."""
@@ -194,11 +168,7 @@ class ShardCounters:
 
         A record caught in mid-write looks damaged; callers try again before they recount.
         """
-        try:
-            raw = pread(self._file.fd, _ALL.size, 0)
-        except OSError:
-            self._require_open()
-            raise
+        raw = pread(self.file.fd, _ALL.size, 0)
         if len(raw) < _ALL.size:
             return None
         words = _ALL.unpack(raw)

@@ -4,14 +4,12 @@ Layout of the directory::
 
     counters                     bytes and entries of each shard (see `_shards`)
     3f/3f0a...e1                 the value under the key 3f0a...e1; its mtime is its last use
-    3f/.3f0a...-4711-9c-1.tmp    a value being written; an orphan if its shard isn't locked
+    3f/.3f0a...-5f0c1be9.tmp     a value being written; an orphan if its shard isn't locked
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -19,21 +17,19 @@ from functools import partial
 from typing import Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
-from kcache.errors import BackendError, ConfigError, FullError
-from kcache.util.forks import after_fork
-from kcache.util.marker import claim
-from kcache.util.safe_path import make_private
+from kcache.directory import claim, make_folder
+from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
+from kcache.util.locks import Patience, Turns
+from kcache.util.open_file import opened
 from kcache_backends._coldest import SAMPLE, ColdSample, Used
-from kcache_backends._examine import examine, glance, require_credible, sum_of_shards
-from kcache_backends._file_check import ANY_SIZE, alone_with, check_shard, recorded_in
+from kcache_backends._examine import examine, glance
+from kcache_backends._file_check import ANY_SIZE, check_shard, recorded_in
 from kcache_backends._files import (
-    CREATE,
-    READ,
     failure,
+    is_directory,
     is_no_room,
     is_ours_alone,
     listing,
-    make_shard,
     read_on,
     rename,
     require_ours,
@@ -42,7 +38,13 @@ from kcache_backends._files import (
     size_of,
 )
 from kcache_backends._files import sync_directory as sync
-from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
+from kcache_backends._shards import (
+    PATIENCE,
+    SHARDS,
+    ShardCount,
+    ShardCounters,
+    open_counters,
+)
 
 __all__ = ["FileBackend"]
 
@@ -59,9 +61,7 @@ _CAN_TOUCH_OPEN = os.utime in os.supports_fd
 _COUNTERS = "counters"
 
 _names = [f"{shard:02x}" for shard in range(SHARDS)]
-_serial = itertools.count()
-#: Process ids repeat in containers, and so would the names of temporary files.
-_process = os.urandom(4).hex()
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class FileBackend(Backend):
@@ -71,7 +71,9 @@ class FileBackend(Backend):
     byte-range lock, readers never wait. Crash: a process killed at any instant leaves no torn value
     and no lock; a half-written temporary file is counted until its shard's next writer removes
     it. Power cut: without `durability="full"` the last entries may come back empty or torn, which
-    the engine's checksum turns into misses. Fork: the child reopens the counters.
+    the engine's checksum turns into misses. Fork: it keeps nothing open. A process that was stopped
+    in a put or delete holds up the others that need the same shard, once a minute for `PATIENCE`
+    seconds.
 
     Sizes are lengths of the files. What a file system adds (blocks, directories) is not counted:
     at most 4 KiB per entry and 4 KiB per shard on the usual ones.
@@ -107,72 +109,52 @@ class FileBackend(Backend):
         self._sync = durability == "full"
         self._clock = clock
         self._last_use = 0
-        self._counters: ShardCounters | None = None
-        self._opening = threading.Lock()
         self._touch_due: dict[str, int] = {}
         self._noted: dict[str, int] = {}
         self._write_notes_at = 0
-        self._cold = ColdSample(self._path, self._fullest, self._look, clock)
+        self._cold = ColdSample(self._path, self._fullest, self._look, self._is_locked, clock)
+        #: Whoever changes a shard has a turn: a file system may have no locks.
+        self._turns = Turns()
+        self._patience = Patience(PATIENCE)
         self._closed = False
+        #: Whether the directory was seen to be ours alone.
+        self._private = False
         if not read_only:
             with suppress(OSError):  # full or read-only now, but that may change
                 self._open_counters()
-        after_fork(self)
 
     # -- the contract --------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes | None:
         """Return the value under `key`, or None; never partial bytes."""
-        fd = -1
-        try:
-            fd = os.open(f"{self._root}/{key[:2]}/{key}", READ)
-            status = os.fstat(fd)
-            require_ours(status, key)
-            size = status.st_size
-            if size > self._unchecked:
-                require_credible(key, size, self._counters, most=self._most)
-            value = os.read(fd, size)
-            return value if len(value) == size else read_on(key, fd, value, size)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise failure("read", error) from error
-        finally:
-            if fd >= 0:
-                os.close(fd)
+        return self._load(key, used=False)
 
     def use(self, key: str) -> bytes | None:
-        """Return what `get` returns, and record the use through the open file.
+        """Return what `get` returns, and record the use through the open file."""
+        return self._load(key, used=True)
 
-        It repeats the code of `get` and `touch`, because calling both takes 15 % longer.
-        """
-        fd = -1
+    def _load(self, key: str, *, used: bool) -> bytes | None:
         try:
-            fd = os.open(f"{self._root}/{key[:2]}/{key}", READ)
-            status = os.fstat(fd)
-            require_ours(status, key)
-            size = status.st_size
-            if size > self._unchecked:
-                require_credible(key, size, self._counters, most=self._most)
-            value = os.read(fd, size)
-            if len(value) != size:
-                value = read_on(key, fd, value, size)
-            now = self._clock()
-            if now <= self._last_use:
-                now = self._last_use + 1
-            self._last_use = now
-            if now < self._touch_due.get(key, 0):
-                self._noted[key] = now
-            elif is_ours_alone(status):
-                self._record_use(key, fd, now)
-            return value
+            with opened(f"{self._root}/{key[:2]}/{key}", os.O_RDONLY) as file:
+                status = os.fstat(file.fd)
+                require_ours(status, key)
+                size = status.st_size
+                if size > self._unchecked:
+                    self._require_credible(key, size)
+                value = os.read(file.fd, size)
+                if len(value) != size:
+                    value = read_on(key, file, value, size)
+                if used:
+                    now = self._now()
+                    if now < self._touch_due.get(key, 0):
+                        self._noted[key] = now
+                    elif is_ours_alone(status):
+                        self._record_use(key, file.fd, now)
+                return value
         except FileNotFoundError:
             return None
         except OSError as error:
             raise failure("read", error) from error
-        finally:
-            if fd >= 0:
-                os.close(fd)
 
     def _record_use(self, key: str, fd: int, now: int) -> None:
         """Set the mtime of an open file, and put off further uses of it for a while."""
@@ -201,9 +183,7 @@ class FileBackend(Backend):
             try:
                 try:
                     self._put(key, value)
-                except FileNotFoundError:
-                    # The shard is new, or another process removed the directory.
-                    make_shard(f"{self._root}/{key[:2]}", self._open_counters)
+                except FileNotFoundError:  # another process removed the directory meanwhile
                     self._put(key, value)
             except OSError as error:
                 if is_no_room(error) and self._could_make_room(len(value)):
@@ -222,16 +202,18 @@ class FileBackend(Backend):
         self._cold.deleted(key)
         path = self._path(key)
         shard = int(key[:2], 16)
-        with self._translated("delete"), self._changing(shard) as (counters, count):
-            size = size_of(path)
-            if size is None:
-                return 0
-            require_own_shard(f"{self._root}/{key[:2]}")
-            counters.begin(shard, count)
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-            self._finish(counters, shard, count, -size, -1)
-            return size
+        with self._translated("delete"), self._turns.turn():
+            counters, count = self._locked(shard)
+            with counters.file:
+                size = size_of(path)
+                if size is None:
+                    return 0
+                require_own_shard(f"{self._root}/{key[:2]}")
+                counters.begin(shard, count)
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+                self._finish(counters, shard, count, -size, -1)
+                return size
 
     def touch(self, key: str) -> None:
         """Record a use of `key` in its file's mtime."""
@@ -250,17 +232,16 @@ class FileBackend(Backend):
     def usage(self) -> Usage:
         """Return the sums of the counters: one read of 8 KiB."""
         with self._translated("usage"):
-            counters = self._counters
-            if counters is None or counters.lost():
-                if self._read_only:
-                    sizes = [info.size for info in self.scan()]
-                    return Usage(sum(sizes), len(sizes))
-                counters = self._open_counters()
-            for _ in range(3):
-                totals = counters.totals()
-                if totals is not None:
-                    return Usage(*totals)
-            return Usage(*sum_of_shards(counters, self._recount))
+            if self._read_only:
+                sizes = [info.size for info in self.scan()]
+                return Usage(sum(sizes), len(sizes))
+            with (counters := self._open_counters()).file:
+                for _ in range(3):
+                    totals = counters.totals()
+                    if totals is not None:
+                        return Usage(*totals)
+                counts = [counters.read(n) or self._recounted(n) for n in range(SHARDS)]
+            return Usage(sum(n.bytes for n in counts), sum(n.entries for n in counts))
 
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries, coldest first, from a sample of the fullest shards; see `ColdSample`.
@@ -291,61 +272,74 @@ class FileBackend(Backend):
         with self._translated("check"):
             if not os.path.isdir(self._root):
                 return
-            recorded: list[ShardCount | None] = []
+            # A copy may be without counters, which the next writer will create.
+            recorded: list[ShardCount | None] = [ShardCount(ANY_SIZE, ANY_SIZE, 1)] * SHARDS
             if self._read_only:
-                recorded = recorded_in(f"{self._root}/{_COUNTERS}")
-            else:
-                self._open_counters()
+                recorded = recorded_in(f"{self._root}/{_COUNTERS}") or recorded
         mend = repair and not self._read_only
         for shard, name in enumerate(_names):
-            alone = partial(alone_with, self._counters, shard, recorded, self._examine)
+            alone = partial(self._alone_with, shard, recorded[shard])
             with self._translated("check"):
                 found = list(check_shard(f"{self._root}/{name}", alone, repair=mend))
             yield from found
 
+    @contextmanager
+    def _alone_with(
+        self, shard: int, recorded: ShardCount | None
+    ) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
+        """Lock a shard, unless open for reading only; yield its record, and how to count again."""
+        if self._read_only:
+            yield recorded, list
+            return
+        with self._turns.turn(), (counters := self._open_counters()).file:
+            yield self._lock(counters, shard), lambda: self._examine(counters, shard)
+
     def close(self) -> None:
-        """Close the counters. Idempotent."""
+        """Write the uses that were noted. Idempotent."""
         self._write_notes()
         self._closed = True
-        self._counters = None  # a thread that still uses them keeps them open until it is done
 
     # -- writing -------------------------------------------------------------------------------
 
     def _put(self, key: str, value: bytes) -> None:
-        path = self._path(key)
         shard = int(key[:2], 16)
-        unique = f"{os.getpid()}-{_process}-{next(_serial)}"
-        temporary = f"{self._root}/{key[:2]}/.{key[:16]}-{unique}.tmp"
-        with self._changing(shard) as (counters, count):
-            try:
-                require_own_shard(f"{self._root}/{key[:2]}")
-                replaced = size_of(path)
-                counters.begin(shard, count, size=len(value), entries=1)
-                fd = os.open(temporary, CREATE, 0o600)
-                try:
-                    self._fill(fd, value)
-                finally:
-                    os.close(fd)
-                rename(temporary, path)
-            except BaseException as error:
+        with self._turns.turn():
+            counters, count = self._locked(shard)
+            with counters.file:
+                self._replace(key, value, counters, count)
+                removed = counters.removed()
+        if removed:  # another writer has created the directory again
+            self._recounted(shard)
+
+    def _replace(self, key: str, value: bytes, counters: ShardCounters, count: ShardCount) -> None:
+        """Write a value, and what its shard holds then."""
+        path = self._path(key)
+        folder = f"{self._root}/{key[:2]}"
+        shard = int(key[:2], 16)
+        # Process ids repeat in containers, and so would names that are made of them.
+        temporary = f"{folder}/.{key[:16]}-{os.urandom(8).hex()}.tmp"
+        try:
+            require_own_shard(folder, make=True)
+            replaced = size_of(path)
+            counters.begin(shard, count, size=len(value), entries=1)
+            with opened(temporary, _CREATE) as file:
+                self._fill(file.fd, value)
+            rename(temporary, path)
+        except BaseException as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            # After any other exception (Ctrl-C) the value may be in place, so the next writer
+            # counts again.
+            if isinstance(error, OSError):
                 with suppress(OSError):
-                    os.unlink(temporary)
-                # After any other exception (Ctrl-C) the value may be in place, so the next writer
-                # counts again.
-                if isinstance(error, OSError):
-                    with suppress(OSError):
-                        counters.finish(shard, count)
-                raise
-            if replaced is None:
-                counters.finish(shard, count, size=len(value), entries=1)
-            else:
-                self._finish(counters, shard, count, len(value) - replaced, 0)
-            if self._sync:
-                sync(f"{self._root}/{key[:2]}")
-        if counters.removed():
-            counters = self._open_counters()  # another writer has created the directory again
-            with counters.changing(shard):
-                self._recount(counters, shard)
+                    counters.finish(shard, count)
+            raise
+        if replaced is None:
+            counters.finish(shard, count, size=len(value), entries=1)
+        else:
+            self._finish(counters, shard, count, len(value) - replaced, 0)
+        if self._sync:
+            sync(folder)
 
     def _finish(
         self, counters: ShardCounters, shard: int, count: ShardCount, size: int, entries: int
@@ -366,19 +360,34 @@ class FileBackend(Backend):
         if _CAN_TOUCH_OPEN:
             os.utime(fd, ns=(now, now))
 
-    @contextmanager
-    def _changing(self, shard: int) -> Generator[tuple[ShardCounters, ShardCount]]:
-        """Lock a shard, and yield its counters and exact or overestimated count."""
-        counters = self._counters
-        if counters is None or counters.gone:
-            if self._read_only:
-                raise BackendError(f"{self._root} is open for reading only")
-            counters = self._open_counters()
-        with counters.changing(shard):
-            count = counters.read(shard)
-            if count is None or (count.under_way and counters.locks_work):
-                count = self._recount(counters, shard)  # the last writer was killed
-            yield counters, count
+    def _locked(self, shard: int) -> tuple[ShardCounters, ShardCount]:
+        """Lock a shard; return its counters and its exact or overestimated count.
+
+        The lock lasts until the counters' file is closed. The caller has a turn.
+        """
+        counters = self._open_counters()
+        count = self._lock(counters, shard)
+        if count is None or (count.under_way and counters.locks_work):  # a writer was killed
+            count = self._recount(counters, shard)
+        return counters, count
+
+    def _lock(self, counters: ShardCounters, shard: int) -> ShardCount | None:
+        """Lock a shard; return its record, or None if it is damaged.
+
+        Raises:
+            NotOursError: the counters, and the directory, are somebody else's.
+        """
+        counters.lock(shard, self._patience)
+        count = counters.read(shard)
+        if count is None and not counters.is_known():
+            self._claim()
+        return count
+
+    def _recounted(self, shard: int) -> ShardCount:
+        """Lock a shard, count it, and write its record."""
+        with self._turns.turn(), (counters := self._open_counters()).file:
+            self._lock(counters, shard)
+            return self._recount(counters, shard)
 
     def _recount(self, counters: ShardCounters, shard: int) -> ShardCount:
         """Count a shard, remove orphans, and write its record; the caller holds the lock."""
@@ -388,49 +397,68 @@ class FileBackend(Backend):
         """List a locked shard: correct its record and return it with (mtime, key) of each entry."""
         return examine(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
 
+    def _require_credible(self, key: str, size: int) -> None:
+        """Refuse a file that no put can have written, before it is read.
+
+        Raises:
+            CorruptEntryError: it has more than the most bytes, or more than its shard holds in all.
+        """
+        held = None
+        with suppress(OSError, BackendError), self._open_counters().file as file:
+            held = ShardCounters(file).read(int(key[:2], 16))
+        if size > self._most or (held is not None and size > held.bytes):
+            raise CorruptEntryError(f"{key} has {size} bytes, more than was ever put there")
+
     # -- for `coldest` -------------------------------------------------------------------------
 
     def _fullest(self) -> list[tuple[int, int]]:
-        with self._translated("coldest"):
-            return (self._counters or self._open_counters()).fullest()
+        with self._translated("coldest"), (counters := self._open_counters()).file:
+            return counters.fullest()
 
-    def _look(self, shard: int) -> list[tuple[int, str]]:
+    def _is_locked(self, shard: int) -> bool:
+        with self._translated("coldest"), (counters := self._open_counters()).file:
+            return counters.is_locked(shard)
+
+    def _look(self, shard: int) -> list[Used]:
         """Return (mtime, key) of the entries of a shard, and correct its record on the way.
 
         At most `SAMPLE` entries of a shard are examined; it has more beyond half a million in all.
+        A shard whose holder was stopped has none.
         """
-        with self._translated("coldest"):
-            counters = self._counters or self._open_counters()
-            count = counters.read(shard)
-            if count is not None and count.entries > SAMPLE:
-                return glance(f"{self._root}/{_names[shard]}", SAMPLE)
-            with counters.changing(shard):
-                return self._examine(counters, shard)[1]
+        with self._translated("coldest"), self._turns.turn():
+            counters = self._open_counters()
+            with counters.file:
+                count = counters.read(shard)
+                if count is not None and count.entries > SAMPLE:
+                    return glance(f"{self._root}/{_names[shard]}", SAMPLE)
+                with suppress(TimeoutError):
+                    self._lock(counters, shard)
+                    return self._examine(counters, shard)[1]
+        return []
 
     # -- opening -------------------------------------------------------------------------------
 
     def _open_counters(self) -> ShardCounters:
-        if self._closed:
-            raise BackendError(f"{self._root} is closed")
-        with self._opening:
-            old = self._counters
-            if old is not None and not old.lost():
-                return old
-            make_private(self._root)
-            require_private(self._root)
-            opened = ShardCounters(
-                f"{self._root}/{_COUNTERS}",
-                lambda shard: os.path.isdir(f"{self._root}/{_names[shard]}"),
-                # The target of a link is not part of the cache, whoever made the link.
-                lambda: claim(os.path.realpath(self._root)),
-            )
-            self._counters = None if self._closed else opened
-            return opened
+        """Open the counters for one operation; make them, with the directory, if need be."""
+        if self._closed or self._read_only:
+            how = "closed" if self._closed else "open for reading only"
+            raise BackendError(f"{self._root} is {how}")
+        if not self._private:
+            self._make_root()
+        return open_counters(
+            f"{self._root}/{_COUNTERS}",
+            self._claim,
+            lambda shard: is_directory(f"{self._root}/{_names[shard]}"),
+        )
 
-    def after_fork(self) -> None:
-        """Make the child open the counters again: the parent's open file holds the locks."""
-        self._opening = threading.Lock()
-        self._counters = None
+    def _make_root(self) -> None:
+        make_folder(self._root)
+        require_private(self._root)
+        self._private = True
+
+    def _claim(self) -> None:
+        self._make_root()
+        claim(self._root)
 
     # -- small things --------------------------------------------------------------------------
 

@@ -53,9 +53,7 @@ def warm(plan: Plan, folder: Path) -> Found:
         yield Timing("warm", row, f"`kcache warm`: {kernels}", rounds.summary(key))
 
 
-def kernel_list(
-    cases: Sequence[Case], archs: Sequence[str], *, precompiled: bool | str = False
-) -> dict[str, object]:
+def kernel_list(cases: Sequence[Case], archs: Sequence[str]) -> dict[str, object]:
     """Returns a list of kernels, as `kcache warm` reads it."""
     kernels = [
         {
@@ -67,8 +65,7 @@ def kernel_list(
         }
         for case in cases
     ]
-    defaults = {"archs": list(archs), "precompiled_headers": precompiled}
-    return {"defaults": defaults, "kernels": kernels}
+    return {"defaults": {"archs": list(archs)}, "kernels": kernels}
 
 
 class Warmed(NamedTuple):

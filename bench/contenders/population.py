@@ -31,8 +31,8 @@ from contenders.contenders import (
     Opened,
 )
 from contenders.sqlite import SqliteCache
+from kcache.backend import open_backend
 from kcache.entry import JSON, encode
-from kcache.registry import open_backend
 
 #: For each number, a payload starts at another place in these bytes, so that no two are alike.
 _NOISE = random.Random(0).randbytes(300 * KIB)
@@ -161,7 +161,7 @@ def _write(path: str, content: bytes, used: int) -> None:
 
 
 def _write_lmdb(directory: Path, count: int, payload: int, cap: int) -> None:
-    opened = open_backend("lmdb", os.fspath(directory), max_size=cap)
+    opened = open_backend("lmdb", os.fspath(directory / "lmdb"), max_size=cap)
     for numbers in _batches(count):
         with opened.batch():
             for number in numbers:

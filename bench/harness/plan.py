@@ -22,10 +22,6 @@ class Plan:
         splits: misses taken apart by a stopwatch; 0 for none.
         stampedes: rounds of one to sixteen processes that want one kernel.
         kernels: how many kernels one process compiles in the chapter `many`.
-        shapes: how many shapes each family of kernels has in the chapter `precompiled`.
-        families: those families, as names of the corpus.
-        tiles: how many tile shapes `kcache warm` compiles there, with and without...
-        tile_rounds: ... how often.
         archs: what `kcache warm` compiles for...
         warmed: ... which kernels of the corpus.
         fills: rounds of puts at the cap.
@@ -46,10 +42,6 @@ class Plan:
     stampedes: int = 3
     splits: int = 3
     kernels: int = 16
-    shapes: int = 5
-    families: tuple[str, ...] = ("cutlass_gemm", "cub_reduce")
-    tiles: int = 16
-    tile_rounds: int = 3
     archs: tuple[str, ...] = ("sm_80", "sm_90a", "sm_100a", "sm_120")
     warmed: tuple[str, ...] = NAMES
     fills: int = 9
@@ -70,10 +62,6 @@ QUICK = Plan(
     stampedes=1,
     splits=0,
     kernels=4,
-    shapes=4,
-    families=("cutlass_gemm",),
-    tiles=8,
-    tile_rounds=1,
     archs=("sm_80", "sm_120"),
     warmed=NAMES[:-1],
     fills=5,

@@ -7,14 +7,9 @@ A part stands between two marks, each on a line of its own:
 
 NAME is one of
 
-    tables                   everything, with every chart
     summary                  one chart, and ten rows that compare kcache with the peers
-    targets                  the table of targets
-    peers                    a table of ratios for each peer and each floor
-    chapters                 every chapter with its charts and tables, and what each took
+    targets                  how many targets are met, and which are not
     readme                   the first rows of `summary`, with its chart
-    comparison               that table alone
-    chart CHART              one chart, by the name of its files
     chapter CHAPTER          the charts and tables of a chapter
     ratios CHAPTER[: TEXT]   its ratios; with TEXT, those whose figure has it
 
@@ -31,21 +26,18 @@ from pathlib import Path
 
 from harness.findings import Ratio
 
-from report.chart_specs import Chart, all_charts, why
+from report.chart_specs import Chart, why
 from report.evidence import RESULTS, ROOT, Evidence
 from report.matrix import FIRST_PAGE, LINES, Line, comparison
 from report.notation import table
 from report.palette import THEMES
 from report.tables import (
     RATIO_HEAD,
-    beside,
     chapter,
-    chapters,
     ratio_row,
     runs,
     source_line,
     targets,
-    whole,
 )
 
 README = ROOT / "README.md"
@@ -128,12 +120,8 @@ def render(name: str, page: Path, evidence: Evidence) -> str:
     return f"<!-- from {', '.join(evidence.files)} -->\n\n{content}\n\n"
 
 
-def _tables(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
-    yield whole(evidence, lambda chart: embed(chart, page))
-
-
 def _targets(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
-    yield from targets(evidence)
+    yield from targets(evidence, missed=True)
     yield from runs(evidence)
 
 
@@ -160,36 +148,6 @@ def _chart_and_rows(
         yield source_line(evidence, of, more)
 
 
-def _peers(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
-    yield from beside(evidence, "##")
-    yield from runs(evidence)
-
-
-def _chapters(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
-    yield from runs(evidence)
-    yield from chapters(evidence, lambda chart: embed(chart, page), "##")
-
-
-def _comparison(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
-    text, used = comparison(evidence, FIRST_PAGE)
-    if text:
-        yield text
-        yield source_line(evidence, used)
-
-
-def _chart(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
-    chart = all_charts(evidence).get(argument)
-    if chart is not None:
-        of = "kernels" if chart.name == "why" else _chapter_of(evidence, argument)
-        yield embed(chart, page)
-        yield source_line(evidence, [of])
-
-
-def _chapter_of(evidence: Evidence, chart: str) -> str:
-    names = [name for name in evidence.chapters() if chart.startswith(f"{name}-")]
-    return max(names, key=len)
-
-
 def _chapter(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
     if argument in evidence.chapters():
         ratios = list(evidence.ratios(argument))
@@ -207,14 +165,9 @@ def _ratios(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
 
 #: The functions that write the parts of a page, by the first word of the part's name.
 KINDS: dict[str, Callable[[Evidence, str, Path], Iterator[str]]] = {
-    "tables": _tables,
     "summary": _summary,
     "targets": _targets,
-    "peers": _peers,
-    "chapters": _chapters,
     "readme": _readme,
-    "comparison": _comparison,
-    "chart": _chart,
     "chapter": _chapter,
     "ratios": _ratios,
 }

@@ -95,8 +95,8 @@ def source_line(evidence: Evidence, chapters: Iterable[str], more: str = "") -> 
 # -- targets ---------------------------------------------------------------------------------------
 
 
-def targets(evidence: Evidence) -> Iterator[str]:
-    """Yields how many targets are met, and a table of all of them."""
+def targets(evidence: Evidence, *, missed: bool = False) -> Iterator[str]:
+    """Yields how many targets are met, and a table of all of them, or of those that are missed."""
     ratios = [ratio for ratio in evidence.ratios() if ratio.target is not None]
     facts = [fact for fact in evidence.facts() if is_promise(fact)]
     verdicts = [*(ratio.met for ratio in ratios), *(fact.met for fact in facts)]
@@ -108,11 +108,13 @@ def targets(evidence: Evidence) -> Iterator[str]:
     chapters = [*(ratio.chapter for ratio in ratios), *(fact.chapter for fact in facts)]
     # In the order of the chapters, so that related rows stand together.
     order = sorted(range(len(rows)), key=lambda n: list(of).index(chapters[n]))
-    yield f"{verdicts.count(True)} of {len(verdicts)} are met."
-    yield table(
-        ("", "target", "measured", "quartiles", "met", "chapter"),
-        [(*rows[n], f"`{chapters[n]}`{_run(evidence, chapters[n])}") for n in order],
-    )
+    yield f"{verdicts.count(True)} of {len(verdicts)} targets are met."
+    told = [n for n in order if not missed or not verdicts[n]]
+    if told:
+        yield table(
+            ("", "target", "measured", "quartiles", "met", "chapter"),
+            [(*rows[n], f"`{chapters[n]}`{_run(evidence, chapters[n])}") for n in told],
+        )
 
 
 def _run(evidence: Evidence, name: str) -> str:

@@ -1,39 +1,48 @@
-"""Bundles: makes a bundle from a cache, lists one, and verifies one."""
+"""Bundles: writes entries of a cache into a bundle; lists, verifies and imports one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
-from kcache.admin.bundle_contents import pairs
-from kcache.admin.filters import Filters, parse_filters
-from kcache.backend import EntryInfo, NoBackend
-from kcache.bundle.files import Source, opened, replacing
-from kcache.bundle.format import PLAIN, SEALED
-from kcache.bundle.reader import Bundle
-from kcache.bundle.writer import BundleWriter
+from kcache.admin.filters import Filters, is_wanted, parse_filters
+from kcache.backend import Backend, EntryInfo, NoBackend
 from kcache.config import Config
+from kcache.engine.eviction import LOW_WATER
+from kcache.entry import Entry, encode
 from kcache.errors import BackendError, BundleError, ConfigError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at
+from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at, look_into
+from kcache.nvrtc.manifest import MAX_SETS, Manifest, StoredHeaderSet
+from kcache.remote.bundle import HEAD_SIZE, MAX_VALUE, Bundle, is_bundle, is_head, write_bundle
+from kcache.remote.seal import SEAL_ROOM, make_sealer
 from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
-    from kcache.remote.seal import Sealer
 
 __all__ = [
     "BundleContents",
     "Exported",
     "HasEngine",
-    "contents",
+    "Imported",
+    "Source",
     "export_bundle",
+    "import_bundle",
     "list_bundle",
-    "sealer_of",
-    "verified",
     "verify_bundle",
 ]
+
+#: A file's path, or an open binary file.
+Source = str | os.PathLike[str] | BinaryIO
+#: Fields that say when and how fast an entry was made. They differ from build to build.
+_TIMES = ("created", "compile_seconds")
 
 
 class HasEngine(Protocol):
@@ -59,20 +68,38 @@ class Exported(NamedTuple):
 
 
 class BundleContents(NamedTuple):
-    """The contents of a bundle, after a check of the whole file.
+    """The contents of a bundle, after a check of every entry.
 
     Attributes:
         kernels, manifests: their numbers.
         other_version: number of entries that another version of kcache made, and reads.
         size: bytes of the file.
-        sealed: whether every value is signed, or at least sealed.
+        signed: whether a signature was required of every entry, and is there.
     """
 
     kernels: int
     manifests: int
     other_version: int
     size: int
-    sealed: bool
+    signed: bool
+
+
+class Imported(NamedTuple):
+    """The result of an import.
+
+    Attributes:
+        added: entries that were not there.
+        present: entries that were there; the cache keeps its own.
+        merged: manifests that were there, and got more header sets.
+        no_room: entries that were left out, because the rest of the bundle fills the cap.
+        other_version: entries that another version of kcache made.
+    """
+
+    added: int = 0
+    present: int = 0
+    merged: int = 0
+    no_room: int = 0
+    other_version: int = 0
 
 
 # -- export ----------------------------------------------------------------------------------------
@@ -90,9 +117,10 @@ def export_bundle(
 ) -> Exported:
     """Write the kernels of a cache, and the manifests that lead to them, into one file.
 
-    Equal entries make equal files, on every machine, with every backend and order of use. The file
-    gets its name when it is complete. It replaces an existing bundle, but no other file. An export
-    is not a use of an entry. With `KCACHE_SIGNING_KEY_FILE`, it signs each entry.
+    Equal entries make equal files, with the same version of SQLite, whatever the machine, the
+    backend and the order of use. The file gets its name when it is complete. It replaces an
+    existing bundle, but no other file. An export is not a use of an entry. With
+    `KCACHE_SIGNING_KEY_FILE`, it signs each entry.
 
     Args:
         cache: a `KernelCache`.
@@ -108,43 +136,131 @@ def export_bundle(
 
     Raises:
         ConfigError: an age is none, or the key file can't be used to sign.
-        BundleError: there is another file at the path, or there are too many entries.
+        BundleError: there is another file at the path, or the bundle can't be written.
         BackendError: the entries can't be listed.
-        OSError: the file can't be written.
+        OSError: the file can't be made.
     """
     filters = parse_filters(names, archs, used_within, older_than)
-    sealer = sealer_of(cache.config)
-    if sealer is not None and not sealer.can_seal:
+    sealer = make_sealer(cache.config.signing_key_file.value)
+    if not sealer.can_seal:
         raise ConfigError(f"{cache.config.signing_key_file.value} has no key that can sign")
     if isinstance(cache.engine.backend, NoBackend):
         raise BackendError(f"nothing can be exported: {cache.engine.backend.reason}")
-    if not isinstance(target, (str, os.PathLike)):
-        return _write(cache.engine, target, filters, reproducible=reproducible, sealer=sealer)
-    with replacing(os.path.realpath(target)) as file:
-        return _write(cache.engine, file, filters, reproducible=reproducible, sealer=sealer)
-
-
-def _write(
-    engine: CacheEngine,
-    file: BinaryIO,
-    filters: Filters,
-    *,
-    reproducible: bool,
-    sealer: Sealer | None,
-) -> Exported:
-    writer = BundleWriter(file, PLAIN if sealer is None else SEALED)
     left_out: list[Item] = []
     manifests = 0
-    for key, envelope, kind in pairs(
-        engine.backend, PRODUCER, filters, reproducible=reproducible, problem=left_out.append
-    ):
-        writer.add(key, envelope if sealer is None else sealer.seal(key, envelope))
-        manifests += kind == MANIFEST
-    size = writer.finish()
-    return Exported(writer.entries - manifests, manifests, size, tuple(left_out))
+
+    def rows() -> Iterator[tuple[str, bytes]]:
+        nonlocal manifests
+        for item, entry in _chosen(cache.engine.backend, filters, left_out):
+            kept = _timeless(entry) if reproducible and item.kind != MANIFEST else entry
+            envelope = encode(item.key, kept, producer=PRODUCER.encode())
+            if len(envelope) > MAX_VALUE - SEAL_ROOM:
+                left_out.append(item._replace(problem=f"larger than {MAX_VALUE} bytes"))
+            else:
+                manifests += item.kind == MANIFEST
+                yield item.key, sealer.seal(envelope)
+
+    with _replacing(target) as path:
+        count = write_bundle(path, rows())
+        size = os.stat(path).st_size
+    return Exported(count - manifests, manifests, size, tuple(left_out))
 
 
-# -- list and verify ---------------------------------------------------------------------------
+def _chosen(
+    backend: Backend, filters: Filters, left_out: list[Item]
+) -> Iterator[tuple[Item, Entry]]:
+    """Yield the entries for a bundle, by ascending key; no use of them is recorded.
+
+    A manifest is included with the header sets that lead to an included kernel. Those that can't be
+    included for another reason than the filters are appended to `left_out`.
+
+    Raises:
+        BackendError: the entries can't be listed.
+    """
+    now, infos = time.time(), sorted(backend.scan())
+    wanted = {info.key for info in infos}
+    if filters != Filters():  # every entry has to be read to decide
+        looked = (look_into(backend, info, PRODUCER) for info in infos)
+        items = (opened.item for opened in looked if opened is not None)
+        wanted = {item.key for item in items if is_wanted(item, filters, now)}
+    for info in infos:
+        opened = look_into(backend, info, PRODUCER)
+        if opened is None:
+            continue
+        item, entry = opened
+        if entry is None:
+            left_out.append(item)
+        elif item.kind == MANIFEST:
+            entry = portable(item.key, entry, wanted)
+            if entry is not None:
+                yield item, entry
+        elif item.key in wanted:
+            yield item, entry
+
+
+def portable(key: str, entry: Entry, kernels: Collection[str]) -> Entry | None:
+    """Return the manifest under `key` for a bundle, or None if it leads to no kernel.
+
+    It has the header sets that lead to one of `kernels`, in an order that doesn't tell when they
+    were stored, and none of this machine's file stamps.
+    """
+    header_sets = Manifest.from_entry(entry).header_sets
+    kept = sorted(each.raw for each in header_sets if each.result_key(key) in kernels)
+    return Manifest([StoredHeaderSet(raw) for raw in kept]).to_entry() if kept else None
+
+
+def _timeless(entry: Entry) -> Entry:
+    metadata = {name: value for name, value in entry.metadata.items() if name not in _TIMES}
+    return Entry(entry.payload, metadata)
+
+
+@contextmanager
+def _replacing(target: Source) -> Generator[str]:
+    """Yield the path of an empty file, which becomes the target at the end of the block.
+
+    If the block raises, the file is removed. Only a killed process leaves it behind.
+
+    Raises:
+        BundleError: the file at the target's path is no bundle.
+        OSError: the file can't be made.
+    """
+    if not isinstance(target, (str, os.PathLike)):
+        with tempfile.TemporaryDirectory(prefix="kcache-") as folder:
+            path = os.path.join(folder, "bundle")
+            yield path
+            with open(path, "rb") as file:
+                shutil.copyfileobj(file, target)
+        return
+    path = os.path.realpath(target)
+    _refuse_others(path)
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        yield temporary
+        _refuse_others(path)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _refuse_others(path: str) -> None:
+    """Refuse to replace a file that is no bundle, unless it is empty.
+
+    Raises:
+        BundleError: there is such a file.
+    """
+    try:
+        empty = os.path.isfile(path) and not os.path.getsize(path)
+        if not empty and os.path.lexists(path) and not (os.path.isfile(path) and is_bundle(path)):
+            raise BundleError(f"{path}: there is something else than a bundle; it is left alone")
+    except OSError as error:
+        raise BundleError(f"{path}: what is there can't be read: {error.strerror}") from error
+
+
+# -- list, verify, import --------------------------------------------------------------------------
 
 
 def list_bundle(source: Source) -> Iterator[Item]:
@@ -154,97 +270,155 @@ def list_bundle(source: Source) -> Iterator[Item]:
     version of kcache has the kind `"other"` and a `problem`.
 
     Raises:
-        BundleError: it is no bundle, or a damaged one.
-        OSError: it can't be read.
-    """
-    with opened(source) as bundle:
-        bundle.check_index()
-        for each in contents(bundle, sealer_of(Config.load(complain=log.warning_once))):
-            yield each.item
-
-
-def verify_bundle(source: Source) -> BundleContents:
-    """Read and check all of a bundle, with the memory of its largest entry.
-
-    Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys.
-
-    Args:
-        source: path, or an open binary file; one that can't seek is copied to a temporary file.
-
-    Raises:
         BundleError: it is no bundle, a damaged one, or not signed with one of the keys.
         ConfigError: the file of keys can't be used.
         OSError: it can't be read.
     """
-    with opened(source) as bundle:
-        return verified(bundle, sealer_of(Config.load(complain=log.warning_once)), lambda _: None)
+    with _opened(source, Config.load(complain=log.warning_once)) as bundle:
+        for each in _contents(bundle):
+            yield each.item
 
 
-def sealer_of(config: Config) -> Sealer | None:
-    """Return the sealer, or None if no key is configured.
+def verify_bundle(source: Source) -> BundleContents:
+    """Read and check every entry of a bundle, with the memory of its largest one.
 
-    Raises:
-        ConfigError: the file of keys can't be used.
-    """
-    path = config.signing_key_file.value
-    if path is None:
-        return None
-    from kcache.remote.seal import make_sealer
+    Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys.
 
-    return make_sealer(path)
-
-
-def verified(
-    bundle: Bundle, sealer: Sealer | None, each: Callable[[Opened], object]
-) -> BundleContents:
-    """Check all of an open bundle, and hand each entry to `each`.
+    Args:
+        source: path, or a binary file that is open for reading, which is copied to a temporary one.
 
     Raises:
-        BundleError, OSError: as `verify_bundle`.
+        BundleError, ConfigError, OSError: as `list_bundle`.
     """
-    bundle.check_index()
-    kernels = manifests = other = 0
-    for found in contents(bundle, sealer):
-        each(found)
-        kernels += found.entry is not None and found.item.kind != MANIFEST
-        manifests += found.item.kind == MANIFEST
-        other += found.entry is None
-    return BundleContents(kernels, manifests, other, bundle.size, bundle.sealed)
+    with _opened(source, Config.load(complain=log.warning_once)) as bundle:
+        kinds = Counter("" if each.entry is None else each.item.kind for each in _contents(bundle))
+        kernels = kinds.total() - kinds[MANIFEST] - kinds[""]
+        signed = not bundle.unsigned
+        return BundleContents(kernels, kinds[MANIFEST], kinds[""], bundle.size, signed)
 
 
-def contents(bundle: Bundle, sealer: Sealer | None) -> Iterator[Opened]:
+def import_bundle(cache: HasEngine, source: Source) -> Imported:
+    """Put the entries of a bundle into a cache.
+
+    All of the bundle is read and checked before the first entry is written, so a malformed one
+    leaves the cache as it was. The cache keeps what it has: its own copy of an entry, and all
+    header sets of a manifest, to which the bundle's are added. The cap holds: older entries are
+    evicted for new ones, and an entry that would evict other parts of the bundle is left out.
+
+    Processes: others may use the cache meanwhile. If one stores a header set of the same source at
+    the same instant, one of both may be lost, which costs one compile. Crash: an import that was
+    killed is simply run again.
+
+    A bundle is code that will run on your GPU. With `KCACHE_SIGNING_KEY_FILE` only entries that one
+    of those keys has signed are accepted. Without it nothing shows who made a bundle.
+
+    Args:
+        cache: a `KernelCache` that may write.
+        source: as for `verify_bundle`.
+
+    Raises:
+        ConfigError: the cache is open for reading only, or the file of keys can't be used.
+        BundleError: it is no bundle, a damaged one, or not signed with one of the keys.
+        BackendError: the cache can't be written to.
+        OSError: the bundle can't be read.
+    """
+    engine = cache.engine
+    if engine.read_only:
+        raise ConfigError("the cache is open for reading only: nothing can be imported")
+    if isinstance(engine.backend, NoBackend):
+        raise BackendError(f"nothing can be imported: {engine.backend.reason}")
+    with _opened(source, cache.config) as bundle:
+        other = sum(each.entry is None for each in _contents(bundle))
+        putting = _Import(engine)
+        # The kernels come first: a manifest must not promise a kernel that is not there.
+        for manifests in (False, True):
+            for item, entry in _contents(bundle):
+                if entry is not None and (item.kind == MANIFEST) is manifests:
+                    putting.add(item, entry)
+        return Imported(**putting.counts, other_version=other)
+
+
+class _Import:
+    """Puts entries of a bundle, and counts them; for one thread."""
+
+    def __init__(self, engine: CacheEngine) -> None:
+        self._engine = engine
+        #: How many bytes may be stored: less than an eviction leaves, so that no eviction takes an
+        #: entry of this import.
+        self._room = int(engine.max_size * LOW_WATER)
+        self.counts = dict.fromkeys(("added", "present", "merged", "no_room"), 0)
+
+    def add(self, item: Item, entry: Entry) -> None:
+        """Put an entry, unless the cache has it; merge a manifest.
+
+        Raises:
+            BackendError: the cache can't be written to.
+        """
+        there = look_into(self._engine.backend, EntryInfo(item.key, 0, 0), PRODUCER)
+        what, wanted = "added", entry
+        if there is not None and there.entry is not None:
+            merged = _merged(there.entry, entry) if item.kind == MANIFEST else None
+            if merged is None:
+                self.counts["present"] += 1
+                return
+            what, wanted = "merged", merged
+        self.counts[what if self._put(item.key, wanted) else "no_room"] += 1
+
+    def _put(self, key: str, entry: Entry) -> bool:
+        """Put an entry, unless the bundle has filled the cap; tell whether it is stored."""
+        engine = self._engine
+        cost = len(encode(key, entry, producer=PRODUCER.encode())) + engine.backend.overhead
+        errors = engine.stats().errors
+        stored = cost <= self._room and engine.put(key, entry)
+        if engine.stats().errors > errors:
+            raise BackendError("the cache can't be written to: see the warning above")
+        if stored:
+            engine.memory.delete(key)  # a use by another process does not count as one by this
+            self._room -= cost
+        return stored
+
+
+def _merged(ours: Entry, theirs: Entry) -> Entry | None:
+    """Return our manifest with the header sets of theirs; None if there is none to add."""
+    sets = Manifest.from_entry(ours).header_sets
+    known = {each.raw for each in sets}
+    missing = [each for each in Manifest.from_entry(theirs).header_sets if each.raw not in known]
+    missing = missing[: max(0, MAX_SETS - len(sets))]
+    return Manifest([*sets, *missing]).to_entry() if missing else None
+
+
+def _contents(bundle: Bundle) -> Iterator[Opened]:
     """Yield a description of each entry, fully checked.
 
     Raises:
         BundleError: one is damaged, or not signed as required.
     """
-    unseal = unsealing(bundle, sealer)
-    for record in bundle.records():
-        envelope = unseal(record.key, bundle.read(record))
-        found = look_at(envelope, EntryInfo(record.key, record.size, 0), PRODUCER)
+    for key, envelope in bundle.items():
+        found = look_at(envelope, EntryInfo(key, len(envelope), 0), PRODUCER)
         if found.item.kind == DAMAGED:
-            raise BundleError(f"{bundle.name}: entry {record.key}: {found.item.problem}")
+            raise BundleError(f"{bundle.name}: entry {key}: {found.item.problem}")
         yield found
 
 
-def unsealing(bundle: Bundle, sealer: Sealer | None) -> Callable[[str, bytes], bytes]:
-    """Return the function that makes an envelope of a bundle's value.
+@contextmanager
+def _opened(source: Source, config: Config) -> Generator[Bundle]:
+    """Open a bundle for the block; an open file is copied to a temporary one first.
 
     Raises:
-        BundleError: the bundle is not signed, but must be.
+        BundleError, ConfigError, OSError: as `list_bundle`; or there is no room for the copy.
     """
-    if not bundle.sealed:
-        if sealer is not None:
-            raise BundleError(f"{bundle.name}: it is not signed, and a signing key is set")
-        return lambda key, value: value
-    from kcache.remote.seal import PlainSealer, SealError
-
-    open_seal = (PlainSealer() if sealer is None else sealer).unseal
-
-    def unseal(key: str, value: bytes) -> bytes:
-        try:
-            return open_seal(key, value)
-        except SealError as error:
-            raise BundleError(f"{bundle.name}: entry {key}: {error}") from error
-
-    return unseal
+    sealer = make_sealer(config.signing_key_file.value)
+    if isinstance(source, (str, os.PathLike)):
+        with closing(Bundle(source, sealer=sealer)) as bundle:
+            yield bundle
+        return
+    name = "what was piped in"
+    head = source.read(HEAD_SIZE)
+    if not is_head(head):  # before gigabytes of something else are copied
+        raise BundleError(f"{name}: it is no bundle")
+    with tempfile.NamedTemporaryFile(prefix="kcache-") as file:
+        file.write(head)
+        shutil.copyfileobj(source, file)
+        file.flush()
+        with closing(Bundle(file.name, sealer=sealer, name=name)) as bundle:
+            yield bundle

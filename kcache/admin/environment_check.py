@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kcache.config import Config
-from kcache.directory import prepare
+from kcache.directory import open_directory
+from kcache.engine.opening import with_known_backend
 from kcache.errors import BackendError, ConfigError
-from kcache.registry import with_known_backend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ def complaints(arguments: Mapping[str, object] | None = None) -> list[str]:
     with_known_backend(config, found.append)
     refused = refused_directory(config)
     if refused:
-        found.append(f"{refused}. Until then this process caches in memory alone")
+        found.append(f"{refused}. This process caches in memory alone")
     return found
 
 
@@ -40,7 +40,7 @@ def refused_directory(config: Config) -> str:
     if named is not None and source not in ("argument", "default"):
         try:
             with suppress(BackendError):  # it is not there yet, or can't be looked at
-                prepare(named, read_only=True)
+                open_directory(named, read_only=True)
         except ConfigError as error:
             return f"{source}: {error}"
     return ""

@@ -21,7 +21,7 @@ from kcache.admin.miss_causes import (
     set_aside,
 )
 from kcache.admin.request_diff import Cause, contrast
-from kcache.backend import EntryInfo
+from kcache.backend import EntryInfo, NoBackend
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.nvrtc.inventory import KERNEL, OTHER, Item, Opened, describe, look_into
 from kcache.nvrtc.metadata import RequestSummary
@@ -67,7 +67,10 @@ def explain(
         gathering = _Gathering(engine, request, digests)
         if checked:
             facts = facts._replace(own=Slot(checked), self_contained=True)
-        return causes(gathering.complete(facts, compare=compare))
+        facts = gathering.complete(facts, compare=compare)
+        if isinstance(engine.backend, NoBackend) and not facts.own.kind:
+            facts = facts._replace(unusable=engine.backend.reason)
+        return causes(facts)
     except (BackendError, OSError) as error:
         return causes(facts._replace(unusable=str(error)))
 

@@ -1,15 +1,14 @@
-"""Info: the text that `print_info` prints."""
+"""Info: where a cache is, how full it is and what it has done, in words."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.errors import KcacheError
 from kcache.nvrtc.inventory import KERNEL, MANIFEST, items
-from kcache.other_backends import Holder, amount
 from kcache.remote.counts import COUNTS
 from kcache.util.units import counted, format_size, format_time
 
@@ -17,7 +16,17 @@ if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.engine.stats import Stats
 
-__all__ = ["Kinds", "count_kinds", "format_info", "one_line", "remote_lines", "stats_lines"]
+__all__ = [
+    "Kinds",
+    "cache_lines",
+    "count_kinds",
+    "format_info",
+    "hit_sources",
+    "one_line",
+    "remote_lines",
+    "stats_lines",
+    "told_kinds",
+]
 
 
 #: How many entries are read to tell kernels from manifests. 2,000 entries take 0.06 s with LMDB and
@@ -76,75 +85,87 @@ def one_line(engine: CacheEngine, *, directory: str | None, backend: str) -> str
     return f"{directory!r}, backend={backend!r}, entries={entries}, size={size!r}"
 
 
-def format_info(
-    engine: CacheEngine,
-    *,
-    directory: str,
-    backend: str,
-    stats: Stats | None = None,
-    kinds: Kinds | None = None,
-    elsewhere: Sequence[Holder] = (),
-) -> str:
-    """Return where a cache is, how full it is and what it has done, one line per figure.
+def format_info(engine: CacheEngine, *, directory: str, backend: str) -> str:
+    """Return where a cache is, how full it is and what this process did, one line per figure."""
+    lines = [*cache_lines(engine, directory=directory, backend=backend)]
+    lines += stats_lines(engine.stats())
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def cache_lines(
+    engine: CacheEngine, *, directory: str, backend: str, kinds: Kinds | None = None
+) -> list[tuple[str, str]]:
+    """Return (name, text) of where a cache is and how full it is.
 
     Args:
         engine: of the cache.
         directory: of the cache.
         backend: its name.
-        stats: the counts, if they are not those of the engine itself.
         kinds: the number of entries of each kind, if that was counted.
-        elsewhere: other backends in the directory that have entries.
     """
     usage = f"{format_size(engine.size_bytes)} of {format_size(engine.max_size)}"
-    share = engine.size_bytes / engine.max_size
-    lines = [
+    return [
         ("directory", directory),
         ("backend", backend),
-        *(("elsewhere", f"{amount(each)} in {each.name}") for each in elsewhere),
-        ("entries", str(engine.entry_count)),
-        *_kinds_lines(kinds),
-        ("size", f"{usage} ({share:.1%})"),
-        *stats_lines(engine.stats() if stats is None else stats),
+        ("entries", f"{engine.entry_count:,}{'' if kinds is None else f' ({told_kinds(kinds)})'}"),
+        ("size", f"{usage} ({engine.size_bytes / engine.max_size:.1%})"),
     ]
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
 
-def _kinds_lines(kinds: Kinds | None) -> Iterator[tuple[str, str]]:
-    if kinds is not None:
-        how = "" if kinds.read >= kinds.all else f" (estimated from {kinds.read} entries)"
-        yield "kernels", f"{kinds.kernels}{how}"
-        yield "manifests", f"{kinds.manifests}{how}"
-        if kinds.others:
-            yield "others", f"{kinds.others}{how}"
+def told_kinds(kinds: Kinds) -> str:
+    """Return the numbers in words, such as `"2 kernels, 1 manifest"`."""
+    told = [
+        counted(kinds.kernels, "kernel", "kernels"),
+        counted(kinds.manifests, "manifest", "manifests"),
+    ]
+    if kinds.others:
+        told.append(f"{kinds.others:,} of no use here")
+    if kinds.read < kinds.all:
+        told.append(f"estimated from {kinds.read:,} entries")
+    return ", ".join(told)
 
 
 def stats_lines(stats: Stats) -> list[tuple[str, str]]:
     """Return (name, text) of every figure, in the order in which they are printed."""
-    disk = stats.hits - stats.memory_hits - stats.layer_hits - stats.remote_hits
     lines = [
-        ("hits", f"{stats.hits} ({stats.memory_hits} from memory, {disk} from the backend)"),
-        ("misses", str(stats.misses)),
+        ("hits", f"{stats.hits:,} ({hit_sources(stats)})"),
+        ("misses", f"{stats.misses:,}"),
         ("hit rate", f"{stats.hit_rate:.1%}" if stats.requests else "-"),
         ("average compile time", _mean(stats.avg_compile_time_ms, stats.compiles)),
         ("average cache time", _mean(stats.avg_cache_time_ms, stats.hits)),
         ("compile time saved", format_time(stats.saved_seconds)),
-        ("evictions", f"{stats.evictions} ({format_size(stats.bytes_evicted)})"),
-        ("corrupt", str(stats.corrupt)),
-        ("stale", str(stats.stale)),
-        ("uncacheable", str(stats.uncacheable)),
-        ("rejected", str(stats.rejected)),
-        ("errors", str(stats.errors)),
-        ("coalesced", f"{stats.coalesced} ({stats.wait_timeouts} timed out)"),
+        ("evictions", f"{counted(stats.evictions)}, {format_size(stats.bytes_evicted)}"),
+        ("corrupt", counted(stats.corrupt)),
+        ("stale", counted(stats.stale)),
+        ("uncacheable", counted(stats.uncacheable, "compile", "compiles")),
+        ("rejected", counted(stats.rejected)),
+        ("errors", counted(stats.errors, "operation", "operations")),
+        (
+            "coalesced",
+            f"{counted(stats.coalesced, 'request', 'requests')}, {stats.wait_timeouts:,} timed out",
+        ),
+    ]
+    if stats.remote_hits or stats.remote_misses or stats.remote_errors or stats.remote_puts:
+        asked = f"{counted(stats.remote_hits, 'hit', 'hits')}, "
+        asked += f"{counted(stats.remote_misses, 'miss', 'misses')}, "
+        asked += f"{stats.remote_errors:,} without an answer; "
+        lines.append(("remotes", asked + counted(stats.remote_puts, "put", "puts")))
+    return lines
+
+
+def hit_sources(stats: Stats) -> str:
+    """Return where the hits came from; the numbers add up to `hits`."""
+    elsewhere = stats.layer_hits + stats.remote_hits
+    told = [
+        f"{stats.memory_hits:,} from memory",
+        f"{stats.hits - stats.memory_hits - elsewhere:,} from the backend",
     ]
     if stats.layer_hits:
-        lines.append(("layers", counted(stats.layer_hits, "hit", "hits")))
-    if stats.remote_hits or stats.remote_misses or stats.remote_errors or stats.remote_puts:
-        hits = counted(stats.remote_hits, "hit", "hits")
-        asked = f"{hits}, {counted(stats.remote_misses, 'miss', 'misses')}"
-        lines.append(("remotes", f"{asked}, {stats.remote_errors} without an answer"))
-        lines.append(("remote puts", str(stats.remote_puts)))
-    return lines
+        told.append(f"{stats.layer_hits:,} from layers")
+    if stats.remote_hits:
+        told.append(f"{stats.remote_hits:,} from remotes")
+    return ", ".join(told)
 
 
 def _mean(milliseconds: float, samples: int) -> str:

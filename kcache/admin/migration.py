@@ -1,4 +1,4 @@
-"""Migration: copies or moves entries from one backend to another."""
+"""Migration: moves or copies entries from one backend to another."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 from kcache.entry import encode
 from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, look_into
-from kcache.util.marker import NAME
+from kcache.util.open_file import MARKER
 
 if TYPE_CHECKING:
     from kcache.backend import EntryInfo
     from kcache.engine.engine import CacheEngine
     from kcache.entry import Entry
 
-__all__ = ["Migration", "remove_emptied"]
+__all__ = ["TOO_LARGE", "Migration", "remove_emptied"]
 
+#: Why an entry stays in the origin, beside `DAMAGED`, `OTHER` and `UNREADABLE`.
+TOO_LARGE = "too_large"
 #: Files and directories that a backend leaves in a folder after every entry is gone.
-_FILES = ("counters", "lock", "db/data.mdb", "db/lock.mdb", NAME)
+_FILES = ("counters", "lock", "db/data.mdb", "db/lock.mdb", "data.mdb", "lock.mdb", MARKER)
 _FOLDERS = ("db", *(f"{shard:02x}" for shard in range(256)), "")
 
 
@@ -49,20 +51,18 @@ class Migration:
         self._keep = keep
         self._cap = target.max_size
         self.moved = self.bytes = 0
-        #: How many entries are not moved, by kind.
-        self.left_out: dict[str, int] = {DAMAGED: 0, OTHER: 0, UNREADABLE: 0}
-        #: How many entries had no room.
-        self.refused = 0
+        #: How many entries are left out, by kind. Damaged ones are deleted, unless it copies.
+        self.left_out = dict.fromkeys((DAMAGED, UNREADABLE, OTHER, TOO_LARGE), 0)
 
     def make_room(self) -> int:
         """Evict from the origin what both hold above the cap; return the bytes freed."""
-        both = self._from.size_bytes + self._to.size_bytes
-        if self._keep or both <= self._cap:
+        there = self._to.size_bytes
+        if self._keep or self._from.size_bytes + there <= self._cap:
             return 0
-        return self._from.trim(max(0, self._cap - self._to.size_bytes))
+        return self._from.trim(max(0, self._cap - there))
 
     def move(self, info: EntryInfo) -> None:
-        """Move one entry, if it is sound and still there; a damaged one is deleted.
+        """Move one entry, if it is sound and still there.
 
         Raises:
             BackendError: the target can't be written to.
@@ -70,50 +70,37 @@ class Migration:
         opened = look_into(self._from.backend, info, self._producer)
         if opened is None:
             return
-        item, entry = opened
-        if entry is None:
-            self._leave_out(info, item.kind)
-            return
-        try:
-            if not self._has(info) and not self._put(info, entry):
-                self.refused += 1
-                return
-        except ConfigError:
-            # It holds a value that can't be stored, so this library did not store it.
-            self._leave_out(info, DAMAGED)
-            return
-        self.moved += 1
-        self.bytes += info.size
-        if not self._keep:
+        kind = opened.item.kind if opened.entry is None else self._put(info, opened.entry)
+        if kind:
+            self.left_out[kind] += 1
+        else:
+            self.moved += 1
+            self.bytes += info.size
+        if kind in ("", DAMAGED) and not self._keep:
             self._from.delete(info.key, noted=False)
 
-    def _leave_out(self, info: EntryInfo, kind: str) -> None:
-        self.left_out[kind] += 1
-        if kind == DAMAGED and not self._keep:
-            self._from.delete(info.key, noted=False)
-
-    def _has(self, info: EntryInfo) -> bool:
-        """Tell whether the target has a sound entry under the key, from a killed move or newer."""
-        there = look_into(self._to.backend, info, self._producer)
-        return there is not None and there.entry is not None
-
-    def _put(self, info: EntryInfo, entry: Entry) -> bool:
-        """Put an entry into the target; False if it is larger than the cap.
+    def _put(self, info: EntryInfo, entry: Entry) -> str:
+        """Put an entry into the target, unless it has it; return why not, or nothing.
 
         Raises:
             BackendError: the target can't be written to.
         """
-        if not self._keep:
-            others = self._from.backend.usage().bytes - info.size
-            cost = len(encode(info.key, entry, producer=self._producer.encode()))
-            room = max(self._cap - others, cost + self._to.backend.overhead)
-            self._to.max_size = max(1, min(self._cap, room))
+        there = look_into(self._to.backend, info, self._producer)
+        if there is not None and there.entry is not None:  # from a killed migration, or newer
+            return ""
         errors = self._to.stats().errors
-        if self._to.put(info.key, entry):
-            return True
+        try:
+            if not self._keep:
+                cost = len(encode(info.key, entry, producer=self._producer.encode()))
+                room = self._cap - self._from.backend.usage().bytes + info.size
+                self._to.max_size = min(self._cap, max(room, cost + self._to.backend.overhead))
+            if self._to.put(info.key, entry):
+                return ""
+        except ConfigError:  # it holds a value that can't be stored, so kcache did not store it
+            return DAMAGED
         if self._to.stats().errors > errors:
             raise BackendError("the other backend can't be written to: see the warning above")
-        return False
+        return TOO_LARGE
 
 
 def remove_emptied(folder: str) -> None:

@@ -46,8 +46,11 @@ _COUNTERS = {
     "proofs": ("proofs", "Compiles that only showed whether a kernel is good in another location."),
     "layer_hits": ("layer_hits", "Those of the hits that a layer answered."),
     "remote_hits": ("remote_hits", "Those of the hits that a remote answered."),
-    "remote_misses": ("remote_misses", "Requests that no remote could answer."),
-    "remote_errors": ("remote_errors", "Requests that the agent of the remotes did not answer."),
+    "remote_misses": ("remote_misses", "Requests for which no remote had a kernel."),
+    "remote_errors": (
+        "remote_errors",
+        "Requests that a remote did not answer, and no other one could.",
+    ),
     "remote_puts": ("remote_puts", "Kernels handed to the agent, to be put to the remotes."),
 }
 

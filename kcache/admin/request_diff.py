@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kcache.nvrtc.metadata import RequestSummary
-from kcache.nvrtc.options import ExtraOptions
+from kcache.nvrtc.parsed_options import ParsedOptions, parse_options
 
 __all__ = ["Cause", "contrast", "include_paths"]
-
-_ARCH = ("-arch", "--gpu-architecture")
 
 
 class Cause(NamedTuple):
@@ -88,7 +86,7 @@ def _sets(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Itera
 
 
 def _options(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    before, after = ExtraOptions.parse(old.flags), ExtraOptions.parse(new.flags)
+    before, after = parse_options(old.flags), parse_options(new.flags)
     yield from _valued("define", "macro", before.defines, after.defines)
     yield from _valued("option", "option", _plain(before), _plain(after))
     if len(before.include_paths) != len(after.include_paths):
@@ -101,13 +99,10 @@ def _options(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
         )
 
 
-def _plain(options: ExtraOptions) -> list[str]:
+def _plain(options: ParsedOptions) -> list[str]:
     """Return the options other than target, macros and include directories."""
-    return [
-        option
-        for option in options.without_paths
-        if not option.startswith(("-D", "-I#")) and option.partition("=")[0] not in _ARCH
-    ]
+    told = ("--gpu-architecture", "-D", "-I")
+    return [str(option) for option in options if option.name not in told]
 
 
 def _valued(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Iterator[Cause]:
@@ -179,8 +174,7 @@ def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 def include_paths(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     """Yield that the include directories differ, if their number is the same."""
-    before = ExtraOptions.parse(old.flags).include_paths
-    after = ExtraOptions.parse(new.flags).include_paths
+    before, after = (parse_options(each.flags).include_paths for each in (old, new))
     if before != after and len(before) == len(after):
         how = "in another order" if sorted(before) == sorted(after) else "others"
         what = f"the include directories (-I) are {how}"

@@ -13,7 +13,7 @@ import click
 
 from kcache._version import __version__
 from kcache.cli.groups import Group
-from kcache.cli.terminal import log_to_stderr, say
+from kcache.cli.terminal import log_to_stderr, say, show_log
 from kcache.errors import (
     CompileError,
     CompileOptionError,
@@ -31,45 +31,45 @@ USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-#: Maps each command to its module. A command is imported only when it is run, so that no command
-#: loads more than it needs.
-_COMMANDS = {
-    "demo": "kcache.cli.commands.demo:demo",
-    "compile": "kcache.cli.commands.compile:compile_file",
-    "why": "kcache.cli.commands.why:why",
-    "warm": "kcache.cli.commands.warm:warm",
-    "run": "kcache.cli.commands.run:run",
-    "server": "kcache.cli.commands.server:server",
-    "info": "kcache.cli.commands.info:info",
-    "stats": "kcache.cli.commands.stats:stats",
-    "report": "kcache.cli.commands.report:report",
-    "ls": "kcache.cli.commands.ls:list_entries",
-    "show": "kcache.cli.commands.show:show_entry",
-    "extract": "kcache.cli.commands.extract:extract",
-    "rm": "kcache.cli.commands.rm:remove",
-    "trim": "kcache.cli.commands.trim:trim",
-    "clear": "kcache.cli.commands.clear:clear",
-    "verify": "kcache.cli.commands.verify:verify",
-    "bundle": "kcache.cli.commands.bundle:bundle",
-    "doctor": "kcache.cli.commands.doctor:doctor",
-    "migrate": "kcache.cli.commands.migrate:migrate",
-    "key": "kcache.cli.commands.key:key",
-    "config": "kcache.cli.commands.config:config",
+#: The commands by what they are for, in the order in which a newcomer wants them. Each is the first
+#: name in `__all__` of its module, which is imported only when the command is run.
+_GROUPS = {
+    "Compile": ("demo", "compile", "run", "warm", "why"),
+    "Look": ("stats", "ls", "show", "extract", "report", "path"),
+    "Free space, and repair": ("trim", "rm", "clear", "verify"),
+    "Share": ("bundle", "key", "server"),
+    "Set up": ("doctor", "config", "migrate"),
 }
+#: Other names for a command, which the help does not list.
+_ALIASES = {"info": "stats"}
 
 
 class App(Group):
     """The command `kcache`. No expected error ends in a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, in the order in which a newcomer wants them."""
-        return list(_COMMANDS)
+        """Return the names of all commands."""
+        return [name for names in _GROUPS.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command, or None if there is none of that name."""
-        module, _, name = _COMMANDS.get(cmd_name, "").partition(":")
-        command = getattr(importlib.import_module(module), name) if module else None
+        name = _ALIASES.get(cmd_name, cmd_name)
+        if name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"kcache.cli.commands.{name}")
+        command = getattr(module, module.__all__[0])
         return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each group."""
+        width = max(map(len, self.list_commands(ctx)))
+        for title, names in _GROUPS.items():
+            with formatter.section(title):
+                rows: list[tuple[str, str]] = []
+                for name in names:
+                    command = self.get_command(ctx, name)
+                    rows.append((f"{name:<{width}}", command.short_help or "" if command else ""))
+                formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; it ends quietly if the reader of its output has gone."""
@@ -107,9 +107,9 @@ def _explain(error: KcacheError | OSError) -> None:
     """Say what went wrong in one line, below the compiler's own log if there is one."""
     message = " ".join(str(error).split())
     if isinstance(error, CompileError) and error.log:
-        click.echo(error.log, err=True)
+        show_log(error.log)
         if not isinstance(error, CompileOptionError):
-            message = f"{error.source_name} does not compile"
+            message = f"{error.source_name} does not compile" + (error.hint and f": {error.hint}")
     elif isinstance(error, OSError) and not isinstance(error, KcacheError):
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         message = f"{where}{error.strerror or error}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from kcache import CompileOptions
 from kcache.cli.output import OUTPUTS, OutputPath, named_by_suffix
-from kcache.cli.terminal import plain, read_stdin, say
+from kcache.cli.terminal import read_stdin, say
 from kcache.errors import ConfigError
 from kcache.nvrtc.options import parse_arch
 
@@ -113,39 +113,25 @@ def compile_options(
             *,
             file: tuple[str, ...],
             arch: tuple[str, ...],
-            std: str | None,
-            include_paths: tuple[str, ...],
-            defines: tuple[str, ...],
+            cuda_headers: bool,
             names: tuple[str, ...],
             emit: str | None,
             output: str | None,
-            fast_math: bool,
-            optimization: int | None,
-            max_registers: int | None,
-            debug: bool,
-            lineinfo: bool,
-            extra_options: tuple[str, ...],
             no_cache: bool,
             recache: bool,
             **others: object,
         ) -> object:
             if no_cache and recache:
                 raise click.UsageError("--no-cache and --recache exclude each other.")
+            given: dict[str, Any] = {name: others.pop(name) for name in _OF_THE_COMPILER}
+            include_paths = given.pop("include_paths")
             _warn_of_missing(include_paths)
+            include_paths += _cuda_headers() if cuda_headers else ()
             found: list[CompileArguments] = []
             for path in file:
                 source = _read(path)
-                general = CompileOptions(
-                    std=std,
-                    fast_math=fast_math,
-                    optimization=optimization,
-                    debug=debug,
-                    lineinfo=lineinfo,
-                    max_registers=max_registers,
-                    defines=defines,
-                    include_paths=_from_folder(source.folder, include_paths),
-                    extra_options=extra_options,
-                )
+                seen_from_there = _from_folder(source.folder, include_paths)
+                general = CompileOptions(include_paths=seen_from_there, **given)
                 for target in dict.fromkeys(arch) or (None,):
                     options = _with_target(general, target)
                     kind = emit or _emitted(options, output)
@@ -156,78 +142,26 @@ def compile_options(
             return function(asked=found if several else found[0], **others)
 
         made: Callable[..., object] = command
-        for option in _options(output_help, several=several):
+        written = click.option("-o", "--output", metavar="OUT", type=OutputPath(), help=output_help)
+        for option in reversed((*_positional(several=several), written, *_OPTIONS)):
             made = option(made)
         return made
 
     return decorate
 
 
-def _options(
-    output_help: str, *, several: bool
-) -> list[Callable[[Callable[..., object]], Callable[..., object]]]:
-    """Return the argument and the options, last one first, as decorators come."""
-    option = click.option
-    return [
-        option("--recache", is_flag=True, help="Compile, and replace the entry in the cache."),
-        option(
-            "--no-cache", is_flag=True, help="Compile without the cache: neither read nor write it."
+def _positional(*, several: bool) -> tuple[Callable[..., Any], ...]:
+    """Return FILE and `--arch`, of which a command takes one or several."""
+    return (
+        click.argument(
+            "file",
+            nargs=-1 if several else 1,
+            required=True,
+            metavar="FILE..." if several else "FILE",
+            callback=None if several else lambda _, __, value: (value,),
+            type=click.Path(exists=True, dir_okay=False, allow_dash=True),
         ),
-        option(
-            "--option",
-            "extra_options",
-            metavar="OPT",
-            multiple=True,
-            help="Pass another option to NVRTC, as in --option=-ftz=true.  [repeatable]",
-        ),
-        option("--lineinfo", is_flag=True, help="Add line numbers for profilers."),
-        option("-G", "--debug", is_flag=True, help="Add debug information."),
-        option(
-            "--max-registers",
-            type=click.IntRange(1),
-            metavar="N",
-            help="Limit the registers per thread.",
-        ),
-        option(
-            "-O",
-            "--optimization",
-            metavar="LEVEL",
-            type=click.IntRange(0, 3),
-            help="Optimization level of the assembler.",
-        ),
-        option("--fast-math", is_flag=True, help="Use fast, less exact arithmetic."),
-        option("-o", "--output", metavar="OUT", type=OutputPath(), help=output_help),
-        option(
-            "--emit",
-            type=click.Choice(OUTPUTS),
-            help="The output to write.  [default: by the suffix of OUT, else cubin; ptx for "
-            "compute_NN]",
-        ),
-        option(
-            "--name",
-            "names",
-            metavar="EXPR",
-            multiple=True,
-            help="Instantiate a kernel, such as 'axpy<float>'.  [repeatable]",
-        ),
-        option(
-            "-D",
-            "--define",
-            "defines",
-            metavar="NAME[=VALUE]",
-            multiple=True,
-            help="Define a macro.  [repeatable]",
-        ),
-        option(
-            "-I",
-            "--include-path",
-            "include_paths",
-            metavar="DIR",
-            multiple=True,
-            help="Look for headers in DIR.  [repeatable]",
-        ),
-        option("--std", metavar="STD", help="C++ standard, such as c++17."),
-        option(
+        click.option(
             "--arch",
             metavar="ARCH",
             multiple=True,
@@ -236,15 +170,7 @@ def _options(
             "code that only this architecture runs, native for this GPU.  [default: native"
             + ("; repeatable]" if several else "]"),
         ),
-        click.argument(
-            "file",
-            nargs=-1 if several else 1,
-            required=True,
-            metavar="FILE..." if several else "FILE",
-            callback=None if several else _in_a_tuple,
-            type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-        ),
-    ]
+    )
 
 
 def _only_one(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -253,15 +179,92 @@ def _only_one(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> 
     return value
 
 
-def _in_a_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
-    return (value,)
+#: The parameters that are fields of `CompileOptions`.
+_OF_THE_COMPILER = (
+    *("std", "include_paths", "defines", "fast_math", "optimization", "max_registers"),
+    *("debug", "lineinfo", "extra_options"),
+)
+_OPTIONS = (
+    click.option("--std", metavar="STD", help="C++ standard, such as c++17."),
+    click.option(
+        "-I",
+        "--include-path",
+        "include_paths",
+        metavar="DIR",
+        multiple=True,
+        help="Look for headers in DIR.  [repeatable]",
+    ),
+    click.option(
+        "--cuda-headers",
+        is_flag=True,
+        help="Look for headers in the directories of the installed CUDA headers, too.",
+    ),
+    click.option(
+        "-D",
+        "--define",
+        "defines",
+        metavar="NAME[=VALUE]",
+        multiple=True,
+        help="Define a macro.  [repeatable]",
+    ),
+    click.option(
+        "--name",
+        "names",
+        metavar="EXPR",
+        multiple=True,
+        help="Instantiate a kernel, such as 'axpy<float>'.  [repeatable]",
+    ),
+    click.option(
+        "--emit",
+        type=click.Choice(OUTPUTS),
+        help="The output to write.  [default: by the suffix of OUT, else cubin; ptx for "
+        "compute_NN]",
+    ),
+    click.option("--fast-math", is_flag=True, help="Use fast, less exact arithmetic."),
+    click.option(
+        "-O",
+        "--optimization",
+        metavar="LEVEL",
+        type=click.IntRange(0, 3),
+        help="Optimization level of the assembler.",
+    ),
+    click.option(
+        "--max-registers",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Limit the registers per thread.",
+    ),
+    click.option("-G", "--debug", is_flag=True, help="Add debug information."),
+    click.option("--lineinfo", is_flag=True, help="Add line numbers for profilers."),
+    click.option(
+        "--option",
+        "extra_options",
+        metavar="OPT",
+        multiple=True,
+        help="Pass another option to NVRTC, as in --option=-ftz=true.  [repeatable]",
+    ),
+    click.option(
+        "--no-cache", is_flag=True, help="Compile without the cache: neither read nor write it."
+    ),
+    click.option("--recache", is_flag=True, help="Compile, and replace the entry in the cache."),
+)
 
 
 def _warn_of_missing(include_paths: Sequence[str]) -> None:
     """Warn of include directories that are not there, because NVRTC doesn't."""
     for path in include_paths:
         if not os.path.isdir(path):
-            say(f"warning: the include directory {plain(path)} does not exist")
+            say(f"warning: the include directory {path} does not exist")
+
+
+def _cuda_headers() -> tuple[str, ...]:
+    from kcache.nvrtc.cuda_headers import include_paths
+
+    found = include_paths()
+    if not found:
+        packages = "nvidia-cuda-runtime nvidia-cuda-cccl (CUDA 12: each with -cu12)"
+        raise ConfigError(f"no CUDA headers are installed: pip install {packages}")
+    return found
 
 
 def _read(file: str) -> Source:

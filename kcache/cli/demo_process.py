@@ -1,7 +1,8 @@
 """Demo process: gets the demo's kernel once, and says how that went.
 
-Run as `python -m kcache.cli.demo_process JOB`, with a `Job` as JSON. Writes a
-`Measurement` to standard output, as JSON too.
+Run as `python -m kcache.cli.demo_process DIRECTORY ARCH INCLUDE [recache]`: the directory of the
+cache, the target, the directory of the CCCL headers, and whether to compile in any case. Writes
+what `measure` returns to standard output, as JSON.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
-from kcache import CompiledKernel, CompileOptions, KernelCache
+from kcache import CompileOptions, KernelCache
 from kcache.errors import KcacheError
+from kcache.nvrtc import library
 
-__all__ = ["NAMES", "Job", "Measurement", "main"]
+__all__ = ["NAMES", "main", "measure"]
 
 _TYPES = ("int", "unsigned", "long long", "unsigned long long", "float", "double", "char", "short")
 _TILES = ("128, 8", "128, 16", "256, 8", "256, 16")
@@ -27,76 +28,41 @@ _TILES = ("128, 8", "128, 16", "256, 8", "256, 16")
 NAMES = tuple(f"sort_tiles<{key}, {tile}>" for key in _TYPES for tile in _TILES)
 
 
-class Job(NamedTuple):
-    """What to do.
-
-    Attributes:
-        directory: of the cache.
-        arch: the target.
-        include: directory of the CCCL headers.
-        recache: compile even if the kernel is in the cache.
-    """
-
-    directory: str
-    arch: str
-    include: str
-    recache: bool
-
-
-class Measurement(NamedTuple):
-    """How it went.
-
-    Attributes:
-        cached: whether the kernel came from the cache.
-        get_seconds: what `get_or_compile` took.
-        again_seconds: what it took when asked once more, headers checked once more.
-        compile_seconds: what NVRTC took when it compiled the kernel.
-        headers: number of headers that the kernel depends on.
-        compiler_loaded: whether this process has imported a CUDA package or loaded NVRTC.
-        cubin, ptx: sizes in bytes.
-        digest: of both, SHA-256.
-    """
-
-    cached: bool
-    get_seconds: float
-    again_seconds: float
-    compile_seconds: float
-    headers: int
-    compiler_loaded: bool
-    cubin: int
-    ptx: int
-    digest: str
-
-
 def main() -> int:
-    """Do the job in `sys.argv[1]`; return the exit code."""
+    """Do what `sys.argv` says; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the demo itself says everything
     # NVRTC 12.9 and later has a cache of its own if there is a driver. Our demo does not use it.
     os.putenv("CUDA_CACHE_DISABLE", "1")
+    directory, arch, include, *more = sys.argv[1:]
     try:
-        measurement = measure(Job(**json.loads(sys.argv[1])))
+        measured = measure(directory, arch, include, recache=more == ["recache"])
     except KcacheError as error:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")
         return 2
-    sys.stdout.write(json.dumps(measurement._asdict()))
+    sys.stdout.write(json.dumps(measured))
     return 0
 
 
-def measure(job: Job) -> Measurement:
-    """Get the kernel once, and return the measurement.
+def measure(directory: str, arch: str, include: str, *, recache: bool) -> dict[str, object]:
+    """Get the kernel, and return how that went.
+
+    `get_seconds` is what `get_or_compile` took, and `again_seconds` what it took once more after a
+    hit, headers checked once more. `compiler_loaded` says whether this process has imported a CUDA
+    package or loaded NVRTC. `digest` is that of the outputs.
 
     Raises:
         KcacheError: whatever `get_or_compile` raises.
     """
-    _import_all()
+    for name in ("files", "manifest", "request"):  # imports are not a part of the hit
+        importlib.import_module(f"kcache.nvrtc.{name}")
     source = Path(__file__).with_name("demo.cu").read_text(encoding="utf-8")
-    options = CompileOptions(arch=job.arch, std="c++17", include_paths=[job.include])
+    options = CompileOptions(arch=arch, std="c++17", include_paths=[include])
     with KernelCache(
-        job.directory,
+        directory,
         backend="file",
         read_only=False,
         disable=False,
-        recache=job.recache,
+        recache=recache,
         header_check="always",
     ) as cache:
         started = time.perf_counter()
@@ -105,30 +71,18 @@ def measure(job: Job) -> Measurement:
         if kernel.cached:
             cache.get_or_compile(source, NAMES, options, source_name="demo.cu")
             again = time.perf_counter()
-    return _measurement(kernel, got - started, again - got)
-
-
-def _import_all() -> None:
-    """Import what a hit needs, so that imports are not measured as a part of the hit."""
-    for name in ("files", "library", "manifest", "request"):
-        importlib.import_module(f"kcache.nvrtc.{name}")
-
-
-def _measurement(kernel: CompiledKernel, seconds: float, again: float) -> Measurement:
-    from kcache.nvrtc import library
-
     ptx, cubin = kernel.ptx or b"", kernel.cubin or b""
-    return Measurement(
-        kernel.cached,
-        seconds,
-        again,
-        kernel.compile_seconds,
-        len(kernel.dependencies),
-        "cuda.bindings" in sys.modules or library.loaded() is not None,
-        len(cubin),
-        len(ptx),
-        hashlib.sha256(cubin + ptx, usedforsecurity=False).hexdigest(),
-    )
+    return {
+        "cached": kernel.cached,
+        "get_seconds": got - started,
+        "again_seconds": again - got,
+        "compile_seconds": kernel.compile_seconds,
+        "headers": len(kernel.dependencies),
+        "compiler_loaded": "cuda.bindings" in sys.modules or library.loaded() is not None,
+        "cubin_bytes": len(cubin),
+        "ptx_bytes": len(ptx),
+        "digest": hashlib.sha256(cubin + ptx, usedforsecurity=False).hexdigest(),
+    }
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ _ELSEWHERE = {
     **dict.fromkeys(("delete", "del", "remove", "evict"), "rm"),
     **dict.fromkeys(("gc", "prune", "cleanup", "clean"), "trim"),
     **dict.fromkeys(("wipe", "purge", "reset"), "clear"),
-    **dict.fromkeys(("status", "size", "du"), "info"),
-    **dict.fromkeys(("statistics", "show-stats"), "stats"),
+    **dict.fromkeys(("status", "size", "du", "statistics", "show-stats"), "stats"),
+    **dict.fromkeys(("where", "directory"), "path"),
     **dict.fromkeys(("check", "fsck"), "verify"),
     **dict.fromkeys(("settings", "env"), "config"),
     **dict.fromkeys(("build", "nvcc"), "compile"),
@@ -41,9 +41,9 @@ class Group(click.Group):
             UsageError: there is none; it says which one may be meant.
         """
         name = args[0]
-        known = self.list_commands(ctx)
-        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
-            meant = _meant(name.lower(), known)
+        asked = not name.startswith("-") and not ctx.resilient_parsing
+        if asked and self.get_command(ctx, name) is None:
+            meant = _meant(name.lower(), self.list_commands(ctx))
             hint = "" if meant is None else f" Did you mean `{ctx.command_path} {meant}`?"
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from kcache.backend import KEY_LENGTH
-from kcache.cli.completion import complete_keys
+from kcache.cli.listing import what_it_is
 from kcache.cli.open_cache import open_existing
+from kcache.cli.terminal import plain
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import Opened, look_into, matching, unique_length
@@ -17,13 +22,15 @@ from kcache.nvrtc.inventory import Opened, look_into, matching, unique_length
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo
 
-__all__ = ["SHORT", "key_argument", "key_prefix", "open_entry", "resolve"]
+__all__ = ["SHORT", "complete_keys", "key_argument", "key_prefix", "open_entry", "resolve"]
 
 #: How many digits of a key a message shows.
 SHORT = 12
 #: How many candidates a message names for an ambiguous prefix.
 _NAMED = 8
 _LEAST = 4
+#: How many keys completion offers, and how many of them it describes, which reads the entries.
+_OFFERED, _DESCRIBED = 2000, 50
 
 
 def key_prefix(text: str) -> str:
@@ -39,6 +46,32 @@ def key_prefix(text: str) -> str:
             "ones of a key that `kcache ls` shows."
         )
     return digits
+
+
+def complete_keys(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the keys that begin with the typed text, the most recently used first.
+
+    If anything is wrong, there are none: a warning would land in the line that is being typed.
+    """
+    logging.getLogger("kcache").disabled = True
+    with suppress(Exception):
+        cache = open_existing(ctx.params.get("directory"))
+        if cache is not None:
+            with cache:
+                return list(_completed(cache.engine.backend, incomplete.strip().lower()))
+    return []
+
+
+def _completed(backend: Backend, typed: str) -> Iterator[CompletionItem]:
+    fitting = (info for info in backend.scan() if info.key.startswith(typed))
+    infos = sorted(islice(fitting, _OFFERED), key=lambda info: -info.used_ns)
+    digits = max(unique_length((info.key for info in infos), least=SHORT), len(typed))
+    for number, info in enumerate(infos):
+        opened = look_into(backend, info, PRODUCER) if number < _DESCRIBED else None
+        about = "" if opened is None else plain(f"{opened.item.arch} {what_it_is(opened.item)}")
+        # Shells split answers at some characters.
+        shown = "".join(" " if char in ":\\$`\"'" else char for char in about)
+        yield CompletionItem(info.key[:digits], help=shown[:60].strip() or None)
 
 
 key_argument = click.argument("key", type=key_prefix, metavar="KEY", shell_complete=complete_keys)

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from kcache.admin.environment_check import complaints, refused_directory
-from kcache.backend import NoBackend
+from kcache.backend import NoBackend, require_backend
 from kcache.config import Config, default_cache_directory, variable
-from kcache.directory import CacheDirectory, is_cache
+from kcache.directory import CacheDirectory, is_cache, open_directory
+from kcache.engine.opening import elsewhere, with_known_backend, with_saved
 from kcache.errors import BackendError, ConfigError, UnknownBackendError
-from kcache.other_backends import warn_if_empty
-from kcache.registry import holders, require_backend, settled, with_known_backend
-from kcache.saved_settings import read
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -108,21 +106,22 @@ def open_existing(
     if changes:  # treated like an option, so it has to be safe
         directory = _required(directory, backend).directory.value
     cache = open_cache(directory, backend=backend, read_only=True)
+    nothing = cache.engine.backend
+    there = isinstance(nothing, NoBackend) and os.path.lexists(named_directory(directory))
+    if isinstance(nothing, NoBackend) and there and not nothing.refused:
+        raise BackendError(nothing.reason)
     if cache.directory is None:
-        refused = isinstance(cache.engine.backend, NoBackend)
-        if refused or not os.path.lexists(named_directory(directory)):
-            cache.close()
-            return None
-        cache.engine.backend.usage()  # raises, with the reason
+        cache.close()
+        return None
     place = str(cache.directory)
     if not is_cache(place):
         cache.close()
         return None
     files, named = CacheDirectory(place), cache.config.backend
     if backend is None:
-        others = holders(files, besides=named.value)
-        if others:
-            warn_if_empty(cache.engine.backend, files, named, others)
+        sentence = elsewhere(files, named, cache.engine.backend)
+        if sentence:
+            log.warning_once(sentence)
     if read_only or not os.path.isdir(files.backend(named.value)):
         return cache
     cache.close()
@@ -131,7 +130,7 @@ def open_existing(
 
 def load_settings(
     directory: str | None, *, changes: bool = False
-) -> tuple[Config, Mapping[str, str]]:
+) -> tuple[Config, Mapping[str, object]]:
     """Return the settings with those that are saved in the directory, and the texts of the latter.
 
     An error in the saved settings is a warning. So is an error in the environment, unless the
@@ -148,16 +147,12 @@ def load_settings(
             log.warning_once(complaint)
         config = Config.load({"directory": directory}, complain=lambda _: None)
         config = with_known_backend(config, lambda _: None)
-    place = named_directory(directory)
     try:
-        there = is_cache(place)
+        files = open_directory(named_directory(directory), read_only=True)
     except (BackendError, ConfigError):
         # It is unsafe or no cache: the command that uses it will say so.
-        there = False
-    if not there:
         return config, {}
-    files = CacheDirectory(place)
-    return settled(config, files), read(files).texts
+    return with_saved(config, files), files.settings
 
 
 def _required(directory: str | None, backend: str | None = None) -> Config:

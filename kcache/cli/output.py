@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
+import shutil
 import sys
 
 import click
@@ -49,22 +49,30 @@ def refuse_terminal(emit: str) -> None:
 
 
 def write_output(data: bytes, output: str) -> None:
-    """Write `data` to the file `output`, or to standard output for `-`; all of it or nothing."""
+    """Write `data` to the file `output`, or to standard output for `-`; all of it or nothing.
+
+    A file is replaced at once and keeps its permissions. A device or a pipe is written to.
+
+    Raises:
+        OSError: it can't be written; it names the file, which is as it was.
+    """
     if output == "-":
         write_stdout(data)
         return
+    target = os.path.realpath(output)
     with naming(output):
-        file = open(output, "wb")  # noqa: SIM115
-    try:
-        with naming(output), file:
-            file.write(data)
-    except OSError:
-        _remove_partial(output)
-        raise
-
-
-def _remove_partial(output: str) -> None:
-    """Remove a partial output, so that no later step takes it for a whole one."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISREG(os.lstat(output).st_mode):
-            os.unlink(output)
+        if os.path.exists(target) and not os.path.isfile(target):
+            with open(target, "wb") as device:
+                device.write(data)
+            return
+        draft = f"{target}.{os.getpid()}.tmp"
+        try:
+            with open(draft, "xb") as file:
+                file.write(data)
+            if os.path.exists(target):
+                shutil.copymode(target, draft)
+            os.replace(draft, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise

@@ -1,36 +1,36 @@
-"""Terminal: writes results to standard output, and everything else to standard error."""
+"""Terminal: writes results to standard output, and everything else to standard error.
+
+No name can write a control character or markup: what is unprintable is shown escaped.
+"""
 
 from __future__ import annotations
 
 import errno
+import io
+import json
 import logging
 import os
 import shutil
-import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import click
 
 from kcache.util.units import counted
 
 if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
+    from rich.table import Table
 
 __all__ = [
     "STDOUT",
-    "Bar",
     "can_ask",
-    "cells",
     "columns",
     "counted",
-    "cut",
-    "fit",
+    "interruptible",
     "log_to_stderr",
     "naming",
     "plain",
@@ -38,41 +38,56 @@ __all__ = [
     "read_stdin",
     "say",
     "show",
-    "spinner",
+    "show_log",
     "width",
-    "working",
     "write_stdout",
 ]
-
-T = TypeVar("T")
 
 #: Its name in messages.
 STDOUT = "standard output"
 #: If a task takes longer than this many seconds, its progress is shown. A hit takes a few
 #: milliseconds.
 _PATIENCE = 0.2
-#: Frames of the spinner per second.
-_FRAMES = 10
+#: The width of a table that is not for a terminal: no line is ever cut or folded.
+_UNLIMITED = 1_000_000
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+
+def plain(text: str, keep: str = "") -> str:
+    """Return text that is safe for a terminal: unprintable characters but `keep` are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 def say(message: str) -> None:
     """Write one line to standard error, after the name of the program."""
-    click.echo(f"kcache: {message}", err=True)
+    click.echo(f"kcache: {plain(message)}", err=True)
 
 
-@contextmanager
-def naming(path: str) -> Generator[None]:
-    """Name the file in errors of reading or writing."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
+def show_log(log: str) -> None:
+    """Write a compiler's log to standard error."""
+    click.echo(plain(log, "\n\t"), err=True)
 
 
-def show(text: str) -> None:
-    """Write a result, one line or several, to standard output."""
+def show(result: str | Table | Mapping[str, object] | Sequence[object]) -> None:
+    """Write a result to standard output: text of one line or several, a table, or JSON.
+
+    A table is as wide as the terminal, and coloured unless NO_COLOR is set.
+    """
+    if isinstance(result, str):
+        text = plain(result, "\n")
+    elif isinstance(result, (Mapping, Sequence)):
+        text = json.dumps(result, indent=2)
+    else:
+        text = _rendered(result, colours=True)
     with naming(STDOUT):
-        click.echo(text)
+        click.echo(text, color=True)  # Rich has left out colours that are not wanted
 
 
 def write_stdout(data: bytes) -> None:
@@ -92,57 +107,18 @@ def read_stdin() -> bytes:
         return sys.stdin.buffer.read()
 
 
-def columns(rows: Iterable[tuple[str, ...]]) -> str:
-    """Return rows of text in aligned columns, two spaces apart, the last one of any width."""
-    table = list(rows)
-    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
-    widths[-1:] = [0]
-    return "\n".join(
-        "  ".join(
-            text + " " * (width - cells(text)) for text, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in table
-    )
+@contextmanager
+def naming(path: str) -> Generator[None]:
+    """Name the file in errors of reading or writing."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
 
 
-def cells(text: str) -> int:
-    """Return how many columns a terminal shows a printable text in."""
-    if text.isascii():
-        return len(text)
-    from unicodedata import combining, east_asian_width  # only where a name needs it
-
-    return sum(
-        0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
-    )
-
-
-def cut(text: str, room: int, *, keep_end: bool = False) -> str:
-    """Return a text that fits the given columns, with dots if it is cut.
-
-    With `keep_end`, the dots stand in its middle.
-    """
-    if cells(text) <= room:
-        return text
-    dots = "…" if (sys.stdout.encoding or "").lower().startswith("utf") else "..."
-    left = max(0, room - len(dots))
-    end = _head(text[::-1], left // 2)[::-1] if keep_end else ""
-    return (_head(text, left - cells(end)) + dots + end)[: max(0, room)]
-
-
-def _head(text: str, room: int) -> str:
-    """Return as much of the beginning of a text as fits."""
-    for position, char in enumerate(text):
-        room -= cells(char)
-        if room < 0:
-            return text[:position]
-    return text
-
-
-def plain(text: str) -> str:
-    """Return text that is safe for a terminal: unprintable characters are escaped."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+def can_ask() -> bool:
+    """Return whether a question can be asked, which goes to standard error."""
+    return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
 
 
 def width() -> int | None:
@@ -150,17 +126,8 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else None
 
 
-def fit(text: str) -> str:
-    """Return lines of text cut to the width of the terminal; whole lines without one."""
-    columns = width()
-    if columns is None:
-        return text
-    return "\n".join(cut(line, columns) for line in text.splitlines())
-
-
-def can_ask() -> bool:
-    """Return whether a question can be asked, which goes to standard error."""
-    return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
+def _is_terminal(stream: object) -> bool:
+    return bool(stream and stream.isatty())  # type: ignore[attr-defined]  # pyright: ignore
 
 
 def log_to_stderr() -> None:
@@ -178,197 +145,108 @@ class _Handler(logging.Handler):
         say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
-@contextmanager
-def spinner(title: str) -> Generator[None]:
-    """Show a spinner, `title` and the elapsed seconds while the block runs, on a terminal only."""
-    if not _is_terminal(sys.stderr):
-        yield
-        return
-    with _live(title):
-        yield
+# -- tables ----------------------------------------------------------------------------------------
 
 
-def working(
-    title: str,
-    work: Callable[[], T],
-    display: AbstractContextManager[object] | None = None,
-    *,
-    farewell: Callable[[], str] = str,
-) -> T:
-    """Return what `work` returns, with a spinner, or `display`, if it takes a while.
+def columns(rows: Iterable[tuple[str, ...]], *, fit: bool = False) -> str:
+    """Return rows of text in aligned columns, two spaces apart.
 
-    An interrupt ends the process at once: NVRTC can't be stopped, and can take a minute. Then the
-    text that `farewell` returns, if any, is printed last.
+    Args:
+        rows: at least one, all of the same length.
+        fit: cut the last column where a line would be longer than the terminal.
     """
-    with _interrupts_held() as interrupted:
-        job = _Job(work)
-        try:
-            job.wait(_PATIENCE)
-            if not job.done:
-                with spinner(title) if display is None else display:
-                    while not job.done:
-                        job.wait(1 / _FRAMES)
-                        if interrupted():
-                            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            with suppress(OSError):
-                if last := farewell():
-                    say(last)
-            # Not through the interpreter's exit: it would unload libraries that the compile still
-            # uses.
-            os._exit(130)
-    return job.result()
-
-
-@contextmanager
-def _interrupts_held() -> Generator[Callable[[], bool]]:
-    """Block SIGINT in this thread and those that it starts; yield a test whether one has come.
-
-    While NVRTC 12 compiles, it handles SIGINT by ending the process with exit code 4.
-    """
-    if sys.platform == "win32":
-        yield lambda: False
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield lambda: signal.SIGINT in signal.sigpending()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class _Job(Generic[T]):
-    """Work in its own thread, so that the main thread can draw and be interrupted."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self._results: list[T] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="kcache-work", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._results.append(self._work())
-        except BaseException as error:  # re-raised in the main thread
-            self._error = error
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._thread.join(timeout)
-
-    @property
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
-
-
-def _live(title: str) -> Live:
-    """Return a line with a spinner, `title` and the elapsed seconds, erased at the end."""
-    from rich.console import Console
-    from rich.live import Live
+    from rich.table import Table
     from rich.text import Text
 
-    console = Console(stderr=True)
-    unicode = console.encoding.startswith("utf")
-    dots = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏" if unicode else "-\\|/"
-    started = time.monotonic()
-
-    def line() -> Text:
-        seconds = time.monotonic() - started
-        elapsed = f" {seconds:.1f} s"
-        text = Text(title, overflow="ellipsis" if unicode else "crop", no_wrap=True)
-        text.truncate(max(1, console.width - len(elapsed) - 5))  # room for ^C in the same line
-        dot = dots[int(seconds * _FRAMES) % len(dots)]
-        return Text.assemble((f"{dot} ", "green"), text, (elapsed, "cyan"))
-
-    return Live(
-        get_renderable=line,
-        console=console,
-        refresh_per_second=_FRAMES,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
+    table = Table.grid(padding=(0, 2, 0, 0))
+    # One row, whose cells have a line for each of ours: Rich takes 0.4 ms for a row.
+    cells = [
+        Text("\n".join(map(plain, column)), no_wrap=True) for column in zip(*rows, strict=True)
+    ]
+    for number in range(len(cells)):
+        table.add_column(no_wrap=number < len(cells) - 1, overflow="ellipsis")
+    table.add_row(*cells)
+    return _rendered(table, fit=fit)
 
 
-def _is_terminal(stream: object) -> bool:
-    return bool(stream and stream.isatty())  # type: ignore[attr-defined]  # pyright: ignore
+def _rendered(table: Table, *, fit: bool = True, colours: bool = False) -> str:
+    """Return a table in text without spaces at the ends of lines, as wide as the terminal."""
+    from rich.console import Console
+
+    # Not to standard output: Rich ends the process if its reader has gone.
+    file = io.StringIO()
+    room = width() if fit else None
+    terminal = colours and _is_terminal(sys.stdout)
+    Console(file=file, width=room or _UNLIMITED, force_terminal=terminal).print(table)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-#: The width of the bar itself in columns, at most.
-_WIDEST = 60
-#: How many columns stay free at the end of the line, as room for ^C.
-_SPARE = 3
-
-
-class Bar:
-    """A line on standard error while the block runs: title, bar, count, and the time left.
-
-    It draws nothing if standard error is no terminal. Threads: any thread may call `show`, also
-    before the block.
-    """
-
-    def __init__(self, title: str, total: int) -> None:
-        self._title = title
-        self._total = total
-        self._done = 0
-        self._drawn: tuple[Progress, TaskID] | None = None
-
-    @property
-    def done(self) -> int:
-        """How many of the total are done."""
-        return self._done
-
-    def show(self, done: int) -> None:
-        """Show that `done` of the total are done."""
-        self._done = done
-        if self._drawn is not None:
-            progress, task = self._drawn
-            progress.update(task, completed=done)
-
-    def step(self) -> None:
-        """Show that one more is done. One thread only."""
-        self.show(self._done + 1)
-
-    def __enter__(self) -> Self:
-        """Draw the bar."""
-        if _is_terminal(sys.stderr):
-            progress = _progress(self._title, self._total)
-            progress.start()
-            task = progress.add_task(self._title, total=self._total, completed=self._done)
-            self._drawn = progress, task
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Erase it."""
-        if self._drawn is not None:
-            self._drawn[0].stop()
+# -- progress --------------------------------------------------------------------------------------
 
 
 @contextmanager
-def progress(title: str, total: int) -> Generator[Callable[[], None]]:
-    """Show a bar while the block runs; yield a function that advances it by one."""
-    with Bar(title, total) as bar:
-        yield bar.step
+def progress(title: str, total: int | None = None) -> Generator[Callable[..., None]]:
+    """Show on a terminal how far the block is, if it takes a while; erase that at its end.
+
+    Yields a function to call after each step, or with a number of steps; any thread may do so.
+
+    Args:
+        title: what is being done.
+        total: number of steps; with None, only the time is shown.
+    """
+    display = _display(total) if _is_terminal(sys.stderr) else None
+    if display is None:
+        yield lambda steps=1: None
+        return
+    task = display.add_task(plain(title), total=total)
+    timer = threading.Timer(_PATIENCE, display.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda steps=1: display.advance(task, steps)
+    finally:
+        timer.cancel()
+        timer.join()
+        display.stop()
 
 
-def _progress(title: str, total: int) -> Progress:
+def _display(total: int | None) -> Progress | None:
+    """Return a line for standard error; None where it can't be erased."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     console = Console(stderr=True)
-    texts = len(title) + len(f" {total}/{total} 0:00:00 ")
+    if not console.is_interactive:  # TERM=dumb
+        return None
     return Progress(
+        SpinnerColumn("dots" if console.encoding.startswith("utf") else "line"),
         TextColumn("{task.description}", markup=False),
-        BarColumn(min(_WIDEST, max(1, console.width - texts - _SPARE))),
-        MofNCompleteColumn(),
-        Remaining(compact=True),
+        *(() if total is None else (BarColumn(), MofNCompleteColumn())),
+        TimeElapsedColumn(),
         console=console,
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
     )
+
+
+@contextmanager
+def interruptible(farewell: Callable[[], str] = str) -> Generator[None]:
+    """End the process at once if the block is interrupted; say `farewell()`, if any, last.
+
+    The interpreter's own exit would wait for the compiles that have begun.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            if last := farewell():
+                say(last)
+        os._exit(130)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.config import COMPILER_VARIABLES
 from kcache.dropin import known
+from kcache.dropin.counts import REMOTE_COUNTS
 from kcache.dropin.protocol import Answer, Program
 from kcache.nvrtc.own_files import are_own_files
+from kcache.nvrtc.parsed_options import parse_options
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -34,8 +36,10 @@ _DEFAULT_NAME = b"default_program"
 #: Variables of the program that change NVRTC's output. NVRTC reads others that do not: MAKEFLAGS
 #: (how many compiles run at once), CUDA_CACHE_DISABLE (a cache of its own).
 _DECISIVE = (*COMPILER_VARIABLES, "NVRTC_PREPEND_FLAGS", "PWD")
-#: Parts of options that read or write files which kcache does not follow.
+#: Parts of the names of options that read or write files which kcache does not follow, and of the
+#: values of the options that pass theirs on to another tool.
 _UNFOLLOWED = ("optf", "preinclude", "bundled", "pch", "time-trace", "options-file", "keep")
+_PASSED_ON = ("--ptxas-options", "-Xcudafe")
 #: In the log of each compile that fails before it has made PTX. A compile that fails in ptxas has
 #: made PTX.
 _FAILED_EARLY = b" detected in the compilation of "
@@ -187,6 +191,11 @@ class Answering:
             *self._asked(Program(major, path, b"/", self._standing, {}, text, b"", [], [], []))
         )
 
+    def remote_counts(self) -> dict[str, int]:
+        """Return how the remotes answered this server."""
+        stats = self._cache.stats()
+        return {name: getattr(stats, name) for name in REMOTE_COUNTS}
+
     def close(self) -> None:
         """Close the cache."""
         self._cache.close()
@@ -195,9 +204,10 @@ class Answering:
 
     def _check(self, program: Program) -> None:
         self._check_standing(program.standing)
-        for option in map(_decoded, program.options):
-            if any(part in option for part in _UNFOLLOWED):
-                raise _RefusedError(f"option {option.partition('=')[0]}")
+        for option in parse_options([*map(_decoded, program.options)]):
+            told = str(option) if option.name in _PASSED_ON else option.name
+            if any(part in told for part in _UNFOLLOWED):
+                raise _RefusedError(f"option {option.name}")
         headers = (text for _, text in program.headers)
         texts = program.source, program.name, *program.options, *headers
         if any(map(are_own_files, texts)):
@@ -236,7 +246,7 @@ class Answering:
         options = CompileOptions(extra_options=tuple(map(_decoded, program.options)))
         if options.target is None:
             default = _DEFAULT_ARCH.get(program.major)
-            if default is None or any("arch" in option for option in options.extra_options):
+            if default is None or any("arch" in each.name for each in options.parsed):
                 raise _RefusedError("an architecture in an unknown form")
             options = options.replace(arch=default)
         around = _surroundings(program, self._known(program.library)[0])
@@ -283,7 +293,8 @@ def _answer(program: Program, kernel: CompiledKernel) -> Answer:
 
 def _log(program: Program, raw_log: bytes) -> bytes:
     """Return the log as NVRTC writes it for these options: see `_DEPRECATED`."""
-    if raw_log.startswith(_DEPRECATED) and not any(b"arch" in each for each in program.options):
+    named = parse_options([*map(_decoded, program.options)]).arch is not None
+    if raw_log.startswith(_DEPRECATED) and not named:
         return raw_log.partition(b"\n")[2]
     return raw_log
 

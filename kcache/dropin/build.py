@@ -15,18 +15,26 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-__all__ = ["BuildError", "build", "compiler", "name", "names", "unknown_exports"]
+__all__ = ["MAJORS", "BuildError", "build", "compiler", "name", "unknown_exports"]
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 MAJORS = (12, 13)
-#: The library with the hook is the first one, because programs must find `dlopen` in it.
-HOOK = "libkcache_preload.so"
+#: What the dynamic loader puts in place of `$PLATFORM` in programs for 64 and for 32 bits: what the
+#: kernel says, and for 64 bits what glibc before 2.37 says of a processor.
+_PLATFORMS = {"x86_64": ("x86_64", "haswell", "xeon_phi")}
+_PLATFORMS_32 = {"x86_64": ("i386", "i486", "i586", "i686")}
+#: A folder for its name alone: see `libraries.preloaded`.
+_ASAN = "libasan.so"
+_WHY_ASAN = "AddressSanitizer takes a library whose path has this folder's name for its own.\n"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared")
 _LINK = ("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
-_PARTS = (
-    *("nvrtc.c", "program.c", "compile.c", "outputs.c", "about.c"),
-    *("bytes.c", "answers.c", "server.c", "real.c"),
-)
+_PARTS = {
+    "nvrtc": (
+        *("nvrtc.c", "program.c", "compile.c", "outputs.c", "about.c"),
+        *("bytes.c", "answers.c", "server.c", "real.c"),
+    ),
+    "preload": ("preload.c", "linked.c", "search.c"),
+}
 _OURS = re.compile(r"(__)?nvrtc\w+$")
 _DYNAMIC_SYMBOLS, _FUNCTION = 11, 2
 #: Seconds; a build takes 3.
@@ -37,13 +45,11 @@ class BuildError(Exception):
     """The libraries can't be built; the message says why."""
 
 
-def names() -> list[str]:
-    """Return the names of all libraries."""
-    return [HOOK, *(name(major, kind) for major in MAJORS for kind in ("nvrtc", "linked"))]
+def name(major: int, kind: str = "nvrtc") -> str:
+    """Return the name of a library for a major version of NVRTC.
 
-
-def name(major: int, kind: str) -> str:
-    """Return the name of a library: `nvrtc` answers, `linked` is for programs linked with NVRTC."""
+    `nvrtc` is the interface library; `preload` leads programs to it.
+    """
     return f"libkcache_{kind}{major}.so"
 
 
@@ -61,7 +67,7 @@ def build(
         folder: the folder for them; it is left as it is if it exists.
         extra: functions that a newer NVRTC exports beyond those of `native/table.h`, by its major
             version; see `unknown_exports`.
-        flags: further flags for the compiler, such as a sanitizer's.
+        flags: further flags for the interface libraries, such as a sanitizer's.
 
     Raises:
         BuildError: there is no compiler, or it failed.
@@ -72,8 +78,9 @@ def build(
     temporary = f"{folder}.{os.getpid()}"
     try:
         os.makedirs(temporary, mode=0o700)
-        for command in _commands(temporary, extra or {}):
-            _run([found, *_FLAGS, *flags, *command])
+        for command in _commands(temporary, extra or {}, flags):
+            _run([found, *_FLAGS, *command])
+        _spread(temporary, found)
         with suppress(OSError):  # another process was faster
             os.rename(temporary, folder)
     except OSError as error:
@@ -82,24 +89,43 @@ def build(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _commands(folder: str, extra: Mapping[int, Iterable[str]]) -> Iterable[list[str]]:
-    yield ["-o", os.path.join(folder, HOOK), "preload.c", *_LINK, "-ldl"]
+def _commands(
+    folder: str, extra: Mapping[int, Iterable[str]], flags: Sequence[str]
+) -> Iterable[list[str]]:
+    os.mkdir(os.path.join(folder, os.uname().machine), 0o700)
     for major in MAJORS:
-        for kind, parts, more in (
-            ("nvrtc", _PARTS, ["-Wl,-z,nodelete", "-ldl", "-lpthread"]),
-            ("linked", ("linked.c",), ["-ldl"]),
-        ):
+        for kind, parts in _PARTS.items():
+            own = kind == "nvrtc"
             yield [
+                *(flags if own else ()),
+                *(("-Wl,-z,nodelete", "-lpthread") if own else ()),
                 f"-DKCACHE_MAJOR={major}",
                 *_extra(extra.get(major, ())),
                 "-o",
-                os.path.join(folder, name(major, kind)),
+                os.path.join(folder, *([] if own else [os.uname().machine]), name(major, kind)),
                 *parts,
                 *_LINK,
                 f"-Wl,-soname,libnvrtc.so.{major}",
                 f"-Wl,--version-script={kind}{major}.map",
-                *more,
+                "-ldl",
             ]
+
+
+def _spread(folder: str, compiler: str) -> None:
+    """Put the preloaded libraries, or empty ones, wherever `$PLATFORM` may lead."""
+    machine = os.uname().machine
+    for platform in _PLATFORMS.get(machine, ())[1:]:
+        shutil.copytree(os.path.join(folder, machine), os.path.join(folder, platform))
+    for platform in _PLATFORMS_32.get(machine, ()):
+        os.mkdir(os.path.join(folder, platform), 0o700)
+        for major in MAJORS:
+            output = os.path.join(folder, platform, name(major, "preload"))
+            empty = ("-m32", "-nostdlib", "-shared", "-x", "c", os.devnull)
+            with suppress(BuildError):  # then nothing for 32 bits can be built, nor is there any
+                _run([compiler, *empty, "-o", output])
+    os.mkdir(os.path.join(folder, _ASAN), 0o700)
+    with open(os.path.join(folder, _ASAN, "README"), "w", encoding="ascii") as file:
+        file.write(_WHY_ASAN)
 
 
 def _extra(functions: Iterable[str]) -> list[str]:

@@ -7,7 +7,10 @@ import threading
 from collections import Counter
 from typing import Any
 
-__all__ = ["Counts", "since", "summary"]
+__all__ = ["REMOTE_COUNTS", "Counts", "since", "summary"]
+
+#: The counts of the cache that the summary tells.
+REMOTE_COUNTS = ("remote_hits", "remote_misses", "remote_errors")
 
 #: Most names of programs, and most reasons, that are counted one by one.
 _MOST = 256
@@ -102,4 +105,7 @@ def summary(counts: dict[str, Any]) -> str:
         f"saved {counts['saved_seconds']:.1f} s",
         f"programs: {who or 'none used NVRTC'}",
     ]
+    hits, misses, errors = (counts.get(name, 0) for name in REMOTE_COUNTS)
+    if hits or misses or errors:
+        parts.append(f"remotes: hits {hits}, misses {misses}, without an answer {errors}")
     return "; ".join(parts)

@@ -7,13 +7,12 @@ set-uid, linked statically, or linked with another C library than the interface 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.dropin import build, libraries
@@ -26,11 +25,9 @@ _TOPIC = "kcache run"
 _PROBE = """
 import ctypes, sys
 handle = ctypes.CDLL(sys.argv[1])
-print(hasattr(handle, "kcache_dropin_covers"))
+print(hasattr(handle, "kcache_dropin_load"))
 """
 _TIMEOUT = 30
-_SEGMENT_INTERPRETER, _SEGMENT_DYNAMIC, _SEGMENT_LOAD = 3, 2, 1
-_NEEDED, _STRINGS = 1, 5
 #: Linux follows so many first lines of scripts, and reads so many bytes of each (fs/exec.c).
 _MOST_SCRIPTS, _MOST_LINE = 5, 256
 _MARKS = (b"nvrtcCompileProgram", b"nvrtcCreateProgram")
@@ -42,57 +39,43 @@ def diagnose() -> Iterator[Finding]:
     """Yield whether the interface libraries are there, and whether they answer for NVRTC."""
     from kcache.nvrtc import library
 
-    install = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."
+    found = library.find()
     try:
         folder = libraries.find_built(env.current())
-    except (libraries.MissingError, OSError) as error:
-        yield Finding(WARNING, _TOPIC, f"programs can't be served: {error}", install)
+        if folder is None and build.compiler() is None:
+            raise libraries.MissingError("there is no C compiler to build the interface libraries")
+        problem = _probe(folder, found.path) if folder and found else ""
+    except (libraries.MissingError, OSError, subprocess.TimeoutExpired) as error:
+        do = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."
+        yield Finding(WARNING, _TOPIC, f"programs can't be served: {error}", do)
         return
-    if folder is None:
-        compiler = build.compiler()
-        if compiler is None:
-            what = "there are no interface libraries, and no C compiler to build them"
-            yield Finding(WARNING, _TOPIC, what, install)
-        else:
-            what = f"the first use will build the interface libraries with {compiler}"
-            yield Finding(OK, _TOPIC, what)
-        return
-    found = library.find()
-    if found is None:
-        yield Finding(OK, _TOPIC, f"the interface libraries are in {folder}")
-        return
-    reached = _probe(folder, found.path)
-    if reached is None:
-        yield Finding(OK, _TOPIC, f"programs that load {found.path} are reached")
+    if problem:
+        do = "Programs that load it run as they do without kcache. A newer kcache may reach them."
+        yield Finding(WARNING, _TOPIC, f"NVRTC is not reached: {problem}", do)
+    elif folder is None:
+        yield Finding(OK, _TOPIC, "the first use will build the interface libraries")
     else:
-        do = "Such programs run as they do without kcache. A newer kcache may reach them."
-        yield Finding(WARNING, _TOPIC, f"{found.path} is not reached: {reached}", do)
+        yield Finding(OK, _TOPIC, "programs that load NVRTC are reached")
 
 
-def _probe(folder: str, path: str) -> str | None:
-    """Return why a program that opens the library at `path` gets the real one, or None."""
+def _probe(folder: str, path: str) -> str:
+    """Return why a program that opens the library at `path` gets the real one, or empty.
+
+    Raises:
+        MissingError, OSError, TimeoutExpired: no program could be started.
+    """
+    variables = env.with_dropin(env.current(), libraries.preloaded(folder), "/nonexistent")
     command = [sys.executable, "-I", "-c", _PROBE, path]
-    try:
-        variables = env.with_dropin(env.current(), libraries.preloaded(folder), "/nonexistent")
-        done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired, libraries.MissingError) as error:
-        return str(error)
+    done = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+    )
     if done.stdout.strip() == "True":
-        return None
+        return ""
     said = done.stderr.strip().splitlines()
     return said[-1] if said else "it has functions that this version of kcache does not know"
 
 
 # -- one program -----------------------------------------------------------------------------------
-
-
-class _Elf(NamedTuple):
-    """What an ELF file says: the loader that starts it, and the libraries that it names."""
-
-    interpreter: str
-    needed: tuple[str, ...]
 
 
 def diagnose_program(name: str) -> Iterator[Finding]:
@@ -106,15 +89,14 @@ def diagnose_program(name: str) -> Iterator[Finding]:
     try:
         runs = _what_runs(path)
         what = path if runs in (path, None) else f"{path} (run by {runs})"
-        reason = _unreachable(runs) if runs else "its first line names no program"
-        how = _how(runs) if runs else ""
+        reached, clause = _reach(runs) if runs else (False, "its first line names no program")
     except OSError as error:
-        what, reason, how = path, f"it can't be read: {error.strerror}", ""
-    if reason is not None:
+        what, reached, clause = path, False, f"it can't be read: {error.strerror}"
+    if reached:
+        yield Finding(OK, _TOPIC, f"{what} is reached{clause}")
+    else:
         do = "It runs under `kcache run` as it does without."
-        yield Finding(WARNING, _TOPIC, f"{what} is not reached: {reason}", do)
-        return
-    yield Finding(OK, _TOPIC, f"{what} is reached{how}")
+        yield Finding(WARNING, _TOPIC, f"{what} is not reached: {clause}", do)
 
 
 def _what_runs(path: str) -> str | None:
@@ -138,26 +120,36 @@ def _what_runs(path: str) -> str | None:
     return path
 
 
-def _unreachable(path: str) -> str | None:
-    status = os.stat(path)
-    if status.st_mode & (stat.S_ISUID | stat.S_ISGID):
-        return "it is set-uid or set-gid, so the loader takes nothing into it"
-    elf = _read_elf(path)
-    if elf is None:
-        return "it is no 64-bit ELF program"
-    if not elf.interpreter:
-        return "it is linked statically"
-    if "musl" in elf.interpreter:
-        return f"it has another C library ({elf.interpreter})"
-    if not any(each.startswith("libnvrtc.so") for each in elf.needed) and _has_nvrtc_inside(path):
-        return "NVRTC seems to be linked into it"
-    return None
+def _reach(path: str) -> tuple[bool, str]:
+    """Return whether the drop-in reaches an executable file, and how or why not."""
+    if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
+        return False, "it is set-uid or set-gid, so the loader takes nothing into it"
+    listed, problem = _loaded_with(path)
+    linked = re.search(r"libnvrtc\.so\S*", listed)
+    if not problem and linked is None and _has_nvrtc_inside(path):
+        problem = "NVRTC seems to be linked into it"
+    if problem:
+        return False, problem
+    return True, f"; it is linked with {linked[0]}" if linked else ", if it loads NVRTC"
 
 
-def _how(path: str) -> str:
-    elf = _read_elf(path)
-    linked = [each for each in elf.needed if each.startswith("libnvrtc.so")] if elf else []
-    return f"; it is linked with {linked[0]}" if linked else ", if it loads NVRTC"
+def _loaded_with(path: str) -> tuple[str, str]:
+    """Return the libraries that this process's loader would load for a program, or why it can't.
+
+    The loader (`ld.so --list`) runs nothing of the program.
+    """
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        loader = re.search(r"/\S*/ld-linux\S*", maps.read())
+    if loader is None:
+        return "", "this Python has another loader than glibc's"
+    command = [loader[0], "--list", path]
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
+    )
+    if done.returncode == 0 and "statically linked" not in done.stdout:
+        return done.stdout, ""
+    said = done.stderr.strip().rpartition("shared libraries: ")[2]
+    return "", f"glibc does not load it: {said}" if said else "it is linked statically"
 
 
 def _has_nvrtc_inside(path: str) -> bool:
@@ -167,46 +159,3 @@ def _has_nvrtc_inside(path: str) -> bool:
     with open(path, "rb") as file:
         content = file.read()
     return all(b"\0" + mark + b"\0" in content for mark in _MARKS) and b"nv_mangled_name" in content
-
-
-def _read_elf(path: str) -> _Elf | None:
-    """Read the program headers and the dynamic section (ELF gABI, chapter 5)."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read() if os.path.getsize(path) <= _MOST_READ else b""
-        if content[:6] != b"\x7fELF\x02\x01":
-            return None
-        return _parsed(content)
-    except (struct.error, OverflowError, ValueError):  # damaged
-        return None
-
-
-def _parsed(content: bytes) -> _Elf:
-    (offset,) = struct.unpack_from("<Q", content, 32)
-    size, count = struct.unpack_from("<HH", content, 54)
-    segments = [
-        (kind, *struct.unpack_from("<QQQQ", content, at + 8))
-        for at in range(offset, offset + size * count, size)
-        for (kind,) in [struct.unpack_from("<I", content, at)]
-    ]
-    interpreter = ""
-    needed: tuple[str, ...] = ()
-    for kind, start, _address, _physical, length in segments:
-        data = content[start : start + length]
-        if kind == _SEGMENT_INTERPRETER:
-            interpreter = os.fsdecode(data.rstrip(b"\0"))
-        elif kind == _SEGMENT_DYNAMIC:
-            loads = [(a, o, n) for k, o, a, _p, n in segments if k == _SEGMENT_LOAD]
-            needed = tuple(_needed(content, list(struct.iter_unpack("<qQ", data)), loads))
-    return _Elf(interpreter, needed)
-
-
-def _needed(
-    content: bytes, entries: list[tuple[int, int]], loads: list[tuple[int, int, int]]
-) -> Iterator[str]:
-    table = next((value for tag, value in entries if tag == _STRINGS), 0)
-    strings = next((o + table - a for a, o, n in loads if a <= table < a + n), None)
-    for tag, value in entries:
-        if tag == _NEEDED and strings is not None:
-            start = strings + value
-            yield os.fsdecode(content[start : content.index(b"\0", start)])

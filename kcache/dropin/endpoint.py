@@ -16,6 +16,7 @@ from kcache.util.private_socket import (
     SILENT_END,
     above_standard,
     bound,
+    claimed,
     is_same_user,
     note_silence,
     private_folder,
@@ -54,21 +55,27 @@ _PART = 1 << 16
 
 
 class Endpoint:
-    """The descriptor of a socket that listens, and its path. Immutable."""
+    """A socket that listens, in a folder that its process holds the lock of. Immutable.
 
-    __slots__ = ("descriptor", "path")
+    Attributes:
+        path: the socket's path.
+        descriptors: of the socket, and of the lock.
+    """
 
-    def __init__(self, descriptor: int, path: str) -> None:
-        self.descriptor = descriptor
+    __slots__ = ("descriptors", "path")
+
+    def __init__(self, path: str, descriptors: tuple[int, int]) -> None:
         self.path = path
+        self.descriptors = descriptors
 
     def close(self) -> None:
-        """Close this process's copy."""
-        os.close(self.descriptor)
+        """Close this process's copies."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
     def remove(self) -> None:
         """Remove the socket and its directory."""
-        _remove(os.path.dirname(self.path))
+        _remove(os.path.dirname(self.path), self.descriptors[1])
 
 
 def listen(folders: Iterable[str]) -> Endpoint:
@@ -79,60 +86,66 @@ def listen(folders: Iterable[str]) -> Endpoint:
     """
     problem: OSError | None = None
     for folder in folders:
-        made = os.path.join(folder, f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
+        made = os.path.join(folder, f"{_PREFIX}{os.urandom(6).hex()}")
         path = os.path.join(made, _NAME)
         if len(os.fsencode(path)) > MOST_PATH:
             problem = problem or OSError(f"{path} is too long for a socket")
             continue
         try:
             os.mkdir(made, 0o700)
-            return _bound(path)
+            return _endpoint(path)
         except OSError as error:
             problem = error
     raise problem or OSError("no folder for a socket")
 
 
+def _endpoint(path: str) -> Endpoint:
+    """Return an endpoint at a path.
+
+    Raises:
+        OSError: another process has one there, or it can't be made.
+    """
+    lock = claimed(os.path.dirname(path))
+    if lock is None:
+        raise OSError("a server is running")
+    try:
+        for old in (path, path + SILENT_END):
+            with suppress(FileNotFoundError):
+                os.unlink(old)
+        return Endpoint(path, (bound(path), lock))
+    except BaseException:
+        os.close(lock)
+        raise
+
+
 def sweep(folders: Iterable[str]) -> None:
-    """Remove the endpoints that killed servers have left, if their programs have ended, too."""
+    """Remove the endpoints that killed servers have left."""
     for folder in folders:
         try:
             names = os.listdir(folder)
         except OSError:
             continue
         for name in names:
-            process = name.removeprefix(_PREFIX).partition("-")[0]
-            if name.startswith(_PREFIX) and process.isdigit() and not _runs(int(process)):
-                _remove(os.path.join(folder, name))
+            if name.startswith(_PREFIX):
+                _remove_unclaimed(os.path.join(folder, name))
 
 
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def _remove(folder: str) -> None:
-    """Remove an endpoint's directory; leave another user's directory as it is.
+def _remove_unclaimed(folder: str) -> None:
+    """Remove an endpoint's directory if no process has its lock.
 
     It lies among the directories of all users, so a symbolic link of that name may lead anywhere.
     """
-    try:
-        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        if os.fstat(at).st_uid != os.geteuid():
-            return
-        for name in (_NAME, f"{_NAME}{SILENT_END}"):
-            with suppress(OSError):
-                if _is_left_behind(os.lstat(name, dir_fd=at)):
-                    os.unlink(name, dir_fd=at)
-    finally:
-        os.close(at)
+    lock = claimed(folder)
+    if lock is not None:
+        _remove(folder, lock)
+        os.close(lock)
+
+
+def _remove(folder: str, lock: int) -> None:
+    for name in (_NAME, f"{_NAME}{SILENT_END}"):
+        with suppress(OSError):
+            if _is_left_behind(os.lstat(name, dir_fd=lock)):
+                os.unlink(name, dir_fd=lock)
     with suppress(OSError):
         os.rmdir(folder)
 
@@ -156,14 +169,8 @@ def listen_for_user(path: str) -> Endpoint:
     Raises:
         OSError: it is in use, or the directory is not safe.
     """
-    folder = os.path.dirname(path)
-    private_folder(folder)
-    if ask(path, _STATUS) is not None:
-        raise OSError("a server is running")
-    for old in (path, path + SILENT_END):
-        with suppress(FileNotFoundError):
-            os.unlink(old)
-    return _bound(path)
+    private_folder(os.path.dirname(path))
+    return _endpoint(path)
 
 
 def identity(path: str) -> tuple[int, int] | None:
@@ -178,10 +185,6 @@ def identity(path: str) -> tuple[int, int] | None:
 def is_silent(path: str) -> bool:
     """Tell whether the server at `path` was silent lately, so that it is not worth another wait."""
     return was_silent(path, SILENT_FOR)
-
-
-def _bound(path: str) -> Endpoint:
-    return Endpoint(bound(path), path)
 
 
 def ask(path: str, kind: int) -> bytes | None:

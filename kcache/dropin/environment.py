@@ -17,9 +17,9 @@ __all__ = [
     "SOCKET",
     "cache_home",
     "current",
-    "is_ours",
     "leave",
     "meaning",
+    "names_remotes",
     "runtime_folders",
     "settings",
     "with_dropin",
@@ -42,37 +42,33 @@ def current() -> MutableMapping[str, str]:
 
 
 def with_dropin(
-    environment: Mapping[str, str], libraries: list[str], socket: str
+    environment: Mapping[str, str], preloaded: list[str], socket: str
 ) -> dict[str, str]:
     """Return the environment of a program that is to use the drop-in.
 
     Libraries that the program preloads already come first.
     """
-    others = [path for path in _preloaded(environment) if path not in libraries]
-    return {**environment, _PRELOAD: ":".join((*others, *libraries)), SOCKET: socket}
+    return {
+        **environment,
+        _PRELOAD: ":".join((*_others(environment), *preloaded)),
+        SOCKET: socket,
+    }
 
 
 def leave(environment: MutableMapping[str, str]) -> None:
     """Take the drop-in out of an environment, because workers need the real compiler."""
     environment.pop(SOCKET, None)
-    others = [path for path in _preloaded(environment) if not is_ours(path)]
+    others = _others(environment)
     if others:
         environment[_PRELOAD] = ":".join(others)
     else:
         environment.pop(_PRELOAD, None)
 
 
-def is_ours(path: str) -> bool:
-    """Tell whether a path is that of a library of the drop-in."""
-    return os.path.basename(path).startswith("libkcache_")
-
-
-def _preloaded(environment: Mapping[str, str]) -> list[str]:
-    return (
-        environment.get(_PRELOAD, "").replace(" ", ":").split(":")
-        if (environment.get(_PRELOAD))
-        else []
-    )
+def _others(environment: Mapping[str, str]) -> list[str]:
+    """Return the libraries that a program preloads, without ours."""
+    named = environment.get(_PRELOAD, "").replace(" ", ":").split(":")
+    return [path for path in named if path and not os.path.basename(path).startswith("libkcache_")]
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -82,6 +78,11 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if value and name.startswith("KCACHE_") and not name.startswith("KCACHE_DROPIN_")
     }
+
+
+def names_remotes(environment: Mapping[str, str]) -> bool:
+    """Tell whether the settings name layers or remotes."""
+    return bool(environment.get(_REMOTE))
 
 
 def meaning(environment: Mapping[str, str]) -> dict[str, str]:

@@ -75,7 +75,7 @@ def _load(folder: str, library: Library) -> None:
     from kcache.dropin.process import spawn_server
 
     match = _MAJOR.match(os.path.basename(library.path))
-    path = os.path.join(folder, name(int(match[1]), "nvrtc")) if match else ""
+    path = os.path.join(folder, name(int(match[1]))) if match else ""
     if not os.path.isfile(path):
         raise DropinError(f"there is no interface library for {library.path}")
     try:

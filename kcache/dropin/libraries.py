@@ -9,6 +9,7 @@ import zlib
 
 from kcache._version import __version__
 from kcache.dropin import environment as env
+from kcache.util.safe_path import make_private, unsafe_part
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ __all__ = ["MissingError", "find", "find_built", "preloaded"]
 
 _PACKAGED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 _SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
-_PRELOADED = ("libkcache_preload.so", "libkcache_linked13.so", "libkcache_linked12.so")
+#: The later the version, the sooner a program finds its library.
+_PRELOADED = ("libkcache_preload13.so", "libkcache_preload12.so")
+_MACHINE = os.uname().machine if sys.platform == "linux" else ""
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+#: Of the vector that the kernel passes to a program (getauxval(3)).
+_AT_PLATFORM = 15
 
 
 class MissingError(Exception):
@@ -37,12 +43,11 @@ def find(environment: Mapping[str, str]) -> str:
     from kcache.dropin.build import BuildError, build  # builds are rare
 
     folder = _own_folder(environment)
-    base = os.path.dirname(folder)
     try:
-        os.makedirs(base, mode=0o700, exist_ok=True)
-        _check_private(base)
+        _check(folder)
+        make_private(os.path.dirname(folder))
         build(folder, extra=_newer_functions())
-        _check_private(folder)
+        _check(folder)
     except (OSError, BuildError) as error:
         raise MissingError(
             f"there are no interface libraries, nor can they be built: {error}"
@@ -58,32 +63,62 @@ def find_built(environment: Mapping[str, str]) -> str | None:
     """
     if sys.platform != "linux":
         raise MissingError("the drop-in needs Linux")
-    named = environment.get(env.LIBRARIES) or _PACKAGED
-    if os.path.isfile(os.path.join(named, _PRELOADED[0])):
-        return named
-    folder = _own_folder(environment)
-    if not os.path.isfile(os.path.join(folder, _PRELOADED[0])):
+    named = environment.get(env.LIBRARIES)
+    if not named and _are_in(_PACKAGED):
+        return _PACKAGED  # it is as safe as this module
+    folder = os.path.abspath(named) if named else ""
+    if not folder or not _are_in(folder):
+        folder = _own_folder(environment)
+    if not _are_in(folder):
         return None
-    _check_private(folder)
+    _check(folder)
     return folder
+
+
+def _are_in(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, _MACHINE, _PRELOADED[0]))
 
 
 def preloaded(folder: str) -> list[str]:
     """Return the paths that a program has to preload, in order.
 
+    A program for 32 bits, and one with another C library, can't load ours. glibc would complain,
+    but finds an empty library behind `$PLATFORM`; musl does not know `$PLATFORM`, finds nothing,
+    and says nothing.
+
+    AddressSanitizer ends a program in which another library comes before its own, which it knows
+    by a part of the path that the loader has. Nobody may come first with a `malloc`. Ours has none,
+    so that part is in its path. A runtime that is linked into the program ends it if a mapped file
+    is named so. No file is: the kernel knows the path without the detour.
+
     Raises:
         MissingError: the loader would refuse their paths, or misread them, and complain in each
             process; see ld.so(8) on LD_PRELOAD.
     """
-    folder = os.path.abspath(folder)
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise MissingError(f"no program can preload from {folder}: it is mounted noexec")
     if any(character in folder for character in " :$"):
         raise MissingError(f"no program can preload from {folder}: it has a space, a colon or a $")
-    return [os.path.join(folder, name) for name in _PRELOADED]
+    platform = "$PLATFORM" if _has_platform() else _MACHINE
+    return [os.path.join(folder, "libasan.so", "..", platform, name) for name in _PRELOADED]
+
+
+def _has_platform() -> bool:
+    """Tell whether the kernel tells programs their platform; gVisor does not."""
+    try:
+        with open("/proc/self/auxv", "rb") as file:
+            told = memoryview(file.read()).cast("Q")
+    except (OSError, TypeError):
+        return False
+    return _AT_PLATFORM in told[::2].tolist()
 
 
 def _own_folder(environment: Mapping[str, str]) -> str:
+    """Return the folder for libraries that are built here.
+
+    Raises:
+        MissingError: the user has no home.
+    """
     home = env.cache_home(environment)
     if home is None:
         raise MissingError(
@@ -115,8 +150,17 @@ def _digest() -> int:
     return digest
 
 
-def _check_private(folder: str) -> None:
-    """Refuse a folder that another user can write to, because every program loads its libraries."""
-    status = os.stat(folder)
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise MissingError(f"others can write to {folder}, so kcache loads nothing from it")
+def _check(folder: str) -> None:
+    """Refuse a folder that another user can change, because every program loads its libraries.
+
+    Raises:
+        MissingError: somebody can; OSError: it can't be examined.
+    """
+    problem = unsafe_part(os.path.join(folder, _MACHINE))
+    for at, _, names in os.walk(os.path.realpath(folder)):
+        for path in (at, *(os.path.join(at, name) for name in names)):
+            status = os.lstat(path)
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & _OTHERS_WRITE:
+                problem = problem or f"others can write to {path}"
+    if problem:
+        raise MissingError(f"kcache loads nothing from {folder}: {problem}")

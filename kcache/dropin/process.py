@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 from contextlib import suppress
 
 from kcache.dropin import endpoint as at
 from kcache.dropin import environment as env
+from kcache.util.child_process import children_are_elsewhere, detach
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from kcache.dropin.answering import Answering
     from kcache.dropin.endpoint import Endpoint
-
-#: Higher than any descriptor; close_range(2) closes them all at once.
-_MOST_DESCRIPTORS = 1 << 20
 
 __all__ = ["fork_server", "main", "serve", "spawn_server"]
 
@@ -33,11 +30,13 @@ def fork_server(endpoint: Endpoint, watched: int | None) -> None:
     Raises:
         OSError: no process can be made.
     """
+    _refuse_elsewhere()
     until = None if watched is None else at.above_standard(os.pidfd_open(watched))
     child = os.fork()
     if child == 0:
         _begin(endpoint, until)
-    os.waitpid(child, 0)
+    with suppress(ChildProcessError):  # whoever started this one ignores SIGCHLD
+        os.waitpid(child, 0)
     endpoint.close()
     if until is not None:
         os.close(until)
@@ -46,10 +45,15 @@ def fork_server(endpoint: Endpoint, watched: int | None) -> None:
 def _begin(endpoint: Endpoint, until: int | None) -> None:
     """Detach, serve and exit: a forked process never returns from here."""
     try:
+        group = os.getpgrp()
         os.setsid()
         if os.fork() == 0:
             _complain()
-            _detach([endpoint.descriptor, *([] if until is None else [until])])
+            stream = _standard_error() if env.names_remotes(env.current()) else None
+            others = [number for number in (until, stream) if number is not None]
+            detach([*endpoint.descriptors, *others])
+            if stream is not None:
+                _tell_of_remotes(stream, group)
             serve(endpoint, until)
             atexit._run_exitfuncs()  # removes temporary directories
     except BaseException:  # nobody is there to read a message
@@ -71,17 +75,35 @@ def _complain() -> None:
             os.write(2, f"kcache: warning: {complaint}\n".encode("utf-8", "backslashreplace"))
 
 
-def _detach(kept: list[int]) -> None:
-    """Detach from the terminal, and close all inherited descriptors but those to be kept."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(nowhere, descriptor)
-    start = 3
-    for descriptor in (*sorted(kept), _MOST_DESCRIPTORS):
-        os.closerange(start, descriptor)
-        start = descriptor + 1
+def _standard_error() -> int | None:
+    """Return a descriptor of the program's standard error; None if it has none, or no free one."""
+    try:
+        return at.above_standard(os.dup(2))
+    except OSError:
+        return None
+
+
+def _tell_of_remotes(stream: int, group: int) -> None:
+    """Write which remotes do not answer to the program's standard error, without delaying it.
+
+    Args:
+        stream: a descriptor of it, which is closed as soon as all remotes were asked.
+        group: the process group of the program, which is told once.
+    """
+    import threading
+
+    def tell(line: str) -> None:
+        os.write(stream, f"kcache: warning: {line}\n".encode("utf-8", "backslashreplace"))
+
+    def ask() -> None:
+        with suppress(Exception):  # the program works without
+            from kcache.config import Config
+            from kcache.kernels.tiers import tell_of_remotes
+
+            tell_of_remotes(Config.load(complain=lambda _: None), group, tell)
+        os.close(stream)
+
+    threading.Thread(target=ask, daemon=True).start()
 
 
 def serve(endpoint: Endpoint, until: int | None) -> None:
@@ -97,14 +119,15 @@ def serve(endpoint: Endpoint, until: int | None) -> None:
     environment = env.current()
     env.leave(environment)
     _raise_descriptor_limit()
-    listener = socket.socket(fileno=endpoint.descriptor)
+    listener = socket.socket(fileno=endpoint.descriptors[0])
     socket_here = at.identity(endpoint.path)
 
     def is_reachable() -> bool:
         return socket_here is not None and at.identity(endpoint.path) == socket_here
 
     server = Server(listener, _answering, _about())
-    at.sweep(env.runtime_folders(environment))
+    with suppress(Exception):  # whatever there is must not end a server
+        at.sweep(env.runtime_folders(environment))
     try:
         server.serve(until, None if until is not None else is_reachable)
     finally:
@@ -139,6 +162,11 @@ def _raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def _refuse_elsewhere() -> None:
+    if children_are_elsewhere():
+        raise OSError("child processes would be in another PID namespace")
+
+
 def spawn_server(endpoint: Endpoint, watched: int | None) -> None:
     """Start a server by a new interpreter, for a caller with threads, which must not fork.
 
@@ -147,6 +175,7 @@ def spawn_server(endpoint: Endpoint, watched: int | None) -> None:
     """
     until = None
     try:
+        _refuse_elsewhere()
         until = None if watched is None else os.pidfd_open(watched)
         _spawn(endpoint, until)
     except BaseException:
@@ -169,15 +198,15 @@ def _spawn(endpoint: Endpoint, until: int | None) -> None:
 
     if not sys.executable:  # a program that embeds Python
         raise OSError("no Python interpreter is known that could be the server")
-    passed = [endpoint.descriptor, *([] if until is None else [until])]
-    code = "import sys; sys.path[:] = sys.argv[4:]; from kcache.dropin.process import main; main()"
+    passed = [*endpoint.descriptors, *([] if until is None else [until])]
+    code = "import sys; sys.path[:] = sys.argv[5:]; from kcache.dropin.process import main; main()"
     environment = dict(env.current())
     env.leave(environment)
     done = subprocess.run(
         [
             sys.executable,
             *("-I", "-B", "-c", code, endpoint.path),
-            str(passed[0]),
+            *map(str, endpoint.descriptors),
             str(-1 if until is None else until),
             *sys.path,
         ],
@@ -198,9 +227,10 @@ def main() -> None:
 
     from kcache.dropin.endpoint import Endpoint
 
-    path, listener, until = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    os.set_inheritable(listener, False)
-    endpoint = Endpoint(listener, path)
+    path, (listener, lock, until) = sys.argv[1], map(int, sys.argv[2:5])
+    for descriptor in (listener, lock):
+        os.set_inheritable(descriptor, False)
+    endpoint = Endpoint(path, (listener, lock))
     if os.fork() == 0:
         _begin(endpoint, None if until < 0 else until)
     os._exit(0)

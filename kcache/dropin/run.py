@@ -175,8 +175,10 @@ def _watch(command: Sequence[str], environment: Mapping[str, str]) -> int:
         forwarded += [signal.SIGINT, signal.SIGQUIT]
     # The program may be stopped or interrupted before the launcher is ready for that.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)
+    of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else its status is lost
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGCHLD, of_children)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _die_with(launcher)
         os._exit(_become(command, environment))

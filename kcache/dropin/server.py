@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from kcache.dropin import protocol
-from kcache.dropin.counts import Counts
+from kcache.dropin.counts import REMOTE_COUNTS, Counts
 from kcache.dropin.protocol import ProtocolError
 from kcache.util import log
 
@@ -372,7 +372,12 @@ class Server:
 
     def status(self) -> dict[str, Any]:
         """Return the answer to a `STATUS` frame."""
-        return {**self._about, "connections": len(self._clients), "counts": self.counts.as_dict()}
+        answering = self._answering
+        remotes = (
+            dict.fromkeys(REMOTE_COUNTS, 0) if answering is None else answering.remote_counts()
+        )
+        counts = {**self.counts.as_dict(), **remotes}
+        return {**self._about, "connections": len(self._clients), "counts": counts}
 
     def close(self) -> None:
         """Close the cache, if one was opened."""

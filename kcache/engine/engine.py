@@ -26,6 +26,7 @@ from kcache.errors import (
 )
 from kcache.util import log
 from kcache.util.forks import after_fork, at_end
+from kcache.util.locks import Turns
 from kcache.util.memory_tier import MemoryTier, Touches
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class CacheEngine:
         self._read = backend.get if read_only else backend.use
         self._no_memory = memory_size == 0
         self._clock = clock
-        self._room = threading.Lock()
+        self._room = Turns()
         self._eviction = Eviction(backend, max_size)
         self._touches: Touches[str] = Touches(TOUCH_INTERVAL)
         #: The locks by which processes exclude each other for one key; None if they don't.
@@ -179,7 +180,7 @@ class CacheEngine:
             self.journal.note(REJECTED, key, f"{cost} bytes, and the cap is {self.max_size}")
             self._forget(key)
             return False
-        with self._room, self._surviving("put"):
+        with self._room.turn(), self._surviving("put"):
             stored = self._eviction.put(key, blob, cost, self._evict)
             self.journal.flush()
             if stored:
@@ -208,7 +209,7 @@ class CacheEngine:
         if self._creator is None:
             from kcache.engine.create import Creator  # a hit does not need it
 
-            with self._room:
+            with self._room.turn():
                 if self._creator is None:
                     self._creator = Creator(self, self.lock_file, wait=self._wait)
         return self._creator.get(key, create)
@@ -244,7 +245,7 @@ class CacheEngine:
             return 0
         freed = 0
         evict = partial(self._evict, event=TRIMMED)
-        with self._room, self._surviving("trim"):
+        with self._room.turn(), self._surviving("trim"):
             if older_than is not None:
                 freed = self._eviction.unused(time.time_ns() - older_than * 1e9, evict)
             if older_than is None or max_size is not None:
@@ -426,8 +427,7 @@ class CacheEngine:
         self.flush()
 
     def after_fork(self) -> None:
-        """Make the engine usable in a child process: new locks, and no counts of the parent."""
-        self._room = threading.Lock()
+        """Make the engine usable in a child process, without the counts of the parent."""
         self.counters.lock = threading.Lock()
         self._flusher.after_fork()
         util = sys.modules.get("multiprocessing.util")
@@ -443,7 +443,7 @@ class CacheEngine:
 
 def _end(backend: Backend, flusher: Flusher) -> None:
     """Close the parts of an engine; runs at `close`, at garbage collection or at exit."""
-    for close in (flusher.close, backend.close):
+    for close in (flusher.flush, backend.close):
         try:
             close()
         except SURVIVED as error:

@@ -22,6 +22,8 @@ LOW_WATER = 0.9
 EVICT_BATCH = 64
 #: A trim or clear lets other writers go first after this many entries.
 DELETE_BATCH = 1024
+#: ... and after this many if the backend has no room: LMDB copies 3 pages of its index for each.
+FREE_BATCH = 16
 
 
 class Eviction:
@@ -68,17 +70,18 @@ class Eviction:
 
     def free_some(self, evict: Evict) -> None:
         """Evict a tenth of the stored bytes, for a backend that finds no room below the cap."""
-        with self._backend.batch():
-            goal = int(self._backend.usage().bytes * LOW_WATER)
-            self._evict_to(goal, goal, evict)
+        self.trim_to(int(self._backend.usage().bytes * LOW_WATER), evict, most=FREE_BATCH)
 
-    def trim_to(self, goal: int, evict: Evict) -> int:
-        """Evict what exceeds `goal` now; what others put meanwhile does not count."""
+    def trim_to(self, goal: int, evict: Evict, *, most: int = DELETE_BATCH) -> int:
+        """Evict what exceeds `goal` now; what others put meanwhile does not count.
+
+        Others may write after every `most` entries.
+        """
         excess = self._backend.usage().bytes - goal
         freed = 0
         while freed < excess:
             with self._backend.batch():
-                step = self._evict_to(goal, goal, evict, most=DELETE_BATCH)
+                step = self._evict_to(goal, goal, evict, most=most)
             if not step:
                 break
             freed += step

@@ -20,8 +20,7 @@ from contextlib import suppress
 
 from kcache.directory import CacheDirectory
 from kcache.util.locks import pread
-from kcache.util.marker import open_or_replace
-from kcache.util.open_file import OpenFile, open_own
+from kcache.util.open_file import OwnFile, open_or_replace, open_own
 from kcache.util.record import Record
 
 __all__ = [
@@ -168,7 +167,7 @@ def limit_for(max_size: int) -> int:
     return max(_LEAST, max_size // _SHARE)
 
 
-def _is_ours(file: OpenFile) -> bool:
+def _is_ours(file: OwnFile) -> bool:
     """Tell whether a file is empty, or begins as every journal does."""
     found = pread(file.fd, _LONGEST_BEGINNING, 0)
     return not found or _BEGINNING.match(found) is not None

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from kcache.util.locks import RangeLocks, pread, pwrite
-from kcache.util.marker import open_or_replace
-from kcache.util.open_file import OpenFile
+from kcache.util.open_file import OwnFile, open_or_replace
 
 __all__ = ["ByteLocks", "FileLocks", "KeyLocks"]
 
@@ -45,7 +44,7 @@ class ByteLocks:
     its process dies, SIGKILL included, or at `KeyLocks.close`.
     """
 
-    def __init__(self, file: OpenFile) -> None:
+    def __init__(self, file: OwnFile) -> None:
         self._ranges = RangeLocks(file)
 
     def acquire(self, key: str) -> bool:
@@ -99,7 +98,7 @@ class _Opened:
         self.locks: _Locks = ByteLocks(self.file) if byte_locks else FileLocks(path)
 
 
-def _is_ours(file: OpenFile) -> bool:
+def _is_ours(file: OwnFile) -> bool:
     """Tell whether a file is ours, by the mark behind the table. A new file gets the mark."""
     size, at = os.fstat(file.fd).st_size, _TABLE - len(_MARK)
     if size == 0:
@@ -182,7 +181,7 @@ class KeyLocks:
 
     def _open(self) -> _Opened:
         opened = self._opened
-        if opened is None or not (opened.file.is_at(self._path) and opened.file.is_open()):
+        if opened is None or opened.file.closed or not opened.file.is_at(self._path):
             opened = self._opened = _Opened(self._path, byte_locks=self._byte_locks)
         return opened
 

@@ -1,10 +1,10 @@
 """Stats: what a cache has done, counted in memory and summed over processes in one file.
 
-The file (``stats``) is a header of 64 bytes and `SLOTS` records of 256 bytes. A process claims one
-record: it locks the record's bytes for as long as it lives. It adds its counts to what the record
-already holds. So no two processes ever write the same record, and no record is ever removed.
+The file (``stats``) is a header of 64 bytes and `SLOTS` records of 256 bytes. A process adds its
+counts to what a record holds, and locks the bytes of this record meanwhile. So no two processes
+write the same record at once, and no record is ever removed.
 Record: u32 CRC-32 of the rest, u32 unused, then one IEEE double per field of `FIELDS`.
-Record 0 is never claimed: it holds the sums at the last `zero`, which reading subtracts.
+Record 0 is none of these: it holds the sums at the last `zero`, which reading subtracts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,12 @@ import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
-from operator import attrgetter
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 
-from kcache.directory import CacheDirectory
-from kcache.engine.history import COUNTED, History
 from kcache.errors import BackendError
-from kcache.util.forks import after_fork
-from kcache.util.locks import RangeLocks, pread, pwrite
-from kcache.util.marker import open_or_replace
-from kcache.util.open_file import OpenFile, has_header, open_own
+from kcache.util.locks import Turns, lock, pread, pwrite
+from kcache.util.open_file import OwnFile, has_header, open_or_replace, open_own
 from kcache.util.record import Record
 
 __all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]
@@ -60,8 +55,8 @@ class Stats(Record):
             not in `compiles`.
         layer_hits: those of `hits` that a layer answered.
         remote_hits: those of `hits` that a remote answered.
-        remote_misses: requests that no remote could answer.
-        remote_errors: requests for which the agent that asks the remotes did not answer.
+        remote_misses: requests for which all remotes answered that they have nothing.
+        remote_errors: requests that a remote did not answer, and no other one could.
         remote_puts: kernels handed to the agent, to be put to the remotes.
     """
 
@@ -127,7 +122,7 @@ def _stats(values: Iterable[float]) -> Stats:
     """Return the snapshot that holds `values`, in the order of `FIELDS`."""
     return Stats(
         **{
-            name: value if name in _REALS else int(value)  # type: ignore[arg-type]
+            name: float(value) if name in _REALS else int(value)  # type: ignore[arg-type]
             for name, value in zip(FIELDS, values, strict=True)
         }
     )
@@ -136,66 +131,32 @@ def _stats(values: Iterable[float]) -> Stats:
 #: A count of a record stays below this: a double counts exactly up to here.
 _MOST = 2.0**53
 
-#: One call for all fields, because opening and closing a cache each needs them several times.
-_values_of: Callable[[object], tuple[float, ...]] = attrgetter(*FIELDS)
-
-#: How many hits are noted before they are added up.
+#: How many hits, or other events, are noted before they are added up.
 NOTES = 256
 
 
 class Counters:
     """The counts of one engine, added to from any thread.
 
-    Hits are noted first, which is one atomic append. They are added up when a reader asks, or after
-    `NOTES` of them. Taking the lock for each would be 3 % of a get from disk.
+    They are noted first, which is one atomic append. They are added up when a reader asks, or after
+    `NOTES` of them. Taking a lock for each would be 3 % of a get from disk.
     """
 
-    __slots__ = (
-        "bytes_evicted",
-        "coalesced",
-        "compile_seconds",
-        "compiles",
-        "corrupt",
-        "errors",
-        "evictions",
-        "hit_seconds",
-        "hits",
-        "layer_hits",
-        "lock",
-        "memory_hits",
-        "misses",
-        "noted",
-        "proofs",
-        "puts",
-        "rejected",
-        "remote_errors",
-        "remote_hits",
-        "remote_misses",
-        "remote_puts",
-        "saved_seconds",
-        "stale",
-        "uncacheable",
-        "unlocked",
-        "wait_timeouts",
-    )
+    __slots__ = ("_added", "_totals", "_turns", "lock", "noted")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self._turns = Turns()
+        self._totals: dict[str, float] = dict.fromkeys(FIELDS, 0)
         #: (saved seconds, hit seconds, from memory) of hits that are not added up yet.
         self.noted: deque[tuple[float, float, bool]] = deque()
-        self.hits = self.memory_hits = self.misses = 0
-        self.compiles = self.uncacheable = self.puts = 0
-        self.evictions = self.bytes_evicted = 0
-        self.stale = self.corrupt = self.rejected = self.errors = 0
-        self.compile_seconds = self.saved_seconds = self.hit_seconds = 0.0
-        self.coalesced = self.wait_timeouts = self.unlocked = self.proofs = 0
-        self.layer_hits = self.remote_hits = self.remote_misses = 0
-        self.remote_errors = self.remote_puts = 0
+        self._added: deque[tuple[str, float]] = deque()
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add `amount` to the field called `name`."""
-        with self.lock:
-            setattr(self, name, getattr(self, name) + amount)
+        self._added.append((name, amount))
+        if len(self._added) >= NOTES:
+            self.values()
 
     def hit(self, saved: float, elapsed: float, from_memory: bool) -> None:
         """Count a hit that took `elapsed` seconds and saved `saved`."""
@@ -205,14 +166,18 @@ class Counters:
 
     def values(self) -> tuple[float, ...]:
         """Return the counts in the order of `FIELDS`."""
-        with self.lock:
+        with self._turns.turn():
+            totals = self._totals
             while self.noted:
                 saved, elapsed, from_memory = self.noted.popleft()
-                self.hits += 1
-                self.memory_hits += from_memory
-                self.saved_seconds += saved
-                self.hit_seconds += elapsed
-            return _values_of(self)
+                totals["hits"] += 1
+                totals["memory_hits"] += from_memory
+                totals["saved_seconds"] += saved
+                totals["hit_seconds"] += elapsed
+            while self._added:
+                name, amount = self._added.popleft()
+                totals[name] += amount
+            return tuple(totals.values())
 
     def snapshot(self) -> Stats:
         """Return the counts as they are now."""
@@ -222,11 +187,10 @@ class Counters:
 class StatsFile:
     """The counts of every process that used a directory, in one file.
 
-    The first `add` opens the file, so a process that reads the cache only once does not open it
-    before it ends. If somebody removed or replaced the file, it is opened again. Processes: each
-    has its own record. Crash: only the counts since the last `add` are lost; a damaged record
-    counts as zeros. Fork: the child takes another record. If the file can't be written, or is not
-    one that this class made, `add` raises `BackendError`.
+    Threads and processes: each `add` locks a record of its own. Crash: only the counts since the
+    last `add` are lost; a damaged record counts as zeros. It keeps nothing open, so that it needs
+    no care with forks. If the file can't be written, or is not one that this class made, `add`
+    raises `BackendError`.
     """
 
     SLOTS = 128
@@ -238,18 +202,13 @@ class StatsFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
-        self._file: OpenFile | None = None
-        self._slot = 0
-        self._mutex = threading.Lock()
-        after_fork(self)
 
     def add(self, amounts: Iterable[float]) -> None:
-        """Add counts, in the order of `FIELDS`, to this process's record."""
-        with self._translated(), self._mutex:
-            file = self._open()
-            values = self._read(file, self._slot)
-            sums = [a + b for a, b in zip(values, amounts, strict=True)]
-            self._write(file, self._slot, sums)
+        """Add counts, in the order of `FIELDS`, to a record."""
+        with self._translated(), self._open() as file:
+            slot = self._locked_slot(file)
+            values = self._read(file, slot)
+            self._write(file, slot, [a + b for a, b in zip(values, amounts, strict=True)])
 
     def total(self) -> Stats:
         """Return the sums over all processes since the last `zero`; zeros if there is no file.
@@ -262,25 +221,14 @@ class StatsFile:
                 file = open_own(self.path, os.O_RDONLY)
             except FileNotFoundError:
                 return Stats()
-            baseline = self._read(file, 0)
-            sums = self._sums(file)
+            with file:
+                sums, baseline = self._sums(file), self._read(file, 0)
         return _stats(max(0.0, a - b) for a, b in zip(sums, baseline, strict=True))
 
     def zero(self) -> None:
         """Count from here on: remember the present sums and subtract them when reading."""
-        with self._translated(), self._mutex:
-            file = self._open()
+        with self._translated(), self._open() as file:
             self._write(file, 0, self._sums(file))
-
-    def close(self) -> None:
-        """Release the record. Idempotent."""
-        with self._mutex:
-            self._file = None
-
-    def after_fork(self) -> None:
-        """Make the object usable in a child process, even if the parent was adding at the fork."""
-        self._mutex = threading.Lock()
-        self._file = None
 
     @contextmanager
     def _translated(self) -> Generator[None]:
@@ -289,29 +237,26 @@ class StatsFile:
         except OSError as error:
             raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
 
-    def _open(self) -> OpenFile:
-        """Return the file that the path leads to, with a record of our own."""
-        file = self._file
-        if file is not None and file.is_open() and file.is_at(self.path):
-            return file
-        self._file = None
-        file = open_or_replace(self.path, os.O_RDWR, self._is_ours)
-        locks = RangeLocks(file)
-        slots = range(1, self.SLOTS)
-        claimed = (n for n in slots if locks.claim(self._offset(n), self._RECORD))
-        # All records are taken, or there are no locks here: share a record, and accept that counts
-        # may be lost.
-        self._slot = next(claimed, 1 + os.getpid() % (self.SLOTS - 1))
-        self._file = file
-        return file
+    def _open(self) -> OwnFile:
+        return open_or_replace(self.path, os.O_RDWR, self._is_ours)
 
-    def _is_ours(self, file: OpenFile) -> bool:
+    def _locked_slot(self, file: OwnFile) -> int:
+        """Return a record that no other process adds to, until the file is closed."""
+        for slot in range(1, self.SLOTS):
+            with suppress(TimeoutError):
+                if not lock(file, self._offset(slot), self._RECORD):
+                    break
+                return slot
+        # There are no locks here: share a record, and accept that counts may be lost.
+        return 1 + os.getpid() % (self.SLOTS - 1)
+
+    def _is_ours(self, file: OwnFile) -> bool:
         return has_header(file, self._HEADER)
 
     def _offset(self, slot: int) -> int:
         return len(self._HEADER) + slot * self._RECORD
 
-    def _read(self, file: OpenFile, slot: int) -> tuple[float, ...]:
+    def _read(self, file: OwnFile, slot: int) -> tuple[float, ...]:
         for _ in range(self._TRIES):
             raw = pread(file.fd, self._RECORD, self._offset(slot))
             if not any(raw):
@@ -324,34 +269,27 @@ class StatsFile:
                 return values if all(0 <= n < _MOST for n in values) else (0.0,) * len(FIELDS)
         return (0.0,) * len(FIELDS)
 
-    def _write(self, file: OpenFile, slot: int, values: Iterable[float]) -> None:
+    def _write(self, file: OwnFile, slot: int, values: Iterable[float]) -> None:
         body = self._BODY.pack(*values).ljust(self._RECORD - 4, b"\0")
         pwrite(file.fd, zlib.crc32(body).to_bytes(4, "little") + body, self._offset(slot))
 
-    def _sums(self, file: OpenFile) -> list[float]:
+    def _sums(self, file: OwnFile) -> list[float]:
         slots = range(1, 1 + (os.fstat(file.fd).st_size - self._offset(1)) // self._RECORD)
         records = [self._read(file, slot) for slot in slots[: self.SLOTS - 1]]
         return [sum(column) for column in zip((0.0,) * len(FIELDS), *records, strict=True)]
 
 
-#: The positions of the history's fields in `FIELDS`.
-_BY_THE_HOUR = tuple(map(FIELDS.index, COUNTED))
-
-
 class Flusher:
     """Adds an engine's counts since the last flush to the statistics file.
 
-    It adds them to the history, too. Counts that could not be added there are added with the next
-    flush.
+    Threads: safe to share.
     """
 
     def __init__(self, counters: Counters, file: StatsFile | None) -> None:
         self._counters = counters
         self.file = file
-        files = None if file is None else CacheDirectory(os.path.dirname(file.path))
-        self._history = None if files is None else History(files.history)
-        self._done = self._told = counters.values()
-        self._mutex = threading.Lock()
+        self._done = counters.values()
+        self._turns = Turns()
 
     def flush(self) -> None:
         """Write the counts since the last flush.
@@ -361,24 +299,12 @@ class Flusher:
         """
         if self.file is None:
             return
-        with self._mutex:
+        with self._turns.turn():
             now = self._counters.values()
             if now != self._done:
                 self.file.add([a - b for a, b in zip(now, self._done, strict=True)])
                 self._done = now
-            counts = [now[n] - self._told[n] for n in _BY_THE_HOUR]
-            if self._history is not None and self._history.add(counts):
-                self._told = now
 
     def after_fork(self) -> None:
         """Drop, in a child, the counts that the parent will write."""
-        self._mutex = threading.Lock()
-        self._done = self._told = self._counters.values()
-
-    def close(self) -> None:
-        """Write the last counts and release the record; later counts get a new record."""
-        if self.file is not None:
-            try:
-                self.flush()
-            finally:
-                self.file.close()
+        self._done = self._counters.values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, as_completed
 from contextlib import suppress
@@ -56,7 +55,7 @@ def compile_all(
         else:
             settle(indices, found)
     if missing:
-        firsts = _with_siblings([requests[indices[0]] for indices in missing], count)
+        firsts = [requests[indices[0]] for indices in missing]
         with resolver.holding_proofs():
             for number, result in _compiled(resolver, firsts, count):
                 settle(missing[number], result)
@@ -90,18 +89,6 @@ def _compiled(
 
 def _threads(requests: Sequence[Request], jobs: int | None) -> int:
     return min(jobs or usable_cores(), len(requests))
-
-
-def _with_siblings(requests: Sequence[Request], jobs: int | None) -> list[Request]:
-    """Return the requests, each with the number of its family that a worker has to compile."""
-    families = Counter(request.family for request in requests)
-    count = _threads(requests, jobs)
-    return [
-        request
-        if (family := request.family) is None
-        else request._replace(siblings=max(1, families[family] // count))
-        for request in requests
-    ]
 
 
 def _same(requests: Sequence[Request]) -> list[list[int]]:

@@ -67,10 +67,9 @@ class RequestCompiler:
 
     def _count(self, outcome: Outcome) -> None:
         counters = self._finder.engine.counters
-        with counters.lock:
-            counters.compiles += 1
-            counters.compile_seconds += outcome.compiled.seconds
-            counters.uncacheable += self._writes and outcome.uncacheable is not None
+        counters.add("compiles")
+        counters.add("compile_seconds", outcome.compiled.seconds)
+        counters.add("uncacheable", self._writes and outcome.uncacheable is not None)
 
     def _log_why(self, request: Request) -> None:
         """Log why a request is compiled, as far as that can be found out quickly."""

@@ -77,16 +77,16 @@ class CompiledKernel(Record):
         return f"{type(self).__name__}({', '.join(self._described())})"
 
     def _described(self) -> Iterator[str]:
-        from kcache.launch.code import arch_of, kernels_of
+        from kcache.util.gpu_code import arch_of
         from kcache.util.units import format_size
 
-        names = list(self.lowered_names) or kernels_of(self.ptx, self.cubin)
+        names = self._functions()
         yield from map(repr, names[:_SHOWN_NAMES])
         if len(names) > _SHOWN_NAMES:
             yield f"and {len(names) - _SHOWN_NAMES} more"
-        arch = arch_of(self.ptx, self.cubin)
+        arch = arch_of(self.ptx)
         if arch is not None:
-            yield f"arch={str(arch)!r}"
+            yield f"arch={arch!r}"
         outputs = ((name, getattr(self, name)) for name in _OUTPUTS)
         yield from (
             f"{name}={format_size(len(data))}" for name, data in outputs if data is not None
@@ -94,10 +94,19 @@ class CompiledKernel(Record):
         yield f"cached={self.cached}"
         yield f"key={self.key[:12]!r}"
 
+    def _functions(self) -> list[str]:
+        """Return the name expressions, and the kernels that none of them stands for."""
+        from kcache.util.gpu_code import kernels_of
+
+        named = {*self.lowered_names.values()}
+        own = (name for name in kernels_of(self.ptx, self.cubin) if name not in named)
+        return [*self.lowered_names, *own]
+
     def load(self, device: int | None = None, name: str | None = None) -> LoadedKernel:
         """Return the kernel on a GPU, ready to launch; needs the extra `launch` and a driver.
 
-        It is loaded once for each context of the process: asking again costs microseconds.
+        It is loaded once for each context of the process: asking again costs microseconds. It stays
+        loaded until the process ends.
 
         Args:
             device: the device's number; None is the current context's device, otherwise device 0.
@@ -106,12 +115,14 @@ class CompiledKernel(Record):
 
         Raises:
             ConfigError: there is no such device or kernel; the message lists what there is.
-            DeviceError: there is no driver or no GPU, cuda-core is missing, the kernel is for
-                another architecture, or the driver refuses it. The message says which.
+            DeviceError: there is no driver or no GPU, cuda-core is missing, or the driver refuses
+                the kernel, because it is for another architecture, say. The message says which.
         """
         from kcache.launch import load
+        from kcache.launch.modules import Code
 
-        return load(self, device, name)
+        code = Code(self.cubin, self.ptx, self.ltoir)
+        return load(code, self.key, self.lowered_names, device, name)
 
     @classmethod
     def of(cls, compiled: Compiled, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
@@ -136,6 +147,7 @@ class CompiledKernel(Record):
             "kind": "kernel",
             "compile_seconds": self.compile_seconds,
             "lowered_names": dict(self.lowered_names),
+            "functions": [*self._functions()],
             "log": self.log,
             **about,
         }

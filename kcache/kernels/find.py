@@ -26,7 +26,7 @@ __all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts", "build_finder"]
 
 #: How many times its encoded size a decoded manifest takes in memory, as measured by
 #: bench/harness/memory_tier_bytes.py. The memory tier charges this much.
-_VIEW_FACTOR = 4
+VIEW_FACTOR = 4
 #: How many requests with checked headers are remembered, for `header_check="once"`.
 _MAX_CHECKED = 4096
 #: How many kernels are remembered as known to this process.
@@ -180,7 +180,7 @@ class HeaderChecks:
             return None
         entry.view = manifest
         if self._engine.memory.max_size:
-            self._engine.memory.put(key, entry, _VIEW_FACTOR * entry.size)
+            self._engine.memory.put(key, entry, VIEW_FACTOR * entry.size)
         return manifest
 
     def put(self, request: Request, manifest: Manifest) -> bool:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kcache.errors import ConfigError
 from kcache.kernels.recording import MARK, read_recording
-from kcache.nvrtc.options import CompileOptions, ExtraOptions, parse_arch
+from kcache.nvrtc.options import CompileOptions, parse_arch
+from kcache.nvrtc.parsed_options import Option, parse_options
 from kcache.nvrtc.request import DEFAULT_NAME, Request
 
 if TYPE_CHECKING:
@@ -348,16 +349,12 @@ def _own_arch(options: CompileOptions) -> tuple[str, ...]:
 
 def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
     """Return the options with another architecture, in the same place as theirs."""
-    if options.arch is not None or options.extra.arch is None:
+    extra = parse_options(options.extra_options)
+    if options.arch is not None or extra.arch is None:
         return options.replace(arch=arch)
-    changed: list[str] = []
-    rest = iter(options.extra_options)
-    for option in rest:
-        named = ExtraOptions.parse((option,)).arch
-        if named == "":  # the next word is the architecture
-            next(rest, None)
-        changed.append(option if named is None else f"{option.partition('=')[0].strip()}={arch}")
-    return options.replace(extra_options=changed)
+    named = "--gpu-architecture"
+    texts = (str(Option(named, arch) if each.name == named else each) for each in extra)
+    return options.replace(extra_options=tuple(texts))
 
 
 def _wanted(request: CompileRequest, directory: str | None, source: str) -> ListedKernel:

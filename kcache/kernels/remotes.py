@@ -6,17 +6,17 @@ import time
 from typing import TYPE_CHECKING
 
 from kcache.engine.single_flight import Made
-from kcache.entry import Entry, encode, open_envelope
-from kcache.errors import ConfigError, CorruptEntryError
-from kcache.kernels.compiled_kernel import CompiledKernel
-from kcache.kernels.find import Checked
+from kcache.entry import Entry, encode
+from kcache.errors import ConfigError
 from kcache.kernels.resolver import Answer
+from kcache.kernels.sources import SourceKernels
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.remote.client import Lease
 from kcache.remote.protocol import Upload
+from kcache.remote.remote_client import RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
     from kcache.kernels.find import Finder
     from kcache.nvrtc.request import Request
@@ -27,13 +27,14 @@ __all__ = ["RemoteKernels"]
 #: Seconds between two looks while another machine compiles. The pause grows from the first value to
 #: the second.
 FIRST_LOOK, LAST_LOOK = 0.02, 0.5
+#: Seconds that a program waits at its end for uploads. A nearby server takes milliseconds.
+PARTING = 0.2
 
 
 class RemoteKernels:
     """Asks remotes before a compile, and sends them compiled kernels.
 
-    An entry from a remote is checked like every entry, and headers are compared here, so a remote
-    can only offer kernels. If anything fails, the kernel is compiled.
+    If anything fails, the kernel is compiled.
 
     Threads: safe to share. Fork: as `Client`.
 
@@ -47,8 +48,10 @@ class RemoteKernels:
     def __init__(self, finder: Finder, client: Client, *, writes: bool, wait: float) -> None:
         self._finder = finder
         self._client = client
+        self._kernels = SourceKernels(finder, client, "remote_hits")
         self._writes = writes and client.writable
         self._wait = wait
+        self._has_put = False
 
     @property
     def nothing_until(self) -> float:
@@ -59,111 +62,20 @@ class RemoteKernels:
 
     def find(self, request: Request, started: float) -> Made[Answer] | None:
         """Return the kernel of a request from a remote, kept here and counted as a hit, or None."""
-        client = self._client
-        if not client.worth_asking:
-            return None
-        failures = client.failures
         counters = self._finder.engine.counters
         try:
-            found = self._find(request)
+            taken = self._kernels.find(request, started)
+        except RemoteError:  # its reason was logged
+            counters.add("remote_errors")
+            return None
         except OSError as error:
             self._finder.engine.report("remote", error)
-            found = None
-        if client.failures != failures:
-            counters.add("remote_errors")
-        elif found is None:
+            taken = None
+        if taken is None:
             counters.add("remote_misses")
-        if found is None:
             return None
-        kernel = found.value.kernel
-        saved = self._finder.counts.saved(kernel.key, kernel.compile_seconds)
-        counters.hit(saved, time.perf_counter() - started, False)
-        counters.add("remote_hits")
-        return found
-
-    def _find(self, request: Request) -> Made[Answer] | None:
-        if request.self_contained:
-            keys = (request.key, request.named_key) if request.named_key else (request.key,)
-            return self._kernel(keys, (), None)
-        for manifest, keep in self._manifests(request.key):
-            digests = self._finder.headers.digests
-            header_set = manifest.matching(request.search, digests, request.location)
-            if header_set is None:
-                continue
-            key = header_set.result_key(request.key)
-            paths = header_set.dependencies(request.search, request.location)
-            found = self._kernel((key,), paths, header_set)
-            if found is not None:
-                kept = keep and self._keep_manifest(request, manifest, header_set)
-                self._finder.headers.note(request, Checked(key, paths))
-                return found._replace(stored=found.stored and kept)
-        return None
-
-    def _entries(self, *keys: str) -> Iterator[tuple[str, Entry, bool]]:
-        """Yield the remotes' entries under some keys in order, and whether to keep each.
-
-        Each remote yields the entry under the first of the keys that it has.
-        """
-        addresses = self._client.addresses
-        first = 0
-        while first < len(addresses):
-            found = self._client.get(*keys, first=first)
-            if found is None or found.value is None or not first <= found.tier < len(addresses):
-                return
-            first, key = found.tier + 1, keys[found.which]
-            try:
-                producer = self._finder.engine.producer.encode()
-                entry = open_envelope(found.value, key, producer)
-                entry.payload  # noqa: B018  is all of it sound?
-            except CorruptEntryError as error:
-                self._finder.engine.refuse(key, error)
-            else:
-                yield key, entry, addresses[found.tier].keep
-
-    def _manifests(self, key: str) -> Iterator[tuple[Manifest, bool]]:
-        for _, entry, keep in self._entries(key):
-            try:
-                manifest = Manifest.from_entry(entry)
-            except CorruptEntryError as error:
-                self._finder.engine.refuse(key, error)
-            else:  # another machine's notes about its own files say nothing about files here
-                yield (
-                    Manifest(
-                        [StoredHeaderSet(header_set.raw) for header_set in manifest.header_sets]
-                    ),
-                    keep,
-                )
-
-    def _kernel(
-        self, keys: Sequence[str], dependencies: tuple[str, ...], header_set: StoredHeaderSet | None
-    ) -> Made[Answer] | None:
-        engine = self._finder.engine
-        for key, entry, keep in self._entries(*keys):
-            try:
-                kernel = _with_code(CompiledKernel.from_entry(entry, key, dependencies))
-            except CorruptEntryError as error:
-                engine.refuse(key, error)
-                continue
-            entry.view = kernel
-            kept = keep and engine.put(key, entry)
-            if not kept and engine.memory.max_size:
-                engine.memory.put(key, entry, entry.size)
-            return Made(Answer(kernel, header_set), reusable=True, stored=kept)
-        return None
-
-    def _keep_manifest(
-        self, request: Request, manifest: Manifest, holding: StoredHeaderSet
-    ) -> bool:
-        """Merge the header sets into those of the local cache, the one that holds first."""
-        headers = self._finder.headers
-        here, _ = headers.manifest(request, again=True)
-        known = [] if here is None else list(here.header_sets)
-        present = {header_set.raw for header_set in known}
-        others = [v for v in manifest.header_sets if v.raw not in present and v is not holding]
-        both = Manifest([*known, *others])
-        holding.remember(request.search, headers.digests, request.location)
-        both.add(holding)
-        return headers.put(request, both)
+        answer = Answer(taken.kernel, taken.header_set)
+        return Made(answer, reusable=True, stored=taken.stored)
 
     # -- compiling -------------------------------------------------------------------------------
 
@@ -223,8 +135,11 @@ class RemoteKernels:
         header_set: StoredHeaderSet | None,
         lease: Lease | None,
     ) -> None:
-        """Send a compiled kernel to every writable remote; return before that is done."""
-        if not self._writes:
+        """Send a compiled kernel to every writable remote; return before that is done.
+
+        If all remotes are left alone, none of them would get it.
+        """
+        if not self._writes or not self._client.worth_asking:
             return
         producer = self._finder.engine.producer.encode()
         try:
@@ -242,12 +157,9 @@ class RemoteKernels:
             self._put(Upload(None, self._portable(request, header_set)))
 
     def _put(self, upload: Upload, lease: Lease | None = None) -> None:
-        counters, failures = self._finder.engine.counters, self._client.failures
-        if not self._client.put(upload, lease):
-            if self._client.failures != failures:
-                counters.add("remote_errors")
-        elif upload.kernel is not None:
-            counters.add("remote_puts")
+        self._has_put = True
+        if self._client.put(upload, lease) and upload.kernel is not None:
+            self._finder.engine.counters.add("remote_puts")
 
     def _portable(self, request: Request, header_set: StoredHeaderSet) -> tuple[str, bytes]:
         """Return the key and the envelope of a header set, without this machine's file stamps."""
@@ -256,16 +168,11 @@ class RemoteKernels:
         return request.key, encode(request.key, only, producer=producer)
 
     def close(self) -> None:
-        """Disconnect; the agent goes on with the uploads. Idempotent."""
+        """Disconnect; the agent goes on with the uploads. Idempotent.
+
+        A short program has not heard how its uploads ended, so it waits a moment for that.
+        """
+        if self._has_put:
+            self._has_put = False
+            self._client.flush(PARTING)
         self._client.close()
-
-
-def _with_code(kernel: CompiledKernel) -> CompiledKernel:
-    """Return a kernel that contains code.
-
-    Raises:
-        CorruptEntryError: it has none: the entry holds something else.
-    """
-    if kernel.ptx is None and kernel.cubin is None and kernel.ltoir is None:
-        raise CorruptEntryError("the entry holds no kernel")
-    return kernel

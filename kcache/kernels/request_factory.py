@@ -22,6 +22,8 @@ __all__ = ["ClosedRequests", "Requests", "with_target"]
 
 #: How many bytes a remembered request is charged in addition to its source text.
 _REQUEST_OVERHEAD = 2048
+#: How many characters a path has at most (PATH_MAX of Linux).
+_LONGEST_PATH = 4096
 
 _Call = tuple["str | os.PathLike[str]", "str | tuple[str, ...]", CompileOptions | None, str]
 _CallFor = tuple[str, tuple[str, ...], CompileOptions | None, str, "Surroundings"]
@@ -246,6 +248,7 @@ class Requests:
     ) -> Request:
         from kcache.nvrtc.request import Request
 
+        _check_places(source, names, options)
         options = with_target(options)
         if compiler is None:
             compiler = self._compiler
@@ -263,18 +266,39 @@ class Requests:
         )
 
 
+def _check_places(source: object, names: object, options: object) -> None:
+    """Tell what is probably meant if an argument stands in the place of another.
+
+    Raises:
+        ArgumentTypeError: `names` or `options` is something else; ConfigError: a path is given as
+            text.
+    """
+    if isinstance(names, CompileOptions):
+        raise ArgumentTypeError(
+            "names is a CompileOptions; allowed: name expressions. Pass it as options=..."
+        )
+    if options is not None and not isinstance(options, CompileOptions):
+        raise ArgumentTypeError(
+            f"options is {type(options).__name__}; allowed: kcache.CompileOptions"
+        )
+    if isinstance(source, str) and len(source) < _LONGEST_PATH:
+        import re
+
+        if re.fullmatch(r"[^\s;{}()#]+\.(cu|cuh|cpp|cc|cxx|h|hpp)", source):
+            raise ConfigError(
+                f"source is the text {source!r}, which looks like a path; "
+                f"allowed: CUDA C++ source, or pathlib.Path({source!r})"
+            )
+
+
 def with_target(options: CompileOptions | None) -> CompileOptions:
     """Return options that name an architecture, the current GPU's if the caller names none.
 
     Raises:
-        ConfigError: there is no GPU; ArgumentTypeError: these are no options.
+        ConfigError: there is no GPU.
     """
     if options is None:
         options = CompileOptions()
-    elif not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentTypeError(
-            f"options is {type(options).__name__}; allowed: kcache.CompileOptions"
-        )
     if options.target is None:
         from kcache.nvrtc.device import current_arch
 

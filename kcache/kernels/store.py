@@ -61,7 +61,7 @@ class KernelWriter:
         self._finder.counts.saved(key, 0.0)
         engine = self._finder.engine
         stored = False
-        rejected = engine.counters.rejected
+        rejected = engine.stats().rejected
         try:
             # The kernel comes first: a manifest must not promise a kernel that is not there.
             entry = kernel.to_entry(metadata_of(request, key))
@@ -72,7 +72,7 @@ class KernelWriter:
                 stored = self._store_manifest(request, header_set)
         except (ConfigError, OSError) as error:
             engine.report("store", error)
-        if not stored and key != request.key and engine.counters.rejected > rejected:
+        if not stored and key != request.key and engine.stats().rejected > rejected:
             engine.journal.note(REJECTED, request.key)  # the next request asks for it by this key
         return kernel, stored
 

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import os
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from kcache import environment
-from kcache.directory import CacheDirectory, prepare_layer
+from kcache.backend import open_backend
+from kcache.directory import CacheDirectory, require_safe_layer
+from kcache.engine.opening import READ_SIZE, backends_in
 from kcache.errors import BackendError, ConfigError, KcacheError
-from kcache.registry import READ_SIZE, backends_in, open_backend
 from kcache.util import log
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kcache.config import Config
     from kcache.kernels.find import Finder
     from kcache.kernels.remotes import RemoteKernels
     from kcache.remote.address import Address
     from kcache.remote.agent_setup import Setup
+    from kcache.remote.client import Client
     from kcache.remote.layer import Layer
 
-__all__ = ["agent_problem", "build_remotes", "open_layer", "remote_status", "with_layers"]
+__all__ = [
+    "agent_problem",
+    "build_remotes",
+    "open_layer",
+    "remote_status",
+    "tell_of_remotes",
+    "with_layers",
+]
 
 
 def with_layers(finder: Finder, config: Config) -> Finder:
@@ -54,8 +64,7 @@ def _open_layers(
 ) -> list[Layer]:
     """Return the layers among the addresses of tiers, in order.
 
-    A layer that can't be used is left out, with a warning. With a file of signing keys, so is a
-    bundle that is not signed.
+    A layer that can't be used is left out, with a warning.
 
     Raises:
         ConfigError: one is not safe, or no cache; only if `strict`.
@@ -84,19 +93,24 @@ def open_layer(address: Address, key_file: str | None) -> Layer:
     from kcache.remote.layer import DirectoryLayer
 
     path = address.path
-    prepare_layer(path)
+    require_safe_layer(path)
     if os.path.isfile(path):
-        from kcache.remote.bundle_layer import BundleLayer
+        from kcache.remote.bundle import Bundle, is_bundle
+        from kcache.remote.seal import make_sealer
 
-        return BundleLayer(path, keep=address.keep, key_file=key_file)
-    named = address.option("backend")
-
-    found = [named] if named else backends_in(CacheDirectory(path))
+        if not is_bundle(path):
+            raise ConfigError(f"layer {path!r} is not allowed: it is no bundle; allowed: a bundle")
+        return Bundle(path, keep=address.keep, sealer=make_sealer(key_file))
+    named, files = address.option("backend"), CacheDirectory(path)
+    found = [named] if named else backends_in(files)
     if not found:
         raise BackendError(f"layer {path} has no entries in it")
     # Usually one engine has written one of them. If there are several, all their entries are
     # offered.
-    backends = [open_backend(n, path, max_size=READ_SIZE, read_only=True) for n in found]
+    backends = [
+        open_backend(name, files.backend(name), max_size=READ_SIZE, read_only=True)
+        for name in found
+    ]
     return DirectoryLayer(path, backends, keep=address.keep)
 
 
@@ -106,34 +120,53 @@ def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
     if not addresses or config.disable.value:
         return None
     from kcache.kernels.remotes import RemoteKernels
+
+    writes = not finder.engine.read_only
+    client = _client(config, addresses, log.warning_once)
+    return RemoteKernels(finder, client, writes=writes, wait=config.wait.value)
+
+
+def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -> None:
+    """Ask the remotes that the settings name, and tell which ones do not answer.
+
+    Args:
+        config: the settings.
+        group: the process group that is told, once about each remote.
+        tell: called with each sentence.
+    """
+    addresses = _remote_addresses(config)
+    if addresses and not config.disable.value:
+        client = _client(config, addresses, tell)
+        client.group = group
+        client.get(secrets.token_hex(32))
+        client.close()
+
+
+def _client(
+    config: Config, addresses: tuple[Address, ...], warn: Callable[[str], object]
+) -> Client:
     from kcache.remote import client
 
-    asked = client.client_for(
-        _setup(config, addresses), environment.runtime_folders(), _agent_environment()
-    )
-    writes = not finder.engine.read_only
-    return RemoteKernels(finder, asked, writes=writes, wait=config.wait.value)
+    folders = environment.runtime_folders()
+    return client.client_for(_setup(config, addresses), folders, _agent_environment(), warn)
 
 
 def remote_status(config: Config) -> list[dict[str, Any]]:
     """Return the agent's status of each remote that the settings name; start nothing.
 
-    If no agent runs, it is what the last one has counted since the machine was started.
+    The agent ends a few seconds after its last program. Then there are only the addresses.
     """
     addresses = _remote_addresses(config)
     if not addresses:
         return []
-    from kcache.remote.counts import saved_counts
     from kcache.remote.start import asked_if_running
 
     try:
         path = _agent_path(config, addresses)
     except KcacheError:
         return []
-    running = asked_if_running(path)
-    told = saved_counts(path)
-    if running is not None:
-        told |= {str(each["address"]): each for each in running.get("tiers", [])}
+    running = asked_if_running(path) or {}
+    told = {str(each["address"]): each for each in running.get("remotes", [])}
     shown = [address.redacted() for address in addresses]
     return [told.get(address, {"address": address, "breaker": "unknown"}) for address in shown]
 

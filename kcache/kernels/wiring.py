@@ -11,29 +11,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kcache.config import Config
+    from kcache.engine.opening import OpenedBackend
     from kcache.kernels.find import Finder
     from kcache.kernels.remotes import RemoteKernels
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.request import Request
-    from kcache.registry import Place
 
 __all__ = ["build_resolver"]
 
 
 def build_resolver(
-    finder: Finder, place: Place, for_compiler: Callable[[Request, str], Request]
+    finder: Finder, opened: OpenedBackend, for_compiler: Callable[[Request, str], Request]
 ) -> Resolver:
     """Return the resolver of a cache.
 
     Args:
         finder: of the cache.
-        place: where it is, with its settings.
+        opened: its directory, with its settings.
         for_compiler: see `Factories`.
     """
-    engine, config = finder.engine, place.config
+    engine, config = finder.engine, opened.config
     #: The file through which processes exclude each other; None if they can't.
-    shared = None if engine.read_only else place.directory
+    shared = None if engine.read_only else opened.directory
 
     def build_flight() -> Flight[Answer]:
         path = None if shared is None else shared.flight

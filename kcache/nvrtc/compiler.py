@@ -40,14 +40,6 @@ __all__ = [
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
 #: Identity of a library that has compiled -> its version.
 _versions: dict[str, tuple[int, int]] = {}
-#: After this many misses of a family, a worker precompiles the headers even if no option asks for
-#: it. This takes as long as one or two misses. Each later miss takes two thirds as long as without
-#: it (CUTLASS).
-_AUTO_MISSES = 2
-#: If a worker is to compile at least this many misses of a family, it precompiles before the first.
-#: With fewer, it does not pay.
-_MANY = 4
-_NEVER = 1 << 32
 
 
 class Compiled(NamedTuple):
@@ -78,14 +70,12 @@ class Run(NamedTuple):
         identity: of the library that compiled.
         record: what it asked the operating system; None if nothing recorded that.
         problem: why there is no record, or why the outcome can't be cached, or empty.
-        precompiled: whether it used a precompiled header.
     """
 
     compiled: Compiled
     identity: str
     record: Record | None
     problem: str
-    precompiled: bool = False
 
 
 class Limits(NamedTuple):
@@ -138,8 +128,7 @@ def compile_request(
     try:
         hello, reply = pool.compile(
             path,
-            _ask(request, moved or {}, hurried=limits.timeout is not None),
-            family=request.family,
+            _ask(request, moved or {}),
             timeout=limits.timeout,
             slots=limits.slots,
             patient=moved is not None,
@@ -230,11 +219,11 @@ def _hello(path: str | None = None) -> Hello:
         return shared().hello(path)
     except NoWorkerError:
         nvrtc = _here(path)
-        return Hello("", nvrtc.version(), nvrtc.supported_archs(), False, False)
+        return Hello("", nvrtc.version(), nvrtc.supported_archs(), False)
 
 
-def _ask(request: Request, moved: Mapping[str, str], *, hurried: bool) -> Ask:
-    """Return the request to a worker; a hurried one precompiles nothing, which takes time."""
+def _ask(request: Request, moved: Mapping[str, str]) -> Ask:
+    """Return the request to a worker."""
     from kcache.nvrtc.workers.messages import Ask
 
     return Ask(
@@ -245,20 +234,9 @@ def _ask(request: Request, moved: Mapping[str, str], *, hurried: bool) -> Ask:
         request.headers,
         request.search.directory,
         {} if request.surroundings is None else dict(request.surroundings.environment),
-        request.preamble,
-        _NEVER if hurried else _misses_before_precompiling(request),
         request.search.marks(),
         moved,
     )
-
-
-def _misses_before_precompiling(request: Request) -> int:
-    """Return after how many plain compiles a worker precompiles the beginning of a request."""
-    if request.siblings >= _MANY:
-        return 0
-    if request.options.precompiled_headers == "auto":
-        return _NEVER if request.siblings else _AUTO_MISSES
-    return 1
 
 
 def _run(request: Request, hello: Hello, reply: Reply) -> Run:
@@ -273,8 +251,7 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
     compiled = _compiled(request, reply.outputs, reply.lowered_names, reply.log, reply.seconds)
     if reply.record is None:
         return Run(compiled, hello.identity, None, "this platform's compiles can't be recorded")
-    unfollowed = reply.record.unfollowed
-    return Run(compiled, hello.identity, reply.record, unfollowed, reply.precompiled)
+    return Run(compiled, hello.identity, reply.record, reply.record.unfollowed)
 
 
 def _compiled(
@@ -321,7 +298,12 @@ def _failure(request: Request, refused: Refused | Reply, archs: tuple[int, ...])
         message += " (the attribute log has all that the compiler says)"
     unknown_arch = "gpu-architecture" in log or "--nv_arch" in log
     if not unknown_arch and code not in (_INVALID_INPUT, _INVALID_OPTION):
-        return CompileError(message, log=log, source_name=name, result=code, raw_log=raw_log)
+        from kcache.nvrtc import cuda_headers  # imported only if something is wrong
+
+        hint = cuda_headers.hint(log)
+        return CompileError(
+            message, log=log, source_name=name, result=code, raw_log=raw_log, hint=hint
+        )
     if unknown_arch and arch is not None:
         known = ", ".join(map(str, archs))
         message = f"arch={arch!r} is not known to this NVRTC; allowed: sm_ or compute_ {known}"

@@ -17,6 +17,7 @@ from kcache.entry import Entry, decode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.nvrtc import names_and_log
 from kcache.nvrtc.metadata import number_of, text_of, texts_of
+from kcache.nvrtc.request import DEFAULT_NAME
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
@@ -49,6 +50,8 @@ KERNEL, MANIFEST, OTHER, DAMAGED, UNREADABLE = (
     "unreadable",
 )
 
+#: The names of sources that the caller did not name: kcache's own, and NVRTC's.
+_DEFAULT_NAMES = (DEFAULT_NAME, "default_program", "")
 #: How the option that names the target begins.
 _TARGET = ("--gpu-architecture", "-arch")
 #: Exceptions that reading a foreign entry may raise.
@@ -70,7 +73,7 @@ class Item(NamedTuple):
         kind: one of `KERNEL`, `MANIFEST`, `OTHER`, `DAMAGED` and `UNREADABLE`.
         problem: why the entry is not served, empty if it is.
         source_name: of a kernel's source, empty if unknown; likewise the rest.
-        names: name expressions of its kernels.
+        names: of its kernels: name expressions, or the names in the module.
         arch: its target.
         created: seconds since the epoch, or None.
         compile_seconds: time of its compile, or None.
@@ -90,6 +93,14 @@ class Item(NamedTuple):
     compile_seconds: float | None = None
     flags: tuple[str, ...] = ()
     compiler: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its source and its kernels; of a source that was not named, the kernels alone."""
+        names = ", ".join(self.names)
+        if not names or self.source_name not in _DEFAULT_NAMES:
+            return ": ".join(filter(None, (self.source_name, names)))
+        return names if len(self.names) == 1 else f"{len(self.names)} kernels: {names}"
 
 
 class Opened(NamedTuple):
@@ -154,7 +165,7 @@ def describe(item: Item, metadata: Mapping[str, JSON]) -> Item:
     return item._replace(
         kind=KERNEL if kind == KERNEL else OTHER,
         source_name=text_of(metadata.get("source_name")),
-        names=texts_of(metadata.get("names")),
+        names=texts_of(metadata.get("functions")),
         arch=text_of(metadata.get("arch")),
         created=number_of(metadata.get("created")),
         compile_seconds=number_of(metadata.get("compile_seconds")),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from io import FileIO
     from typing import BinaryIO
 
-__all__ = ["Library", "at", "build_id", "find", "find_path", "loaded"]
+__all__ = ["Library", "at", "build_id", "find", "find_path", "loaded", "site_packages"]
 
 #: Where the wheels put the library, below a site-packages directory; the newest first, like in
 #: cuda.pathfinder.
@@ -173,7 +173,7 @@ def _loaded_path(mapped: dict[str, int]) -> str | None:
 
 def _candidates() -> Iterator[str]:
     for folder, name in _WHEELS:
-        for entry in _site_packages():
+        for entry in site_packages():
             path = os.path.join(entry, folder, name)
             if os.path.isfile(path):
                 yield path
@@ -194,7 +194,7 @@ def _in(folders: Iterable[str]) -> Iterator[str]:
                 yield path
 
 
-def _site_packages() -> list[str]:
+def site_packages() -> list[str]:
     """Return the directories that cuda.pathfinder searches for wheels; not all of `sys.path`."""
     import site
 

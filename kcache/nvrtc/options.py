@@ -5,23 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.nvrtc.parsed_options import ParsedOptions, parse_options
 from kcache.util.record import Record
 
-__all__ = ["Arch", "CompileOptions", "ExtraOptions", "parse_arch"]
+__all__ = ["Arch", "CompileOptions", "parse_arch"]
 
 _ARCH = r"(?:(sm|compute)_)?(\d{2,3})([af]?)"
 _STD = r"(?:c\+\+)?(\d{2})"
 _DEFINE = r"[A-Za-z_]\w*(\([\w, .]*\))?"
-
-_INCLUDE = ("-I", "--include-path")
-_DEFINES = ("-D", "--define-macro")
-_ARCH_OPTION = ("-arch", "--gpu-architecture")
-_WITH_VALUE = frozenset((*_INCLUDE, *_ARCH_OPTION, *_DEFINES))
-#: Options whose output names the directory that the compiler ran in.
-_PATHS_IN_OUTPUT = ("-G", "--device-debug", "-lineinfo", "--generate-line-info")
 
 
 class Arch(NamedTuple):
@@ -78,9 +72,6 @@ class CompileOptions(Record):
             `"NAME=VALUE"`.
         include_paths: directories searched for headers, in order.
         extra_options: any other NVRTC options, passed on as they are.
-        precompiled_headers: True keeps the headers that a source begins with parsed in a worker,
-            for the misses after it that begin alike; `"auto"` does so from the second such miss of
-            a worker on. It only changes how long a miss takes, neither the outcome nor the key.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -98,7 +89,6 @@ class CompileOptions(Record):
     defines: Mapping[str, str | int | None] | Sequence[str] = ()
     include_paths: Sequence[str | os.PathLike[str]] = ()
     extra_options: Sequence[str] = ()
-    precompiled_headers: bool | Literal["auto"] = False
 
     def __post_init__(self) -> None:
         """Check every value and convert it to its canonical form."""
@@ -109,11 +99,6 @@ class CompileOptions(Record):
             if match is None:
                 raise ConfigError(f"std={self.std!r} is not allowed; allowed: c++NN, such as c++17")
             self._put("std", f"c++{match[1]}")
-        if self.precompiled_headers not in (True, False, "auto"):
-            value = self.precompiled_headers
-            raise ConfigError(
-                f'precompiled_headers={value!r} is not allowed; allowed: True, False, "auto"'
-            )
         for name in ("fast_math", "lto", "debug", "lineinfo"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -143,17 +128,17 @@ class CompileOptions(Record):
         return super().replace(**changes)
 
     @property
-    def extra(self) -> ExtraOptions:
-        """What the cache has to know about `extra_options`."""
-        known = self.__dict__.get("_extra")
+    def parsed(self) -> ParsedOptions:
+        """All flags as the compiler reads them."""
+        known = self.__dict__.get("_parsed")
         if known is None:  # each request asks for it several times
-            self._put("_extra", known := ExtraOptions.parse(self.extra_options))
-        return cast("ExtraOptions", known)
+            self._put("_parsed", known := parse_options(self.flags()))
+        return cast("ParsedOptions", known)
 
     @property
     def target(self) -> str | None:
         """The architecture, from `arch` or from `extra_options`; None if neither has one."""
-        return self.extra.arch if self.arch is None else str(self.arch)
+        return self.parsed.arch
 
     def flags(self) -> tuple[str, ...]:
         """Return NVRTC's flags, in a fixed order, `extra_options` last."""
@@ -162,14 +147,6 @@ class CompileOptions(Record):
             *(f"-I{path}" for path in self.include_paths),
             *self.extra_options,
         )
-
-    def key_flags(self) -> tuple[str, ...]:
-        """Return the flags with every include directory replaced by its position.
-
-        So the same headers in another folder make the same key.
-        """
-        paths = (f"-I#{n}" for n in range(len(self.include_paths)))
-        return (*self._own_flags(), *paths, *self.extra.without_paths)
 
     def _own_flags(self) -> Iterator[str]:
         if self.arch is not None:
@@ -190,61 +167,6 @@ class CompileOptions(Record):
             yield f"--maxrregcount={self.max_registers}"
         for define in self.defines:
             yield f"-D{define}"
-
-
-class ExtraOptions(NamedTuple):
-    """What the cache has to know about `extra_options`.
-
-    Attributes:
-        include_paths: directories of `-I` and `--include-path`.
-        defines: macros of `-D` and `--define-macro`, `NAME` or `NAME=VALUE`.
-        arch: value of `-arch` or `--gpu-architecture`, or None.
-        without_paths: the options, with include directories replaced by their position.
-        paths_in_output: whether the output names the working directory.
-    """
-
-    include_paths: tuple[str, ...]
-    defines: tuple[str, ...]
-    arch: str | None
-    without_paths: tuple[str, ...]
-    paths_in_output: bool
-
-    @classmethod
-    def parse(cls, options: Sequence[str]) -> ExtraOptions:
-        """Read the forms that NVRTC accepts: `-Ix`, `-I x`, `-I=x`, `--name=x`, `--name x`."""
-        includes: list[str] = []
-        defines: list[str] = []
-        arch: str | None = None
-        kept: list[str] = []
-        options = [option.strip(" ") for option in options]  # like the compiler
-        rest = iter(options)
-        for option in rest:
-            name, equals, value = option.partition("=")
-            if option.startswith("-I") and option != "-I":
-                name, value = "-I", option[2:].removeprefix("=")
-            elif option.startswith("-D") and option != "-D":
-                name, value = "-D", option[2:].removeprefix("=")
-            elif name in _WITH_VALUE and not equals:
-                value = next(rest, "")
-            if name in _DEFINES:
-                value = value.strip(" ")
-                defines.append(value)
-                kept.append(f"-D{value}")
-                continue
-            if name in _INCLUDE:
-                kept.append(f"-I#+{len(includes)}")
-                includes.append(value)
-                continue
-            if name in _ARCH_OPTION:
-                arch = value
-            kept.append(f"{name}={value}" if name in _ARCH_OPTION else option)
-        return cls(
-            tuple(includes),
-            tuple(defines),
-            arch,
-            tuple(kept),
-            any(option.partition("=")[0] in _PATHS_IN_OUTPUT for option in options),
-        )
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:

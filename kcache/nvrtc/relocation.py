@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.nvrtc.headers import FREE, IN_ANY_DIRECTORY, SHOWN, UNPROVEN
 from kcache.nvrtc.manifest import NAMED, ONLY
+from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.search import SOURCE, SPELLING, HeaderSearch
 from kcache.nvrtc.workers.texts import NAMES, PATHS, flags_of
 
@@ -85,22 +86,14 @@ def moved(request: Request, *, source: bool = True) -> Moved:
             told[root] = f"/{_FILLER}/{root}{_other_letters(real)}"
         else:
             told[root] = told[outer] + real[len(search.roots[outer]) :]
-    own = len(request.options.include_paths)
     name = request.source_name
     if source and os.path.isabs(name):
         name = _source_elsewhere(search, told, directory)
     paths = [told[root].removesuffix("/") for root in range(1, count)]
-    numbers = {f"-I#+{number}": path for number, path in enumerate(paths[own:])}
-    options = request.options.replace(
-        include_paths=paths[:own],
-        extra_options=[
-            f"-I{numbers[option]}" if option in numbers else option
-            for option in request.extra.without_paths
-        ],
-    )
+    texts = request.options.parsed.with_include_paths(paths)
+    options = CompileOptions(lto=request.options.lto, extra_options=texts)
     elsewhere = request._replace(
         options=options,
-        extra=options.extra,
         search=HeaderSearch(name, paths, directory=directory),
         source_name=name,
         location="",

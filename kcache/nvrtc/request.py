@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from kcache.config import compiler_variables
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
-from kcache.nvrtc.options import CompileOptions, ExtraOptions
+from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.search import SPELLING, HeaderSearch, may_include, may_name_file
 from kcache.nvrtc.workers.harmless import are_harmless
 from kcache.util.record import Record
@@ -32,6 +32,9 @@ __all__ = [
 DEFAULT_NAME = "kernel.cu"
 #: A path that leads nowhere. It stands for a working directory that was removed.
 NO_DIRECTORY = "/(removed working directory)"
+#: Options whose output names the directory that the compiler ran in. LTOIR does so where no text
+#: can be searched for it.
+_SHOWS_PATHS = ("--device-debug", "--generate-line-info", "--dlink-time-opt", "--gen-opt-lto")
 
 
 class Request(NamedTuple):
@@ -52,13 +55,9 @@ class Request(NamedTuple):
         search: where its headers are searched.
         location: digest of these directories, for outcomes that are good only there; its first
             `SPELLING` digits are those of the include directories as they are spelled.
-        extra: what the cache has to know about `extra_options`.
-        defines: macros of all options, `NAME` or `NAME=VALUE`.
         bound: the directories and variables in `key`.
         variables: the environment variables that are in the key; see `config`.
         surroundings: of the process that asks, or None if that is this one.
-        siblings: how many requests of its family each worker has to compile now, this one included;
-            0 if unknown.
     """
 
     source: str
@@ -73,12 +72,9 @@ class Request(NamedTuple):
     anywhere: bool
     search: HeaderSearch
     location: str
-    extra: ExtraOptions
-    defines: tuple[str, ...]
     bound: tuple[str, ...]
     variables: tuple[str, ...]
     surroundings: Surroundings | None = None
-    siblings: int = 0
 
     def is_here(self) -> bool:
         """Tell whether the working directory is still the one that the request was made in."""
@@ -101,7 +97,7 @@ class Request(NamedTuple):
     @property
     def texts(self) -> tuple[str, ...]:
         """All texts of the caller that the compiler may read as C++."""
-        options = (*self.defines, *self.extra.without_paths)
+        options = self.options.parsed.without_include_paths()
         return self.source, *self.headers.values(), *options, *self.names
 
     @property
@@ -123,31 +119,6 @@ class Request(NamedTuple):
         if not self.self_contained or self.has_name:
             return ""
         return digest_fields("named", [("request", self.key.encode()), (self.source_name, b"")])
-
-    @property
-    def family(self) -> object:
-        """What requests that can share a precompiled header have in common; None if nothing."""
-        end = self.preamble
-        if not end:
-            return None
-        flags = self.options.flags()
-        headers = tuple(self.headers.items())
-        return self.source[:end], flags, self.source_name, headers, self.location
-
-    @property
-    def preamble(self) -> int:
-        """How many characters of the source may be precompiled; 0 if that is not wanted.
-
-        With debug information or as LTOIR, the bytes of the outcome would differ.
-        """
-        options = self.options
-        if not options.precompiled_headers or not are_harmless(options.extra.without_paths):
-            return 0
-        if options.debug or options.lto or any("lto" in option for option in options.extra_options):
-            return 0
-        from kcache.nvrtc.preamble import preamble
-
-        return preamble(self.source)
 
     @classmethod
     def make(
@@ -177,9 +148,8 @@ class Request(NamedTuple):
         in_memory = dict(_headers(headers))
         if not isinstance(extra_key, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentTypeError(f"extra_key is {type(extra_key).__name__}; allowed: bytes")
-        extra = options.extra
-        defines = (*map(str, options.defines), *extra.defines)
-        paths = (*map(str, options.include_paths), *extra.include_paths)
+        parsed = options.parsed
+        paths = parsed.include_paths
         if surroundings is None:
             directory, variables = working_directory(), compiler_variables()
             search = HeaderSearch(source_name, paths, directory=directory)
@@ -188,14 +158,13 @@ class Request(NamedTuple):
             known = surroundings.variable
             search = HeaderSearch(source_name, paths, directory=directory, variable=known)
         outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
-        texts = (source, *defines, *expressions)
+        texts = (source, *parsed.defines, *expressions)
         # An option that we have not tried may name files.
-        tried = are_harmless(options.extra.without_paths)
+        tried = are_harmless(parsed)
         contained = tried and not any(map(may_include, texts))
         odd = not (contained or search.is_plain())
         # LTOIR depends on all directories, and it is no text that could be searched for them.
-        lto = options.lto or any(map(_makes_lto, options.extra_options))
-        shows_paths = options.debug or options.lineinfo or extra.paths_in_output or lto or odd
+        shows_paths = odd or any(each.name in _SHOWS_PATHS for each in parsed)
         bound = list(_places(search, options, odd=odd)) if shows_paths else []
         bound += [f"variable={each}" for each in variables]
         if shows_paths or not tried or (contained and may_name_file("\n".join(texts))):
@@ -206,7 +175,7 @@ class Request(NamedTuple):
         key = CacheKey(
             source_hash=hash_source(source),
             arch=options.target or "",
-            options_hash=hash_options((*options.key_flags(), *bound)),
+            options_hash=hash_options((*parsed.without_include_paths(), *bound)),
             compiler=compiler,
             names=expressions,
             headers={name: hash_source(text) for name, text in in_memory.items()},
@@ -230,8 +199,6 @@ class Request(NamedTuple):
             contained and not shows_paths,
             search,
             spelled + location[:SPELLING],
-            extra,
-            defines,
             tuple(bound),
             variables,
             surroundings,
@@ -293,10 +260,6 @@ def compile_request(given: object) -> CompileRequest:
         f"{type(given).__name__} is not allowed; allowed: kcache.CompileRequest, source text, "
         f"a path, or a tuple or mapping of {', '.join(fields)}"
     )
-
-
-def _makes_lto(option: str) -> bool:
-    return "lto" in option or "link" in option
 
 
 def read_source(path: os.PathLike[str], source_name: str) -> tuple[str, str]:

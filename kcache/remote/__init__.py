@@ -1,1 +1,1 @@
-"""Tiers behind the local cache: layers, HTTP servers, Redis, object stores."""
+"""Layers and remotes behind the local cache: directories, HTTP servers, Redis, object stores."""

@@ -1,4 +1,4 @@
-"""Address: where a tier is, and how it is used, as in `KCACHE_REMOTE` or `remote=`.
+"""Address: where a layer or a remote is, and how it is used, as in `KCACHE_REMOTE` or `remote=`.
 
 The query of an address holds options. Some belong to all remotes (see `Address`), others to one
 protocol. A user's name and password may stand before the host, and are never shown.
@@ -17,7 +17,7 @@ from kcache.util.units import parse_size
 
 __all__ = ["COMMON", "KINDS", "OPTIONS", "Address", "is_secret", "parse_addresses"]
 
-#: Scheme -> kind of tier.
+#: Scheme -> kind: a layer, or a protocol of remotes.
 KINDS: Mapping[str, str] = {
     "file": "layer",
     "http": "http",
@@ -51,6 +51,9 @@ TIMEOUT = 2.0
 #: A miss that took more seconds than this counts as a failure, because each kernel that is compiled
 #: would wait as long for nothing. Small kernels compile in less time.
 SLOW = 0.25
+#: Bytes a second: an upload may take its size divided by this, beyond the time-outs. No program
+#: waits for an upload.
+_UPLOAD_SPEED = 1e6
 _MOST_SECONDS = 3600.0
 #: A lease ends this many seconds after its last renewal. This happens only if a machine or an agent
 #: is gone, because an agent releases the leases of a program that ends. A loaded machine may pause
@@ -73,7 +76,7 @@ _ALLOWED = (
 
 
 class Address(Record):
-    """One tier.
+    """One layer or remote.
 
     Attributes:
         kind: `"layer"`, `"http"`, `"redis"` or `"objects"`.
@@ -119,6 +122,10 @@ class Address(Record):
     def flag(self, name: str) -> bool:
         """Tell whether an option of the protocol is switched on."""
         return _flag(self.option(name, "0"), name, self.redacted())
+
+    def seconds(self, size: int = 0) -> float:
+        """Return the seconds that an operation may take, with connecting; `size` bytes are sent."""
+        return self.connect_timeout + self.timeout + size / _UPLOAD_SPEED
 
     @property
     def lease_seconds(self) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kcache.remote.protocol import MAX_MESSAGE
+from kcache.util.forks import after_fork
 from kcache.util.open_file import identity
 from kcache.util.wire import WireError, heading, sizes_in
 
@@ -37,7 +38,8 @@ _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 class Channel:
     """One end of a connection. Each side sends one message and waits for the other's.
 
-    Threads: for one at a time. Fork: the child must not use it.
+    Threads: for one at a time. Fork: it is closed in the child, so that it ends with this process,
+    and a lease with it.
 
     Args:
         connection: belongs to this object from here on.
@@ -53,6 +55,7 @@ class Channel:
         self._identity = identity(os.fstat(connection.fileno()))
         self._room = memoryview(bytearray(room))
         self._limit = -1.0
+        after_fork(self)
         self._set_limit(seconds)
 
     def ask(self, fields: Sequence[bytes], seconds: float) -> list[bytes]:
@@ -138,11 +141,6 @@ class Channel:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._limit = seconds
 
-    def shutdown(self) -> None:
-        """End the connection; a thread that waits for it wakes up."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         """Close the connection. Idempotent."""
         with suppress(OSError):
@@ -150,6 +148,10 @@ class Channel:
                 self._socket.close()
             else:
                 self._socket.detach()
+
+    def after_fork(self) -> None:
+        """In a child process, leave the connection to the parent."""
+        self.close()
 
     def _is_open(self) -> bool:
         try:

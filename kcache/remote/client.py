@@ -6,6 +6,7 @@ first question.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,14 +16,15 @@ from typing import TYPE_CHECKING
 from kcache.remote import protocol
 from kcache.remote.channel import Channel
 from kcache.remote.protocol import Found, ProtocolError
-from kcache.remote.store import RemoteError
+from kcache.remote.remote_client import RemoteError
+from kcache.remote.source import Offer
 from kcache.util import log
 from kcache.util.forks import after_fork
 from kcache.util.wire import WireError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kcache.remote.agent_setup import Setup
     from kcache.remote.protocol import Upload
@@ -32,9 +34,8 @@ __all__ = ["Client", "Lease", "client_for"]
 #: Seconds that an agent may take beyond the remotes' own time-outs: it starts within one second,
 #: but a loaded machine is slow.
 PATIENCE = 5.0
-#: Seconds without questions after the agent has failed. Each further failure doubles them, up to
-#: the larger value.
-FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
+#: Seconds without questions after the agent has failed.
+PAUSE = 30.0
 #: Connections that are kept for the next question.
 _KEPT = 8
 
@@ -56,7 +57,9 @@ class Lease:
 class Client:
     """Asks the agent of one `Setup`, which is started if there is none.
 
-    A failure costs a bounded wait once. Then nobody asks for a while, which costs one comparison.
+    A failure of the agent costs a bounded wait once. Then nobody asks for a while, which costs one
+    comparison. An agent that does not answer in time is left, so that the next program starts
+    another one. The user is warned of what the agent says about remotes that fail.
 
     Threads: safe to share; each question has a connection. Fork: the child makes new connections.
     Crash: the agent notices.
@@ -64,11 +67,13 @@ class Client:
     Args:
         setup: what the agent is made with.
         connect: returns a new connection; raises RemoteError.
-        note_silence: called after the agent has not answered in time.
+        leave: called after the agent has not answered in time.
+        warn: called with each sentence that the user should see.
         clock: seconds, for tests.
 
     Attributes:
         nothing_until: time of the clock until which no remote will be asked.
+        group: the process group that is warned, once about each remote.
     """
 
     def __init__(
@@ -76,15 +81,18 @@ class Client:
         setup: Setup,
         connect: Callable[[], socket.socket],
         *,
-        note_silence: Callable[[], object] = lambda: None,
+        leave: Callable[[], object] = lambda: None,
+        warn: Callable[[str], object] = log.warning_once,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.addresses = setup.addresses
         self.writable = any(address.writable for address in setup.addresses)
         self.leases = any(a.kind == "redis" and a.flag("leases") for a in setup.addresses)
-        self.timeout = PATIENCE + sum(a.connect_timeout + a.timeout for a in setup.addresses)
+        self.timeout = PATIENCE + sum(address.seconds() for address in setup.addresses)
+        self.group = os.getpgrp() if hasattr(os, "getpgrp") else 0
         self._connect = connect
-        self._note_silence = note_silence
+        self._leave = leave
+        self._warn = warn
         self._clock = clock
         self._kept: list[Channel] = []
         self._lock = threading.Lock()
@@ -92,8 +100,6 @@ class Client:
         #: asked at all.
         self.nothing_until = 0.0
         self._silent_until = 0.0
-        self._pause = FIRST_PAUSE
-        self.failures = 0
         after_fork(self)
 
     # -- questions -----------------------------------------------------------------------------
@@ -110,30 +116,43 @@ class Client:
         """
         if not self.worth_asking:
             return None
-        answer = self._ask([protocol.GET, b"%d" % first, *map(str.encode, keys)])
+        answer = self._ask(protocol.GET, b"%d" % first, *map(str.encode, keys))
         if answer is None:
             return None
         try:
             found = Found.unpack(answer)
+            if found.which >= len(keys) or not first <= found.remote <= len(self.addresses):
+                raise ProtocolError("an answer to another question")
         except ProtocolError as error:
             self._failed(error)
-            return None
-        if not found.which < len(keys):
-            self._failed(ProtocolError("a key that was not asked for"))
             return None
         if found.wait > 0:
             self.nothing_until = self._clock() + found.wait
         return found
 
+    def offers(self, *keys: str) -> Iterator[Offer]:
+        """Yield what the remotes have in turn, each under the first of the keys that it has.
+
+        Raises:
+            RemoteError: at the end, if a remote or the agent did not answer.
+        """
+        first = unanswered = 0
+        while first < len(self.addresses):
+            found = self.get(*keys, first=first)
+            unanswered += 1 if found is None else found.unanswered
+            if found is None or found.value is None:
+                break
+            yield Offer(keys[found.which], found.value, self.addresses[found.remote].keep)
+            first = found.remote + 1
+        if unanswered:
+            raise RemoteError("a remote did not answer")
+
     def put(self, upload: Upload, lease: Lease | None = None) -> bool:
         """Queue an upload; tell whether the agent has it now."""
-        question = [protocol.PUT, *upload.pack()]
         if lease is None:
-            return self._ask(question) is not None
+            return self._ask(protocol.PUT, *upload.pack()) is not None
         lease.ended = True
-        answer = self._ask_on(lease.connection, question)
-        self._keep(lease.connection, answer)
-        return answer is not None
+        return self._ask_on(lease.connection, protocol.PUT, *upload.pack()) is not None
 
     def lease(self, key: str) -> Lease | bool:
         """Take the lease of `key`; return it, or tell whether another program has it.
@@ -145,28 +164,27 @@ class Client:
         connection = self._connection()
         if connection is None:
             return False
-        answer = self._ask_on(connection, [protocol.LEASE, key.encode()])
+        answer = self._ask_on(connection, protocol.LEASE, key.encode(), keeps=False)
         if answer is not None and len(answer) == 2 and answer[0] == b"taken":
             return Lease(connection, key, answer[1].decode("ascii", "replace"))
-        self._keep(connection, answer)
+        if answer is not None:
+            self._keep(connection)
         return answer == [b"busy"]
 
     def release(self, lease: Lease) -> None:
         """Release a lease under which nothing was uploaded."""
         lease.ended = True
-        question = [protocol.RELEASE, lease.key.encode(), lease.token.encode()]
-        self._keep(lease.connection, self._ask_on(lease.connection, question))
+        self._ask_on(lease.connection, protocol.RELEASE, lease.key.encode(), lease.token.encode())
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything is uploaded; tell whether it is."""
-        answer = self._ask([protocol.FLUSH, b"%.3f" % seconds], seconds)
-        return answer == [b"1"]
+        return self._ask(protocol.FLUSH, b"%.3f" % seconds, more=seconds) == [b"1"]
 
     def status(self) -> dict[str, object] | None:
         """Return the status of the agent and its remotes, or None."""
         import json
 
-        answer = self._ask([protocol.STATS])
+        answer = self._ask(protocol.STATS)
         try:
             found: object = json.loads(answer[0]) if answer else None
         except ValueError:
@@ -175,57 +193,70 @@ class Client:
 
     def stop(self) -> None:
         """Make the agent end."""
-        self._ask([protocol.STOP])
+        self._ask(protocol.STOP)
         self.close()
 
     # -- connections -----------------------------------------------------------------------------
 
-    def _ask(self, question: Sequence[bytes], more: float = 0.0) -> list[bytes] | None:
+    def _ask(self, kind: bytes, *arguments: bytes, more: float = 0.0) -> list[bytes] | None:
         """Return the answer, or None if there is none; then nobody asks for a while."""
         with self._lock:
             kept = self._kept.pop() if self._kept else None
         if kept is not None:
             # The agent may have ended since. That shows at once, and is no failure.
             with suppress(WireError, ConnectionError):
-                return self._asked(kept, question, more)
-            kept.close()
+                return self._exchange(kept, kind, arguments, more)
         connection = self._connection()
-        return None if connection is None else self._ask_and_keep(connection, question, more)
+        return None if connection is None else self._ask_on(connection, kind, *arguments, more=more)
 
-    def _ask_and_keep(
-        self, connection: Channel, question: Sequence[bytes], more: float
+    def _ask_on(
+        self,
+        connection: Channel,
+        kind: bytes,
+        *arguments: bytes,
+        more: float = 0.0,
+        keeps: bool = True,
     ) -> list[bytes] | None:
+        """Return the answer on a connection, which is kept for others if `keeps`."""
         try:
-            return self._asked(connection, question, more)
+            return self._exchange(connection, kind, arguments, more, keeps)
         except (OSError, WireError) as error:
             self._failed(error)
             return None
 
-    def _asked(
-        self, connection: Channel, question: Sequence[bytes], more: float
+    def _exchange(
+        self,
+        connection: Channel,
+        kind: bytes,
+        arguments: Sequence[bytes],
+        more: float,
+        keeps: bool = True,
     ) -> list[bytes] | None:
+        """Return the answer on a connection without the warnings, which are passed on.
+
+        Raises:
+            OSError, WireError: the agent has ended, or the connection failed; it is closed.
+        """
+        question = [kind, b"%d" % self.group, *arguments]
         try:
             answer = connection.ask(question, self.timeout + more)
+            warnings = answer.pop(0)
         except TimeoutError as error:
             connection.close()
+            self._leave()
             self._failed(error)
-            self._note_silence()
             return None
+        except IndexError:
+            connection.close()
+            raise WireError("an answer without fields") from None
         except BaseException:
             connection.close()
             raise
-        self._keep(connection, answer)
+        for line in warnings.decode("utf-8", "replace").splitlines():
+            self._warn(line)
+        if keeps:
+            self._keep(connection)
         return answer
-
-    def _ask_on(self, connection: Channel, question: Sequence[bytes]) -> list[bytes] | None:
-        """Return the answer on a connection that the caller keeps or closes."""
-        try:
-            return connection.ask(question, self.timeout)
-        except (OSError, WireError) as error:
-            self._failed(error)
-            if isinstance(error, TimeoutError):
-                self._note_silence()
-            return None
 
     def _connection(self) -> Channel | None:
         if self._clock() < self._silent_until:
@@ -236,23 +267,18 @@ class Client:
             self._failed(error)
             return None
 
-    def _keep(self, connection: Channel, answer: object) -> None:
-        """Keep a connection for the next question, or close it if it had no answer."""
-        if answer is not None:
-            self._pause = FIRST_PAUSE
-            with self._lock:
-                if len(self._kept) < _KEPT:
-                    self._kept.append(connection)
-                    return
+    def _keep(self, connection: Channel) -> None:
+        """Keep a connection for the next question, or close it if there are enough."""
+        with self._lock:
+            if len(self._kept) < _KEPT:
+                self._kept.append(connection)
+                return
         connection.close()
 
     def _failed(self, error: Exception) -> None:
         """Don't ask the agent for a while."""
-        self.failures += 1
-        now = self._clock()
-        self._silent_until = self.nothing_until = now + self._pause
-        log.info("kcache asks no remote for %.0f s: %s", self._pause, error)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._silent_until = self.nothing_until = self._clock() + PAUSE
+        self._warn(f"no remote is asked for a while: {error}; kcache works without them")
 
     def close(self) -> None:
         """Close the connections. Idempotent; a later question makes a new one."""
@@ -264,25 +290,35 @@ class Client:
     def after_fork(self) -> None:
         """In a child process, leave the connections to the parent."""
         self._lock = threading.Lock()
-        self.close()
+        self._kept = []
 
 
-def client_for(setup: Setup, folders: Sequence[str], environment: Mapping[str, str]) -> Client:
+def client_for(
+    setup: Setup,
+    folders: Sequence[str],
+    environment: Mapping[str, str],
+    warn: Callable[[str], object] = log.warning_once,
+) -> Client:
     """Return the client of the agent with a setup, whose socket is in one of the folders.
 
     If none of the folders is private, the client's questions have no answer.
     """
+    known: set[object] = set()
 
     def connect() -> socket.socket:
-        from kcache.remote.start import connected, socket_path
+        from kcache.remote.start import connected, socket_identity, socket_path
 
-        return connected(socket_path(folders, setup), setup, environment)
+        path = socket_path(folders, setup)
+        connection = connected(path, setup, environment)
+        known.add(socket_identity(path))
+        return connection
 
-    def note() -> None:
-        from kcache.remote.start import socket_path
-        from kcache.util.private_socket import note_silence
+    def leave() -> None:
+        from kcache.remote.start import socket_identity, socket_path
 
-        with suppress(RemoteError):
-            note_silence(socket_path(folders, setup))
+        with suppress(RemoteError, OSError):
+            path = socket_path(folders, setup)
+            if socket_identity(path) in known:  # it is not the one of another agent
+                os.unlink(path)
 
-    return Client(setup, connect, note_silence=note)
+    return Client(setup, connect, leave=leave, warn=warn)

@@ -21,7 +21,14 @@ from kcache.util.safe_path import present_user
 if TYPE_CHECKING:
     from kcache.remote.address import Address
 
-__all__ = ["Credentials", "authorization", "basic", "from_netrc", "read_secret"]
+__all__ = [
+    "Credentials",
+    "authorization",
+    "from_netrc",
+    "own_file",
+    "read_secret",
+    "require_unreadable",
+]
 
 _MOST_BYTES = 1 << 16
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -45,7 +52,7 @@ def authorization(address: Address, host: str) -> str | None:
         ConfigError: a file can't be read, or is not safe.
     """
     if address.user is not None or address.password is not None:
-        return basic(Credentials(address.user or "", address.password or ""))
+        return _basic(Credentials(address.user or "", address.password or ""))
     token_file = address.option("token_file")
     if token_file:
         return _bearer(read_secret(token_file))
@@ -57,10 +64,10 @@ def authorization(address: Address, host: str) -> str | None:
     if token:
         return _bearer(token)
     known = from_netrc(host)
-    return None if known is None else basic(known)
+    return None if known is None else _basic(known)
 
 
-def basic(credentials: Credentials) -> str:
+def _basic(credentials: Credentials) -> str:
     """Return the value of a header with a user and a password."""
     pair = f"{credentials.user}:{credentials.password}".encode()
     return f"Basic {base64.b64encode(pair).decode()}"
@@ -109,19 +116,37 @@ def _private_text(path: str) -> str:
     Raises:
         ConfigError: it can't be read, or other users own it or can read it.
     """
+    content, mode = own_file(path)
+    require_unreadable(path, mode)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8") from error
+
+
+def own_file(path: str) -> tuple[bytes, int]:
+    """Return the first 64 KiB of a file of this user or of root, and its permissions.
+
+    Raises:
+        ConfigError: it can't be read, or other users own it or can write to it.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | (SAFE & ~getattr(os, "O_NOFOLLOW", 0))), "rb") as f:
             status = os.fstat(f.fileno())
-            text = f.read(_MOST_BYTES) if stat.S_ISREG(status.st_mode) else b""
-        if os.name != "nt" and status.st_uid not in (present_user(), 0):
-            raise ConfigError(f"{path} is not used: it belongs to user {status.st_uid}")
-        if os.name != "nt" and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            mode = f"{stat.S_IMODE(status.st_mode):04o}"
-            raise ConfigError(
-                f"{path} is not used: others can read it (mode {mode}; allowed: 0600)"
-            )
-        return text.decode()
+            content = f.read(_MOST_BYTES) if stat.S_ISREG(status.st_mode) else b""
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text in UTF-8") from error
+    mode = 0 if os.name == "nt" else stat.S_IMODE(status.st_mode)
+    if os.name != "nt" and status.st_uid not in (present_user(), 0):
+        raise ConfigError(f"{path} is not used: it belongs to user {status.st_uid}")
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(f"{path} is not used: others can write to it (mode {mode:04o})")
+    return content, mode
+
+
+def require_unreadable(path: str, mode: int) -> None:
+    """Raise ConfigError if others can read a file with these permissions."""
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(
+            f"{path} is not used: others can read it (mode {mode:04o}; allowed: 0600)"
+        )

@@ -1,13 +1,12 @@
-"""HttpStore: a remote behind HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
+"""HttpClient: a remote behind HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
 
 It uses GET and PUT, like ccache's and Bazel's HTTP caches. The address `https://host/path` and a
 key make `https://host/path/ab/cdef...` (`layout=subdirs`, the default),
 `https://host/path/abcdef...` (`layout=flat`) or `https://host/path/ac/abcdef...` (`layout=bazel`,
 whose server must not check the values: bazel-remote's `--disable_http_ac_validation`).
 
-http.client of the standard library does all of it, except plain answers to GET (`http_get`). This
-module adds deadlines for whole answers, limits, a few open connections, and redirects that take no
-credentials to another host.
+urllib3 keeps the connections. This module follows redirects itself, so that no credentials and no
+certificate of ours go to another host, and reads no answer to its end that is too long.
 """
 
 from __future__ import annotations
@@ -15,53 +14,66 @@ from __future__ import annotations
 import http.client
 import ssl
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-from urllib.parse import quote, urljoin, urlsplit
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urljoin, urlsplit
 
 from kcache._version import __version__
+from kcache.environment import proxy_for
 from kcache.errors import ConfigError
 from kcache.remote.credentials import authorization
-from kcache.remote.http_pool import Answer, Origin, Pool, Request
-from kcache.remote.store import (
-    RemoteError,
-    RemoteReadOnly,
-    RemoteRefused,
-    RemoteTimeout,
-    RemoteTooLong,
-)
+from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
+
+try:
+    import urllib3
+except ImportError as error:
+    raise ImportError(
+        "HTTP needs the package urllib3: pip install urllib3, or install kcache with the extra http"
+    ) from error
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address
-    from kcache.remote.store import Change
 
-__all__ = ["HttpStore", "pause"]
+__all__ = ["HttpClient"]
 
 _ABSENT = (404, 410)
-_REFUSED = (401, 403, 407)
-#: The server does not know PUT, or not at this path.
-_NO_PUT = (405, 501)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}
 _MOST_REDIRECTS = 3
-#: How often a merge is tried if other clients write the same value.
-_TRIES = 6
-#: Bytes a second: an upload may take its size divided by this, beyond the time-out. No program
-#: waits for an upload.
-_UPLOAD_SPEED = 1e6
+_PORTS = {"http": 80, "https": 443}
+#: Idle connections that are kept; the agent has a few threads.
+_MOST_IDLE = 8
 #: Most bytes of an error's page that are read, so that the connection can be used again.
 _MOST_PAGE = 1 << 16
-_LAYOUTS = ("subdirs", "flat", "bazel")
+#: Bytes that are read at a time.
+_PIECE = 1 << 18
+_LAYOUTS = {"subdirs": "{0}/{1}", "flat": "{0}{1}", "bazel": "ac/{0}{1}"}
 
 
-class HttpStore:
+class _Origin(NamedTuple):
+    """The server that a URL leads to."""
+
+    scheme: str
+    host: str
+    port: int
+
+
+class _Response(NamedTuple):
+    """A response with its body, which means nothing unless the status is 200."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpClient:
     """Values by HTTP.
 
-    Threads: safe to share; each request has a connection of its own, and a few idle ones are kept.
-    Fork: only for the agent, which does not fork. With a server that knows `If-Match`, merges of
-    several machines lose nothing; with one that doesn't (nginx), the last writer wins.
+    Threads: safe to share. Fork: only for the agent, which does not fork. A server that does not
+    know `If-Match` (nginx) replaces values without a condition.
 
     Args:
-        address: address of the tier.
+        address: address of the remote.
 
     Raises:
         ConfigError: a certificate, a token or an option can't be used.
@@ -69,154 +81,234 @@ class HttpStore:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._layout = address.option("layout", "subdirs")
-        if self._layout not in _LAYOUTS:
-            raise ConfigError(
-                f"layout={self._layout!r} is not allowed; allowed: {', '.join(_LAYOUTS)}"
-            )
+        layout = address.option("layout", "subdirs")
+        if layout not in _LAYOUTS:
+            raise ConfigError(f"layout={layout!r} is not allowed; allowed: {', '.join(_LAYOUTS)}")
+        self._layout = _LAYOUTS[layout]
+        self._url = f"{address.scheme}://{address.location.rstrip('/')}"
         try:
-            self._origin, path = _origin(f"{address.scheme}://{address.location}")
-        except ValueError as error:
+            self._origin = _origin(self._url)
+        except (ValueError, urllib3.exceptions.HTTPError) as error:
             raise ConfigError(f"{address.redacted()} names no host: {error}") from error
-        self._path = path.rstrip("/")
         self._authorization = authorization(address, self._origin.host)
-        self._pool = Pool(address)
+        self._pools: dict[tuple[_Origin, bool], Any] = {}
+        if address.scheme == "https":
+            self._context(own=True)
 
-    def get(self, key: str, limit: int) -> bytes | None:
+    def get(self, key: str, limit: int) -> Stored | None:
         """Return the value, or None if there is none."""
-        answer = self._get(key, limit)
-        return None if answer is None else answer.body
+        response = self._request("GET", key, None, {}, limit)
+        if response.status in _ABSENT:
+            return None
+        if response.status != 200:
+            raise _failure(response)
+        return Stored(response.body, response.headers.get("etag", ""))
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value, replacing the one that is there."""
         self._put(key, value, {})
 
-    def merge(self, key: str, change: Change, limit: int) -> None:
-        """Replace a value by the result of `change`, if nobody else has written meanwhile."""
-        for attempt in range(_TRIES):
-            time.sleep(pause(attempt))
-            answer = self._get(key, limit)
-            value = change(None if answer is None else answer.body)
-            if value is None:
-                return
-            if self._put(key, value, _condition(answer)):
-                return
-        raise RemoteError("others write the same value all the time")
+    def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
+        """Store a value in place of `old`; tell whether it is stored."""
+        if old is None:
+            return self._put(key, value, {"If-None-Match": "*"})
+        tag = str(old.version)
+        # A weak tag never matches in If-Match (RFC 9110, 13.1.1).
+        return self._put(key, value, {"If-Match": tag} if tag.startswith('"') else {})
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._pool.close()
-
-    def _get(self, key: str, limit: int) -> Answer | None:
-        answer = self._request("GET", key, None, {}, limit)
-        if answer.status in _ABSENT:
-            return None
-        if answer.status != 200:
-            raise _failure(answer)
-        return answer
+        for pool in list(self._pools.values()):
+            pool.clear()
 
     def _put(self, key: str, value: bytes, condition: Mapping[str, str]) -> bool:
         """Store a value; tell whether the condition held."""
         headers = {"Content-Type": "application/octet-stream", **condition}
-        answer = self._request("PUT", key, value, headers, _MOST_PAGE)
-        if answer.status == 412 and condition:
+        response = self._request("PUT", key, value, headers, _MOST_PAGE)
+        if response.status == 412 and condition:
             return False
-        if answer.status == 413:
-            raise RemoteTooLong(f"the server stores no {len(value)} bytes: {_named(answer.status)}")
-        if answer.status in _REFUSED or answer.status in _NO_PUT:
-            raise RemoteReadOnly(f"the server refuses to store: {_named(answer.status)}")
-        if not 200 <= answer.status < 300:
-            raise _failure(answer)
+        if response.status == 413:
+            raise RemoteTooLong(str(_failure(response)))
+        if not 200 <= response.status < 300:
+            raise _failure(response)
         return True
 
-    def _url(self, key: str) -> str:
-        below = {"subdirs": f"{key[:2]}/{key[2:]}", "flat": key, "bazel": f"ac/{key}"}
-        return f"{self._path}/{below[self._layout]}"
-
     def _request(
-        self, method: str, key: str, body: bytes | None, headers: dict[str, str], limit: int
-    ) -> Answer:
-        """Follow redirects, and return the answer to a request.
+        self, method: str, key: str, body: bytes | None, headers: Mapping[str, str], limit: int
+    ) -> _Response:
+        """Follow redirects, and return the response to a request.
 
         Raises:
-            RemoteError: there is no answer, or it can't be used.
+            RemoteError: there is none, or it can't be used.
         """
-        origin, path = self._origin, self._url(key)
-        end = time.monotonic() + self._address.timeout + len(body or b"") / _UPLOAD_SPEED
+        url = f"{self._url}/{self._layout.format(key[:2], key[2:])}"
+        for _ in range(_MOST_REDIRECTS + 1):
+            with _answering():
+                response = self._exchange(method, url, body, headers, limit)
+            if response.status not in _REDIRECTS[method]:
+                return response
+            url = _redirected(url, response)
+        raise RemoteError("the server redirects again and again")
+
+    def _exchange(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit: int
+    ) -> _Response:
+        """Return the response of one server, which gets our credentials if the address names it."""
+        origin = _origin(url)
+        own = origin == self._origin
+        sent = {"User-Agent": f"kcache/{__version__}", "Accept-Encoding": "identity", **headers}
+        if own and self._authorization is not None:
+            sent["Authorization"] = self._authorization
+        end = time.monotonic() + self._address.seconds(len(body or b""))
+        # A socket's time-out limits the sending of the whole body, for which no program waits.
+        connect = self._address.connect_timeout if body is None else end - time.monotonic()
+        response = self._pool(origin, own).urlopen(
+            method,
+            url,
+            body=body,
+            headers=sent,
+            timeout=urllib3.Timeout(connect=connect, read=self._address.timeout),
+            retries=False,
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+        )
+        found = b""
         try:
-            for _ in range(_MOST_REDIRECTS + 1):
-                sent = {"User-Agent": f"kcache/{__version__}", **headers}
-                own = origin == self._origin
-                if own and self._authorization is not None:
-                    sent["Authorization"] = self._authorization
-                request = Request(origin, own, method, path, body, sent, limit, end)
-                answer = self._pool.ask(request)
-                if answer.status not in _REDIRECTS[method]:
-                    return answer
-                origin, path = _redirected(origin, path, answer)
-        except TimeoutError as error:
-            raise RemoteTimeout(f"no answer in time from {origin}") from error
-        except ssl.SSLCertVerificationError as error:
-            raise RemoteRefused(f"the certificate of {origin}: {error.verify_message}") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise RemoteError(f"{origin}: {type(error).__name__}: {error}") from error
-        raise RemoteError(f"{self._origin} redirects again and again")
+            found = _body(response, limit if response.status == 200 else _MOST_PAGE, end)
+        except Exception:
+            response.close()
+            if response.status == 200:
+                raise
+        names = {name.lower(): value for name, value in response.headers.items()}
+        return _Response(response.status, names, found)
+
+    def _pool(self, origin: _Origin, own: bool) -> Any:  # noqa: ANN401  of two kinds
+        """Return the connections to a server, directly or by the proxy of the environment."""
+        known = self._pools.get((origin, own))
+        if known is None:
+            how: dict[str, Any] = {"maxsize": _MOST_IDLE}
+            if origin.scheme == "https":
+                how["ssl_context"] = self._context(own=own)
+            proxy = proxy_for(origin.scheme, origin.host)
+            known = urllib3.PoolManager(**how) if proxy is None else _proxied(proxy, how)
+            self._pools[origin, own] = known
+        return known
+
+    def _context(self, *, own: bool) -> ssl.SSLContext:
+        """Return the TLS context that verifies servers, by the address's file or the system's.
+
+        Raises:
+            ConfigError: a file can't be read.
+        """
+        ca_file, cert_file, key_file = (
+            self._address.option(name) or None for name in ("ca_file", "cert_file", "key_file")
+        )
+        try:
+            context = ssl.create_default_context(cafile=ca_file)
+            if own and cert_file is not None:
+                context.load_cert_chain(cert_file, key_file, password="")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"a certificate or its key can't be read: {error}") from error
+        return context
 
 
-def pause(attempt: int) -> float:
-    """Return seconds to wait before an attempt; random, so that writers do not collide again."""
-    import random
-
-    return random.uniform(0, 0.02 * 2**attempt) if attempt else 0.0
-
-
-def _condition(answer: Answer | None) -> dict[str, str]:
-    """Return the header with which a PUT only replaces `answer`."""
-    if answer is None:
-        return {"If-None-Match": "*"}
-    tag = answer.headers.get("etag", "")
-    # A weak tag never matches in If-Match (RFC 9110, 13.1.1).
-    return {"If-Match": tag} if tag.startswith('"') else {}
+@contextmanager
+def _answering() -> Generator[None]:
+    """Turn the exceptions of urllib3 and below it into RemoteError."""
+    try:
+        yield
+    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError) as error:
+        causes = list(_causes(error))
+        if any(isinstance(each, TimeoutError) for each in causes):
+            raise RemoteTimeout("no answer in time") from error
+        # The last one is the operating system's, or that of TLS, which says most.
+        raise RemoteError(str(causes[-1]) or type(causes[-1]).__name__) from error
 
 
-def _failure(answer: Answer) -> RemoteError:
-    kind = RemoteRefused if answer.status in _REFUSED else RemoteError
-    return kind(f"the server answers {_named(answer.status)}")
+def _causes(error: BaseException | None) -> Generator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
-def _named(status: int) -> str:
-    name = http.client.responses.get(status, "")
-    hint = " (nginx: create_full_put_path on; or use layout=flat)" if status == 409 else ""
-    return f"{status} {name}".strip() + hint
-
-
-def _origin(url: str) -> tuple[Origin, str]:
-    """Return the origin of a URL, and its path with the query.
+def _proxied(proxy: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Return connections by a proxy.
 
     Raises:
-        ValueError: it has no origin.
+        RemoteError: it is no URL. The message does not show it: it may contain a password.
     """
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
-    host = parts.hostname or ""
-    if not host.isascii():
-        host = host.encode("idna").decode("ascii")
-    return Origin(parts.scheme, host, port), (f"{path}?{parts.query}" if parts.query else path)
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        headers = (
+            None
+            if parts.username is None
+            else urllib3.make_headers(proxy_basic_auth=f"{user}:{password}")
+        )
+        url = f"{parts.scheme}://{host}:{parts.port or 80}"
+        return urllib3.ProxyManager(url, proxy_headers=headers, **how)
+    except (ValueError, urllib3.exceptions.HTTPError):
+        reason = "the proxy that the environment names is no URL (quote its password: %2F for /)"
+        raise RemoteError(reason) from None
 
 
-def _redirected(origin: Origin, path: str, answer: Answer) -> tuple[Origin, str]:
-    """Return the origin and the path that a redirect leads to.
+def _body(response: Any, limit: int, end: float) -> bytes:  # noqa: ANN401
+    """Return the whole body.
+
+    Raises:
+        RemoteTooLong: it is longer than `limit`; RemoteTimeout: it does not come until `end`.
+        RemoteError: it has no length.
+    """
+    length = response.length_remaining
+    if length is None and not response.chunked:
+        # To http.client, headers that were cut off look the same.
+        raise RemoteError("the server does not say how long its answer is")
+    if length is not None and length > limit:
+        raise RemoteTooLong(f"the answer has {length} bytes; allowed: {limit}")
+    body = bytearray()
+    # `read1` is the only one that allocates no more than has arrived, whatever a chunk claims.
+    while piece := response.read1(_PIECE):
+        body += piece
+        if len(body) > limit:
+            raise RemoteTooLong(f"the answer has more than {limit} bytes")
+        if time.monotonic() > end:
+            raise RemoteTimeout("the answer took too long")
+    response.release_conn()
+    return bytes(body)
+
+
+def _failure(response: _Response) -> RemoteError:
+    name = http.client.responses.get(response.status, "")
+    hint = " (nginx: create_full_put_path on; or use layout=flat)" if response.status == 409 else ""
+    return RemoteError(f"the server answers {response.status} {name}".rstrip() + hint)
+
+
+def _origin(url: str) -> _Origin:
+    """Return the origin of a URL.
+
+    Raises:
+        ValueError, HTTPError: it has none.
+    """
+    parts = urllib3.util.parse_url(url)
+    scheme, host = parts.scheme or "", (parts.host or "").strip("[]")
+    return _Origin(scheme, host, parts.port or _PORTS.get(scheme, 0))
+
+
+def _redirected(url: str, response: _Response) -> str:
+    """Return the URL that a redirect leads to.
 
     Raises:
         RemoteError: the redirect leads to no HTTP server, or out of TLS.
     """
     try:
-        found = _origin(urljoin(f"{origin}{path}", answer.headers.get("location", "")))
-    except ValueError as error:
-        raise RemoteError(f"{origin} redirects to nowhere") from error
-    if found[0].scheme not in ("http", "https") or not found[0].host:
-        raise RemoteError(f"{origin} redirects to {found[0].scheme}:, which is not followed")
-    if origin.scheme == "https" and found[0].scheme != "https":
-        raise RemoteError(f"{origin} redirects out of TLS, which is not followed")
+        found = urljoin(url, response.headers.get("location", ""))
+        origin = _origin(found)
+    except (ValueError, urllib3.exceptions.HTTPError) as error:
+        raise RemoteError("the server redirects to nowhere") from error
+    if origin.scheme not in _PORTS or not origin.host:
+        raise RemoteError(f"the server redirects to {origin.scheme}:, which is not followed")
+    if url.startswith("https:") and origin.scheme != "https":
+        raise RemoteError("the server redirects out of TLS, which is not followed")
     return found

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
+
+from kcache.errors import BackendError, CorruptEntryError
+from kcache.remote.source import Offer
 
 if TYPE_CHECKING:
     from kcache.backend import Backend
 
-__all__ = ["DirectoryLayer", "Layer"]
+__all__ = ["DirectoryLayer", "Layer", "Layers"]
+
+#: The exceptions that reading a layer may raise. kcache then treats the layer as empty.
+_SURVIVED = (BackendError, OSError, MemoryError)
 
 
 class Layer(Protocol):
@@ -68,3 +75,43 @@ class DirectoryLayer:
     def __repr__(self) -> str:
         """Return the layer with its path."""
         return f"{type(self).__name__}({self.path!r})"
+
+
+class Layers:
+    """Layers as one source, in the order in which they are asked.
+
+    Threads, fork: as the layers.
+
+    Args:
+        layers: the layers.
+        report: called with the exception of a layer that can't be read.
+    """
+
+    def __init__(self, layers: Sequence[Layer], report: Callable[[Exception], object]) -> None:
+        self._layers = layers
+        self._report = report
+
+    def offers(self, *keys: str) -> Iterator[Offer]:
+        """Yield what the layers have in turn, each under the first of the keys that it has."""
+        for layer in self._layers:
+            for key in keys:
+                offer = self._offer(layer, key)
+                if offer is not None:
+                    yield offer
+                    break
+
+    def _offer(self, layer: Layer, key: str) -> Offer | None:
+        try:
+            found = layer.get(key)
+        except CorruptEntryError as error:
+            return Offer(key, b"", layer.keep, error)
+        except _SURVIVED as error:
+            self._report(error)
+            return None
+        return None if found is None else Offer(key, found, layer.keep)
+
+    def close(self) -> None:
+        """Close the layers. Idempotent."""
+        for layer in self._layers:
+            with suppress(*_SURVIVED):
+                layer.close()

@@ -1,4 +1,4 @@
-"""ObjectStore: a remote in S3 or a compatible store, Google Cloud Storage or Azure, by obstore.
+"""ObjectsClient: a remote in S3 or a compatible store, Google Cloud Storage or Azure, by obstore.
 
 The address `s3://bucket/prefix` and a key make the object `prefix/ab/cdef...`. Credentials come
 from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), for S3 also from `~/.aws/credentials`,
@@ -12,22 +12,14 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from kcache.config import variable
 from kcache.errors import ConfigError
-from kcache.remote.http import pause
-from kcache.remote.store import (
-    RemoteError,
-    RemoteReadOnly,
-    RemoteRefused,
-    RemoteTimeout,
-    RemoteTooLong,
-)
+from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 
 try:
     import obstore
@@ -41,97 +33,77 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address
-    from kcache.remote.store import Change
 
-__all__ = ["ObjectStore"]
+__all__ = ["ObjectsClient"]
 
-#: How often a merge is tried if other clients write the same value.
-_TRIES = 6
-#: Bytes a second: an upload may take its size divided by this, beyond the time-out. No program
-#: waits for an upload.
-_UPLOAD_SPEED = 1e6
+#: Scheme -> obstore's class, and its name for the address of a server.
+_MAKERS: dict[str, tuple[Any, str]] = {
+    "s3": (S3Store, "endpoint"),
+    "gs": (GCSStore, "base_url"),
+    "az": (AzureStore, "endpoint"),
+}
 #: Where cloud machines ask for their identity. If an error names one of these, there are no
 #: credentials.
 _IDENTITY = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata/identity")
+#: In the messages of errors that are time-outs; obstore has no exception for them.
+_LATE = re.compile("timed out|TimedOut|kind: Timeout")
 _MOST_TEXT = 300
 
 
-class ObjectStore:
+class ObjectsClient:
     """Values as objects in a bucket.
 
-    Threads: safe to share. Fork: only for the agent, which does not fork. With a service that knows
-    conditional writes (AWS, GCS, Azure, MinIO, Ceph), merges lose nothing; otherwise the last
-    writer wins.
+    Threads: safe to share. Fork: only for the agent, which does not fork. A service that knows no
+    conditional writes (AWS, GCS, Azure, MinIO and Ceph know them) replaces values without one.
 
     Args:
-        address: address of the tier.
+        address: address of the remote.
 
     Raises:
         ConfigError: a file or an option can't be used.
     """
 
     def __init__(self, address: Address) -> None:
-        make = {"s3": _s3, "gs": _gcs, "az": _azure}[address.scheme]
-        upload = address.timeout + address.max_entry / _UPLOAD_SPEED
         try:
-            self._reader: Any = make(address, address.timeout)
-            self._writer: Any = make(address, upload)
+            self._reader: Any = _made(address, address.timeout)
+            self._writer: Any = _made(address, address.seconds(address.max_entry))
         except exceptions.BaseError as error:
             raise ConfigError(f"{address.redacted()} can't be used: {_short(error)}") from error
         self._conditional = True
 
-    def get(self, key: str, limit: int) -> bytes | None:
+    def get(self, key: str, limit: int) -> Stored | None:
         """Return the value, or None if there is none."""
-        found = self._read(key, limit)
-        return None if found is None else found[0]
-
-    def put(self, key: str, value: bytes) -> None:
-        """Store a value, replacing the one that is there."""
-        with _answering(writing=True):
-            obstore.put(self._writer, _path(key), value, use_multipart=False)
-
-    def merge(self, key: str, change: Change, limit: int) -> None:
-        """Replace a value by the result of `change`, if nobody else has written meanwhile."""
-        for attempt in range(_TRIES):
-            time.sleep(pause(attempt))
-            found = self._read(key, limit)
-            value = change(None if found is None else found[0])
-            if value is None:
-                return
-            if self._swap(key, value, None if found is None else found[1]):
-                return
-        raise RemoteError("others write the same value all the time")
-
-    def close(self) -> None:
-        """Release the clients. Idempotent."""
-        self._reader = self._writer = None
-
-    def _read(self, key: str, limit: int) -> tuple[bytes, dict[str, str]] | None:
-        """Return the value and its version, or None if there is none."""
         with _answering():
             try:
                 answer: Any = obstore.get(self._reader, _path(key))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
-                    raise RemoteRefused("there is no such bucket") from error
+                    raise
                 return None
             size = answer.meta["size"]
             if size > limit:  # nothing of it was read; the download ends with `answer`
                 raise RemoteTooLong(f"the object has {size} bytes; allowed: {limit}")
-            value: bytes = answer.bytes().to_bytes()
+            value = bytearray()
+            for piece in answer.stream():  # in chunks, there may be more than the length says
+                value += piece
+                if len(value) > size:
+                    break
             if len(value) != size:
-                raise RemoteError(f"the object ended after {len(value)} of {size} bytes")
+                raise RemoteError(f"the object has not the {size} bytes that were announced")
             version = {n: answer.meta.get(n) for n in ("e_tag", "version")}
-            return value, {name: value for name, value in version.items() if value is not None}
+            return Stored(bytes(value), {n: each for n, each in version.items() if each})
 
-    def _swap(self, key: str, value: bytes, version: dict[str, str] | None) -> bool:
-        """Store a value if the object still has this version (None: if it still does not exist)."""
-        mode: Any = "create" if version is None else version
-        with _answering(writing=True):
+    def put(self, key: str, value: bytes) -> None:
+        """Store a value, replacing the one that is there."""
+        with _answering():
+            self._put(key, value, "overwrite")
+
+    def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
+        """Store a value in place of `old`; tell whether it is stored."""
+        mode: Any = "create" if old is None else (old.version or "overwrite")
+        with _answering():
             try:
-                if not self._conditional or version == {}:
-                    mode = "overwrite"
-                obstore.put(self._writer, _path(key), value, mode=mode, use_multipart=False)
+                self._put(key, value, mode if self._conditional else "overwrite")
             except (
                 exceptions.PreconditionError,
                 exceptions.AlreadyExistsError,
@@ -142,20 +114,48 @@ class ObjectStore:
                 return False
             except (exceptions.NotSupportedError, NotImplementedError):
                 self._conditional = False
-                obstore.put(self._writer, _path(key), value, use_multipart=False)
+                self._put(key, value, "overwrite")
             return True
+
+    def _put(self, key: str, value: bytes, mode: Any) -> None:  # noqa: ANN401  obstore's PutMode
+        obstore.put(self._writer, _path(key), value, mode=mode, use_multipart=False)
+
+    def close(self) -> None:
+        """Release the clients. Idempotent."""
+        self._reader = self._writer = None
 
 
 def _path(key: str) -> str:
     return f"{key[:2]}/{key[2:]}"
 
 
-def _client(address: Address, timeout: float) -> dict[str, Any]:
-    """Return the options of every kind of client.
+def _made(address: Address, timeout: float) -> object:
+    """Return obstore's object for a bucket, whose requests take at most `timeout` seconds.
 
     Raises:
-        ConfigError: the file of a certificate can't be read.
+        ConfigError: a file can't be used.
     """
+    make, endpoint = _MAKERS[address.scheme]
+    known: dict[str, Any] = {
+        endpoint: address.option("endpoint"),
+        "skip_signature": address.flag("anonymous"),
+    }
+    if address.scheme == "s3":
+        known["region"] = address.option("region")
+        known["virtual_hosted_style_request"] = address.flag("virtual_hosted")
+        if not address.flag("anonymous"):
+            known |= _profile()
+    return make(
+        address.hosts,
+        prefix=address.path or None,
+        client_options=_client_options(address, timeout),
+        # A program that asks has no time for a second try; the agent tries again later.
+        retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
+        **{name: value for name, value in known.items() if value},
+    )
+
+
+def _client_options(address: Address, timeout: float) -> dict[str, Any]:
     options: dict[str, Any] = {
         "allow_http": address.option("endpoint").startswith("http://"),
         "connect_timeout": timedelta(seconds=address.connect_timeout),
@@ -168,42 +168,7 @@ def _client(address: Address, timeout: float) -> dict[str, Any]:
                 options["root_certificate"] = file.read()
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    return {
-        "prefix": address.path or None,
-        "client_options": options,
-        # A program that asks has no time for a second try; the agent tries again later.
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
-    }
-
-
-def _s3(address: Address, timeout: float) -> object:
-    known = {
-        "region": address.option("region"),
-        "virtual_hosted_style_request": address.flag("virtual_hosted"),
-        **({} if address.flag("anonymous") else _profile()),
-    }
-    options: dict[str, Any] = {name: value for name, value in known.items() if value}
-    options |= _known(address, endpoint="endpoint")
-    return S3Store(address.hosts, **options, **_client(address, timeout))
-
-
-def _gcs(address: Address, timeout: float) -> object:
-    options = _known(address, endpoint="base_url")
-    return GCSStore(address.hosts, **options, **_client(address, timeout))
-
-
-def _azure(address: Address, timeout: float) -> object:
-    options = _known(address, endpoint="endpoint")
-    return AzureStore(address.hosts, **options, **_client(address, timeout))
-
-
-def _known(address: Address, *, endpoint: str) -> dict[str, Any]:
-    """Return obstore's options for any store; `endpoint` is its name for the address."""
-    known = {
-        endpoint: address.option("endpoint"),
-        "skip_signature": address.flag("anonymous"),
-    }
-    return {name: value for name, value in known.items() if value}
+    return options
 
 
 def _profile() -> dict[str, str]:
@@ -237,54 +202,33 @@ def _profile() -> dict[str, str]:
 
 
 @contextmanager
-def _answering(*, writing: bool = False) -> Generator[None]:
+def _answering() -> Generator[None]:
     """Turn obstore's exceptions into RemoteError."""
     try:
         yield
     except RemoteError:
         raise
-    except exceptions.PermissionDeniedError as error:
-        if writing:
-            raise RemoteReadOnly(_short(error)) from error
-        hint = "; without the right to list a bucket, S3 says this of what is not there, too"
-        raise RemoteRefused(_short(error) + hint) from error
-    except exceptions.UnauthenticatedError as error:
-        raise RemoteRefused(_short(error)) from error
-    except FileNotFoundError as error:
-        raise RemoteRefused("there is no such bucket") from error
-    except BaseException as error:  # a panic of Rust is no Exception
-        raise _translated(error) from error
+    except Exception as error:
+        late = _LATE.search(str(error)) is not None
+        raise (RemoteTimeout if late else RemoteError)(_explained(error)) from error
 
 
-#: How to tell errors for which obstore has no exception of its own, by their messages.
-_KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], RemoteError], str], ...] = (
-    (
-        lambda said: any(name in said for name in _IDENTITY),
-        RemoteRefused,
-        "there are no credentials, and this machine has no identity of its own: ",
-    ),
-    (
-        lambda said: "InvalidCertificate" in said,
-        RemoteRefused,
-        "its certificate is not trusted: ",
-    ),
-    (
-        lambda said: re.search("timed out|TimedOut|kind: Timeout", said) is not None,
-        RemoteTimeout,
-        "",
-    ),
-)
-
-
-def _translated(error: BaseException) -> RemoteError:
+def _explained(error: Exception) -> str:
     said = str(error)
-    for is_so, kind, hint in _KINDS:
-        if is_so(said):
-            return kind(f"{hint}{_short(error)}")
-    return RemoteError(f"{type(error).__name__}: {_short(error)}")
+    if any(name in said for name in _IDENTITY):
+        lacking = "there are no credentials, and this machine has no identity of its own"
+        return f"{lacking}: {_short(error)}"
+    if "InvalidCertificate" in said:
+        return f"its certificate is not trusted: {_short(error)}"
+    if isinstance(error, FileNotFoundError):
+        return "there is no such bucket"
+    if isinstance(error, exceptions.PermissionDeniedError):
+        hint = "without the right to list a bucket, S3 says this of what is not there, too"
+        return f"{_short(error)}; {hint}"
+    return _short(error) or type(error).__name__
 
 
-def _short(error: BaseException) -> str:
+def _short(error: Exception) -> str:
     """Return the first line of a message, without URLs: in Azure, their queries hold signatures."""
     line = (str(error).splitlines() or [""])[0]
     return re.sub(r"(for path|at location|[A-Z]+ https?://)\S* ?\S*", "", line)[:_MOST_TEXT]

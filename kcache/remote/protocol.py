@@ -1,7 +1,8 @@
 """Protocol: the messages between a program and its agent. Each is the fields of a wire frame.
 
-A question has its kind and its arguments. An answer has its result and the values for it. Numbers
-are decimal text. If a side does not understand a message, it closes the connection.
+A question has its kind, the process group of the program, and its arguments. An answer has the
+warnings for the user, one in each line, and the result. Numbers are decimal text. If a side does
+not understand a message, it closes the connection.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ from typing import NamedTuple
 from kcache.backend import is_key
 
 __all__ = [
-    "BYE",
     "FLUSH",
     "GET",
-    "HELLO",
     "LEASE",
     "MAX_MESSAGE",
     "MOST_KEYS",
@@ -33,15 +32,15 @@ __all__ = [
     "seconds_in",
 ]
 
-VERSION = b"kcache-agent/2"
+VERSION = b"kcache-agent/3"
 #: Far more than any kernel and its manifest have.
 MAX_MESSAGE = 1 << 30
 
 #: A source without headers has two keys: one with its name, and one without.
 MOST_KEYS = 2
 
-HELLO, GET, PUT, LEASE, RELEASE = b"hello", b"get", b"put", b"lease", b"release"
-STATS, FLUSH, STOP, BYE = b"stats", b"flush", b"stop", b"bye"
+GET, PUT, LEASE, RELEASE = b"get", b"put", b"lease", b"release"
+STATS, FLUSH, STOP = b"stats", b"flush", b"stop"
 #: No program waits longer than this for anything.
 _MOST_SECONDS = 1e6
 
@@ -55,28 +54,32 @@ class Found(NamedTuple):
 
     Attributes:
         value: the entry's envelope, not checked; None if no remote that was asked has it.
-        tier: index of the remote that has it, or the number of remotes.
+        remote: index of the remote that has it, or the number of remotes.
         wait: seconds for which any other question is useless, because no remote can be asked.
         which: index of the found key among those that were asked for.
+        unanswered: how many remotes did not answer.
     """
 
     value: bytes | None
-    tier: int
+    remote: int
     wait: float
     which: int = 0
+    unanswered: int = 0
 
     def pack(self) -> list[bytes]:
         """Return the fields."""
-        head = [b"%d" % self.tier, b"%.3f" % self.wait, b"%d" % self.which]
+        numbers = (self.remote, self.which, self.unanswered)
+        head = [b"%.3f" % self.wait, *(b"%d" % number for number in numbers)]
         return head if self.value is None else [*head, self.value]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Found:
         """Return what the fields say; raises ProtocolError."""
-        if len(fields) not in (3, 4):
+        if len(fields) not in (4, 5):
             raise ProtocolError(f"an answer of {len(fields)} fields")
-        value = fields[3] if len(fields) == 4 else None
-        return cls(value, number_in(fields[0]), seconds_in(fields[1]), number_in(fields[2]))
+        value = fields[4] if len(fields) == 5 else None
+        remote, which, unanswered = map(number_in, fields[1:4])
+        return cls(value, remote, seconds_in(fields[0]), which, unanswered)
 
 
 class Upload(NamedTuple):

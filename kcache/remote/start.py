@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -10,18 +11,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kcache.remote.protocol import MAX_MESSAGE, STATS
-from kcache.remote.store import RemoteError
-from kcache.util.private_socket import (
-    MOST_PATH,
-    SILENT_END,
-    bound,
-    is_same_user,
-    private_folder,
-    was_silent,
-)
+from kcache.remote.remote_client import RemoteError
+from kcache.util.child_process import children_are_elsewhere
+from kcache.util.open_file import identity
+from kcache.util.private_socket import MOST_PATH, bound, is_same_user, private_folder
 from kcache.util.safe_path import present_user, unsafe_part
 from kcache.util.wire import WireError, receive, send
 
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
 
     from kcache.remote.agent_setup import Setup
 
-__all__ = ["asked_if_running", "connected", "socket_path"]
+__all__ = ["asked_if_running", "connected", "socket_identity", "socket_path"]
 
 #: As for workers: no variable and no file in the working directory changes what is imported.
 _FLAGS = ("-I", "-S", "-B", "-c")
@@ -44,10 +40,10 @@ _CODE = (
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 #: Seconds for an agent's answer about itself.
 ASK_TIMEOUT = 5.0
-#: For so many seconds after an agent has kept a program waiting in vain, no other program asks it.
-SILENT_FOR = 30.0
 #: Seconds that the new interpreter may take until it has detached itself.
 START_TIMEOUT = 20.0
+#: Seconds to wait for another program that starts an agent. It may be a stopped one.
+TURN_TIMEOUT = 5.0
 #: Seconds between two attempts to take the lock of programs that start an agent.
 _PAUSE = 0.01
 
@@ -76,26 +72,34 @@ def connected(path: str, setup: Setup, environment: Mapping[str, str]) -> socket
     """Return a connection to the agent at a path, and start the agent if there is none.
 
     Raises:
-        RemoteError: there is no agent, and none can be started; or it was silent lately.
+        RemoteError: there is no agent, and none can be started.
     """
     connection = _connect(path)
     if connection is not None:
-        if was_silent(path, SILENT_FOR):  # and has not ended since
-            connection.close()
-            raise RemoteError("the agent has not answered another program")
         return connection
     try:
-        with open(f"{path}.lock", "ab") as lock:
-            _take_turn(lock)
+        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _take_turn(folder)
             connection = _connect(path)  # another program may have been faster
             if connection is None:
                 _start(path, setup, environment)
                 connection = _connect(path)
+        finally:
+            os.close(folder)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # an interpreter may end
         raise RemoteError(f"no agent can be started: {error}") from error
     if connection is None:
         raise RemoteError("no agent can be started")
     return connection
+
+
+def socket_identity(path: str) -> tuple[int, int] | None:
+    """Return what tells the socket at a path from others that were there; None if there is none."""
+    try:
+        return identity(os.lstat(path))
+    except OSError:
+        return None
 
 
 def asked_if_running(path: str) -> dict[str, Any] | None:
@@ -108,8 +112,8 @@ def asked_if_running(path: str) -> dict[str, Any] | None:
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         try:
-            send(connection.fileno(), [STATS])
-            found: object = json.loads(receive(connection.fileno(), most=MAX_MESSAGE)[0])
+            send(connection.fileno(), [STATS, b"0"])
+            found: object = json.loads(receive(connection.fileno(), most=MAX_MESSAGE)[1])
         except (OSError, WireError, ValueError, IndexError):
             return None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
@@ -128,23 +132,22 @@ def _connect(path: str) -> socket.socket | None:
     return None
 
 
-def _take_turn(lock: BinaryIO) -> None:
-    """Lock a file, so that only one of the programs that find no agent starts it.
+def _take_turn(folder: int) -> None:
+    """Lock a folder, so that only one of the programs that find no agent starts it.
 
     Raises:
-        RemoteError: another program has held the lock for longer than a start may take.
+        OSError: another program has held the lock for longer than a start may take.
     """
     import fcntl
 
-    end = time.monotonic() + START_TIMEOUT
+    end = time.monotonic() + TURN_TIMEOUT
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end:
-                raise RemoteError(
-                    "another program has begun to start the agent, and was stopped"
-                ) from None
+                reason = "another program has begun to start it, and was stopped"
+                raise OSError(errno.EBUSY, reason) from None
         else:
             return
         time.sleep(_PAUSE)
@@ -156,9 +159,10 @@ def _start(path: str, setup: Setup, environment: Mapping[str, str]) -> None:
     Raises:
         OSError, subprocess.SubprocessError: it can't be started.
     """
-    for old in (path, path + SILENT_END):
-        with suppress(FileNotFoundError):
-            os.unlink(old)
+    if children_are_elsewhere():
+        raise OSError("this program's children are in another PID namespace")
+    with suppress(FileNotFoundError):  # that of an agent that was killed
+        os.unlink(path)
     listener = bound(path)
     try:
         about = [listener, path, setup.pack().decode()]

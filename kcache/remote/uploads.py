@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kcache.remote.protocol import Upload
-    from kcache.remote.tier import Tier
+    from kcache.remote.remote import Remote
 
 __all__ = ["Uploads"]
 
@@ -24,78 +23,56 @@ THREADS = 4
 
 
 class Uploads:
-    """A queue to one remote, and threads that empty it.
+    """A queue to one remote.
 
-    Threads: safe to share; it starts up to `THREADS` threads when there is something to send.
+    Threads: safe to share; it has up to `THREADS` of its own.
 
     Args:
-        tier: the remote that gets the uploads.
+        remote: gets the uploads.
         done: called after each upload, successful or not.
     """
 
-    def __init__(self, tier: Tier, done: Callable[[Upload], object]) -> None:
-        self._tier = tier
+    def __init__(self, remote: Remote, done: Callable[[Upload], object]) -> None:
+        self._remote = remote
         self._done = done
+        self._pool = ThreadPoolExecutor(THREADS)
         self._changed = threading.Condition()
-        self._waiting: deque[Upload] = deque()
         self._bytes = 0
-        self._busy = 0
-        self._threads = 0
+        #: How many uploads wait or are under way.
+        self.pending = 0
 
     def add(self, upload: Upload) -> None:
-        """Queue an upload; drop and count it if the queue is full, or if no thread can start."""
+        """Queue an upload; drop and count it if the queue is full."""
         with self._changed:
-            room = len(self._waiting) < MAX_WAITING and self._bytes + upload.size <= MAX_BYTES
-            if (
-                room
-                and self._threads < THREADS
-                and self._threads <= self._busy + len(self._waiting)
-            ):
-                with suppress(RuntimeError):  # the machine has no more threads
-                    threading.Thread(target=self._work, daemon=True).start()
-                    self._threads += 1
-            taken = room and self._threads > 0
-            if taken:
-                self._waiting.append(upload)
+            has_room = self.pending < MAX_WAITING and self._bytes + upload.size <= MAX_BYTES
+            if has_room:
+                self.pending += 1
                 self._bytes += upload.size
-                self._changed.notify()
-        if not taken:
-            self._tier.counts.add("dropped")
+        if has_room:
+            with suppress(RuntimeError):  # no thread can start: it waits for the next upload
+                self._pool.submit(self._upload, upload)
+        else:
+            self._remote.counts.add("dropped")
             self._done(upload)
 
-    @property
-    def pending(self) -> int:
-        """How many uploads wait or are under way."""
+    def flush(self, seconds: float) -> bool:
+        """Wait until nothing is pending; tell whether that happened in time."""
         with self._changed:
-            return len(self._waiting) + self._busy
+            return self._changed.wait_for(lambda: not self.pending, seconds)
 
-    def flush(self, deadline: float) -> bool:
-        """Wait until nothing is pending; tell whether that happened before the deadline."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: not self._waiting and not self._busy, max(0.0, deadline - time.monotonic())
-            )
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting:
-                    self._changed.wait()
-                upload = self._waiting.popleft()
-                self._bytes -= upload.size
-                self._busy += 1
-            try:
-                self._upload(upload)
-            finally:
-                with self._changed:
-                    self._busy -= 1
-                    self._changed.notify_all()
+    def close(self) -> None:
+        """Drop what waits. Idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _upload(self, upload: Upload) -> None:
         """Put the kernel first, because a manifest must not name a missing kernel."""
         try:
-            there = upload.kernel is None or self._tier.put(*upload.kernel)
+            there = upload.kernel is None or self._remote.put(*upload.kernel)
             if there and upload.manifest is not None:
-                self._tier.merge(*upload.manifest)
+                self._remote.merge(*upload.manifest)
         finally:
             self._done(upload)
+            with self._changed:
+                self.pending -= 1
+                self._bytes -= upload.size
+                self._changed.notify_all()

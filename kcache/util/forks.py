@@ -18,9 +18,10 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol, cast
+from weakref import ref
 
 __all__ = ["PATIENCE", "Forked", "after_fork", "at_end", "at_fork", "is_ending"]
 
@@ -38,12 +39,14 @@ class Forked(Protocol):
         ...
 
 
-_objects: weakref.WeakSet[Forked] = weakref.WeakSet()
+#: Not a WeakSet: it runs code of Python when an object goes, and so would swallow the exception of
+#: a signal's handler.
+_objects: dict[int, ref[Forked]] = {}
 
 
 def after_fork(each: Forked) -> None:
     """Call `each.after_fork()` in every child process that is forked while `each` lives."""
-    _objects.add(each)
+    _objects[id(each)] = ref(each, partial(_objects.pop, id(each)))
 
 
 def at_fork(
@@ -132,8 +135,10 @@ def _in_child() -> None:
     global _ending  # noqa: PLW0603
     _ending = 0
     _import_anew()
-    for each in list(_objects):
-        each.after_fork()
+    for known in list(_objects.values()):
+        each = known()
+        if each is not None:
+            each.after_fork()
 
 
 at_fork(before=_import_to_the_end, in_child=_in_child)

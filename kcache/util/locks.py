@@ -1,4 +1,9 @@
-"""RangeLocks: advisory locks on byte ranges of a file; the kernel ends them with a process."""
+"""Locks between processes, on byte ranges of a file, and turns between threads.
+
+Neither outlives what it is for. The kernel ends a lock with its process, and Python ends locks and
+turns with the frame that holds them, whatever exception leaves that frame, and wherever it came
+from. So nothing counts what is taken: it is taken as long as its holder lives.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,29 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
+
+from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
-    from kcache.util.open_file import OpenFile
+    from typing import Self
 
-__all__ = ["RangeLocks", "pread", "pwrite"]
+    from kcache.util.open_file import OpenFile, OwnFile
+
+__all__ = [
+    "Patience",
+    "RangeLocks",
+    "Turn",
+    "Turns",
+    "is_locked",
+    "lock",
+    "pread",
+    "pwrite",
+    "unlock",
+]
 
 #: Seconds between two tries for a lock that another process holds: the first pause, and the
 #: longest. A holder keeps it for 0.1 ms (a rename) up to some 10 ms (a commit that the disk
@@ -24,6 +44,9 @@ _FIRST_PAUSE = 50e-6
 _LONGEST_PAUSE = 5e-3
 #: After a wait in vain, a process does not wait for that lock again for this many seconds.
 _GIVEN_UP = 60.0
+#: After this many seconds, a thread looks again whether its turn has come: the one that should have
+#: woken it may have been interrupted.
+_LOOK_AGAIN = 0.1
 #: Errors which say that this file system has no locks (NFS without lockd, some FUSE file systems).
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -42,6 +65,12 @@ if sys.platform == "win32":  # untested: no Windows machine in CI
             else:
                 return True
 
+    def _is_locked(fd: int, start: int, length: int) -> bool:
+        if _range_lock(fd, start, length, wait=False):
+            _range_unlock(fd, start, length)
+            return False
+        return True
+
     def _range_unlock(fd: int, start: int, length: int) -> None:
         with suppress(OSError):
             os.lseek(fd, start, os.SEEK_SET)
@@ -50,16 +79,27 @@ if sys.platform == "win32":  # untested: no Windows machine in CI
 else:
     import fcntl
 
-    # Open-file-description locks (Linux 3.15) belong to the open file, not to the process: two
-    # handles in one process exclude each other, and closing an unrelated handle drops no lock. See
-    # fcntl(2). On other systems, the POSIX record lock is the closest. (macOS has them too, with
-    # another `struct flock`.)
-    _OFD = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
-    _SETLK: int = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
-    _SETLKW: int = getattr(fcntl, "F_OFD_SETLKW", fcntl.F_SETLKW)
+    # Open-file-description locks (Linux 3.15, macOS) belong to the open file, not to the process:
+    # two of one process exclude each other, and closing another one drops no lock. See fcntl(2). On
+    # other systems, the POSIX record lock is the closest.
+    if sys.platform == "darwin":  # the numbers are those of its <fcntl.h>; untested
+        _OFD, _SETLK, _SETLKW, _GETLK = True, 90, 91, 92
+        _FLOCK = struct.Struct("qqihh")
+        _KIND = slice(20, 22)
 
-    def _flock(kind: int, start: int, length: int) -> bytes:
-        return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
+        def _flock(kind: int, start: int, length: int) -> bytes:
+            return _FLOCK.pack(start, length, 0, kind, os.SEEK_SET)
+
+    else:
+        _OFD = hasattr(fcntl, "F_OFD_SETLK")
+        _SETLK: int = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
+        _SETLKW: int = getattr(fcntl, "F_OFD_SETLKW", fcntl.F_SETLKW)
+        _GETLK: int = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
+        _FLOCK = struct.Struct("hhqqi4x")
+        _KIND = slice(0, 2)
+
+        def _flock(kind: int, start: int, length: int) -> bytes:
+            return _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
 
     def _range_lock(fd: int, start: int, length: int, *, wait: bool) -> bool:
         try:
@@ -75,6 +115,10 @@ else:
             raise
         return True
 
+    def _is_locked(fd: int, start: int, length: int) -> bool:
+        found = fcntl.fcntl(fd, _GETLK, _flock(fcntl.F_WRLCK, start, length))
+        return found[_KIND] != _flock(fcntl.F_UNLCK, 0, 0)[_KIND]
+
     def _range_unlock(fd: int, start: int, length: int) -> None:
         # The error means that the program has closed the file, and so released the lock. It must
         # not keep the caller from giving other threads their turn.
@@ -83,6 +127,186 @@ else:
                 fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
             else:
                 fcntl.lockf(fd, fcntl.LOCK_UN, length, start, os.SEEK_SET)
+
+
+# -- between processes -----------------------------------------------------------------------------
+
+
+def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) -> bool:
+    """Lock a byte range until the file is closed; tell whether this file system has locks.
+
+    The lock excludes every other opened file, so other processes, and other threads which have
+    opened the file on their own. Waits at most `timeout` seconds.
+
+    Raises:
+        TimeoutError: somebody else held it all the time.
+        OSError: the file can't be locked.
+    """
+    pause = _FIRST_PAUSE
+    deadline: float | None = None
+    try:
+        while not _range_lock(file.fd, start, length, wait=False):
+            now = time.monotonic()
+            deadline = now + timeout if deadline is None else deadline
+            if now >= deadline:
+                raise TimeoutError(errno.ETIMEDOUT, "the lock timed out: another process holds it")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        return False
+    return True
+
+
+def is_locked(file: OwnFile, start: int, length: int = 1) -> bool:
+    """Tell whether another opened file has a lock on a part of a byte range.
+
+    Raises:
+        OSError: this file system has no locks, or the system can't tell.
+    """
+    return _is_locked(file.fd, start, length)
+
+
+def unlock(file: OwnFile, start: int, length: int = 1) -> None:
+    """Release a lock even if a child process, forked by code that is not Python's, has the file."""
+    with suppress(OSError, ValueError):  # it is closed
+        _range_unlock(file.fd, start, length)
+
+
+class Patience:
+    """How long it is worth while to wait for a lock: not again, for a minute, after a wait in vain.
+
+    A process that was stopped usually stays so for longer, and the waits would add up.
+
+    Args:
+        seconds: of a wait at most.
+    """
+
+    __slots__ = ("_given_up", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._given_up: dict[Hashable, float] = {}
+
+    def lock(self, file: OwnFile, start: int, length: int = 1) -> bool:
+        """Do what the function `lock` does, for as many seconds as is worth while."""
+        given_up = time.monotonic() < self._given_up.get(start, 0.0)
+        try:
+            return lock(file, start, length, timeout=0.0 if given_up else self.seconds)
+        except TimeoutError:
+            if not given_up:
+                self._given_up[start] = time.monotonic() + _GIVEN_UP
+            raise
+
+
+# -- between threads -------------------------------------------------------------------------------
+
+
+class Turns:
+    """Lets some threads at a time go on, and the others wait, first come, first served.
+
+    A turn is an object of its thread. It is over at the end of its `with` block, or when the object
+    is gone, so that no exception can leave a turn taken.
+
+    Fork: in a child, nobody has a turn.
+
+    Args:
+        most: how many threads at a time.
+    """
+
+    __slots__ = ("__weakref__", "_queue", "most")
+
+    def __init__(self, most: int = 1) -> None:
+        self.most = most
+        self._queue: list[ref[Turn]] = []
+        after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forget, in a child process, the threads of the parent."""
+        self._queue = []
+
+    def turn(self, *, patient: bool = False) -> Turn:
+        """Return a turn, for a `with` statement, which waits for it.
+
+        A patient one lets all others go first that come before it begins.
+        """
+        return Turn(self, patient=patient)
+
+    def live(self) -> list[Turn]:
+        """Return the turns that are taken or waited for, in order."""
+        queue = self._queue
+        for each in tuple(queue):
+            turn = each()
+            if turn is None or turn.over:
+                with suppress(ValueError):  # another thread has removed it
+                    queue.remove(each)
+        return [turn for each in tuple(queue) if (turn := each()) is not None and not turn.over]
+
+    def enter(self, turn: Turn) -> None:
+        """Wait until a turn begins."""
+        self._queue.append(turn.ref)
+        while not self._begins(turn):
+            if turn.woken is None:
+                woken = threading.Lock()
+                woken.acquire()  # noqa: SIM115, RUF100  released by the thread that wakes this one
+                turn.woken = woken
+            else:
+                turn.woken.acquire(timeout=_LOOK_AGAIN)
+
+    def _begins(self, turn: Turn) -> bool:
+        turn.begun = turn.patient  # others see it before it looks at them
+        before = 0
+        ahead = True
+        for each in self.live():
+            if each is turn:
+                ahead = False
+            elif (
+                each.begun
+                or (turn.patient and not each.patient)
+                or (ahead and each.patient <= turn.patient)
+            ):
+                before += 1
+        turn.begun = before < self.most
+        return turn.begun
+
+    def wake(self) -> None:
+        """Let the threads that come next look whether their turn has come."""
+        waiting = [turn for turn in self.live() if not turn.begun]
+        waiting.sort(key=lambda turn: turn.patient)
+        for turn in waiting[: self.most]:
+            if turn.woken is not None:
+                with suppress(RuntimeError):  # it is awake
+                    turn.woken.release()
+
+
+class Turn:
+    """The turn of one thread; see `Turns`."""
+
+    __slots__ = ("__weakref__", "_turns", "begun", "over", "patient", "ref", "woken")
+
+    def __init__(self, turns: Turns, *, patient: bool) -> None:
+        self._turns = turns
+        self.patient = patient
+        self.begun = self.over = False
+        #: Released to wake the thread.
+        self.woken: threading.Lock | None = None
+        self.ref = ref(self)
+
+    def __enter__(self) -> Self:
+        try:
+            self._turns.enter(self)
+        except BaseException:
+            self.over = True
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True
+        self._turns.wake()
+
+
+# -- for modules that keep a file open -------------------------------------------------------------
 
 
 class _Number(NamedTuple):
@@ -104,7 +328,7 @@ class RangeLocks:
             the caller must keep open as long.
     """
 
-    def __init__(self, file: OpenFile | int) -> None:
+    def __init__(self, file: OpenFile | OwnFile | int) -> None:
         self._file = _Number(file) if isinstance(file, int) else file
         self.supported = True
         self._mutexes: dict[int, threading.RLock] = {}

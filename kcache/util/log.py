@@ -10,6 +10,8 @@ line, and then aborts the process (SIGABRT), because it can't flush standard err
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kcache.util.forks import is_ending
@@ -17,9 +19,11 @@ from kcache.util.forks import is_ending
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = ["debug", "debugging", "info", "log_to_stderr", "warning", "warning_once"]
+__all__ = ["debug", "debugging", "info", "log_to_stderr", "overheard", "warning", "warning_once"]
 
 _said: set[str] = set()
+#: Where warnings go instead of the log, while somebody listens.
+_heard: list[str] | None = None
 
 
 def _logger() -> Logger:
@@ -60,15 +64,29 @@ def info(message: str, *args: object) -> None:
 
 def warning(message: str, *args: object) -> None:
     """Log a warning."""
-    if not is_ending():
+    if _heard is not None:
+        _heard.append(message % _texts(args))
+    elif not is_ending():
         _logger().warning(message, *_texts(args))
 
 
 def warning_once(message: str) -> None:
     """Log a warning that this process has not logged yet."""
-    if message not in _said:
+    if _heard is not None or message not in _said:
         _said.add(message)
         warning("%s", message)
+
+
+@contextmanager
+def overheard() -> Generator[list[str]]:
+    """Collect the warnings of the block instead of logging them; for one thread, not nested."""
+    global _heard  # noqa: PLW0603  the logger is the process's, too
+    heard: list[str] = []
+    _heard = heard
+    try:
+        yield heard
+    finally:
+        _heard = None
 
 
 def log_to_stderr(level: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 
 __all__ = ["did_you_mean", "nearest", "unexpected_argument"]
 
@@ -25,10 +25,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return "" if found is None else f" (did you mean {found!r}?)"
 
 
-def unexpected_argument(call: str, given: Iterable[str], known: Collection[str]) -> TypeError:
-    """Return the error for the first given argument that `call` does not have."""
-    name = next(each for each in given if each not in known)
-    return TypeError(f"{call}: unexpected argument {name!r}{did_you_mean(name, sorted(known))}")
+def unexpected_argument(
+    call: Callable[..., object], given: Iterable[str], options: type
+) -> TypeError:
+    """Return the error for the first given argument, which `call` does not have.
+
+    `options` is the class whose fields are easily taken for arguments of the call.
+    """
+    from inspect import signature
+
+    name, called = next(iter(given)), call.__qualname__.removesuffix(".__init__")
+    if name in signature(options).parameters and called != "KernelCache":
+        means = f"options={options.__name__}({name}=...)"
+        return TypeError(f"{called}: {name!r} is an option; allowed: {means}")
+    known = sorted({*signature(call).parameters} - {"self", "unknown"})
+    return TypeError(f"{called}: unexpected argument {name!r}{did_you_mean(name, known)}")
 
 
 def _letters(name: str) -> str:

@@ -1,29 +1,43 @@
-"""OpenFile: a descriptor with an owner. The file is checked to be ours when it is opened.
+"""OwnFile: a file of ours while it is open. It is checked to be ours when it is opened.
 
 A bare descriptor is a number. If one thread closes it while another is about to write, the number
-may then belong to another file, which gets the write. So no code in kcache keeps a bare number that
-other code may close. The number belongs to an `OpenFile`.
+may then belong to another file, which gets the write. And if a signal's handler raises an exception
+before the number is kept anywhere, the file stays open, with its locks, until the process ends. So
+kcache keeps no bare number: from the system call on, the number belongs to an object, and Python
+closes the file with the object.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
+from io import FileIO
 from stat import S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
+from typing import TYPE_CHECKING
 
 from kcache.util.forks import after_fork
-from kcache.util.locks import pread, pwrite
+from kcache.util.locks import RangeLocks, pread, pwrite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
+    "MARKER",
     "SAFE",
     "NotOursError",
     "OpenFile",
+    "OwnFile",
     "has_header",
     "identity",
     "is_own",
+    "open_or_replace",
     "open_own",
-    "owner_problem",
+    "opened",
 ]
+
+#: The file that makes a directory a cache; see `kcache.directory`.
+MARKER = "kcache.json"
 
 #: Flags for every open: programs that we start do not inherit it, it follows no link, it never
 #: waits (for the other end of a pipe), and it never becomes our terminal.
@@ -42,6 +56,17 @@ _KINDS = (
     (S_ISCHR, "a device"),
     (S_ISBLK, "a device"),
 )
+#: What `open` says of a link with O_NOFOLLOW, of a socket, and of a directory.
+_NO_FILE = {
+    errno.ELOOP: "a link",
+    errno.EMLINK: "a link",
+    errno.ENXIO: "a socket",
+    errno.EISDIR: "a directory",
+}
+#: Locked while a damaged file is set aside. This byte is far behind the contents of our files, and
+#: behind the bytes that other locks use.
+_ASIDE = (1 << 63) - 2
+_TRIES = 3
 
 
 class NotOursError(OSError):
@@ -54,6 +79,54 @@ class NotOursError(OSError):
 def identity(status: os.stat_result) -> tuple[int, int]:
     """Return what identifies a file: device and inode."""
     return status.st_dev, status.st_ino
+
+
+class OwnFile(FileIO):
+    """An open file: closed by `close`, by its `with` block, or with the last reference to it.
+
+    An exception at any point, also one of a signal's handler, leaves no file open whose object is
+    gone. A lock on the file ends with it.
+
+    Threads: each opens a file of its own. Fork: a child closes its copy, so that the locks belong
+    to the parent alone. A program must not close descriptors that are not its own while a thread
+    uses kcache.
+    """
+
+    __slots__ = ()
+    # A function of Python could be interrupted before it closes the file.
+    __del__ = FileIO.close
+
+    @property
+    def fd(self) -> int:
+        """The descriptor; valid as long as this object is referenced."""
+        return self.fileno()
+
+    def is_at(self, path: str) -> bool:
+        """Tell whether `path` leads to this file: it was not removed, moved or replaced."""
+        try:
+            return identity(os.stat(path, follow_symlinks=False)) == identity(os.fstat(self.fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def after_fork(self) -> None:
+        """Close the file in a child process, which releases no lock of its parent."""
+        with suppress(OSError):
+            self.close()
+
+
+def opened(path: str, flags: int) -> OwnFile:
+    """Open any file without following a link or waiting.
+
+    Raises:
+        IsADirectoryError: it is a directory. OSError: it can't be opened.
+    """
+    try:
+        # One step for Python, so that no interrupt comes between the number and the object.
+        return next(map(OwnFile, map(os.open, (path,), (flags | SAFE,), (0o600,))))
+    except IsADirectoryError as error:
+        if isinstance(error.filename, int):  # FileIO refused the number
+            os.close(error.filename)
+        raise IsADirectoryError(error.errno, error.strerror, path) from None
 
 
 class OpenFile:
@@ -129,7 +202,7 @@ def is_own(status: os.stat_result) -> bool:
     return S_ISREG(status.st_mode) and status.st_uid == _user() and status.st_nlink <= 1
 
 
-def owner_problem(status: os.stat_result) -> str:
+def _owner_problem(status: os.stat_result) -> str:
     """Return why `is_own` is false, in words that continue "it is"."""
     for right, name in _KINDS:
         if right(status.st_mode):
@@ -141,7 +214,7 @@ def owner_problem(status: os.stat_result) -> str:
     return f"a file with {status.st_nlink} names; kcache makes no hard links"
 
 
-def open_own(path: str, flags: int) -> OpenFile:
+def open_own(path: str, flags: int) -> OwnFile:
     """Open a file that is ours, for writing or reading, without following a link or waiting.
 
     Args:
@@ -152,18 +225,21 @@ def open_own(path: str, flags: int) -> OpenFile:
         NotOursError: it is not a plain file of the present user with one name. Nothing was changed.
         OSError: it can't be opened.
     """
-    fd = os.open(path, flags | SAFE, 0o600)
     try:
-        status = os.fstat(fd)
-        if not is_own(status):
-            raise NotOursError(f"it is {owner_problem(status)}", path)
-    except BaseException:
-        os.close(fd)
+        file = opened(path, flags)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise NotOursError(f"it is {_NO_FILE[error.errno]}, no file of kcache", path) from error
         raise
-    return OpenFile(fd, status)
+    status = os.fstat(file.fd)
+    if not is_own(status):
+        file.close()
+        raise NotOursError(f"it is {_owner_problem(status)}", path)
+    after_fork(file)
+    return file
 
 
-def has_header(file: OpenFile, header: bytes) -> bool:
+def has_header(file: OwnFile, header: bytes) -> bool:
     """Tell whether a file begins with `header`, which is written if the file is new.
 
     A file is new if it is empty, or if it has only zeros after a full disk or a power cut.
@@ -172,3 +248,49 @@ def has_header(file: OpenFile, header: bytes) -> bool:
     if not any(found):
         return pwrite(file.fd, header, 0) == len(header)
     return found == header
+
+
+def open_or_replace(path: str, flags: int, is_sound: Callable[[OwnFile], bool]) -> OwnFile:
+    """Open a file for writing; an unsound one gets another name, and a new one is made.
+
+    So its content is not lost: it may have been damaged, or it may never have been ours. The other
+    name is that of the file with `.damaged` behind it. In a directory that is no cache, the file
+    keeps its name, because it is somebody else's.
+
+    Args:
+        path: the file, made if it is not there.
+        flags: as for `os.open`.
+        is_sound: tells whether the opened file is new, or one that kcache wrote.
+
+    Raises:
+        NotOursError: it is not a plain file of the present user with one name, or it is not sound
+            and lies in a directory that is no cache. Nothing was changed.
+        OSError: it can't be opened or renamed.
+    """
+    for _ in range(_TRIES):
+        file = open_own(path, flags | os.O_CREAT)
+        if is_sound(file):
+            return file
+        if not os.path.lexists(os.path.join(os.path.dirname(path), MARKER)):
+            raise NotOursError(f"it is no file of kcache, and there is no {MARKER} beside it", path)
+        # Several processes may find the damage. One sets the file aside; the others then find the
+        # new file.
+        with RangeLocks(file).held(_ASIDE, 1, timeout=1.0):
+            if file.is_at(path):
+                _set_aside(path)
+    raise NotOursError("it is no file of kcache, time and again", path)
+
+
+def _set_aside(path: str) -> None:
+    """Give a damaged file its own name with `.damaged` behind it.
+
+    Raises:
+        NotOursError: something that is not ours has the other name.
+        OSError: it can't be renamed.
+    """
+    aside = f"{path}.damaged"
+    with suppress(FileNotFoundError):
+        status = os.stat(aside, follow_symlinks=False)
+        if not is_own(status):
+            raise NotOursError(f"it is {_owner_problem(status)}", aside)
+    os.rename(path, aside)

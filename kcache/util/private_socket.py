@@ -14,6 +14,7 @@ __all__ = [
     "SILENT_END",
     "above_standard",
     "bound",
+    "claimed",
     "is_same_user",
     "note_silence",
     "private_folder",
@@ -42,6 +43,31 @@ def private_folder(folder: str) -> None:
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise OSError(f"{folder} is not private")
+
+
+def claimed(folder: str) -> int | None:
+    """Take the lock of a folder that this user made; return its descriptor, or None.
+
+    Whoever serves at a socket in the folder holds the lock until the last copy of the descriptor is
+    closed, at the latest when its process ends. The lock says so in every PID namespace, of a
+    process that was stopped, too, and for a socket that is not there yet.
+    """
+    import fcntl
+
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = None
+    try:
+        descriptor = above_standard(os.open(folder, flags))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status, there = os.fstat(descriptor), os.lstat(folder)
+        # Before it was locked, somebody may have removed it, because nobody held the lock.
+        if status.st_uid == os.geteuid() and os.path.samestat(status, there):
+            return descriptor
+    except OSError:
+        pass
+    if descriptor is not None:
+        os.close(descriptor)
+    return None
 
 
 def bound(path: str) -> int:

@@ -26,7 +26,7 @@ class TestMemory(MemorySuite):
 
 
 def test_every_first_party_backend_is_here() -> None:
-    from kcache import registry
+    from kcache import backend
 
     suites = {"file": TestFile, "lmdb": TestLmdb, "zstd": TestZstd, "zstd+lmdb": TestZstdLmdb}
-    assert set(registry._FIRST_PARTY) == set(suites)
+    assert set(backend._FIRST_PARTY) == set(suites)

@@ -22,8 +22,9 @@ BUILD = "import sys, hatchling.build as b; print(b.build_wheel(sys.argv[1]))"
 
 FIND = """
 import sys
-from kcache import Entry, KernelCache, open_engine, registry
-assert "sqlite" in registry.backend_names(), registry.backend_names()
+from kcache import Entry, KernelCache, open_engine
+from kcache.backend import backend_names
+assert "sqlite" in backend_names(), backend_names()
 key = "ab" * 32
 with open_engine(sys.argv[1], backend="sqlite", max_size=10_000) as engine:
     for number in range(30):

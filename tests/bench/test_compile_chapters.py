@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from chapters import fresh_process, header_count, precompiled_headers, stampede, warm_up
+from chapters import fresh_process, header_count, stampede, warm_up
 from contenders.cuda_core import DIGEST, CoreCache
 from harness import miss_stopwatch
 from harness.corpus import Case, generated_source, load
@@ -141,15 +141,11 @@ def test_processes_that_miss_and_bare_ones_do_the_same(
         run_python(fresh_process._BINDINGS.format(**broken), tmp_path)
 
 
-def test_lists_for_warm_say_what_is_precompiled(tmp_path: Path, nvrtc: tuple[int, int]) -> None:
+def test_a_list_is_warmed_once(tmp_path: Path, nvrtc: tuple[int, int]) -> None:
     case = with_header(tmp_path / "include")
     path = tmp_path / "kernels.json"
-    listed = warm_up.kernel_list([load("trivial")], (case.arch,), precompiled="auto")
+    listed = warm_up.kernel_list([load("trivial")], (case.arch,))
     path.write_text(json.dumps(listed), encoding="utf-8")
     for jobs, compiled in ((2, 1), (None, 0)):
         _, _, made = warm_up.run_warm(path, str(tmp_path / "cache"), jobs)
         assert (made["compiled"], made["failed"]) == (compiled, 0)
-
-
-def test_every_tile_is_another_one() -> None:
-    assert len(set(precompiled_headers._TILES)) == len(precompiled_headers._TILES) >= Plan().tiles

@@ -78,7 +78,7 @@ def test_names_have_one_role_each() -> None:
 
 def test_a_target_is_ours_to_meet() -> None:
     text, rows = tables.targets(evidence())
-    assert text == "3 of 4 are met."
+    assert text == "3 of 4 targets are met."
     assert "truncated entry: kcache" in rows
     assert "diskcache" not in rows, "what a peer does is no target"
     assert "| **1.20** | 1.08 to 1.32 | **no**, but the quartiles differ |" in rows

@@ -19,14 +19,11 @@ def test_it_compares_with_the_bare_clients(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(remote_gets, "LOOPS", 3)
     found = list(remote_gets.remotes(replace(QUICK, calls=2), tmp_path))
     assert not [each for each in found if isinstance(each, Absent)]
-    ratios = {each.figure: each.target for each in found if isinstance(each, Ratio)}
-    assert ratios["get of 100 KiB by Redis, unsigned"] == 2.0
-    assert ratios["get of 100 KiB by HTTP, unsigned"] == 2.0
-    assert ratios["get of 100 KiB by HTTP, HMAC-SHA256"] is None
+    ratios = {each.figure for each in found if isinstance(each, Ratio)}
     for name in ("Redis", "HTTP"):
-        assert ratios[f"get of 100 KiB by {name}, {remote_gets.HIT}"] == 2.0
+        assert f"get of 100 KiB by {name}, {remote_gets.HIT}" in ratios
     rows = {each.row for each in found if isinstance(each, Timing)}
-    assert rows >= {remote_gets.BARE, "unsigned", "HMAC-SHA256", remote_gets.HIT}
+    assert rows >= {remote_gets.BARE, "unsigned", remote_gets.HIT}
 
 
 def test_without_servers_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_the_program_writes_and_prints(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "[1/1] fine" in done.stderr
     assert "#### To diskcache" in done.stdout
-    assert "1 of 1 are met." in done.stdout
+    assert "1 of 1 targets are met." in done.stdout
     assert "Everything was measured." in done.stdout
     found = read(tmp_path, "*-quick.json")
     assert found.command == "python bench/ratios.py --quick"
@@ -110,7 +110,7 @@ def test_a_chapter_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     assert done.stderr.endswith("failed: broken\n")
     assert "Traceback" in done.stderr
     assert "OSError: the disk is full" in done.stdout
-    assert "1 of 2 are met." in done.stdout
+    assert "1 of 2 targets are met." in done.stdout
     assert [each.chapter for each in read(tmp_path).ratios] == ["broken", "fine"]
 
 
@@ -135,7 +135,7 @@ def test_an_earlier_run_is_shown_again(tmp_path: Path) -> None:
     before = path.read_bytes()
     done = program(["fine"], tmp_path, "--from", str(path))
     assert done.returncode == 0, done.stderr
-    assert "1 of 1 are met." in done.stdout
+    assert "1 of 1 targets are met." in done.stdout
     assert path.read_bytes() == before
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-import xxhash
 from cli.helpers import fill, kernel, key
 
 import kcache
 from kcache import Entry
-from kcache.bundle.format import HEAD_SIZE, TRAILER_SIZE
 from kcache.entry import encode
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.headers import HeaderSet
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.nvrtc.search import RootedPath
+from kcache.remote.bundle import write_bundle
 
 REQUEST = key("request")
 
@@ -87,25 +88,18 @@ def envelope(name: str, entry: Entry) -> bytes:
     return encode(name, entry, producer=PRODUCER.encode())
 
 
-def forged(values: list[tuple[bytes, bytes]], head: bytes = b"", **wrong: object) -> bytes:
-    """Returns a file whose checksums are right; `wrong` replaces fields of the trailer or rows."""
-    head = head or b"KCBUNDLE" + (1).to_bytes(4, "little") + bytes(4)
-    data, index = bytearray(head), bytearray()
-    for name, value in values:
-        offset = wrong.get("offset", len(data))
-        size = wrong.get("size", len(value))
-        assert isinstance(offset, int)
-        assert isinstance(size, int)
-        row = name + offset.to_bytes(8, "little") + size.to_bytes(8, "little")
-        index += row + xxhash.xxh3_128_digest(value)
-        data += value
-    data += wrong.get("gap", b"")  # type: ignore[arg-type]
-    at, entries = wrong.get("at", len(data)), wrong.get("entries", len(values))
-    assert isinstance(at, int)
-    assert isinstance(entries, int)
-    counted = at.to_bytes(8, "little") + entries.to_bytes(8, "little")
-    digest = xxhash.xxh3_128_digest(head + bytes(index) + counted)
-    return bytes(data + index) + counted + digest + b"KCBNDEND"
+def written(values: list[tuple[object, object]], folder: Path, *statements: str) -> bytes:
+    """Returns a bundle with any rows, and what statements of SQL have done to it."""
+    path = folder / f"{os.urandom(4).hex()}.kcb"
+    path.touch()
+    write_bundle(str(path), values)  # type: ignore[arg-type]
+    if statements:
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("PRAGMA writable_schema = ON")
+        for statement in statements:
+            connection.execute(statement)
+        connection.close()
+    return path.read_bytes()
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
@@ -124,5 +118,4 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
         case 4:
             return data[:to] + data[at:]
         case _:
-            end = len(data) - chance.randrange(1, TRAILER_SIZE + HEAD_SIZE)
-            return data[:end] + chance.randbytes(len(data) - end)
+            return data[:at] + chance.randbytes(to - at) + data[to:]

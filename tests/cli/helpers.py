@@ -53,7 +53,7 @@ def kernel(
             "lowered_names": {name: f"_Z_{name}" for name in names},
             "log": log,
             "source_name": source,
-            "names": names,
+            "functions": names,
             "arch": arch,
             "flags": [f"--gpu-architecture={arch}", *flags],
             "compiler": "nvrtc 12ab",

@@ -1,42 +1,28 @@
-"""What holds for every command: exit codes, one-line errors, pipes, the missing extra."""
+"""What holds for every command: exit codes, one-line errors, pipes, `--json`, the missing extra."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from cli.helpers import NOBODY, can_become_nobody, fill, kernel, key, nobodys_directory
 
 import kcache
 from kcache.cli.app import app
 
-COMMANDS = [
-    "demo",
-    "compile",
-    "why",
-    "warm",
-    "run",
-    "server",
-    "info",
-    "stats",
-    "report",
-    "ls",
-    "show",
-    "extract",
-    "rm",
-    "trim",
-    "clear",
-    "verify",
-    "bundle",
-    "doctor",
-    "migrate",
-    "key",
-    "config",
-]
+COMMANDS = app.list_commands(click.Context(app))
+#: Commands that print no facts, but a path, a file, or a program's own output, or that something
+#: was done.
+WITHOUT_JSON = {
+    *("kcache path", "kcache run", "kcache report", "kcache extract", "kcache key new"),
+    *("kcache server start", "kcache server stop"),
+}
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -45,22 +31,44 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_version(here: Callable) -> None:
-    assert here("--version") == (0, f"kcache {kcache.__version__}\n", "")
+def leaves(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yields every command that is no group, with its whole name."""
+    context = click.Context(group)
+    for each in group.list_commands(context):
+        command = group.get_command(context, each)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from leaves(command, f"{name} {each}")
+        else:
+            yield f"{name} {each}", command
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_names_every_command(flag: str, here: Callable) -> None:
-    said = here(flag)
-    assert said.code == 0
-    assert [line.split()[0] for line in said.out.split("Commands:\n")[1].splitlines()] == COMMANDS
+def test_the_version_and_a_help_that_names_every_command_in_groups(here: Callable) -> None:
+    assert here("--version") == here("-V") == (0, f"kcache {kcache.__version__}\n", "")
+    said = here("-h")
+    assert said == here("--help")
+    groups = re.findall(r"^([A-Z][^:\n]*):\n((?:  .+\n)+)", said.out, re.M)
+    assert [title for title, _ in groups[1:3]] == ["Compile", "Look"]
+    lines = [line for _, text in groups[1:] for line in text.splitlines()]
+    assert [line.split()[0] for line in lines] == COMMANDS
+    assert all(line.endswith(".") for line in lines)
+    assert len({re.match(r"  \S+ +", line).end() for line in lines}) == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, "info"])
 def test_every_command_has_help_and_takes_a_directory(command: str, here: Callable) -> None:
     said = here(command, "-h")
     assert said.code == 0
     assert "--directory" in said.out or command in ("server", "key", "bundle")  # of others
+
+
+def test_every_command_that_prints_facts_has_json() -> None:
+    missing = {
+        name
+        for name, command in leaves(app, "kcache")
+        if not any("--json" in param.opts for param in command.params)
+    }
+    assert missing == WITHOUT_JSON
 
 
 @pytest.mark.parametrize("arguments", [("nothing",), ("info", "--nothing"), ("compile",), ()])
@@ -74,11 +82,35 @@ def test_wrong_usage_is_2_and_leaves_standard_output_alone(
         assert b"Usage: kcache" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        *(("list", "ls"), ("stat", "stats"), ("delete", "rm"), ("gc", "trim")),
+        *(("comple", "compile"), ("size", "stats"), ("where", "path"), ("xyzzy", "")),
+    ],
+)
+def test_a_command_that_was_meant_is_named(typed: str, meant: str, here: Callable) -> None:
+    said = here(typed)
+    hint = f" Did you mean `kcache {meant}`?" if meant else ""
+    assert said.code == 2
+    assert said.err.endswith(f"No such command {typed!r}.{hint}\n")
+
+
 @pytest.mark.parametrize("command", [("compile", "-"), ("extract", "0"), ("report",)])
 def test_an_empty_name_for_the_output_is_refused(command: tuple[str, ...], here: Callable) -> None:
     said = here(*command, "-o", "")
     assert said.code == 2
     assert "'' is not allowed; allowed: a file, or - for standard output" in said.err
+
+
+def test_path_is_the_directory_of_the_cache(
+    run: Callable, cache_directory: Path, tmp_path: Path
+) -> None:
+    assert run("path").stdout == os.fsencode(cache_directory) + b"\n"
+    strange = tmp_path / os.fsdecode(b"\xff [red]x")
+    assert run("path", "--directory", strange).stdout == os.fsencode(strange) + b"\n"
+    assert run("path", KCACHE_DIR="").stdout.startswith(b"/")
+    assert not cache_directory.exists()
 
 
 def test_the_script_and_the_module_are_the_same(run: Callable) -> None:
@@ -89,19 +121,20 @@ def test_the_script_and_the_module_are_the_same(run: Callable) -> None:
     assert (done.returncode, done.stdout) == (0, run("config").stdout)
 
 
-@pytest.mark.parametrize("name", ["click", "rich"])
 @pytest.mark.parametrize(
-    "start",
+    ("name", "start"),
     [
-        "from kcache.cli import main; sys.exit(main())",
-        "import runpy; runpy.run_module('kcache', run_name='__main__')",
+        ("click", "from kcache.cli import main; sys.exit(main())"),
+        ("rich", "import runpy; runpy.run_module('kcache', run_name='__main__')"),
+        ("jinja2", "from kcache.cli.app import app; sys.exit(app.run(['report', '-o', '-']))"),
     ],
 )
-def test_without_the_extra_one_line_names_it(name: str, start: str) -> None:
+def test_without_the_extra_one_line_names_it(name: str, start: str, cache_directory: Path) -> None:
+    fill(cache_directory, {})
     done = python(f"import sys; sys.modules[{name!r}] = None; {start}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("kcache: error: ")
-    assert name in done.stderr
+    assert name in done.stderr.lower()
     assert "[cli]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -111,13 +144,7 @@ def test_importing_the_command_line_imports_neither_click_nor_rich() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_looking_at_the_cache_needs_no_rich(cache_directory: Path) -> None:
-    done = python(
-        "import sys; from kcache.cli.app import app; code = app.run(['info']); "
-        "sys.exit(code or 'rich' in sys.modules)"
-    )
-    assert done.returncode == 0
-
+# -- where the output goes -------------------------------------------------------------------------
 
 #: Commands that print something of a cache with one entry, `KEY`.
 KEY = key("one")
@@ -125,17 +152,19 @@ PRINTING = [
     ("config",),
     ("doctor",),
     ("extract", KEY, "-o", "-"),
-    ("info",),
     ("ls", "--json"),
+    ("ls",),
+    ("path",),
     ("report", "-o", "-"),
     ("show", KEY),
+    ("stats",),
     ("stats", "--prometheus"),
     ("trim", "--dry-run"),
     ("verify",),
 ]
 
 
-@pytest.mark.parametrize("command", PRINTING, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", PRINTING, ids=" ".join)
 def test_a_reader_that_goes_away_ends_it_quietly(
     command: tuple[str, ...], cache_directory: Path
 ) -> None:
@@ -156,7 +185,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-@pytest.mark.parametrize("command", PRINTING, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", PRINTING, ids=" ".join)
 def test_a_full_disk_behind_standard_output_is_one_line(
     command: tuple[str, ...], cache_directory: Path
 ) -> None:
@@ -174,11 +203,36 @@ def test_a_full_disk_behind_standard_output_is_one_line(
     assert done.stderr == "kcache: error: standard output: No space left on device\n"
 
 
+@pytest.mark.parametrize("command", ["compile k.cu --arch sm_90", f"extract {KEY}", "report"])
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ("/dev/full", "No space left on device"),
+        ("no/out", "No such file or directory"),
+        ("folder", "Is a directory"),
+        ("k.cu/out", "Not a directory"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_one_line(
+    command: str, output: str, why: str, work: Path, here: Callable, nvrtc: object
+) -> None:
+    (work / "k.cu").write_text("__global__ void k() {}\n")
+    (work / "folder").mkdir()
+    fill(work.parent / "cache", {KEY: kernel()})
+    said = here(*command.split(), "-o", output)
+    assert (said.code, said.out) == (1, "")
+    assert said.err == f"kcache: error: {output}: {why}\n"
+    assert sorted(path.name for path in work.iterdir()) == ["axpy.cu", "folder", "k.cu"]
+
+
+# -- what is wrong with the cache ------------------------------------------------------------------
+
+
 @pytest.mark.skipif(not can_become_nobody(), reason="another user is needed")
 @pytest.mark.parametrize(
     "command",
     [
-        *(command for command in PRINTING if command[0] not in ("config", "doctor")),
+        *(command for command in PRINTING if command[0] not in ("config", "doctor", "path")),
         ("rm", KEY),
         ("trim",),
         ("clear", "--yes"),
@@ -213,86 +267,3 @@ def test_an_unknown_backend_is_one_line(
     said = here("trim")
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("kcache: error: KCACHE_BACKEND: backend='nothing' is not known")
-
-
-def test_warnings_of_the_library_look_like_the_commands_own(
-    here: Callable, cache_directory: Path
-) -> None:
-    with kcache.open_engine(cache_directory) as engine:
-        engine.put("a" * 64, kcache.Entry({"ptx": b"p"}, {}))
-    (entry,) = (path for path in cache_directory.rglob("*") if "a" * 60 in path.name)
-    entry.unlink()
-    entry.mkdir()
-    (entry / "in the way").touch()
-    said = here("clear", "--yes")
-    assert all(line.startswith("kcache: ") for line in said.err.splitlines())
-
-
-def test_the_app_is_a_click_command(cache_directory: Path) -> None:
-    from click.testing import CliRunner
-
-    result = CliRunner().invoke(app, ["config"])
-    assert result.exit_code == 0
-    assert "KCACHE_DIR" in result.output
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("list", "ls"), ("stat", "stats"), ("delete", "rm"), ("gc", "trim"), ("comple", "compile")],
-)
-def test_a_command_that_was_meant_is_named(typed: str, meant: str, here: Callable) -> None:
-    said = here(typed)
-    assert said.code == 2
-    assert f"No such command {typed!r}. Did you mean `kcache {meant}`?" in said.err
-
-
-def test_a_command_that_is_like_none(here: Callable) -> None:
-    said = here("xyzzy")
-    assert (said.code, "Did you mean" in said.err) == (2, False)
-    assert "No such command 'xyzzy'." in said.err
-
-
-def test_the_version_by_one_letter(here: Callable) -> None:
-    assert here("-V").out == here("--version").out
-
-
-# -- completion ------------------------------------------------------------------------------------
-
-
-def _completed(words: str, shell: str = "bash", **environment: str) -> list[str]:
-    """Returns what a shell is told at the end of `words`."""
-    told = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "kcache"],
-        env={**os.environ, **told, **environment, "_KCACHE_COMPLETE": f"{shell}_complete"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-def test_commands_and_keys_are_completed(cache_directory: Path) -> None:
-    names = sorted(key(n, "ab" if n < 2 else "cd") for n in range(3))
-    fill(cache_directory, {name: kernel() for name in names})
-    assert "plain,stats" in _completed("kcache st")
-    assert "plain,--name" in _completed("kcache ls --na")
-    for command in ("show", "extract", "rm"):
-        found = _completed(f"kcache {command} ab")
-        assert sorted(found) == [f"plain,{name[:12]}" for name in names[:2]]
-    assert _completed("kcache show cd", "zsh")[2:] == ["sm_90", "axpy.cu"]
-    assert _completed("kcache rm ef") == []
-
-
-def test_completion_is_silent_where_something_is_wrong(
-    tmp_path: Path, cache_directory: Path
-) -> None:
-    assert _completed("kcache show ab") == []
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    (folder / "a.jpg").touch()
-    assert _completed("kcache show ab", KCACHE_DIR=str(folder)) == []
-    assert _completed("kcache show ab", KCACHE_MAX_SIZE="5GiGs") == []
-    assert sorted(path.name for path in folder.iterdir()) == ["a.jpg"]

@@ -1,122 +1,85 @@
-"""Completion in shells: keys of entries, bounded in time, and never an error."""
+"""Completion in shells: commands, and keys of entries; never an error."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli.helpers import damage, fill, kernel, key
 
-from kcache.cli import completion
-from kcache.cli.completion import completed
-
 A, B, C = (key(n) for n in range(3))
 
 
 @pytest.fixture
-def filled(cache_directory: Path) -> Path:
-    entries = {
-        A: kernel(names=["k<a:b>"]),
-        B: kernel(source="$(rm).cu\n"),
-        C: kernel(source="日本.cu"),
-    }
-    fill(cache_directory, entries)
-    return cache_directory
-
-
-def asked(run: Callable, words: str, shell: str = "bash", **settings: str) -> tuple[int, str, str]:
+def asked(run: Callable) -> Callable[..., tuple[int, str, str]]:
     """Return code, output and errors of what a shell runs to complete the last word."""
-    done = run(
-        _KCACHE_COMPLETE=f"{shell}_complete",
-        COMP_WORDS=words,
-        COMP_CWORD=str(len(words.split(" ")) - 1),
-        **settings,
-    )
-    # An empty line is what click says where there is nothing.
-    return done.returncode, done.stdout.decode().lstrip("\n"), done.stderr.decode()
+
+    def asked(words: str, shell: str = "bash", **settings: str) -> tuple[int, str, str]:
+        done = run(
+            _KCACHE_COMPLETE=f"{shell}_complete",
+            COMP_WORDS=words,
+            COMP_CWORD=str(len(words.split(" ")) - 1),
+            **settings,
+        )
+        # An empty line is what click says where there is nothing.
+        return done.returncode, done.stdout.decode().lstrip("\n"), done.stderr.decode()
+
+    return asked
 
 
-@pytest.mark.parametrize("command", ["show", "extract", "rm"])
-def test_keys_are_completed(command: str, filled: Path, run: Callable) -> None:
-    assert asked(run, f"kcache {command} {A[:3]}") == (0, f"plain,{A[:12]}\n", "")
-
-
-def test_the_last_used_comes_first_with_what_it_is(filled: Path) -> None:
-    found = completed(None, "")
-    assert [item.value for item in found] == [name[:12] for name in (C, B, A)]
-    told = [item.help for item in found]
-    assert told[0] == "sm_90 日本.cu"
-    assert told[2] == "sm_90 axpy.cu  k<a b>"
-    assert not set("".join(map(str, told))) & set("\n$:`\\\"'")
-    assert [item.value for item in completed(str(filled), A[:20].upper())] == [A[:20]]
-    assert completed(None, "x") == []
-
-
-def test_commands_options_and_files_are_completed(run: Callable) -> None:
-    assert asked(run, "kcache sh")[1] == "plain,show\n"
-    assert "plain,--older-than\n" in asked(run, "kcache ls --older")[1]
-    assert asked(run, "kcache compile ax")[1].startswith("file,")
-
-
-def test_a_directory_in_the_line_counts(
-    filled: Path, run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_commands_options_files_and_keys_are_completed(
+    cache_directory: Path, asked: Callable, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "nothing"))
-    assert asked(run, f"kcache show {A[:4]}") == (0, "", "")
-    words = f"kcache show --directory {filled} {A[:4]}"
-    assert asked(run, words) == (0, f"plain,{A[:12]}\n", "")
+    fill(cache_directory, {A: kernel(names=["k<a:b>"]), B: kernel(source="$(rm).cu\n")})
+    assert asked("kcache sta") == (0, "plain,stats\n", "")
+    assert "plain,--older-than\n" in asked("kcache ls --older")[1]
+    assert asked("kcache compile ax")[1].startswith("file,")
+    for command in ("show", "extract", "rm"):
+        assert asked(f"kcache {command} {A[:3].upper()}") == (0, f"plain,{A[:12]}\n", "")
+    # The last used comes first, with what it is.
+    told = asked("kcache show ", "zsh")[1].split("\n")
+    assert [told[1], told[4]] == [B[:12], A[:12]]
+    assert [told[2], told[5]] == ["sm_90  (rm).cu n", "sm_90 axpy.cu  k<a b>"]
+    words = f"kcache show --directory {cache_directory} {A[:4]}"
+    elsewhere = {"KCACHE_DIR": str(tmp_path / "nothing")}
+    assert asked(words, **elsewhere) == (0, f"plain,{A[:12]}\n", "")
+    assert asked(f"kcache show {A[:4]}", **elsewhere) == (0, "", "")
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.parametrize("broken", ["missing", "unsafe", "file", "settings", "backend", "damaged"])
-def test_it_is_never_an_error(
-    broken: str, run: Callable, cache_directory: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("broken", ["unsafe", "file", "foreign", "settings", "backend", "damaged"])
+def test_it_is_never_an_error(broken: str, asked: Callable, cache_directory: Path) -> None:
     settings: dict[str, str] = {}
-    if broken == "unsafe":
+    if broken in ("unsafe", "backend"):
         fill(cache_directory, {A: kernel()})
+    if broken == "unsafe":
         cache_directory.chmod(0o777)
     elif broken == "file":
         cache_directory.write_text("")
+    elif broken == "foreign":
+        cache_directory.mkdir()
+        (cache_directory / "a.jpg").touch()
     elif broken == "settings":
         settings = {"KCACHE_MAX_SIZE": "5GiGs", "KCACHE_READ_ONLY": "perhaps"}
     elif broken == "backend":
-        fill(cache_directory, {A: kernel()})
         settings = {"KCACHE_BACKEND": "nothing"}
     elif broken == "damaged":
         damage(cache_directory, A)
-    code, out, err = asked(run, f"kcache show {A[:3]}", **settings)
+    code, out, err = asked(f"kcache show {A[:3]}", **settings)
     assert (code, err) == (0, "")
     there = broken in ("damaged", "backend")  # of which the commands warn
     assert out == (f"plain,{A[:12]}\n" if there else "")
 
 
-def test_a_file_system_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-
-    def open_existing(_: str | None) -> None:
-        go_on.wait(100)
-
-    monkeypatch.setattr(completion, "open_existing", open_existing)
-    monkeypatch.setattr(completion, "_PATIENCE", 0.01)
-    assert completed(None, "") == []
-    assert not go_on.is_set()
-    go_on.set()
-    for thread in threading.enumerate():
-        if thread.name == "kcache-complete":
-            thread.join(60)
-    completion.logging.getLogger("kcache").disabled = False
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_a_shell_is_made_and_completes(
-    shell: str, filled: Path, run: Callable, tmp_path: Path
+    shell: str, cache_directory: Path, run: Callable, tmp_path: Path
 ) -> None:
+    fill(cache_directory, {A: kernel()})
     script = run(_KCACHE_COMPLETE=f"{shell}_source")
     assert (script.returncode, script.stderr) == (0, b"")
     assert b"kcache" in script.stdout

@@ -18,7 +18,7 @@ from cli.test_terminal import Terminal
 
 import kcache
 from kcache import Entry
-from kcache.admin.migration import Migration
+from kcache.admin.migration import TOO_LARGE, Migration
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import coldest_first, look_into
 
@@ -213,7 +213,7 @@ def test_both_together_never_exceed_the_cap_and_one_entry(
             migration.move(info)
         assert used
         assert max(used) <= cap + largest
-        assert migration.refused == 0
+        assert migration.left_out[TOO_LARGE] == 0
         assert source.entry_count == 0
         assert destination.size_bytes <= cap
     arrived = held(tmp_path, target)
@@ -251,7 +251,7 @@ def test_an_entry_larger_than_the_cap_stays(
             migration = Migration(source.engine, destination.engine, producer=PRODUCER)
             for info in coldest_first(source.engine.backend):
                 migration.move(info)
-        assert (migration.refused, migration.moved) == (1, 1)
+        assert (migration.left_out[TOO_LARGE], migration.moved) == (1, 1)
         assert source.entry_count == 1
 
 

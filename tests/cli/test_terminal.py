@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from cli.helpers import fill, kernel, key
 
 import kcache
-from kcache.cli.terminal import columns, working
+from kcache.cli.terminal import columns
+
+KEY = key("one")
 
 pty = pytest.importorskip("pty", reason="there are no pseudo-terminals here")
 
@@ -27,7 +31,7 @@ class Terminal:
     #: Whether standard output is a pipe; else it is the terminal.
     to_pipe = True
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, **environment: str) -> None:
         self.master, slave = pty.openpty()
         self.seen = b""
         self.process = subprocess.Popen(
@@ -35,7 +39,7 @@ class Terminal:
             stdin=slave,
             stdout=subprocess.PIPE if self.to_pipe else slave,
             stderr=slave,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"},
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", **environment},
         )
         os.close(slave)
 
@@ -76,16 +80,39 @@ def line(work: Path, cccl: Path, nvrtc: object) -> list[str | Path]:
     return ["compile", "k.cu", "--arch", "sm_90", "-I", cccl]
 
 
+class AllTerminal(Terminal):
+    """A command whose standard output is the terminal, too."""
+
+    to_pipe = False
+
+
 def test_a_spinner_with_the_time_while_a_compile_runs(line: list[str | Path]) -> None:
     with Terminal(*line) as terminal:
         code, output, seen = terminal.end()
     assert (code, output) == (0, b"")
-    assert "⠋".encode() in seen or "⠙".encode() in seen or "⠹".encode() in seen
+    assert any(dot.encode() in seen for dot in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
     assert b"compiling k.cu for sm_90" in seen
     # The line is erased and the cursor comes back before the result is said.
     assert seen.index(b"\x1b[?25l") < seen.rindex(b"\x1b[2K") < seen.index(b"kcache: compiled in ")
     assert seen.index(b"\x1b[?25h") < seen.index(b"kcache: compiled in ")
     assert b"\x1b" not in seen[seen.index(b"kcache: compiled in ") :]
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
+def test_a_terminal_that_wants_no_colours_gets_none(
+    environment: dict[str, str], line: list[str | Path]
+) -> None:
+    with Terminal(*line, **environment) as terminal:
+        assert terminal.end()[0] == 0
+    with AllTerminal("doctor", **environment) as doctor:
+        doctor.end()
+    with AllTerminal("doctor") as colourful:
+        colourful.end()
+    colours = re.compile(rb"\x1b\[[\d;]+m")
+    assert colours.search(colourful.seen)
+    assert not colours.search(terminal.seen + doctor.seen)
+    if "TERM" in environment:
+        assert b"\x1b" not in terminal.seen + doctor.seen
 
 
 def test_no_spinner_on_a_hit_and_none_in_a_pipe(line: list[str | Path], run: Callable) -> None:
@@ -103,7 +130,7 @@ def test_an_interrupt_ends_a_compile_at_once(line: list[str | Path], run: Callab
         code, output, seen = terminal.end()
     assert (code, output) == (130, b"")
     assert b"Traceback" not in seen
-    assert seen.rstrip().endswith((b"\x1b[2K", b"\x1b[?25h"))
+    assert seen.index(b"\x1b[?25l") < seen.index(b"\x1b[?25h")
     assert not Path("k.cubin").exists()
     assert run(*line).returncode == 0
 
@@ -168,11 +195,32 @@ def test_an_interrupt_at_the_question_deletes_nothing(filled: Path) -> None:
     assert left(filled) == 1
 
 
-def test_working_returns_and_raises_what_the_work_does() -> None:
-    assert working("thinking", lambda: 42) == 42
-    with pytest.raises(ZeroDivisionError):
-        working("dividing", lambda: 1 // 0)
-
-
 def test_columns_are_as_wide_as_they_must_be() -> None:
     assert columns([("a", "bb", "c"), ("aaa", "b", "")]) == "a    bb  c\naaa  b"
+    text = columns([("日本", "x"), ("abcd", "x"), ("e\u0301", "x")])
+    assert text == "日本  x\nabcd  x\ne\u0301     x"
+
+
+HOSTILE = "[red]x[/red] :smile: \x1b[31m\x1b]0;title\x07\x9b1m\n\r\t\u202e.cu"
+
+
+def test_names_are_shown_and_never_interpreted(cache_directory: Path) -> None:
+    entry = kernel(source=HOSTILE, names=[HOSTILE], log=HOSTILE, flags=[HOSTILE], arch=HOSTILE)
+    fill(cache_directory, {KEY: entry})
+    for command in (("ls",), ("show", KEY), ("doctor",), ("rm", "-n", KEY), ("extract", KEY)):
+        with AllTerminal(*command, NO_COLOR="1", COLUMNS="1000") as terminal:
+            code, _, seen = terminal.end()
+        assert code == 0
+        assert all(c.isprintable() or c in "\r\n\t" for c in seen.decode()), (command, seen)
+    with AllTerminal("ls", COLUMNS="1000") as terminal:
+        assert b"[red]x[/red] :smile: \\x1b[31m\\x1b]0;title\\x07\\x9b1m\\n" in terminal.end()[2]
+
+
+def test_a_pipe_gets_whole_lines_however_narrow_the_terminal_is(
+    cache_directory: Path, run: Callable
+) -> None:
+    fill(cache_directory, {KEY: kernel(source="s" * 300, flags=["-D" + "x" * 300])})
+    for command, lines in (("ls", 2), ("config", 25)):
+        out = run(command, COLUMNS="20").stdout
+        assert out == run(command, COLUMNS="400", NO_COLOR="1").stdout
+        assert 2 <= len(out.splitlines()) <= lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,6 @@ from cli.helpers import (
     nobodys_directory,
     recency,
 )
-from cli.test_terminal import Terminal
 from core.helpers import look, path_of
 
 import kcache
@@ -40,41 +40,30 @@ def filled(cache_directory: Path, backend: str) -> Path:
     return cache_directory
 
 
-def test_a_sound_cache(filled: Path, here: Callable, backend: str) -> None:
+def test_damage_is_found_and_only_a_repair_changes_anything(
+    filled: Path, here: Callable, backend: str
+) -> None:
     before = recency(filled, backend)
     said = here("verify")
     assert (said.code, said.err) == (0, "")
-    head, sound = said.out.splitlines()
-    assert head.startswith("4 entries read, ")
-    assert sound == "  4 sound"
-    assert recency(filled, backend) == before
-    with kcache.KernelCache(filled) as cache:
-        assert cache.total_stats().requests == 0
-
-
-def test_damage_is_found_and_changes_nothing(filled: Path, here: Callable, backend: str) -> None:
+    assert re.fullmatch(r"4 entries read, \S+ KiB\n  4 sound\n", said.out)
     damage(filled, A, backend)
-    before = recency(filled, backend)
+    damage(filled, M, backend)
     said = here("verify")
     assert (said.code, said.err) == (1, "")
     assert f"damaged {A[:12]}: " in said.out
-    assert "  3 sound\n  1 damaged\n" in said.out
+    assert "  2 sound\n  2 damaged\n" in said.out
     assert "kcache verify --repair" in said.out
-    assert recency(filled, backend) == before
-
-
-def test_a_repair_deletes_the_damaged_and_nothing_else(
-    filled: Path, here: Callable, backend: str
-) -> None:
-    damage(filled, A, backend)
-    damage(filled, M, backend)
+    assert {name: recency(filled, backend)[name] for name in (B, C)} == {
+        name: before[name] for name in (B, C)
+    }
+    with kcache.KernelCache(filled) as cache:
+        assert cache.total_stats().requests == 0
     said = here("verify", "--repair")
     assert (said.code, said.err) == (0, "")
     assert "  2 sound\n  2 damaged, 2 deleted\n" in said.out
     assert set(held(filled, backend)) == {B, C}
-    again = here("verify")
-    assert again.code == 0
-    assert "2 sound" in again.out
+    assert here("verify").out.endswith("  2 sound\n")
 
 
 def test_json(filled: Path, here: Callable, backend: str) -> None:
@@ -88,7 +77,6 @@ def test_json(filled: Path, here: Callable, backend: str) -> None:
     assert found["backend_problems"] == []
     found = json.loads(here("verify", "--json", "--repair").out)
     assert (found["damaged"], found["deleted"]) == (1, 1)
-    assert json.loads(here("verify", "--json").out)["damaged"] == 0
 
 
 def test_every_kind_of_damage_of_a_file(cache_directory: Path, here: Callable) -> None:
@@ -196,8 +184,7 @@ def test_a_repair_is_refused_where_the_cache_is_read_only(
 ) -> None:
     damage(filled, A, backend)
     monkeypatch.setenv("KCACHE_READ_ONLY", "1")
-    said = here("verify", "--repair")
-    assert (said.code, said.out) == (2, "")
+    assert here("verify", "--repair").code == 2
     assert len(held(filled, backend)) == 4
     assert here("verify").code == 1
 
@@ -298,13 +285,3 @@ def test_a_damaged_entry_that_was_replaced_meanwhile_is_not_deleted(
         assert cache.entry_count == 1
         cache.engine.delete(A)
         assert _delete(cache.engine.backend, info, pytest.fail)
-
-
-def test_a_bar_on_a_terminal_only(cache_directory: Path) -> None:
-    fill(cache_directory, {key(n): kernel(10) for n in range(300)})
-    with Terminal("verify") as terminal:
-        code, output, seen = terminal.end()
-    assert code == 0
-    assert output.startswith(b"300 entries read, ")
-    assert b"verifying" in seen
-    assert b"/300" in seen

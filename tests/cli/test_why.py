@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from cli.helpers import BACKENDS, damage, key, recency, use
 
 import kcache
-from kcache.directory import prepare
+from kcache.directory import open_directory
 from kcache.engine.journal import Journal
 from kcache.nvrtc import PRODUCER
 from kcache.testing import MemoryBackend
@@ -38,7 +39,7 @@ class Told:
 
     def __init__(self, text: str) -> None:
         self.all: dict[str, Any] = json.loads(text)
-        self.hit: bool = self.all["hit"]
+        self.hit: bool = self.all["cached"]
         self.causes: list[dict[str, Any]] = self.all["causes"]
         self.kinds = [cause["cause"] for cause in self.causes]
 
@@ -213,7 +214,7 @@ def test_all_differences_to_the_nearest_are_told(compile_: Callable, why: Why, w
 def test_another_output_is_another_request(compile_: Callable, why: Why) -> None:
     compile_()
     assert why("--emit", "ptx").hit
-    assert "-dlto was added" in why("--emit", "ltoir").the("option")["what"]
+    assert "--dlink-time-opt was added" in why("--emit", "ltoir").the("option")["what"]
 
 
 def test_debug_information_names_the_directory(
@@ -430,7 +431,11 @@ def test_the_kernel_alone_was_deleted(
 
 
 def test_cleared_trimmed_and_moved(
-    compile_: Callable, why: Why, here: Callable, monkeypatch: pytest.MonkeyPatch
+    compile_: Callable,
+    why: Why,
+    here: Callable,
+    cache_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compile_()
     assert here("clear", "--yes").code == 0
@@ -442,6 +447,7 @@ def test_cleared_trimmed_and_moved(
     assert here("migrate", "--to", "zstd").code == 0
     assert why().kinds == []  # a hit: programs look where the entries are
     assert here("clear", "--yes").code == 0
+    shutil.rmtree(cache_directory / "zstd")  # or each command would warn of it
     monkeypatch.setenv("KCACHE_BACKEND", "file")
     assert why().the("moved")  # whether it came back after the trim or not
     compile_("-D", "B")
@@ -472,14 +478,9 @@ def test_a_journal_that_was_lost_is_not_taken_for_a_proof(
     assert "as far as is remembered" in why().the("never")["what"]
 
 
-def test_an_option_that_is_spelled_differently(
-    compile_: Callable, why: Why, here: Callable
-) -> None:
+def test_an_option_that_is_spelled_differently(compile_: Callable, here: Callable) -> None:
     compile_()
-    told = Told(here("why", "k.cu", "--option=-arch=sm_90", "-o", "k.cubin", "--json").out)
-    cause = told.the("option")
-    assert "written in another way" in cause["what"]
-    assert (cause["before"], cause["after"]) == ("--gpu-architecture=sm_90", "-arch=sm_90")
+    assert Told(here("why", "k.cu", "--option=\t-arch=sm_90", "-o", "k.cubin", "--json").out).hit
 
 
 def test_removed_by_hand(
@@ -599,7 +600,7 @@ def test_settings(compile_: Callable, why: Why, here: Callable, monkeypatch) -> 
 
 def test_a_cache_that_cannot_be_read(why: Why, work: Path, cache_directory: Path) -> None:
     (work / "k.cu").write_text(PLAIN)
-    prepare(str(cache_directory))
+    open_directory(str(cache_directory))
     (cache_directory / "file").write_text("in the way")
     assert "Not a directory" in why().the("unreadable")["what"]
 
@@ -678,13 +679,13 @@ def test_any_backend_will_do() -> None:
 
 def test_a_backend_that_fails_is_a_cause() -> None:
     from kcache.admin.explain import explain
-    from kcache.backend import UnavailableBackend
+    from kcache.backend import NoBackend
     from kcache.kernels.request_factory import Requests
 
     request = Requests(0).make(PLAIN, "k<int>", kcache.CompileOptions(arch="sm_90"))
-    with kcache.KernelCache(backend=UnavailableBackend("no room for it")) as cache:
+    with kcache.KernelCache(backend=NoBackend("no room for it")) as cache:
         (cause,) = explain(cache.engine, request).causes
-    assert cause.kind == "unreadable"
+    assert cause.kind == "unusable"
     (cause,) = explain(None, request, unusable="no room for it").causes
     assert (cause.kind, cause.what) == ("unusable", "the cache can't be used: no room for it")
 
@@ -732,7 +733,7 @@ import re, sys
 from kcache.cli import main
 code = main()
 maps = open("/proc/self/maps").read()
-print(*sorted(n for n in sys.modules if n.startswith(("cuda.", "rich"))), file=sys.stderr)
+print(*sorted(n for n in sys.modules if n.startswith("cuda.")), file=sys.stderr)
 print(*re.findall("libnvrtc[^/]*$", maps, re.M), file=sys.stderr)
 sys.exit(code)
 """

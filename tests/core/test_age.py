@@ -9,6 +9,7 @@ import pytest
 from core.helpers import key, look
 
 from kcache import ConfigError, KernelCache
+from kcache.directory import open_directory
 from kcache.util.units import format_age, parse_age
 from kcache_backends.file import FileBackend
 
@@ -75,6 +76,7 @@ def test_an_age_is_shown_in_its_natural_unit(seconds: float, text: str) -> None:
 
 
 def test_a_cache_is_trimmed_by_an_age_in_words(tmp_path: Path) -> None:
+    open_directory(str(tmp_path))
     for number, clock in ((1, lambda: 10**9), (2, None)):
         with closing(
             FileBackend(tmp_path / "file", **({"clock": clock} if clock else {}))

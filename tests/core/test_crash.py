@@ -39,7 +39,7 @@ OPERATIONS: dict[str, Callable[[FileBackend], object]] = {
 STRIDES = {"put in a new shard": 3, "coldest": 127, "reopen": 3}
 ALL_LINES_DONE = 7
 UNLOCKING = ("_unlock", "_range_unlock", "_flock")
-RELEASING = ("self._unlock(", "mutex._is_owned()", "mutex.release()")
+RELEASING = ("self._unlock(", "mutex._is_owned()", "_is_owned(mutex)", "mutex.release()")
 
 
 class At:

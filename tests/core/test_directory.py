@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +17,12 @@ from core.helpers import fork, output_of, wait
 from kcache import (
     BackendError,
     ConfigError,
+    Entry,
     KernelCache,
     default_cache_directory,
     open_engine,
 )
-from kcache.directory import prepare
+from kcache.directory import open_directory
 from kcache.util import safe_path
 
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
@@ -41,7 +44,7 @@ def umask(mask: int) -> Iterator[None]:
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077])
 def test_it_is_made_with_its_parents_for_the_user_alone(mask: int, tmp_path: Path) -> None:
     with umask(mask):
-        prepare(str(tmp_path / "a" / "b" / "cache"))
+        open_directory(str(tmp_path / "a" / "b" / "cache"))
     for path in ("a", "a/b", "a/b/cache"):
         assert mode(tmp_path / path) == 0o700
 
@@ -51,39 +54,39 @@ def test_what_is_there_already_keeps_its_mode(tmp_path: Path) -> None:
     place.mkdir(parents=True)
     place.chmod(0o755)
     place.parent.chmod(0o1777)
-    prepare(str(place))
+    open_directory(str(place))
     assert (mode(place), mode(place.parent)) == (0o755, 0o1777)
 
 
 def test_backup_programs_are_told_once(tmp_path: Path) -> None:
-    prepare(str(tmp_path))
+    open_directory(str(tmp_path))
     tag = tmp_path / "CACHEDIR.TAG"
     assert tag.read_bytes().startswith(SIGNATURE)
     tag.write_bytes(b"changed by the user")
-    prepare(str(tmp_path))
+    open_directory(str(tmp_path))
     assert tag.read_bytes() == b"changed by the user"
 
 
 def test_a_tag_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     place = tmp_path / "cache"
-    prepare(str(place))
+    open_directory(str(place))
     (place / "CACHEDIR.TAG").unlink()
     (place / "CACHEDIR.TAG").symlink_to(tmp_path / "nowhere")
-    prepare(str(place))
+    open_directory(str(place))
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_read_only_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="cache"):
-        prepare(str(tmp_path / "cache"), read_only=True)
-    prepare(str(tmp_path), read_only=True)
+        open_directory(str(tmp_path / "cache"), read_only=True)
+    open_directory(str(tmp_path), read_only=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_to_a_directory_will_do(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    prepare(str(tmp_path / "link"))
+    open_directory(str(tmp_path / "link"))
     assert (tmp_path / "real" / "CACHEDIR.TAG").exists()
 
 
@@ -95,14 +98,14 @@ def test_a_file_in_its_place_or_on_its_way_is_refused_by_name(
     file = tmp_path / "file"
     file.write_bytes(b"precious")
     with pytest.raises(ConfigError, match=r"directory='.*file.*a file"):
-        prepare(str(file / below), read_only=read_only)
+        open_directory(str(file / below), read_only=read_only)
     assert file.read_bytes() == b"precious"
 
 
 def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises((ConfigError, BackendError), match="link"):
-        prepare(str(tmp_path / "link"))
+        open_directory(str(tmp_path / "link"))
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -113,7 +116,7 @@ def test_a_directory_that_others_can_write_to_is_refused(bits: int, tmp_path: Pa
     place.chmod(bits)
     for read_only in (False, True):
         with pytest.raises(ConfigError, match=rf"{bits:04o}.*chmod go-w"):
-            prepare(str(place), read_only=read_only)
+            open_directory(str(place), read_only=read_only)
     assert list(place.iterdir()) == []
 
 
@@ -124,7 +127,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(place, 12345, 12345)
     for read_only in (False, True):
         with pytest.raises(ConfigError, match="belongs to user 12345, and you are user 0"):
-            prepare(str(place), read_only=read_only)
+            open_directory(str(place), read_only=read_only)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root runs the test as another user")
@@ -135,7 +138,7 @@ def test_a_place_where_nothing_may_be_made_is_a_backend_error(tmp_path: Path) ->
         os.chdir(tmp_path)
         os.setuid(65534)
         with pytest.raises(BackendError, match=r"mine.*ermission denied"):
-            prepare("mine/cache")
+            open_directory("mine/cache")
 
     tmp_path.chmod(0o755)
     assert wait(fork(child)) == 0
@@ -153,11 +156,11 @@ def test_an_unsafe_directory_above_is_refused(there: bool, bits: int, tmp_path: 
     (tmp_path / "shared").chmod(bits)
     for read_only in (False, True):
         with pytest.raises(ConfigError, match=rf"others can write to .*shared \(mode {bits:04o}\)"):
-            prepare(str(place), read_only=read_only)
+            open_directory(str(place), read_only=read_only)
     assert list(tmp_path.rglob("kcache.json")) == []
     (tmp_path / "shared").chmod(0o1777)
     if there:
-        prepare(str(place))
+        open_directory(str(place))
 
 
 @as_root
@@ -165,7 +168,7 @@ def test_a_directory_above_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o755)
     os.chown(tmp_path / "theirs", 12345, 12345)
     with pytest.raises(ConfigError, match="theirs belongs to user 12345"):
-        prepare(str(tmp_path / "theirs" / "cache"))
+        open_directory(str(tmp_path / "theirs" / "cache"))
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
@@ -180,7 +183,7 @@ def test_a_link_that_somebody_else_planted_is_refused(tmp_path: Path) -> None:
     os.chown(shared / "kcache-0", 12345, 12345, follow_symlinks=False)
     for place in (shared / "kcache-0", shared / "kcache-0" / "below"):
         with pytest.raises(ConfigError, match="is a link that user 12345 made"):
-            prepare(str(place))
+            open_directory(str(place))
     assert list(mine.iterdir()) == []
 
 
@@ -191,17 +194,82 @@ def test_a_group_of_the_user_alone_may_write_above(
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o775)
     monkeypatch.setattr(safe_path, "_is_private_group", lambda group, user: True)
-    prepare(str(tmp_path / "home" / "cache"))
+    open_directory(str(tmp_path / "home" / "cache"))
     monkeypatch.setattr(safe_path, "_is_private_group", lambda group, user: False)
     with pytest.raises(ConfigError, match="others can write to .*home"):
-        prepare(str(tmp_path / "home" / "other"))
+        open_directory(str(tmp_path / "home" / "other"))
 
 
 def test_links_in_a_circle_are_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(BackendError, match="symbolic links"):
-        prepare(str(tmp_path / "a" / "cache"))
+        open_directory(str(tmp_path / "a" / "cache"))
+
+
+# -- several at once, and killed ones ------------------------------------------------------------
+
+OPENS = """
+import os, sys
+from kcache import Entry, open_engine
+from kcache.directory import open_directory
+sys.stdin.readline()
+for number in range(int(sys.argv[2])):
+    path = os.path.join(sys.argv[1], "deep", str(number))
+    with open_engine(path) as engine:
+        assert engine.put("%064x" % os.getpid(), Entry({"a": b"b"}))
+        assert engine.put("%064x" % (os.getpid() << 200), Entry({"a": b"b"}))
+"""
+
+
+def test_processes_that_make_the_same_directory_at_once_all_use_it(tmp_path: Path) -> None:
+    rounds, processes = 40, 4
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPENS, str(tmp_path), str(rounds)], stdin=subprocess.PIPE
+        )
+        for _ in range(processes)
+    ]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert [process.wait() for process in started] == [0] * processes
+    for process in started:
+        process.communicate()
+    for number in range(rounds):
+        with open_engine(tmp_path / "deep" / str(number)) as engine:
+            assert engine.entry_count == 2 * processes
+
+
+def test_who_is_killed_at_any_step_leaves_a_directory_that_the_next_one_opens(
+    tmp_path: Path,
+) -> None:
+    """Stops a process before each call of the system that makes something in the directory."""
+
+    def make(place: Path, calls: int) -> None:
+        left = [calls]
+
+        def watch(event: str, arguments: tuple[object, ...]) -> None:
+            path = str(arguments[0]) if arguments else ""
+            writes = event in ("os.mkdir", "os.rename") or event == "open"
+            if writes and path.startswith(str(place)):
+                left[0] -= 1
+                if not left[0]:
+                    os._exit(9)
+
+        sys.addaudithook(watch)
+        open_directory(str(place))
+
+    ended, calls = 9, 0
+    while ended:
+        calls += 1
+        place = tmp_path / str(calls)
+        ended = wait(fork(lambda place=place, calls=calls: make(place, calls)))
+        assert ended in (0, 9)
+        with open_engine(place) as engine:
+            assert engine.put("0" * 64, Entry({"a": b"b"}))
+    assert calls > 4
 
 
 # -- through the front doors ---------------------------------------------------------------------

@@ -34,6 +34,7 @@ from kcache import (
     Usage,
     open_engine,
 )
+from kcache.directory import open_directory
 from kcache.engine.engine import TOUCH_INTERVAL
 from kcache.engine.eviction import DELETE_BATCH, EVICT_BATCH
 from kcache.entry import encode
@@ -367,6 +368,7 @@ def test_replacing_an_entry_is_a_use(backend: Backend) -> None:
 def test_a_cap_that_is_smaller_than_what_is_there_is_reached_by_the_next_put(
     tmp_path: Path,
 ) -> None:
+    open_directory(str(tmp_path))
     with closing(FileBackend(tmp_path / "file")) as backend:
         for number in range(5000):
             backend.put(key(number), b"x" * 100)
@@ -377,6 +379,7 @@ def test_a_cap_that_is_smaller_than_what_is_there_is_reached_by_the_next_put(
 
 
 def test_trim_goes_to_the_size_that_is_asked_for_even_in_a_large_cache(tmp_path: Path) -> None:
+    open_directory(str(tmp_path))
     with closing(FileBackend(tmp_path / "file")) as backend:
         for number in range(4000):
             backend.put(key(number), b"x" * 100)
@@ -392,6 +395,7 @@ def test_trim_goes_to_the_size_that_is_asked_for_even_in_a_large_cache(tmp_path:
 
 def aged(directory: Path, ages: dict[int, float]) -> None:
     """Fill a file backend with entries that were last used so many seconds ago."""
+    open_directory(str(directory))
     now = time.time_ns()
     for number, age in ages.items():
         used = now - int(age * 1e9)
@@ -420,6 +424,7 @@ def test_trim_by_age_and_size_does_both(tmp_path: Path) -> None:
 
 
 def test_trim_by_age_goes_through_more_entries_than_one_batch(tmp_path: Path) -> None:
+    open_directory(str(tmp_path))
     with closing(FileBackend(tmp_path / "file", clock=lambda: 10**9)) as backend:
         for number in range(DELETE_BATCH + 10):
             backend.put(key(number), b"x")
@@ -850,7 +855,7 @@ def test_a_forked_child_takes_no_lock_of_the_engine_with_it(tmp_path: Path) -> N
         holding, release = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with engine._room, engine.counters.lock, engine.memory._lock, engine._flusher._mutex:
+            with engine._room.turn(), engine.memory._lock, engine._flusher._turns.turn():
                 holding.set()
                 release.wait()
 

@@ -16,7 +16,7 @@ import pytest
 from core.helpers import entry, fork, key, look, path_of, stored_size, wait
 
 from kcache import BackendError, CacheEngine, CorruptEntryError, open_engine
-from kcache.backend import UnavailableBackend
+from kcache.backend import NoBackend
 from kcache.testing import FaultyBackend
 from kcache_backends.file import FileBackend
 
@@ -158,11 +158,11 @@ def test_a_failure_is_logged_as_a_warning_once_per_operation(
 
 
 def test_a_cache_without_a_backend_answers_every_request_with_a_miss() -> None:
-    engine = CacheEngine(UnavailableBackend("no home"), memory_size=10**6)
+    engine = CacheEngine(NoBackend("no home"), memory_size=0)
     for operation in OPERATIONS.values():
         operation(engine)
     assert engine.get_or_create(key(1), entry) == entry()
-    assert engine.stats().errors > 0
+    assert engine.stats().errors == 0
     assert engine.stats().hits == 0
 
 
@@ -218,23 +218,6 @@ def test_a_full_disk_loses_nothing_and_works_again_when_there_is_room(small_disk
         assert engine.get(key(1)) == entry(20_000)
         tree = look(place / "file")
         assert engine.backend.usage() == (tree.bytes, len(tree.entries))
-
-
-def test_a_cache_opened_on_a_full_disk_works_when_there_is_room(small_disk: Path) -> None:
-    place = small_disk / "cache"
-    place.mkdir(mode=0o700)
-    ballast = fill(small_disk)
-    with open_engine(place) as engine:
-        assert engine.get(key(1)) is None
-        assert engine.put(key(1), entry()) is False
-        engine.flush()
-        ballast.unlink()
-        assert engine.put(key(1), entry())
-        assert engine.get(key(1)) == entry()
-        tree = look(place / "file")
-        assert engine.backend.usage() == (tree.bytes, len(tree.entries))
-    with open_engine(place) as engine:
-        assert engine.total_stats().hits == 1
 
 
 def test_a_disk_that_becomes_read_only_still_serves(small_disk: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from core.helpers import fork, key, look, path_of, wait
 
 from kcache import BackendError, ConfigError, Usage
-from kcache.util.marker import mark
+from kcache.directory import open_directory
 from kcache_backends.file import FileBackend
 
 
@@ -229,7 +229,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory of 20,000 empty entries; key(n) was used at second n."""
     place = tmp_path_factory.mktemp("crowded") / "file"
     place.mkdir()
-    mark(str(place))
+    open_directory(str(place))
     for shard in range(256):
         (place / f"{shard:02x}").mkdir()
     for number in range(MANY):
@@ -537,33 +537,34 @@ def test_threads_may_use_every_method_at_once(
 
 
 def test_a_child_goes_on_where_a_thread_of_its_parent_held_every_lock(
-    backend: FileBackend, place: Path
+    backend: FileBackend, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.put(key(1, shard=1), b"1")
-    counters = backend._counters
-    assert counters is not None
     holding, release = threading.Event(), threading.Event()
+    real = os.replace
 
-    def hold() -> None:
-        with counters.changing(1), backend._opening:
+    def stalled(source: str, target: str) -> None:
+        if threading.current_thread() is thread:
             holding.set()
             release.wait()
+        real(source, target)
 
-    thread = threading.Thread(target=hold)
+    monkeypatch.setattr(os, "replace", stalled)
+    thread = threading.Thread(target=lambda: backend.put(key(3, shard=1), b"3"))
     thread.start()
     holding.wait()
 
     def child() -> None:
         backend.put(key(2, shard=2), b"2")
-        assert backend.usage() == (2, 2)
+        assert backend.usage().entries == 3
 
     try:
         assert wait(fork(child)) == 0
     finally:
         release.set()
         thread.join()
-    assert backend.usage() == (2, 2)
-    assert set(look(place).entries) == {key(1, shard=1), key(2, shard=2)}
+    assert backend.usage() == (3, 3)
+    assert len(look(place).entries) == 3
 
 
 # -- check ---------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache import BackendError
-from kcache.util.marker import mark
+from kcache.directory import open_directory
+from kcache.util.open_file import open_own
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 from kcache_backends.file import FileBackend
 
@@ -222,7 +223,7 @@ def test_counters_are_not_followed_through_a_symlink(place: Path, tmp_path: Path
 
 def test_entries_found_in_a_directory_without_counters_are_counted(place: Path) -> None:
     place.mkdir(mode=0o700)
-    mark(str(place))
+    open_directory(str(place))
     for number in range(5):
         path = path_of(place, key(number))
         path.parent.mkdir(parents=True)
@@ -251,8 +252,7 @@ def test_orphaned_temporary_files_are_removed(backend: FileBackend, place: Path)
     check(backend, place)
 
 
-# Stands for a program in a container, where process ids repeat, and so does the first compiled
-# kernel.
+# Stands for a program in another PID namespace, where the process ids are the same.
 NAMESAKE = """
 import os, signal, sys
 from kcache_backends.file import FileBackend
@@ -273,6 +273,28 @@ def test_the_temporary_file_of_a_killed_namesake_is_no_obstacle(place: Path) -> 
     assert look(place).entries == {key(1): 5}
 
 
+def test_processes_with_one_process_id_use_different_temporary_names(place: Path) -> None:
+    """As copies of one process do in several PID namespaces: all that Python knows is the same."""
+    names: list[str] = []
+    with closing(FileBackend(place)) as backend:
+        real = os.replace
+        for _ in range(2):
+            reading, writing = os.pipe()
+
+            def work(writing: int = writing) -> None:
+                os.replace = lambda source, target: (  # type: ignore[assignment]
+                    os.write(writing, os.path.basename(source).encode()),
+                    real(source, target),
+                )
+                backend.put(key(1), b"value")
+
+            assert wait(fork(work)) == 0
+            names.append(os.read(reading, 100).decode())
+            os.close(reading)
+            os.close(writing)
+    assert len(set(names)) == 2
+
+
 def test_records_are_laid_out_as_documented(backend: FileBackend, place: Path) -> None:
     image = (place / COUNTERS).read_bytes()
     assert len(image) == LENGTH
@@ -286,11 +308,10 @@ def test_records_are_laid_out_as_documented(backend: FileBackend, place: Path) -
 def test_a_record_that_is_under_way_is_counted_afresh_by_the_next_writer(
     backend: FileBackend, place: Path
 ) -> None:
-    counters = ShardCounters(str(place / COUNTERS), lambda _: True)
     shard = int(key(1)[:2], 16)
-    with counters.changing(shard):
-        counters.write(shard, ShardCount(10**6, 100, 5))  # as a writer that was killed leaves it
-    del counters
+    with open_own(str(place / COUNTERS), os.O_RDWR) as file:
+        # As a writer that was killed leaves it.
+        ShardCounters(file).write(shard, ShardCount(10**6, 100, 5))
     assert backend.usage().bytes >= 10**6
     backend.put(key(1), b"new")
     check(backend, place)

@@ -77,8 +77,8 @@ def flight(path: str | None, wait: float = LONG) -> Flight[str]:
 
 
 def counts(flight: Flight[Any]) -> tuple[int, int, int]:
-    counters = flight._count.__self__  # type: ignore[attr-defined]
-    return (counters.coalesced, counters.wait_timeouts, counters.unlocked)
+    stats = flight._count.__self__.snapshot()  # type: ignore[attr-defined]
+    return (stats.coalesced, stats.wait_timeouts, stats.unlocked)
 
 
 def threads(count: int, work: Callable[[], object]) -> list[object]:

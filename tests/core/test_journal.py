@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kcache
+from kcache.directory import open_directory
 from kcache.engine.engine import CacheEngine
 from kcache.engine.journal import (
     CLEARED,
@@ -26,7 +27,6 @@ from kcache.engine.journal import (
     Journal,
 )
 from kcache.testing import MemoryBackend
-from kcache.util.marker import mark
 
 KEY = "0123456789abcdef" * 4
 
@@ -80,7 +80,7 @@ def test_no_file_breaks_the_reader(
     content: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("journal")
-    mark(str(directory))
+    open_directory(str(directory))
     (directory / "journal").write_bytes(content)
     (directory / "journal.1").write_bytes(content[::-1])
     noted(directory)

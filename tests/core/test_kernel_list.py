@@ -237,8 +237,8 @@ def test_an_architecture_among_the_extra_options_is_changed_there(folder: Path) 
     assert [each.arch for each in listed(folder, text)] == ["sm_80", "sm_80"]
     changed = listed(folder, text, "sm_90a")
     assert [options(each).extra_options for each in changed] == [
-        ("-arch=sm_90a", "-ftz=true"),
-        ("--gpu-architecture=sm_90a", "-ftz=true"),
+        ("--gpu-architecture=sm_90a", "--ftz=true"),
+        ("--gpu-architecture=sm_90a", "--ftz=true"),
     ]
     assert [each.arch for each in changed] == ["sm_90a", "sm_90a"]
 

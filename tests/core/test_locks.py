@@ -1,4 +1,4 @@
-"""RangeLocks: exclude threads, handles and processes, and go with the process that held them."""
+"""Locks: exclude files, threads and processes, and go with whoever held them. So do turns."""
 
 from __future__ import annotations
 
@@ -6,36 +6,50 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from core.helpers import fork, wait
 
 from kcache.util import locks as locks_module
-from kcache.util.locks import RangeLocks
+from kcache.util.locks import Patience, Turns, is_locked, lock, unlock
+from kcache.util.open_file import OwnFile, open_own
 
-
-@contextmanager
-def opened(path: Path) -> Iterator[RangeLocks]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield RangeLocks(fd)
-    finally:
-        os.close(fd)
+LONG = 60.0
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "locks"
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "locks")
 
 
-def count_up(locks: RangeLocks, counter: Path, times: int) -> None:
-    """Adds to the number in a file in three steps that must not be mixed with another's."""
+def opened(path: str) -> OwnFile:
+    return open_own(path, os.O_RDWR | os.O_CREAT)
+
+
+def is_free(path: str, start: int, length: int = 1) -> bool:
+    """Tell whether another process could lock a range, without and with trying."""
+    with opened(path) as other:
+        free = not is_locked(other, start, length)
+        try:
+            lock(other, start, length)
+        except TimeoutError:
+            assert not free
+            return False
+    assert free
+    return True
+
+
+# -- between processes -----------------------------------------------------------------------------
+
+
+def count_up(path: str, counter: Path, times: int) -> None:
+    """Add to the number in a file in three steps that must not be mixed with another's."""
     for _ in range(times):
-        with locks.held(64, 32):
+        with opened(path) as file:
+            assert lock(file, 64, 32, timeout=LONG)
             value = int(counter.read_text())
             os.sched_yield()
             counter.write_text(str(value + 1))
@@ -48,175 +62,197 @@ def counter(tmp_path: Path) -> Path:
     return path
 
 
-def test_excludes_threads(file: Path, counter: Path) -> None:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with opened(file) as locks:
-            threads = [threading.Thread(target=count_up, args=(locks, counter, 50)) for _ in "1234"]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+def test_excludes_threads(path: str, counter: Path) -> None:
+    threads = [threading.Thread(target=count_up, args=(path, counter, 50)) for _ in "1234"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert counter.read_text() == "200"
 
 
-def test_excludes_processes(file: Path, counter: Path) -> None:
-    def work() -> None:
-        with opened(file) as locks:
-            count_up(locks, counter, 50)
-
-    children = [fork(work) for _ in range(4)]
+def test_excludes_processes(path: str, counter: Path) -> None:
+    children = [fork(lambda: count_up(path, counter, 50)) for _ in range(4)]
     assert [wait(child) for child in children] == [0] * 4
     assert counter.read_text() == "200"
 
 
-def test_excludes_two_handles_in_one_process(file: Path) -> None:
-    with opened(file) as one, opened(file) as two:
-        with one.held(0, 32):
-            assert not two.claim(0, 32)
-            assert not two.claim(31, 1)
-            assert two.claim(32, 32)
-        assert two.claim(0, 32)
+def test_only_the_range_is_locked_until_the_file_is_closed(path: str) -> None:
+    with opened(path) as file:
+        assert lock(file, 32, 32)
+        assert not is_free(path, 63)
+        assert is_free(path, 0, 32)
+        assert is_free(path, 64)
+        Path(path).read_bytes()  # closing another descriptor of the file releases nothing
+        assert not is_free(path, 32)
+    assert is_free(path, 32, 32)
 
 
-def test_other_ranges_are_free_while_one_is_held(file: Path) -> None:
-    with opened(file) as locks, locks.held(0, 32), locks.held(32, 32), opened(file) as other:
-        assert not other.claim(0, 32)
-        assert not other.claim(32, 32)
-        assert other.claim(64, 32)
+def test_a_lock_goes_with_its_last_reference(path: str) -> None:
+    file = opened(path)
+    assert lock(file, 0)
+    del file
+    assert is_free(path, 0)
 
 
-def test_closing_another_handle_of_the_file_keeps_the_lock(file: Path) -> None:
-    with opened(file) as locks, locks.held(0, 32):
-        file.read_bytes()
-        with opened(file) as other:
-            assert not other.claim(0, 32)
-        with opened(file) as other:
-            assert not other.claim(0, 32)
+def test_a_lock_can_be_released_before(path: str) -> None:
+    with opened(path) as file:
+        assert lock(file, 0)
+        unlock(file, 0)
+        assert is_free(path, 0)
+    unlock(file, 0)  # closed: nothing to do
 
 
-def test_an_exception_in_the_block_releases_it(file: Path) -> None:
-    with opened(file) as one, opened(file) as two:
-        with pytest.raises(KeyError), one.held(0, 32):
-            raise KeyError
-        assert two.claim(0, 32)
-
-
-def test_a_claim_lasts_until_the_file_is_closed(file: Path) -> None:
-    with opened(file) as other:
-        with opened(file) as locks:
-            assert locks.claim(0, 32)
-            assert not other.claim(0, 32)
-        assert other.claim(0, 32)
-
-
-@pytest.mark.parametrize("how", ["held", "claim"])
-def test_the_kernel_releases_what_a_killed_process_held(how: str, file: Path) -> None:
+def test_the_kernel_releases_what_a_killed_process_held(path: str) -> None:
     reading, writing = os.pipe()
 
     def work() -> None:
-        with opened(file) as locks:
-            if how == "claim":
-                assert locks.claim(0, 32)
-                os.write(writing, b"x")
-                signal.pause()
-            with locks.held(0, 32):
-                os.write(writing, b"x")
-                signal.pause()
+        file = opened(path)
+        assert lock(file, 0, 32)
+        os.write(writing, b"x")
+        signal.pause()
 
     child = fork(work)
     os.close(writing)
     assert os.read(reading, 1) == b"x"
     os.close(reading)
-    with opened(file) as locks:
-        assert not locks.claim(0, 32)
+    assert not is_free(path, 0)
+    os.kill(child, signal.SIGKILL)
+    assert wait(child) == -signal.SIGKILL
+    assert is_free(path, 0)
+
+
+def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str) -> None:
+    reading, writing = os.pipe()
+    with opened(path) as file:
+        assert lock(file, 0)
+        child = fork(lambda: (os.write(writing, b"x"), signal.pause()))
+        os.read(reading, 1)
+        assert not is_free(path, 0)
+    try:
+        assert is_free(path, 0)
+    finally:
         os.kill(child, signal.SIGKILL)
-        assert wait(child) == -signal.SIGKILL
-        assert locks.claim(0, 32)
+        wait(child)
+        os.close(reading)
+        os.close(writing)
 
 
-def test_a_child_that_closes_its_copy_of_the_file_releases_nothing(file: Path) -> None:
-    with opened(file) as locks, locks.held(0, 32):
-        assert wait(fork(lambda: os.close(locks.fd))) == 0
-        with opened(file) as other:
-            assert not other.claim(0, 32)
-
-
-def test_where_locks_are_refused_threads_still_exclude_each_other(
-    file: Path, counter: Path
+@pytest.mark.parametrize("code", sorted(locks_module._UNSUPPORTED))
+def test_a_file_system_without_locks_is_told(
+    code: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened(file) as locks:
-        with locks.held(-1, 1):  # no file system has such a range
-            assert not locks.supported
-        threads = [threading.Thread(target=count_up, args=(locks, counter, 25)) for _ in "1234"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not locks.claim(0, 32)
-    assert counter.read_text() == "100"
+    def refuse(*_: object, **__: object) -> bool:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(locks_module, "_range_lock", refuse)
+    with opened(path) as file:
+        assert lock(file, 0, timeout=LONG) is False
 
 
-def test_waits_in_vain_do_not_add_up(file: Path) -> None:
+def test_another_error_is_an_error(path: str) -> None:
+    Path(path).touch()
+    with open_own(path, os.O_RDONLY) as file, pytest.raises(OSError, match="Bad file"):
+        lock(file, 0)
+
+
+def test_waits_in_vain_do_not_add_up(path: str) -> None:
     """Three hundred compiles beside a process that was stopped wait once."""
-    with opened(file) as holder, opened(file) as waiter:
-        with holder.held(0, 1):
-            with pytest.raises(TimeoutError), waiter.held(0, 1, timeout=0.01):
-                pytest.fail("two hold it")
-            for _ in range(300):
-                with pytest.raises(TimeoutError), waiter.held(0, 1, timeout=3600):
-                    pytest.fail("two hold it")
-            with waiter.held(1, 1, timeout=3600):
-                pass
-        with waiter.held(0, 1, timeout=3600):  # free again, so that no wait is needed
+    patience = Patience(0.01)
+    with opened(path) as holder, opened(path) as waiter:
+        assert lock(holder, 0)
+        with pytest.raises(TimeoutError):
+            patience.lock(waiter, 0)
+        patience.seconds = 3600
+        for _ in range(300):
+            with pytest.raises(TimeoutError):
+                patience.lock(waiter, 0)
+        assert patience.lock(waiter, 1)
+        unlock(holder, 0)
+        assert patience.lock(waiter, 0)  # free again, so that no wait is needed
+
+
+# -- between threads -------------------------------------------------------------------------------
+
+
+def run(*works: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_no_more_threads_go_on_than_may(most: int) -> None:
+    turns = Turns(most)
+    now = peak = done = 0
+    guard = threading.Lock()
+
+    def work() -> None:
+        nonlocal now, peak, done
+        for _ in range(30):
+            with turns.turn():
+                with guard:
+                    now, peak = now + 1, max(peak, now + 1)
+                os.sched_yield()
+                with guard:
+                    now, done = now - 1, done + 1
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        run(*[work] * 8)
+    finally:
+        sys.setswitchinterval(interval)
+    assert (done, now) == (240, 0)
+    assert peak <= most
+    assert turns.live() == []
+
+
+def test_first_come_first_served_and_the_patient_ones_last() -> None:
+    turns = Turns()
+    order: list[str] = []
+    threads: list[threading.Thread] = []
+
+    def work(name: str) -> None:
+        with turns.turn(patient=name.startswith("patient")):
+            order.append(name)
+
+    with turns.turn():
+        for name in ("patient 1", "first", "second", "patient 2", "third"):
+            threads.append(threading.Thread(target=work, args=(name,)))
+            threads[-1].start()
+            deadline = time.monotonic() + LONG
+            while len(turns.live()) <= len(threads):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join(LONG)
+    assert order == ["first", "second", "third", "patient 1", "patient 2"]
+
+
+def test_a_turn_that_is_lost_is_over() -> None:
+    """As one of a frame that an exception ended at a point where nothing could end the turn."""
+    turns = Turns()
+    lost = turns.turn()
+    lost.__enter__()
+    waiting = threading.Thread(target=lambda: turns.turn().__enter__())
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    del lost
+    waiting.join(LONG)
+    assert not waiting.is_alive()
+
+
+def test_a_child_has_no_turn_of_its_parents_threads() -> None:
+    turns = Turns()
+
+    def child() -> None:
+        with turns.turn():
             pass
 
-
-def test_an_interrupt_at_any_line_leaves_the_range_to_the_others(file: Path) -> None:
-    """Ctrl-C in a put must not cost every later put of the process ten seconds."""
-    with opened(file) as locks:
-        for line in range(100):
-            left = [line]
-
-            def tracer(frame: Any, event: str, _: object, left: list[int] = left) -> Any:
-                if not frame.f_code.co_filename.endswith("kcache/util/locks.py"):
-                    return None
-                if event == "line" and "_unlock" not in frame.f_code.co_name:
-                    left[0] -= 1
-                    if left[0] == 0 and not releases(frame):
-                        raise KeyboardInterrupt
-                return tracer
-
-            sys.settrace(tracer)
-            try:
-                with locks.held(0, 1, timeout=60):
-                    pass
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(None)
-            others = threading.Thread(target=count_up_once, args=(locks,))
-            others.start()
-            others.join()
-            assert not locks._given_up
-
-
-def releases(frame: Any) -> bool:
-    """Tells whether the release itself is under way: nothing helps against interrupts of that."""
-    callers = (frame.f_code.co_name, frame.f_back.f_code.co_name)
-    return frame.f_lineno in RELEASING or any("_unlock" in name for name in callers)
-
-
-def count_up_once(locks: RangeLocks) -> None:
-    with locks.held(0, 1, timeout=0.05):
-        pass
-
-
-RELEASING = {
-    number
-    for number, line in enumerate(Path(locks_module.__file__).read_text().splitlines(), 1)
-    if "release()" in line or "_is_owned()" in line or "self._unlock(" in line
-}
+    with turns.turn():
+        assert wait(fork(child)) == 0

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.helpers import LONG, QUICK, entry, key, look, path_of
+from core.helpers import LONG, QUICK, look, path_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from kcache import Backend, CacheEngine, open_engine
-from kcache.errors import ConfigError
 from kcache.testing import CacheMachine, HarmedMachine
-from kcache.util.marker import NAME
 from kcache_backends.file import FileBackend
 
 FEW = settings(QUICK, max_examples=40, stateful_step_count=40)
@@ -59,14 +57,8 @@ class HarmedFiles(HarmedMachine):
         return self.place / "file"
 
     @property
-    def counters_are_damageable(self) -> bool:
-        """Whether there are counters, and the marker beside them.
-
-        If the place was removed, the open handle makes new counters, but no marker. If these are
-        damaged as well, nothing proves that the directory is a cache, and opening it is refused:
-        `test_without_its_marker_and_with_foreign_counters_it_is_refused`.
-        """
-        return (self.files / "counters").exists() and (self.place / NAME).exists()
+    def has_counters(self) -> bool:
+        return (self.files / "counters").exists()
 
     @rule(number=st.integers(0, 100))
     def remove_a_file(self, number: int) -> None:
@@ -80,14 +72,14 @@ class HarmedFiles(HarmedMachine):
         if name:
             shutil.rmtree(path_of(self.files, name).parent)
 
-    @precondition(lambda self: self.counters_are_damageable)
+    @precondition(lambda self: self.has_counters)
     @rule(junk=st.binary(max_size=64), offset=st.integers(0, 8192))
     def damage_the_counters(self, junk: bytes, offset: int) -> None:
         with (self.files / "counters").open("r+b") as file:
             file.seek(offset)
             file.write(junk)
 
-    @precondition(lambda self: self.counters_are_damageable)
+    @precondition(lambda self: self.has_counters)
     @rule(length=st.integers(0, 8191))
     def truncate_the_counters(self, length: int) -> None:
         os.truncate(self.files / "counters", length)
@@ -119,20 +111,3 @@ def test_a_cache_behaves_as_its_model(machine: type[ExactFiles | HarmedFiles]) -
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_cache_behaves_as_its_model_for_long(machine: type[ExactFiles | HarmedFiles]) -> None:
     run_state_machine_as_test(machine, settings=MANY)
-
-
-@pytest.mark.parametrize("size", [1, 8191, 8193])
-def test_without_its_marker_and_with_foreign_counters_it_is_refused(
-    size: int, tmp_path: Path
-) -> None:
-    place = tmp_path / "place"
-    with open_engine(place) as engine:
-        shutil.rmtree(place)
-        assert engine.put(key(1), entry())
-        counters = place / "file" / "counters"
-        assert not (place / NAME).exists()
-        os.truncate(counters, size)
-        before = counters.read_bytes()
-        with pytest.raises(ConfigError, match="is no cache: it has 'file/counters' in it"):
-            open_engine(place)
-        assert counters.read_bytes() == before

@@ -4,66 +4,60 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from core.helpers import output_of, python
-from hypothesis import given
-from hypothesis import strategies as st
+from core.helpers import python
 
 from kcache import BackendError, ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
 from kcache.admin.saving import save
-from kcache.config import VARIABLES, Config
-from kcache.directory import CacheDirectory, prepare
-from kcache.saved_settings import NAMES, SOURCE, change, read
+from kcache.config import VARIABLES
+from kcache.directory import CacheDirectory, open_directory
+from kcache.engine.opening import SAVED
 
-#: A text for each setting that can be saved, and the value that it means.
-VALUES: dict[str, tuple[str, object]] = {
-    "backend": ("zstd", "zstd"),
-    "max_size": ("5GiB", 5 << 30),
-    "memory_size": ("1MiB", 1 << 20),
-    "header_check": ("once", "once"),
-    "relocation": ("eager", "eager"),
-    "wait": ("7", 7.0),
-    "workers": ("2", 2),
-    "compile_timeout": ("90", 90.0),
+#: A text for each setting that can be saved, the value that it means, and another text.
+VALUES: dict[str, tuple[str, object, str]] = {
+    "backend": ("zstd", "zstd", "lmdb"),
+    "max_size": ("5GiB", 5 << 30, "6GiB"),
+    "memory_size": ("1MiB", 1 << 20, "2MiB"),
+    "header_check": ("once", "once", "always"),
+    "relocation": ("eager", "eager", "lazy"),
+    "wait": ("7", 7.0, "8"),
+    "workers": ("2", 2, "3"),
+    "compile_timeout": ("90", 90.0, "91"),
 }
-OTHERS = {
-    "backend": "lmdb",
-    "max_size": "6GiB",
-    "memory_size": "2MiB",
-    "header_check": "always",
-    "relocation": "lazy",
-    "wait": "8",
-    "workers": "3",
-    "compile_timeout": "91",
-}
+KEY = "0" * 64
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> CacheDirectory:
     """A cache's directory, in which nothing is saved."""
-    prepare(str(tmp_path / "cache"))
-    return CacheDirectory(str(tmp_path / "cache"))
+    return open_directory(str(tmp_path / "cache"))
 
 
-def write(files: CacheDirectory, text: str | bytes) -> None:
-    Path(files.settings).write_bytes(text if isinstance(text, bytes) else text.encode())
+def saved(files: CacheDirectory) -> dict[str, object]:
+    """Returns what the file holds."""
+    found: dict[str, object] = json.loads(Path(files.marker).read_text())["settings"]
+    return found
+
+
+def write(files: CacheDirectory, settings: object) -> None:
+    """Writes as a user with an editor does."""
+    about = json.loads(Path(files.marker).read_text())
+    Path(files.marker).write_text(json.dumps({**about, "settings": settings}))
 
 
 # -- precedence ------------------------------------------------------------------------------------
 
 
-def test_the_tables_here_know_every_setting_that_can_be_saved() -> None:
-    assert set(VALUES) == set(OTHERS) == set(NAMES)
-    assert set(NAMES) < {variable.setting for variable in VARIABLES}
+def test_the_table_here_knows_every_setting_that_can_be_saved() -> None:
+    assert set(VALUES) == set(SAVED)
+    assert set(SAVED) < {variable.setting for variable in VARIABLES}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SAVED)
 def test_argument_beats_environment_beats_saved_beats_default(
     name: str, files: CacheDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,24 +69,26 @@ def test_argument_beats_environment_beats_saved_beats_default(
             return getattr(cache.config, name)
 
     assert found() == (variable.default, "default")
-    text, value = VALUES[name]
-    change(files, {name: text})
-    assert found() == (value, SOURCE)
-    monkeypatch.setenv(variable.name, OTHERS[name])
-    assert found() == (variable.parse(OTHERS[name], name=name), variable.name)
+    text, value, other = VALUES[name]
+    save(files.path, {name: text})
+    assert found() == (value, "kcache.json")
+    monkeypatch.setenv(variable.name, other)
+    assert found() == (variable.parse(other, name=name), variable.name)
     assert found(**{name: value}) == (value, "argument")
-    change(files, {}, [name])
     monkeypatch.delenv(variable.name)
+    save(files.path, {}, [name])
     assert found() == (variable.default, "default")
-    assert not os.path.lexists(files.settings)
+    assert saved(files) == {}
 
 
-def test_what_is_saved_has_effect(files: CacheDirectory) -> None:
-    change(files, {"backend": "lmdb", "max_size": "3MiB", "memory_size": "0"})
-    with KernelCache(files.path) as cache:
+def test_what_is_saved_has_effect(files: CacheDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(files.path, {"backend": "lmdb", "max_size": "3MiB", "memory_size": "0"})
+    monkeypatch.setenv("KCACHE_DIR", files.path)
+    monkeypatch.setenv("KCACHE_MAX_SIZE", "lots")  # is ignored
+    with KernelCache() as cache:
         assert cache.engine.max_size == 3 << 20
         assert cache.engine.memory.max_size == 0
-        assert cache.engine.put("0" * 64, Entry({"a": b"b"}))
+        assert cache.engine.put(KEY, Entry({"a": b"b"}))
         assert "backend='lmdb'" in repr(cache)
     assert os.listdir(f"{files.path}/lmdb")
     assert not os.path.exists(f"{files.path}/file")
@@ -101,39 +97,25 @@ def test_what_is_saved_has_effect(files: CacheDirectory) -> None:
 def test_a_backend_that_the_program_made_stays(files: CacheDirectory) -> None:
     from kcache.testing.memory import MemoryBackend
 
-    change(files, {"backend": "lmdb", "max_size": "3MiB"})
+    save(files.path, {"backend": "lmdb", "max_size": "3MiB"})
     with KernelCache(files.path, backend=MemoryBackend()) as cache:
         assert cache.engine.max_size == 3 << 20
         assert isinstance(cache.engine.backend, MemoryBackend)
     assert not os.path.exists(f"{files.path}/lmdb")
 
 
-def test_a_directory_of_the_environment_has_its_settings(
-    files: CacheDirectory, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_alone_and_the_cache_above_a_layer_ignore_them(
+    files: CacheDirectory, tmp_path: Path
 ) -> None:
-    change(files, {"max_size": "3MiB"})
-    monkeypatch.setenv("KCACHE_DIR", files.path)
-    monkeypatch.setenv("KCACHE_MAX_SIZE", "lots")  # does not count
-    with KernelCache() as cache:
-        assert cache.config.max_size == (3 << 20, SOURCE)
-
-
-def test_the_engine_alone_takes_its_arguments(files: CacheDirectory) -> None:
-    change(files, {"backend": "lmdb", "max_size": "3MiB"})
+    save(files.path, {"backend": "lmdb", "max_size": "3MiB"})
     with open_engine(files.path) as engine:
         assert engine.max_size == 1 << 30
-
-
-def test_a_layer_keeps_its_settings_to_itself(files: CacheDirectory, tmp_path: Path) -> None:
-    change(files, {"backend": "lmdb", "max_size": "3MiB"})
-    with KernelCache(files.path) as cache:
-        cache.engine.put("0" * 64, Entry({"a": b"b"}))
     with KernelCache(tmp_path / "front", remote=f"file://{files.path}") as cache:
         assert cache.config.max_size.source == "default"
         assert cache.config.backend == ("file", "default")
 
 
-# -- damage ----------------------------------------------------------------------------------------
+# -- what can't be used ----------------------------------------------------------------------------
 
 OPENS_TWICE = """
 import sys, kcache
@@ -144,137 +126,40 @@ for number in range(2):
         print(cache.config.backend, cache.config.max_size)
 """
 
-GOOD = '{"format": "kcache-settings/1", "settings": {"max_size": "3MiB"}}\n'
-DAMAGE = {
-    "empty": b"",
-    "zeros": b"\0" * 60,
-    "torn": GOOD[:40].encode(),
-    "no JSON": b"max_size = 5GiB\n",
-    "no object": b"[]",
-    "no settings": b'{"format": "kcache-settings/1"}',
-    "another format": b'{"format": "kcache-directory/1", "settings": {}}',
-    "another version": b'{"format": "kcache-settings/2", "settings": {"max_size": "3MiB"}}',
-    "a number": b'{"format": "kcache-settings/1", "settings": {"max_size": 5}}',
-    "a list": b'{"format": "kcache-settings/1", "settings": []}',
-    "deep": b"[" * 4000,
-    "large": GOOD.encode() + b" " * 5000,
-    "no text": b"\xff\xfe" * 20,
-    "a size that is none": GOOD.replace("3MiB", "lots").encode(),
-    "a cap of zero": GOOD.replace("3MiB", "0").encode(),
-    "unknown": GOOD.replace("max_size", "colour").encode(),
-    "not to be saved": GOOD.replace('"max_size": "3MiB"', '"disable": "1"').encode(),
-    "whom to trust": GOOD.replace('"max_size": "3MiB"', '"remote": "file:///tmp"').encode(),
-    "no backend": GOOD.replace('"max_size": "3MiB"', '"backend": "redis"').encode(),
-    "surrogates": GOOD.replace('"max_size": "3MiB"', '"backend": "\\ud800"').encode(),
-}
 
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_one_warning_and_the_defaults(kind: str, files: CacheDirectory) -> None:
-    write(files, DAMAGE[kind])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_size": "lots"}, "max_size='lots' is not allowed; allowed:"),
+        ({"max_size": 0}, "max_size=0 is not allowed"),
+        ({"max_size": [5]}, "max_size=[5] is not allowed"),
+        ({"colour": "red"}, "setting 'colour' can't be saved; allowed: backend,"),
+        ({"disable": "1"}, "setting 'disable' can't be saved"),
+        ({"remote": "file:///tmp"}, "setting 'remote' can't be saved"),
+        ({"backend": "redis"}, "backend='redis' is not known; allowed: file,"),
+        ({"backend": "\ud800"}, "backend='\\ud800' is not known"),
+    ],
+)
+def test_a_setting_that_can_not_be_used_is_one_warning_and_the_default(
+    settings: dict[str, object], said: str, files: CacheDirectory
+) -> None:
+    write(files, settings)
     done = python(OPENS_TWICE, files.path)
     assert done.returncode == 0, done.stderr
-    assert "settings.json" in done.stderr
+    assert done.stderr.startswith(f"{files.marker}: {said}")
     assert done.stderr.count("\n") == 1
     default = f"Setting(value='file', source='default') Setting(value={1 << 30}, source='default')"
     assert done.stdout.splitlines() == [default] * 2
-    assert Path(files.settings).read_bytes() == DAMAGE[kind]
-
-
-@pytest.mark.parametrize("kind", [each for each in DAMAGE if each != "another version"])
-def test_damage_is_replaced_by_what_is_saved_next(kind: str, files: CacheDirectory) -> None:
-    write(files, DAMAGE[kind])
-    gone = set(read(files).texts) - set(NAMES)
-    with pytest.raises(ConfigError, match="'wat' can't be saved"):
-        change(files, {"max_size": "7MiB"}, ["wat"])
-    assert Path(files.settings).read_bytes() == DAMAGE[kind]
-    change(files, {"max_size": "7MiB", "backend": "file"}, gone)
-    assert read(files).values == {"max_size": 7 << 20, "backend": "file"}
-    assert read(files).problems == ()
-
-
-def test_a_file_of_a_later_version_is_not_overwritten(files: CacheDirectory) -> None:
-    write(files, DAMAGE["another version"])
-    with pytest.raises(BackendError, match="another version of kcache wrote it"):
-        change(files, {"max_size": "7MiB"})
-    assert Path(files.settings).read_bytes() == DAMAGE["another version"]
+    assert saved(files) == settings
+    save(files.path, {"wait": "3"}, settings)
+    assert saved(files) == {"wait": "3"}
 
 
 def test_what_only_another_version_knows_stays(files: CacheDirectory) -> None:
-    write(files, DAMAGE["unknown"])
-    change(files, {"wait": "3"})
-    assert read(files).texts == {"colour": "3MiB", "wait": "3"}
-    assert len(read(files).problems) == 1
-    assert read(files).values == {"wait": 3.0}
-
-
-@contextmanager
-def stranger(kind: str, path: str, aside: Path) -> Iterator[None]:
-    """Puts something that is not ours in the place of the file."""
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        os.mkdir(path)
-    elif kind == "socket":
-        here = os.getcwd()
-        os.chdir(os.path.dirname(path))  # the name of a socket may be short only
-        with closing(socket.socket(socket.AF_UNIX)) as server:
-            server.bind(os.path.basename(path))
-        os.chdir(here)
-    else:
-        aside.write_text(GOOD)
-        (os.symlink if kind == "link" else os.link)(aside, path)
-    yield
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="kinds of files of POSIX")
-@pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "link", "second name"])
-def test_what_is_not_ours_is_neither_read_nor_waited_for_nor_replaced(
-    kind: str, files: CacheDirectory, tmp_path: Path
-) -> None:
-    with stranger(kind, files.settings, tmp_path / "aside"):
-        done = python(OPENS_TWICE, files.path)
-        assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
-        assert f"value={1 << 30}, source='default'" in done.stdout
-        with pytest.raises(BackendError, match="settings.json can't be changed"):
-            change(files, {"max_size": "7MiB"})
-        assert os.path.lexists(files.settings)
-    if kind in ("link", "second name"):
-        assert (tmp_path / "aside").read_text() == GOOD
-
-
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root gives files")
-def test_a_file_of_another_user_does_not_count(files: CacheDirectory) -> None:
-    write(files, GOOD)
-    os.chown(files.settings, 12345, 12345)
-    assert read(files).values == {}
-    assert "a file of user 12345" in read(files).problems[0]
-    with pytest.raises(BackendError, match="a file of user 12345"):
-        change(files, {"max_size": "7MiB"})
-
-
-def test_reading_is_bounded(files: CacheDirectory) -> None:
-    with open(files.settings, "wb") as file:
-        file.truncate(1 << 40)  # takes no room on the disk
-    assert "more than 4096 bytes" in read(files).problems[0]
-
-
-@given(text=st.binary(max_size=200) | st.builds(lambda j: json.dumps(j).encode(), st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=9) | st.just("kcache-settings/1"),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["format", "settings", "max_size", "x"]), inner, max_size=3),
-)))  # fmt: skip
-def test_any_bytes_are_settings_or_a_problem(
-    text: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    files = CacheDirectory(str(tmp_path_factory.mktemp("any")))
-    write(files, text)
-    found = read(files)
-    assert found.problems or set(found.values) == set(found.texts)
-    assert found.below(Config.load(environ={})).directory.value is None
-
-
-# -- saving ----------------------------------------------------------------------------------------
+    write(files, {"colour": "red"})
+    (warning,) = save(files.path, {"wait": "3"})
+    assert "'colour' can't be saved" in warning
+    assert saved(files) == {"colour": "red", "wait": "3"}
 
 
 @pytest.mark.parametrize(
@@ -283,149 +168,100 @@ def test_any_bytes_are_settings_or_a_problem(
         ("max_size", "lots", "max_size='lots' is not allowed; allowed:"),
         ("maxsize", "5GiB", r"'maxsize' can't be saved \(did you mean 'max_size'\?\); allowed: b"),
         ("directory", "/x", "'directory' can't be saved"),
-        ("remote", "file:///x", "'remote' can't be saved"),
         ("backend", "", "backend='' is not allowed"),
-        ("backend", "x" * 5000, "these settings take 50.. bytes; allowed: 4096"),
+        ("backend", "redis", "backend='redis' is not known"),
     ],
 )
 def test_what_can_not_be_saved_is_refused_with_what_can(
     name: str, text: str, said: str, files: CacheDirectory
 ) -> None:
-    change(files, {"wait": "3"})
-    with pytest.raises(ConfigError, match=said):
-        change(files, {"wait": "4", name: text})
-    assert read(files).texts == {"wait": "3"}
-    assert not os.path.lexists(files.settings_draft)
+    save(files.path, {"wait": "3"})
+    with pytest.raises((ConfigError, UnknownBackendError), match=said):
+        save(files.path, {"wait": "4", name: text})
+    assert saved(files) == {"wait": "3"}
+
+
+def test_settings_that_would_be_too_long_are_refused(files: CacheDirectory) -> None:
+    write(files, {"colour": "x" * 3980})
+    with pytest.raises(ConfigError, match=r"these settings take 41.. bytes; allowed: 4096"):
+        save(files.path, {"wait": "3", "workers": "5"})
+    assert list(saved(files)) == ["colour"]
 
 
 def test_forgetting_what_is_not_saved_is_no_error(files: CacheDirectory) -> None:
-    assert change(files, {}, ["wait"]).texts == {}
+    assert save(files.path, {}, ["wait"]) == []
     with pytest.raises(ConfigError, match="'wat' can't be saved"):
-        change(files, {}, ["wat"])
-
-
-def test_a_backend_that_is_not_installed_is_refused(files: CacheDirectory) -> None:
-    with pytest.raises(UnknownBackendError, match="backend='redis' is not known"):
-        save(files.path, {"backend": "redis"})
-    assert not os.path.lexists(files.settings)
+        save(files.path, {}, ["wat"])
 
 
 def test_a_cap_that_the_saved_backend_refuses_is_refused(files: CacheDirectory) -> None:
     assert save(files.path, {"backend": "lmdb"}) == []
     with pytest.raises(ConfigError, match="max_size='17TiB' is not allowed with LMDB"):
         save(files.path, {"max_size": "17TiB"})
+    assert saved(files) == {"backend": "lmdb"}
     assert save(files.path, {"max_size": "17TiB", "backend": "file"}) == []
 
 
-SAVES = """
-import sys
-from kcache.directory import CacheDirectory
-from kcache.saved_settings import change
-files = CacheDirectory(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range(60):
-    change(files, {sys.argv[2]: str(number + 1)})
-    change(files, {}, [sys.argv[2]])
-change(files, {sys.argv[2]: "77"})
-"""
-
-
-def test_two_processes_that_save_at_the_same_time_lose_nothing(files: CacheDirectory) -> None:
-    import subprocess
-
-    names = ("max_size", "wait", "workers")
-    with_pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    started = [
-        subprocess.Popen([sys.executable, "-c", SAVES, files.path, name], **with_pipes)  # type: ignore[call-overload]
-        for name in names
-    ]
-    for process in started:
-        process.stdout.readline()
-    for process in started:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    while any(process.poll() is None for process in started):
-        assert read(files).problems == ()  # never torn
-    for process in started:
-        assert process.wait() == 0
-        process.stdin.close()
-        process.stdout.close()
-    assert read(files).texts == dict.fromkeys(names, "77")
-    assert not os.path.lexists(files.settings_draft)
-
-
-def test_what_a_killed_process_left_is_in_nobodys_way(files: CacheDirectory) -> None:
-    Path(files.settings_draft).write_text('{"form')
-    change(files, {"wait": "3"})
-    assert read(files).texts == {"wait": "3"}
-    assert not os.path.lexists(files.settings_draft)
-
-
-@pytest.mark.parametrize("text", [GOOD, GOOD[:5], ""])
-def test_the_files_are_known_where_the_marker_is_lost(text: str, files: CacheDirectory) -> None:
-    with open_engine(files.path) as engine:
-        engine.put("0" * 64, Entry({"a": b"b"}))
-    os.unlink(files.marker)
-    write(files, GOOD)
-    Path(files.settings_draft).write_text(text)
-    with KernelCache(files.path) as cache:
-        assert cache.engine.max_size == 3 << 20
-
-
-def test_a_foreign_file_of_that_name_keeps_a_directory_from_being_a_cache(tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text('{"theme": "dark"}')
-    with pytest.raises(ConfigError, match="is no cache: it has 'settings.json' in it"):
-        KernelCache(tmp_path)
-
-
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_that_can_not_be_written_to_is_an_error_of_saving_alone(
     files: CacheDirectory,
 ) -> None:
-    change(files, {"max_size": "3MiB"})
+    save(files.path, {"max_size": "3MiB"})
     os.chmod(files.path, 0o500)
     try:
-        with pytest.raises(BackendError, match="settings.json can't be changed: Permission denied"):
-            change(files, {"max_size": "7MiB"})
+        with pytest.raises(BackendError, match=r"kcache.json can't be changed: Permission denied"):
+            save(files.path, {"max_size": "7MiB"})
         with KernelCache(files.path, read_only=True) as cache:
             assert cache.engine.max_size == 3 << 20
     finally:
         os.chmod(files.path, 0o700)
 
 
-# -- the backend that has the entries --------------------------------------------------------------
+SAVES = """
+import sys
+from kcache.admin.saving import save
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(60):
+    save(sys.argv[1], {sys.argv[2]: str(number + 1)})
+    save(sys.argv[1], {}, [sys.argv[2]])
+save(sys.argv[1], {sys.argv[2]: "77"})
+"""
+
+
+def test_processes_that_save_at_the_same_time_lose_nothing(files: CacheDirectory) -> None:
+    names = ("memory_size", "wait", "workers")
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAVES, files.path, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for name in names
+    ]
+    for process in started:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    while any(process.poll() is None for process in started):
+        open_directory(files.path)  # raises for a torn file
+    for process in started:
+        assert process.wait() == 0
+        process.communicate()
+    assert saved(files) == dict.fromkeys(names, "77")
+    assert [name for name in os.listdir(files.path) if name.startswith(".")] == []
+
+
+# -- entries in another backend --------------------------------------------------------------------
 
 
 def filled(files: CacheDirectory, *backends: str) -> None:
-    for count, name in enumerate(backends, start=1):
+    for name in backends:
         with open_engine(files.path, backend=name) as engine:
-            for number in range(count):
-                engine.put(f"{number:064}", Entry({"a": b"b"}))
-
-
-@pytest.mark.parametrize("name", ["zstd", "lmdb", "zstd+lmdb"])
-@pytest.mark.parametrize("read_only", [False, True])
-def test_where_nobody_names_a_backend_it_is_the_one_with_entries(
-    name: str, read_only: bool, files: CacheDirectory
-) -> None:
-    filled(files, name)
-    with KernelCache(files.path, read_only=read_only) as cache:
-        assert cache.config.backend == (name, "its entries")
-        assert cache.entry_count == 1
-    assert not os.path.exists(f"{files.path}/file")
-
-
-def test_of_several_it_is_the_one_with_the_most(files: CacheDirectory) -> None:
-    filled(files, "zstd", "lmdb")
-    with KernelCache(files.path) as cache:
-        assert cache.config.backend.value == "lmdb"
-
-
-def test_the_default_stays_where_it_has_a_folder(files: CacheDirectory) -> None:
-    filled(files, "file", "zstd")
-    with KernelCache(files.path) as cache:
-        assert cache.config.backend == ("file", "default")
+            engine.put(KEY, Entry({"a": b"b"}))
 
 
 MISSES = """
@@ -436,56 +272,39 @@ for number in range(2):
     with kcache.KernelCache(sys.argv[1], **arguments) as cache:
         for again in range(2):
             cache.lookup("__global__ void k() {}", (), options)
+        print(cache.config.backend.value)
 """
 
 
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("by", ["variable", "argument", "saved"])
-def test_a_backend_without_the_kernels_is_one_warning(by: str, files: CacheDirectory) -> None:
-    filled(files, "file")
-    arguments = ["zstd"] if by == "argument" else []
+@pytest.mark.parametrize("by", ["variable", "argument", "saved", "nothing"])
+def test_an_empty_backend_beside_a_folder_of_another_is_one_warning(
+    by: str, files: CacheDirectory
+) -> None:
+    name, other = ("file", "zstd") if by == "nothing" else ("zstd", "file")
+    filled(files, other)
     if by == "saved":
-        change(files, {"backend": "zstd"})
+        save(files.path, {"backend": "zstd"})
     environ = {"KCACHE_BACKEND": "zstd" if by == "variable" else None}
-    for _ in range(2):  # in each process
-        done = python(MISSES, files.path, *arguments, environ=environ)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("\n") == 1
-        told = "this directory's kernels are in the backend file (1 entry, "
-        assert told in done.stderr
-        who = {"variable": "KCACHE_BACKEND", "argument": "argument", "saved": "settings.json"}[by]
-        assert f"and not in zstd ({who} names it)" in done.stderr
-        assert "kcache migrate --from file --to zstd" in done.stderr
+    done = python(MISSES, files.path, *(["zstd"] * (by == "argument")), environ=environ)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    who = {"variable": "KCACHE_BACKEND names it", "argument": "argument names it"}
+    who |= {"saved": "kcache.json names it", "nothing": "the default"}
+    assert f"the backend {name} ({who[by]}) is empty, and there is a folder of {other}. To" in (
+        done.stderr
+    )
+    assert f"kcache migrate --from {other} --to {name}" in done.stderr
+    assert done.stdout.split() == [name] * 2  # nothing else is opened
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_backend_with_kernels_is_no_warning(files: CacheDirectory) -> None:
+def test_a_backend_with_entries_and_a_new_cache_are_no_warning(
+    files: CacheDirectory, tmp_path: Path
+) -> None:
     filled(files, "file", "zstd")
-    done = python(MISSES, files.path, environ={"KCACHE_BACKEND": "zstd"})
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.usefixtures("nvrtc")
-def test_a_new_cache_is_no_warning(files: CacheDirectory) -> None:
-    for name in ("file", "zstd", "lmdb"):
-        done = python(MISSES, files.path, environ={"KCACHE_BACKEND": name})
+    os.mkdir(f"{tmp_path}/new", 0o700)
+    for folder in ("mine", "lost+found"):  # these are no backends
+        os.mkdir(f"{open_directory(f'{tmp_path}/new').path}/{folder}", 0o700)
+    for place in (files.path, f"{tmp_path}/new"):
+        done = python(MISSES, place, environ={"KCACHE_BACKEND": "zstd"})
         assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_other_folders_are_no_backends(files: CacheDirectory, tmp_path: Path) -> None:
-    for name in ("mine", "lost+found", "trace", "zstd"):
-        os.mkdir(f"{files.path}/{name}", 0o700)
-    with KernelCache(files.path) as cache:
-        assert cache.config.backend == ("file", "default")
-
-
-def test_a_hit_where_nothing_is_saved_does_not_load_the_module(files: CacheDirectory) -> None:
-    text = """
-import sys, kcache
-with kcache.KernelCache(sys.argv[1]) as cache:
-    print(sorted(name for name in sys.modules if name in ("kcache.saved_settings", "kcache.other_backends")))
-"""
-    filled(files, "file")
-    assert output_of(text, files.path) == "[]"
-    change(files, {"wait": "3"})
-    assert output_of(text, files.path) == "['kcache.saved_settings']"

@@ -11,7 +11,6 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from struct import pack
 
@@ -21,9 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache import BackendError, Stats, open_engine
-from kcache.directory import prepare
+from kcache.directory import open_directory
 from kcache.engine.stats import FIELDS, Counters, StatsFile
-from kcache.util.marker import mark
 
 HITS = FIELDS.index("hits")
 
@@ -90,10 +88,8 @@ def test_what_is_added_is_in_the_total_and_in_the_next_one(path: Path) -> None:
     file.add(amounts(hits=2, saved_seconds=0.25))
     file.add(amounts(hits=1, misses=1))
     assert file.total() == Stats(hits=3, misses=1, saved_seconds=0.25)
-    file.close()
     again = StatsFile(path)
     again.add(amounts(hits=10))
-    again.close()
     assert again.total() == Stats(hits=13, misses=1, saved_seconds=0.25)
 
 
@@ -103,9 +99,6 @@ def test_two_in_one_process_do_not_overwrite_each_other(path: Path) -> None:
         file.add(amounts(hits=10**number))
         file.add(amounts(hits=10**number))
     assert files[0].total().hits == 22222
-    for file in files:
-        file.close()
-        file.close()
 
 
 def test_processes_add_up(path: Path) -> None:
@@ -130,17 +123,6 @@ def test_threads_add_up(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert file.total().hits == 200
-    file.close()
-
-
-def test_more_processes_than_records_still_count(path: Path) -> None:
-    files = [StatsFile(path) for _ in range(StatsFile.SLOTS + 3)]
-    for file in files:
-        file.add(amounts(hits=1))
-    # The last few share a record one after the other, so nothing is lost here.
-    assert files[0].total().hits == len(files)
-    for file in files:
-        file.close()
 
 
 def test_a_killed_process_loses_only_what_it_had_not_added(path: Path) -> None:
@@ -161,28 +143,22 @@ def test_a_killed_process_loses_only_what_it_had_not_added(path: Path) -> None:
     other = StatsFile(path)
     other.add(amounts(hits=1))
     assert other.total().hits == 8
-    other.close()
 
 
 def test_zero_counts_from_there_on_for_every_process(path: Path) -> None:
     one, two = StatsFile(path), StatsFile(path)
     one.add(amounts(hits=5, compile_seconds=1.5))
     two.add(amounts(hits=5))
-    with closing(StatsFile(path)) as third:
-        third.zero()
+    StatsFile(path).zero()
     assert one.total() == Stats()
     one.add(amounts(hits=1))
     two.add(amounts(hits=2, compile_seconds=0.5))
     assert two.total() == Stats(hits=3, compile_seconds=0.5)
-    one.close()
-    two.close()
 
 
 def test_the_total_never_falls_while_others_add(path: Path) -> None:
     """A record that is read while it is written is read again, not taken for damage."""
-    files = [StatsFile(path) for _ in range(14)]  # the next record lies on two pages
-    for file in files:
-        file.add(amounts(hits=1))
+    file = StatsFile(path)
 
     def work() -> None:
         file = StatsFile(path)
@@ -193,20 +169,17 @@ def test_the_total_never_falls_while_others_add(path: Path) -> None:
     try:
         seen = 0
         while seen < 10_000:
-            hits = files[0].total().hits
+            hits = file.total().hits
             assert hits >= seen
             seen = hits
     finally:
         os.kill(child, signal.SIGKILL)
         wait(child)
-        for file in files:
-            file.close()
 
 
 def test_the_file_is_laid_out_as_documented(path: Path) -> None:
     file = StatsFile(path)
     file.add(amounts(hits=3, hit_seconds=0.5))
-    file.close()
     body = pack("<4x24d", *amounts(hits=3, hit_seconds=0.5)).ljust(252, b"\0")
     record = zlib.crc32(body).to_bytes(4, "little") + body
     image = path.read_bytes()
@@ -219,11 +192,10 @@ def test_the_file_is_laid_out_as_documented(path: Path) -> None:
 def test_a_damaged_file_gives_numbers_and_can_be_added_to(
     path: Path, junk: bytes, offset: int
 ) -> None:
-    mark(str(path.parent))
+    open_directory(str(path.parent))
     path.unlink(missing_ok=True)
     file = StatsFile(path)
     file.add(amounts(hits=5))
-    file.close()
     with path.open("r+b") as raw:
         raw.seek(offset)
         raw.write(junk)
@@ -231,11 +203,10 @@ def test_a_damaged_file_gives_numbers_and_can_be_added_to(
         total = file.total()
         assert all(math.isfinite(value) and value >= 0 for value in total.to_dict().values())
         file.add(amounts(misses=1))
-    file.close()
 
 
 @pytest.mark.parametrize("damage", ["removed", "directory removed", "replaced"])
-def test_a_file_that_goes_while_it_is_open_is_made_again(damage: str, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_made_again(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "cache" / "stats"
     path.parent.mkdir()
     file = StatsFile(path)
@@ -249,10 +220,8 @@ def test_a_file_that_goes_while_it_is_open_is_made_again(damage: str, tmp_path: 
     elif damage == "replaced":
         other = StatsFile(path)
         other.add(amounts(hits=100))
-        other.close()
     file.add(amounts(hits=1))
     assert StatsFile(path).total().hits == (101 if damage == "replaced" else 1)
-    file.close()
 
 
 def test_a_relative_path_is_not_followed_to_another_working_directory(
@@ -263,7 +232,6 @@ def test_a_relative_path_is_not_followed_to_another_working_directory(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     file.add(amounts(hits=1))
-    file.close()
     assert StatsFile(tmp_path / "stats").total().hits == 1
 
 
@@ -301,33 +269,6 @@ def test_a_child_adds_to_a_record_of_its_own(path: Path) -> None:
         file.add(amounts(hits=1))
     assert [wait(number) for number in children] == [0] * 3
     assert file.total().hits == 81
-    file.close()
-
-
-def test_a_child_is_not_blocked_by_a_thread_of_its_parent_that_was_adding(path: Path) -> None:
-    file = StatsFile(path)
-    file.add(amounts(hits=1))
-    holding, release = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with file._mutex:
-            holding.set()
-            release.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    holding.wait()
-
-    def child() -> None:
-        file.add(amounts(hits=1))
-
-    try:
-        assert wait(fork(child)) == 0
-    finally:
-        release.set()
-        thread.join()
-    assert file.total().hits == 2
-    file.close()
 
 
 # -- through an engine ---------------------------------------------------------------------------
@@ -421,7 +362,7 @@ def test_a_forked_child_does_not_count_again_what_its_parent_counted(tmp_path: P
 
 
 def test_statistics_that_cannot_be_written_change_nothing_else(tmp_path: Path) -> None:
-    prepare(str(tmp_path))
+    open_directory(str(tmp_path))
     (tmp_path / "stats").mkdir()
     with open_engine(tmp_path) as engine:
         engine.put(key(1), entry())

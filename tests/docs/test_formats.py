@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sqlite3
 import struct
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,14 +18,14 @@ from docs.tables import dumps, read, section, tables
 
 import kcache
 from kcache import Entry, KernelCache
-from kcache.bundle.format import MAX_ENTRIES, MAX_VALUE
-from kcache.engine.history import COUNTED, HOURS, History
 from kcache.engine.journal import EVENTS, Journal
 from kcache.engine.key_locks import KeyLocks
 from kcache.engine.stats import FIELDS, Stats, StatsFile
 from kcache.entry import FORMAT_VERSION, MAX_SECTIONS, decode, encode
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.manifest import MAX_SETS, Manifest
+from kcache.remote.bundle import MAX_VALUE
+from kcache.util.open_file import open_own
 from kcache_backends._lmdb_records import stored_size
 from kcache_backends._shards import SHARDS, ShardCounters
 from kcache_backends.file import FileBackend
@@ -171,37 +174,7 @@ def test_a_compressed_value(value: bytes, kind: bytes, tmp_path: Path) -> None:
 # -- bundles -------------------------------------------------------------------------------------
 
 
-def open_bundle(data: bytes) -> dict[str, bytes]:
-    """Returns the values of a bundle by their keys, by the page alone."""
-    head, row, end = tables("Bundles")
-    fields, _ = read(head, data)
-    assert (fields["magic"], fields["version"], fields["kind"]) == (b"KCBUNDLE", 1, 0)
-    trailer, rest = read(end, data[-40:])
-    assert (trailer["magic"], rest) == (b"KCBNDEND", b"")
-    at, count = trailer["index"], trailer["entries"]
-    assert isinstance(at, int)
-    assert isinstance(count, int)
-    assert len(data) == at + count * 64 + 40
-    counted = data[:16] + data[at:-40] + data[-40:-24]
-    assert trailer["digest"] == xxhash.xxh3_128_digest(counted)
-    found = {}
-    for start in range(at, len(data) - 40, 64):
-        record, _ = read(row, data[start : start + 64])
-        value = data[record["offset"] : record["offset"] + record["size"]]
-        assert record["digest"] == xxhash.xxh3_128_digest(value)
-        found[record["key"].hex()] = value
-    assert list(found) == sorted(found)
-    return found
-
-
-def test_the_bundle_that_the_page_shows() -> None:
-    ((name, value),) = open_bundle(*dumps("Bundles")).items()
-    assert name == KEY
-    _, payload, metadata = open_envelope(value)
-    assert (payload, metadata) == ({"ptx": b"// PTX\n"}, {"kind": "kernel"})
-
-
-def test_a_bundle_of_many(tmp_path: Path) -> None:
+def test_a_bundle(tmp_path: Path) -> None:
     entries = {
         bytes([n] * 32).hex(): Entry({"ptx": bytes(n)}, {"kind": "kernel"}) for n in range(9)
     }
@@ -209,12 +182,16 @@ def test_a_bundle_of_many(tmp_path: Path) -> None:
         for name, entry in entries.items():
             cache.engine.put(name, entry)
         kcache.export_bundle(cache, tmp_path / "kernels.kcb")
-    found = open_bundle((tmp_path / "kernels.kcb").read_bytes())
-    made = {k: encode(k, e, producer=PRODUCER.encode()) for k, e in entries.items()}
+    (rows,) = tables("Bundles")
+    meaning = {row["field"]: row["meaning"] for row in rows}
+    assert f"{MAX_VALUE >> 20} MiB" in meaning["entries.value"]
+    with closing(sqlite3.connect(tmp_path / "kernels.kcb")) as bundle:
+        (identity,) = bundle.execute("PRAGMA application_id").fetchone()
+        assert identity.to_bytes(4, "big").decode() in meaning["PRAGMA application_id"]
+        assert bundle.execute("PRAGMA user_version").fetchone() == (len(entries),)
+        found = bundle.execute("SELECT key, value FROM entries").fetchall()
+    made = [(k, encode(k, e, producer=PRODUCER.encode())) for k, e in sorted(entries.items())]
     assert found == made
-    bounds = {row["field"]: row["meaning"] for row in tables("Bundles")[1] + tables("Bundles")[2]}
-    assert f"{MAX_VALUE >> 20} MiB" in bounds["size"]
-    assert f"{MAX_ENTRIES:,}" in bounds["entries"]
 
 
 # -- files of a backend ----------------------------------------------------------------------------
@@ -236,9 +213,8 @@ def test_the_counters(tmp_path: Path) -> None:
     a, b, c, salt = (int(n, 16) for n in re.findall(r"0x[0-9A-F]{16}", formula))
     total = fields["bytes"] * a + fields["entries"] * b + fields["generation"] * c + salt
     assert fields["check"] == total % 2**64
-    counters = ShardCounters(str(tmp_path / "cache" / "file" / "counters"), lambda _: True)
-    assert counters.totals() == (155, 1)
-    del counters
+    with open_own(str(tmp_path / "cache" / "file" / "counters"), os.O_RDONLY) as file:
+        assert ShardCounters(file).totals() == (155, 1)
 
 
 def test_the_records_of_lmdb(tmp_path: Path) -> None:
@@ -287,22 +263,6 @@ def test_the_statistics(tmp_path: Path) -> None:
     assert fields["check"] == zlib.crc32(record[4:])
     assert f"{StatsFile.SLOTS} records of 256 bytes" in "\n".join(section("Statistics"))
     assert StatsFile(tmp_path / "stats").total() == Stats(*counts)
-
-
-def test_the_history(tmp_path: Path) -> None:
-    now = 1_800_000_000.0
-    assert History(tmp_path / "history", clock=lambda: now).add([5, 1, 1, 0, 2.5, 0.5])
-    (record,) = dumps("By the hour")
-    at = 64 + int(now) // 3600 % HOURS * 64
-    assert (tmp_path / "history").read_bytes()[at:][:64] == record
-    (layout,) = tables("By the hour")
-    fields, rest = read(layout, record)
-    assert rest == b""
-    assert fields["hour"] == int(now) // 3600
-    assert fields["counts"] == (5, 1, 1, 0, 2.5, 0.5)
-    assert fields["check"] == zlib.crc32(record[4:])
-    (named,) = (row["meaning"] for row in layout if row["field"] == "counts")
-    assert named.replace(" seconds", "_seconds").split(", ") == list(COUNTED)
 
 
 def test_the_journal(tmp_path: Path) -> None:

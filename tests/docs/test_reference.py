@@ -18,7 +18,7 @@ import kcache.errors
 import kcache.launch
 import kcache.testing
 from kcache.config import VARIABLES
-from kcache.util import marker
+from kcache.util.open_file import MARKER
 
 REFERENCE = DOCS / "reference"
 
@@ -110,7 +110,6 @@ def causes() -> set[str]:
     found: set[str] = set()
     for module in (
         "admin/explain",
-        "admin/machine_facts",
         "admin/miss_causes",
         "admin/request_diff",
         "cli/commands/why",
@@ -155,7 +154,7 @@ _DOTTED = r"`~?(kcache(?:\.\w+)+)[`(]"
 
 
 def _is_there(path: str) -> bool:
-    if path in (_GROUP, marker.NAME):  # not a module: entry points, and a file of a cache
+    if path in (_GROUP, MARKER):  # not a module: entry points, and a file of a cache
         return True
     parts = path.split(".")
     for count in range(len(parts), 0, -1):

@@ -140,29 +140,6 @@ def test_every_image_has_words(html: dict[Path, Html]) -> None:
     assert silent == []
 
 
-def test_every_option_of_every_command_is_on_the_page(html: dict[Path, Html]) -> None:
-    from kcache.cli.app import app
-
-    (page,) = (page for path, page in html.items() if path.name == "command-line.html")
-    expected = set()
-    with click.Context(app, **app.context_settings) as whole:
-        left: list[tuple[str, click.Group, click.Context]] = [("kcache", app, whole)]
-        while left:
-            name, group, context = left.pop()
-            for each in group.list_commands(context):
-                command = group.get_command(context, each)
-                assert command is not None
-                if isinstance(command, click.Group):
-                    inside = click.Context(command, parent=context, info_name=each)
-                    left.append((f"{name}-{each}", command, inside))
-                for param in command.get_params(context):
-                    if isinstance(param, click.Option) and "--help" not in param.opts:
-                        spelled = {opt.strip("-") for opt in param.opts}
-                        expected |= {f"cmdoption-{name}-{each}-{opt}" for opt in spelled}
-    shown = {anchor.lower() for anchor in page.ids if anchor.startswith("cmdoption-kcache-")}
-    assert shown == {anchor.lower() for anchor in expected}
-
-
 # -- in a browser --------------------------------------------------------------------------------
 
 

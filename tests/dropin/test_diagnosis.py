@@ -42,9 +42,9 @@ def test_what_is_no_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "it is no 64-bit ELF program"),
-        (b"\x7fELF\x01\x01", "it is no 64-bit ELF program"),
-        (b"\x7fELF\x02\x01", "it is no 64-bit ELF program"),
+        (b"", "glibc does not load it: {}: file too short"),
+        (b"\x7fELF\x01\x01" + bytes(99), "glibc does not load it: {}: wrong ELF class: ELFCLASS32"),
+        (b"no program" * 99, "glibc does not load it: {}: invalid ELF header"),
         (b"#!", "its first line names no program"),
         (b"#!/no/such/interpreter\n", "its first line names no program"),
         (b"#!/usr/bin/env -S A=1\n", "its first line names no program"),
@@ -52,7 +52,7 @@ def test_what_is_no_program(tmp_path: Path) -> None:
 )
 def test_what_is_not_reached(content: bytes, reason: str, tmp_path: Path) -> None:
     path = program(tmp_path / "program", content)
-    assert told(path) == (WARNING, f"{path} is not reached: {reason}")
+    assert told(path) == (WARNING, f"{path} is not reached: {reason.format(path)}")
 
 
 def test_a_set_uid_program(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_script_is_what_its_interpreter_is(tmp_path: Path) -> None:
     assert told(second)[0] == OK
     inner = program(tmp_path / "inner", b"no program")
     path = program(tmp_path / "script", f"#!{inner}\n")
-    reason = "is not reached: it is no 64-bit ELF program"
+    reason = f"is not reached: glibc does not load it: {inner}: file too short"
     assert told(path) == (WARNING, f"{path} (run by {inner}) {reason}")
     itself = tmp_path / "itself"
     assert told(program(itself, f"#!{itself}\n"))[0] == WARNING
@@ -88,7 +88,7 @@ def test_damaged_programs(tmp_path: Path) -> None:
     """Whatever is in the file, there is a finding."""
     sound = Path(SHELL).read_bytes()[:20_000]
     draw = random.Random(7)
-    for _ in range(500):
+    for _ in range(40):
         content = bytearray(sound)
         for _ in range(draw.randrange(1, 4)):
             at, size = draw.randrange(800), draw.choice((1, 4, 8))

@@ -76,13 +76,14 @@ ALONE = """
 import ctypes, os, sys
 library = ctypes.CDLL(sys.argv[1])
 program = ctypes.c_void_p()
-options = (ctypes.c_char_p * 1)(sys.argv[2].encode())
+texts = sys.argv[2].split(" ")
+options = (ctypes.c_char_p * len(texts))(*map(str.encode, texts))
 if len(sys.argv) > 3:
     os.mkdir("gone")
     os.chdir("gone")
     os.rmdir("../gone")
 library.nvrtcCreateProgram(ctypes.byref(program), b"// alone", None, 0, None, None)
-print(library.nvrtcCompileProgram(program, 1, options))
+print(library.nvrtcCompileProgram(program, len(texts), options))
 """
 
 
@@ -98,6 +99,13 @@ def test_a_program_that_is_only_left_to_nvrtc_is_counted(
     assert told.output == dropin.bare(*command).output == "0\n"
     assert f"left to NVRTC 1 ({reason}: 1); " in told.line
     assert "programs: python" in told.line
+
+
+def test_a_directory_with_the_name_of_such_an_option_is_answered(
+    real: Path, dropin: Dropin
+) -> None:
+    told = dropin.run(sys.executable, "-c", ALONE, real, "-I pch/time")
+    assert (told.output, "left to NVRTC 1" in told.line) == ("0\n", False), told.line
 
 
 # -- the table of exports --------------------------------------------------------------------------
@@ -120,7 +128,7 @@ def test_a_newer_nvrtc_loses_nothing(real: Path, dropin: Dropin, tmp_path: Path)
     code = (
         "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); "
         "print(library.nvrtcNewest(*map(ctypes.c_long, (1, 2, 3, 4, 5, 6, 7, 8))), "
-        "hasattr(library, 'kcache_dropin_covers'))"
+        "hasattr(library, 'kcache_dropin_load'))"
     )
     assert dropin.run(sys.executable, "-c", code, newer).output == "77 False\n"
     major = int(real.name.rpartition(".")[2])

@@ -170,6 +170,22 @@ def test_an_nvrtc_that_was_replaced_is_not_answered_for(real: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        [b"-I/opt/research"],
+        [b"-I", b"/a/link/keep/bundled/pch/time-trace"],
+        [b"-DX=pch", b"\t-lineinfo"],
+        [b"--include-path", b"pch/options-file"],
+    ],
+)
+def test_a_word_in_a_path_is_no_option(real: Path, options: list[bytes]) -> None:
+    cache: Any = Cache()
+    major = int(real.name.rpartition(".")[2])
+    program = PROGRAM._replace(library=os.fsencode(real), major=major, options=options)
+    assert Answering(cache).answer(program) == Declined("AssertionError: asked")
+
+
+@pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"options": [b"--ptxas-options=-optf=x"]}, "option --ptxas-options"),

@@ -145,7 +145,7 @@ def test_the_environment_of_the_program(dropin: Dropin) -> None:
 def test_what_is_preloaded_already_comes_first(dropin: Dropin) -> None:
     told = dropin.run("sh", "-c", "echo $LD_PRELOAD", LD_PRELOAD="libc.so.6")
     assert told.output.startswith("libc.so.6:")
-    assert "libkcache_preload.so:" in told.output
+    assert "libkcache_preload13.so:" in told.output
 
 
 def test_one_inside_the_other_uses_the_outer_server(dropin: Dropin, real: Path) -> None:
@@ -155,7 +155,7 @@ def test_one_inside_the_other_uses_the_outer_server(dropin: Dropin, real: Path) 
     first, second, preloaded = told.output.splitlines()
     assert first == second
     assert (told.hits, told.misses) == (1, 1)
-    assert preloaded.count("libkcache_preload.so") == 1
+    assert preloaded.count("libkcache_preload13.so") == 1
 
 
 def test_without_libraries_the_program_runs_all_the_same(dropin: Dropin, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_libraries_where_nothing_is_executed(dropin: Dropin) -> None:
     place = dropin.folder / "place"
     place.mkdir()
     script = (
-        'mount -t tmpfs -o noexec none "$0" && cp "$1"/* "$0" && shift && '
+        'mount -t tmpfs -o noexec,mode=0700 none "$0" && cp -r "$1"/* "$0" && shift && '
         'KCACHE_DROPIN_LIBRARIES="$0" exec "$@"'
     )
     inside = (*KCACHE, "run", "--", "/bin/echo", "hello")

@@ -1,48 +1,140 @@
-"""The interface library under the sanitizers of the C compiler, with many threads and forks."""
+"""The interface library under the sanitizers of the C compiler: threads, forks, a server that lies."""
 
 from __future__ import annotations
 
+import random
+import socket
 import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dropin.conftest import CLIENTS, Dropin
+from dropin.conftest import CLIENTS, Dropin, Told
 
-from kcache.dropin import build
+from kcache.dropin import build, protocol
 
-#: The sanitizers' runtimes want to be the first library; a preloaded one that needs them comes first.
 _QUIET = {
-    "ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=1",
+    "ASAN_OPTIONS": "detect_leaks=1",
     "UBSAN_OPTIONS": "halt_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=1:die_after_fork=0",
 }
+_FLAGS = ("-g", "-fno-omit-frame-pointer")
 
 
-@pytest.mark.parametrize(
-    ("sanitizer", "forks"),
-    [("address,undefined", True), ("thread", False)],  # TSan gives up on forks of threads
-)
-def test_threads(sanitizer: str, forks: bool, real: Path, dropin: Dropin, tmp_path: Path) -> None:
+def _found_nothing(told: Told) -> None:
+    assert (told.code, told.output) == (0, "done\n"), told.errors
+    assert "Sanitizer" not in told.errors
+    assert "runtime error" not in told.errors
+
+
+@pytest.fixture(params=["address,undefined", "thread"])
+def sanitized(
+    request: pytest.FixtureRequest, real: Path, dropin: Dropin, tmp_path: Path
+) -> Callable[..., Told]:
+    """Runs `threads.c` with libraries that are built with a sanitizer, as it is itself."""
     compiler = build.compiler()
     assert compiler is not None
-    flags = [f"-fsanitize={sanitizer}", "-g", "-fno-omit-frame-pointer"]
+    flags = [f"-fsanitize={request.param}", *_FLAGS]
     program = tmp_path / "threads"
     command = [compiler, *flags, CLIENTS / "threads.c", "-o", program, "-ldl", "-lpthread"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     trial = subprocess.run([program, "/nonexistent"], capture_output=True, text=True, check=False)
     if made.returncode != 0 or "line " not in trial.stderr:
-        pytest.skip(f"no -fsanitize={sanitizer} here: {made.stderr or trial.stderr}")
+        pytest.skip(f"no -fsanitize={request.param} here: {made.stderr or trial.stderr}")
     folder = tmp_path / "sanitized"
     build.build(str(folder), flags=flags)
-    told = dropin.run(
-        program,
-        real,
+    # The sanitizer makes NVRTC lose its RPATH. What NVRTC itself does is not judged here.
+    (tmp_path / "suppressions").write_text(f"called_from_lib:{real.name}\n")
+    options = {
         **_QUIET,
-        KCACHE_DROPIN_LIBRARIES=str(folder),
-        **({"FORKS": "1"} if forks else {}),
-    )
-    assert (told.code, told.output) == (0, "done\n"), told.errors
-    assert "Sanitizer" not in told.errors
-    assert "runtime error" not in told.errors
+        "KCACHE_DROPIN_LIBRARIES": str(folder),
+        "LD_LIBRARY_PATH": str(real.parent),
+    }
+    options["TSAN_OPTIONS"] += f":suppressions={tmp_path / 'suppressions'}"
+
+    def run(rounds: int, socket: str | None = None) -> Told:
+        if socket is None:
+            return dropin.run(program, real, rounds, **options)
+        where = ("env", f"KCACHE_DROPIN_SOCKET={socket}")
+        return dropin.run(*where, program, real, rounds, "apart", **options)
+
+    return run
+
+
+def test_threads_and_forks(sanitized: Callable[..., Told]) -> None:
+    told = sanitized(60)
+    _found_nothing(told)
     assert told.misses == 6
     assert "left to NVRTC 0" in told.line
+
+
+class Liar:
+    """A server whose answers are wrong, or none; a program may go on asking after most of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.lies = 0
+        self._random = random.Random(7)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen(64)
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                thread = threading.Thread(target=self._attend, args=(connection,))
+                self._threads.append(thread)
+                thread.start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, protocol.ProtocolError):
+            while head := connection.recv(protocol.HEAD_SIZE, socket.MSG_WAITALL):
+                _, size = protocol.unpack_head(head)
+                connection.recv(size, socket.MSG_WAITALL)
+                self.lies += 1
+                connection.sendall(self._lie())
+
+    def _lie(self) -> bytes:
+        nonsense = self._random.randbytes(self._random.randrange(200))
+        kinds = (protocol.ANSWER, protocol.INFO, protocol.WAIT, protocol.DECLINED, 77)
+        frame = protocol.frame(self._random.choice(kinds), nonsense)
+        if self._random.random() < 0.3:  # the program sees the end of the connection
+            raise OSError
+        return frame * self._random.choice((1, 1, 2))
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(60)
+
+
+@pytest.fixture
+def liar(dropin: Dropin) -> Iterator[Liar]:
+    liar = Liar(dropin.runtime / "liar")
+    yield liar
+    liar.close()
+
+
+def test_a_server_that_lies(sanitized: Callable[..., Told], liar: Liar) -> None:
+    _found_nothing(sanitized(4, liar.path))
+    assert liar.lies > 10
+
+
+def test_answers_that_lie(dropin: Dropin, tmp_path: Path) -> None:
+    """Of a server that means harm: no byte beyond the answer is read."""
+    compiler = build.compiler()
+    assert compiler is not None
+    flags = ("-fsanitize=address,undefined", *_FLAGS, "-DKCACHE_MAJOR=13", f"-I{build.SOURCES}")
+    parts = [Path(build.SOURCES) / name for name in ("answers.c", "bytes.c")]
+    program = tmp_path / "lies"
+    command = [compiler, *flags, CLIENTS / "lies.c", *parts, "-o", program, "-lpthread"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"no sanitizer here: {made.stderr}")
+    _found_nothing(dropin.bare(program, **_QUIET))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -206,7 +207,7 @@ def test_a_server_that_nobody_can_reach_ends(replaced: bool, runtime: Path, tmp_
     with subprocess.Popen([sys.executable, "-c", SERVE, path], env=os.environ | variables) as first:
         _until(lambda: endpoint.status(path) is not None)
         assert first.poll() is None
-        os.unlink(path)
+        shutil.rmtree(os.path.dirname(path))
         second = endpoint.listen_for_user(path) if replaced else None
         assert first.wait(60) == 0
     assert os.path.exists(path) is replaced  # the files of another server there stay

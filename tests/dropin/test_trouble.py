@@ -90,9 +90,9 @@ def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
                 pipe.close()
 
 
-def _socket(dropin: Dropin) -> str:
-    (path,) = filter(Path.is_socket, dropin.runtime.glob("kcache-run-*/socket"))
-    return str(path)
+def _socket(dropin: Dropin, but: str = "") -> str:
+    (path,) = {str(p) for p in dropin.runtime.glob("kcache-run-*/socket") if p.is_socket()} - {but}
+    return path
 
 
 def _status(path: str) -> dict[str, object]:
@@ -102,8 +102,8 @@ def _status(path: str) -> dict[str, object]:
     return status
 
 
-def _server(dropin: Dropin) -> int:
-    process = _status(_socket(dropin))["process"]
+def _server(dropin: Dropin, but: str = "") -> int:
+    process = _status(_socket(dropin, but))["process"]
     assert isinstance(process, int)
     return process
 
@@ -272,6 +272,19 @@ def test_a_program_that_was_stopped_for_long_goes_on_asking(
     assert not Path(f"{fake.path}.silent").exists()
 
 
+def test_a_note_of_the_future_says_nothing_of_a_server(
+    start: Callable[..., Program], dropin: Dropin, tmp_path: Path
+) -> None:
+    fake = Fake(tmp_path, NONSENSE["a hang-up"])
+    Path(f"{fake.path}.silent").touch()
+    os.utime(f"{fake.path}.silent", (time.time() + 3600,) * 2)
+    try:
+        assert start(fake.path).ask(BODIES[0])
+    finally:
+        fake.close()
+    assert fake.connections > 0
+
+
 @pytest.mark.parametrize("path", ["/nonexistent/socket", "", "x" * 300, "/dev/null"])
 def test_there_is_no_server(path: str, start: Callable[..., Program], wanted: list[str]) -> None:
     program = start(path)
@@ -353,18 +366,55 @@ def test_the_server_ends_when_the_launcher_is_killed(stats: bool, dropin: Dropin
 def test_what_a_killed_server_left_behind_is_removed(
     start: Callable[..., Program], dropin: Dropin
 ) -> None:
-    left = dropin.runtime / "kcache-run-999999999-ab"
-    left.mkdir()
-    (left / "socket").touch()
-    (left / "socket.silent").touch()
-    other = dropin.runtime / f"kcache-run-{os.getpid()}-cd"
-    other.mkdir()
+    """Who is alive has a lock; the names are those of anybody, and of another PID namespace."""
+    for name in ("ab", f"{os.getpid()}-cd", "99999999999999999999-x"):
+        left = dropin.runtime / f"kcache-run-{name}"
+        left.mkdir()
+        (left / "socket").touch()
+        (left / "socket.silent").touch()
+    alive = at.listen([str(dropin.runtime)])
     program = start()
     program.ask(BODIES[0])
-    server = _server(dropin)
+    server = _server(dropin, but=alive.path)
     assert program.close() == 0
     assert _ends(server)
-    assert list(dropin.runtime.iterdir()) == [other]
+    assert list(dropin.runtime.iterdir()) == [Path(alive.path).parent]
+    alive.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
+def test_a_server_in_another_pid_namespace_is_left_alone(
+    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
+) -> None:
+    """Containers may share `/tmp`."""
+    program = start()
+    assert program.ask(BODIES[0]) == wanted[0]
+    unshared = ("unshare", "--pid", "--fork", "--mount-proc")
+    client = ("sh", "-c", "exit 3")
+    told = dropin.bare(*unshared, *KCACHE, "run", "--stats", *client, KCACHE_READ_ONLY="1")
+    if not told.line:
+        pytest.skip(f"no PID namespace: {told.errors}")
+    assert told.code == 3
+    assert _status(_socket(dropin))["connections"] == 2
+    assert program.close() == 0
+
+
+def test_a_frozen_server_is_not_replaced(dropin: Dropin) -> None:
+    command = (*KCACHE, "server")
+    assert dropin.bare(*command, "start").code == 0
+    path = at.user_socket(env.runtime_folders(dropin.environment))
+    server = _status(path)["process"]
+    assert isinstance(server, int)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        started = dropin.bare(*command, "start")
+        assert (started.code, "a server is running" in started.errors) == (1, True)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    os.unlink(f"{path}.silent") if os.path.exists(f"{path}.silent") else None
+    assert _status(path)["process"] == server
+    assert dropin.bare(*command, "stop").code == 0
+    assert _ends(server)
 
 
 def test_links_among_what_servers_left_lead_nowhere(
@@ -375,8 +425,8 @@ def test_links_among_what_servers_left_lead_nowhere(
     theirs.mkdir()
     (theirs / "socket").write_text("precious")
     (theirs / "socket.silent").write_text("")
-    (dropin.runtime / "kcache-run-999999999-ab").symlink_to(theirs)
-    full = dropin.runtime / "kcache-run-999999999-cd"
+    (dropin.runtime / "kcache-run-ab").symlink_to(theirs)
+    full = dropin.runtime / "kcache-run-cd"
     full.mkdir()
     (full / "socket").write_text("no socket of ours")
     (full / "socket.silent").symlink_to(theirs / "socket")

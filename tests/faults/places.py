@@ -43,9 +43,9 @@ FIXED = 64 << 10
 #: The most bytes that a file system adds to an entry's file, or takes for a shard's directory.
 BLOCK = 4096
 SHARDS = 256
-#: LMDB: the smallest map, and the table of readers with the reserve in the file `lock`.
+#: LMDB: the smallest map, and the table of readers.
 SMALLEST_MAP = 1 << 20
-READERS = 384 << 10
+READERS = 128 << 10
 
 
 def is_lmdb(name: str) -> bool:
@@ -65,7 +65,7 @@ def truth(place: Path, name: str) -> dict[str, int]:
 def leftovers(place: Path, name: str) -> list[Path]:
     """Returns what interrupted writers have left, or what writers are working on."""
     if is_lmdb(name):
-        return [path for path in (place / name / "new", place / name / "old") if path.exists()]
+        return [path for path in (place / name / "old",) if path.exists()]
     return look(place / name).temporary
 
 

@@ -19,9 +19,8 @@ from core.helpers import fork, key, wait
 from core.test_crash import At
 from faults.places import disk_usage, held_locks, leftovers, truth
 
-from kcache.backend import Backend
-from kcache.registry import open_backend
-from kcache_backends import lmdb
+from kcache.backend import Backend, open_backend
+from kcache_backends._lmdb_environment import SMALL_FILE
 
 CAP = 4 << 20
 OLD, NEW = b"old" * 50, b"new!" * 2000
@@ -29,8 +28,8 @@ ON_DISK, ABSENT = key("on disk"), key("absent")
 OTHERS = [key(number) for number in range(3)]
 BULK = [key(f"bulk {number}") for number in range(40)]
 ALL_LINES_DONE = 7
-#: Operations that begin with a file most of which is free, and end with another one.
-EXCHANGES = ("compact", "empty")
+#: The operation that begins with a large file, and ends with a new one.
+EMPTY = "empty"
 
 
 class AtLine(At):
@@ -46,7 +45,7 @@ class AtLine(At):
 
 
 def opened(place: Path, name: str) -> Backend:
-    return open_backend(name, str(place), max_size=CAP)
+    return open_backend(name, str(place / name), max_size=CAP)
 
 
 def evict_and_put(backend: Backend) -> None:
@@ -72,11 +71,6 @@ def reopen(backend: Backend) -> None:
         other.usage()
 
 
-def compact(backend: Backend) -> None:
-    """What follows a transaction that has deleted most of the file."""
-    getattr(backend, "inner", backend)._compact()
-
-
 def empty(backend: Backend) -> None:
     with backend.batch():
         for name in (ON_DISK, *OTHERS):
@@ -91,12 +85,11 @@ OPERATIONS: dict[str, Callable[[Backend], object]] = {
     "use and close": use_and_close,
     "coldest": lambda backend: list(backend.coldest()),
     "reopen": reopen,
-    "compact": compact,
     "empty": empty,
 }
 #: Of operations with many lines, and of zstd, which has few lines of its own, only every n-th line
 #: is tried.
-STRIDES = {"evict and put": 3, "empty": 4, "compact": 0.5, "reopen": 2, "replace": 2}
+STRIDES = {"evict and put": 3, "empty": 4, "reopen": 2, "replace": 2}
 #: The values that may be under each key afterwards.
 OUTCOMES: dict[str, dict[str, tuple[bytes | None, ...]]] = {
     "put": {ABSENT: (None, NEW)},
@@ -111,8 +104,7 @@ def prepare(place: Path, name: str, operation: str) -> None:
     with closing(opened(place, name)) as backend:
         for other in (*OTHERS, ON_DISK):
             backend.put(other, OLD)
-        if operation in EXCHANGES:
-            lmdb.SLACK = 10**9  # the next process that deletes compacts
+        if operation == EMPTY:
             for bulk in BULK:
                 backend.put(bulk, os.urandom(40_000))
             with backend.batch():
@@ -176,8 +168,8 @@ def try_every_line(
         status = wait(fork(work))
         if status == ALL_LINES_DONE:
             assert number > stride
-            if operation in EXCHANGES:
-                assert disk_usage(place) < lmdb.SMALL_FILE < disk_usage(base)
+            if operation == EMPTY:
+                assert disk_usage(place) < SMALL_FILE < disk_usage(base)
             return
         assert status == ends_with, f"line {number}"
         if status:

@@ -24,7 +24,8 @@ from faults.test_foreign_folders import (
 
 import kcache
 from kcache import BackendError, CompileOptions, ConfigError, CorruptEntryError, KernelCache
-from kcache.engine.stats import FIELDS
+from kcache.engine.journal import Journal
+from kcache.engine.stats import FIELDS, StatsFile
 
 OPTIONS = CompileOptions(arch="sm_80")
 EACH = pytest.mark.parametrize("make", FOLDERS)
@@ -87,13 +88,13 @@ ENGINE: dict[str, Callable[[kcache.CacheEngine], Any]] = {
 def test_no_call_is_forgotten() -> None:
     assert public(KernelCache) == set(CACHE)
     assert public(kcache.CacheEngine) == set(ENGINE)
-    assert public(kcache.StatsFile) == {"SLOTS", "add", "after_fork", "close", "total", "zero"}
-    assert public(kcache.Journal) == {"events", "flush", "later", "note"}
+    assert public(StatsFile) == {"SLOTS", "add", "total", "zero"}
+    assert public(Journal) == {"events", "flush", "later", "note"}
     functions = {n for n in kcache.__all__ if type(getattr(kcache, n)) is type(public)}
     assert functions == {
         *("export_bundle", "import_bundle", "list_bundle", "verify_bundle"),  # below
         *("open_engine", "default_cache_directory", "compile_to_ptx"),  # below
-        *("hash_options", "hash_source", "install"),  # look at no directory themselves
+        *("compile", "hash_options", "hash_source", "install"),  # look at no directory themselves
     }
 
 
@@ -141,16 +142,15 @@ def test_nothing_goes_to_the_folder_and_the_message_says_so(place: Path, tmp_pat
 def test_statistics_and_a_journal_replace_no_file_of_another_program(place: Path) -> None:
     """They had the file renamed: what is damaged in a cache is somebody else's where there is none."""
     before = snapshot(place)
-    for name in ("stats", "history"):
-        file = kcache.StatsFile(place / name)
+    for name in ("stats", "slots"):
+        file = StatsFile(place / name)
         with pytest.raises(BackendError, match="no file of kcache|symbolic|such device"):
             file.add([1.0] * len(FIELDS))
         with pytest.raises(BackendError):
             file.zero()
         with suppress(BackendError):
             assert file.total() == kcache.Stats()
-        file.close()
-    journal = kcache.Journal(str(place), "file")
+    journal = Journal(str(place), "file")
     journal.note("evicted", key(1))
     journal.later("evicted", key(1))
     journal.flush()

@@ -23,8 +23,8 @@ import kcache
 import kcache_backends.file
 from kcache import BackendError, ConfigError, Entry, KernelCache, open_engine
 from kcache.cli.app import app
-from kcache.directory import prepare
-from kcache.util.marker import NAME
+from kcache.directory import open_directory
+from kcache.util.open_file import MARKER as NAME
 from kcache_backends.file import FileBackend
 from kcache_backends.zstd import zstd_file
 
@@ -87,7 +87,7 @@ def photos(place: Path) -> None:
 
 def namesakes(place: Path) -> None:
     """Every name that kcache uses, for something else."""
-    for name in ("stats", "history", "flight", "journal", "journal.1", "counters", "settings.json"):
+    for name in ("stats", "flight", "journal", "journal.1", "counters", "slots"):
         write(place / name, f"{name} of another program\n" * 40)
     for name in BACKENDS:
         write(place / name / "counters", "their counters\n")
@@ -103,7 +103,6 @@ def almost(place: Path) -> None:
         engine.put(key(1), entry())
         engine.get(key(1))
     (place / NAME).unlink()
-    (place / "file" / NAME).unlink(missing_ok=True)
     write(place / "file" / "notes.txt")
 
 
@@ -114,7 +113,7 @@ def forged(place: Path) -> None:
 
 def links(place: Path) -> None:
     """Names of ours that lead to files of theirs."""
-    for name in ("stats", "history", "flight", "journal", "CACHEDIR.TAG", NAME):
+    for name in ("stats", "flight", "journal", "CACHEDIR.TAG", NAME):
         write(place / "real" / name)
         (place / name).symlink_to(place / "real" / name)
     write(place / "real" / "folder" / "photo")
@@ -124,7 +123,7 @@ def links(place: Path) -> None:
 
 def special(place: Path) -> None:
     place.mkdir()
-    for name in ("stats", "history", "flight", "journal"):
+    for name in ("stats", "flight", "journal"):
         os.mkfifo(place / name)
     with socket.socket(socket.AF_UNIX) as listener:
         before = os.getcwd()
@@ -170,7 +169,7 @@ def test_a_marker_that_is_none_is_named_with_the_reason(tmp_path: Path) -> None:
         make(other / NAME)
         write(other / "photo.jpg")
         with pytest.raises(ConfigError, match=f"is no cache: its '{NAME}' is {reason}"):
-            prepare(str(other))
+            open_directory(str(other))
         shutil.rmtree(other)
 
 
@@ -187,7 +186,7 @@ COMMANDS = {
     "server start": [""],
     "server status": [""],
     "server stop": [""],
-    "info": [""],
+    "path": [""],
     "stats": ["", "--json", "--prometheus", "--zero"],
     "report": ["-o OUT/r.html"],
     "ls": ["", "--json", "--all"],
@@ -203,14 +202,14 @@ COMMANDS = {
     "bundle verify": ["OUT/b.kcb"],
     "doctor": ["", "--json"],
     "migrate": ["--to zstd", "--from lmdb --to file", "--to lmdb --keep", "--to lmdb -n"],
-    "key new": ["--kind hmac OUT/key"],
+    "key new": ["OUT/key"],
     "key show": ["OUT/key"],
     "config": ["", "--json", "--set max_size=1GiB", "--unset max_size"],
 }
 #: These look at no cache, so they have nothing to say of the folder.
-WITHOUT = ("run", "server", "bundle list", "bundle verify", "key", "config")
+WITHOUT = ("run", "server", "path", "bundle list", "bundle verify", "key", "config")
 #: These look at one, or compile: they warn of a folder that the variable names, and do without.
-LOOKING = ("compile", "why", "info", "stats", "report", "ls", "show", "extract", "verify")
+LOOKING = ("compile", "why", "stats", "report", "ls", "show", "extract", "verify")
 KERNEL = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
 
 
@@ -346,41 +345,30 @@ def test_no_call_changes_a_folder_that_is_no_cache(
     assert snapshot(place) == before
 
 
-def test_a_cache_of_an_earlier_version_is_taken_over_once(tmp_path: Path) -> None:
-    for backend in BACKENDS:
-        with open_engine(tmp_path / "old", backend=backend) as engine:
-            assert engine.put(key(1), entry())
-            assert engine.get(key(1)) == entry()
-    for path in (tmp_path / "old").rglob(NAME):
-        path.unlink()
-    (tmp_path / "old" / "flight").write_bytes(bytes(16) + bytes(range(1, 17)))
-    write(
-        tmp_path / "old" / "journal",
-        "1763779521.123 evicted 5f0c1be90db5a5f7b9a0a4d0c4e0a7d1 file\n",
-    )
-    with open_engine(tmp_path / "old", read_only=True) as engine:
-        assert engine.get(key(1)) == entry()
-    assert not (tmp_path / "old" / NAME).exists()
-    for backend in BACKENDS:
-        with open_engine(tmp_path / "old", backend=backend) as engine:
-            assert engine.get(key(1)) == entry()
-    assert (tmp_path / "old" / NAME).exists()
-    write(tmp_path / "old" / "notes")  # it is known now, whatever somebody puts there
-    with open_engine(tmp_path / "old") as engine:
-        assert engine.get(key(1)) == entry()
+def test_a_cache_that_lost_its_marker_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """Such as one that `rm -rf` has removed in part, beside a program that uses it."""
+    with open_engine(tmp_path / "cache") as engine:
+        assert engine.put(key(1), entry())
+    (tmp_path / "cache" / NAME).unlink()
+    before = snapshot(tmp_path / "cache")
+    with pytest.raises(ConfigError, match=f"is no cache: it has '.*' in it, and no '{NAME}'"):
+        open_engine(tmp_path / "cache")
+    assert snapshot(tmp_path / "cache") == before
 
 
 def test_a_new_file_system_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
-    prepare(str(tmp_path))
+    open_directory(str(tmp_path))
     assert (tmp_path / NAME).exists()
 
 
 def test_the_marker_of_another_version_is_refused(tmp_path: Path) -> None:
     write(tmp_path / NAME, '{"format": "kcache-directory/2", "id": "0"}')
     before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match=r"another version of kcache \('kcache-directory/2'\)"):
-        prepare(str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"another version of kcache made it \('kcache-directory/2'\)"
+    ):
+        open_directory(str(tmp_path))
     assert snapshot(tmp_path) == before
 
 

@@ -307,7 +307,6 @@ HARMS: dict[str, Harm] = {
     "short table": table(b"x" * 10),
     "empty table": table(b""),
     "no table": table(None),
-    "lock of noise": lambda place: (place / "lmdb" / "lock").write_bytes(b"noise"),
     "link for the data": link("db/data.mdb"),
     "link for the table": link("db/lock.mdb"),
     "directory for the data": replaced_by_directory("db/data.mdb"),
@@ -315,10 +314,10 @@ HARMS: dict[str, Harm] = {
         shutil.rmtree(place / "lmdb" / "db"),
         (place / "lmdb" / "db").write_text("x"),
     ),
-    "a copy left half-way": lambda place: (place / "lmdb" / "new").mkdir(),
-    "a file for the copy": lambda place: (place / "lmdb" / "new").write_text("x"),
+    "moved, as by a killed process": lambda place: (place / "lmdb" / "db").rename(
+        place / "lmdb" / "old"
+    ),
     "a file for the old one": lambda place: (place / "lmdb" / "old").write_text("x"),
-    "moved away": lambda place: (place / "lmdb" / "db").rename(place / "lmdb" / "old"),
     "sums too low": record(b"c", bytes(20)),
     "sums gone": record(b"c", None),
     "sums of another length": record(b"c", b"x"),
@@ -333,7 +332,7 @@ HARMS: dict[str, Harm] = {
     "values swapped": swapped,
 }
 #: Changes that need not be damage, so that (most of) the entries are still there.
-HARMLESS = ("nothing", "a copy left half-way", "lock of noise", "moved away", "a value")
+HARMLESS = ("nothing", "a file for the old one", "a value")
 
 
 @pytest.mark.parametrize("harm", HARMS)

@@ -18,7 +18,7 @@ import pytest
 from core.helpers import fork, key, wait
 from faults.places import is_whole, sealed
 
-from kcache import BackendError, CacheEngine, open_engine
+from kcache import BackendError, CacheEngine, ConfigError, open_engine
 from kcache_backends._lmdb_environment import Environment
 from kcache_backends.lmdb import LmdbBackend
 
@@ -88,10 +88,11 @@ def test_rounds_beside_puts_change_no_foreign_file_and_leak_nothing(
         elif kind == 1 and number % 40 == 1:
             assert wait(fork(lambda: engines[-1].get(key(1)))) == 0
         else:
-            engines.append(open_engine(place, backend=name, max_size=CAP))
-            if kind == 2:
-                engines[0].close()
-            engines.pop(0)  # in half of the cases it is closed by nobody
+            with suppress(ConfigError):  # a put has made a folder in what was being removed
+                engines.append(open_engine(place, backend=name, max_size=CAP))
+                if kind == 2:
+                    engines[0].close()
+                engines.pop(0)  # in half of the cases it is closed by nobody
         if number % 10 == 0:
             files.shuffle(random)
         if number % 100 == 0:
@@ -212,9 +213,7 @@ class Cycle:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    "method", ["_open_to_write", "_open_unless_open", "_prepared", "_begin", "_with", "lost"]
-)
+@pytest.mark.parametrize("method", ["_refresh", "_open", "_lock", "_begin", "is_replaced"])
 def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:

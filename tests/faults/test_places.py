@@ -30,9 +30,9 @@ from faults.places import (
     truth,
 )
 
-from kcache import CacheEngine, KcacheError, open_engine
-from kcache.directory import prepare
-from kcache.registry import open_backend
+from kcache import CacheEngine, KcacheError, KernelCache, open_engine
+from kcache.backend import open_backend
+from kcache.directory import open_directory
 from kcache.testing import FakeClock, Fault, FaultyBackend
 from kcache.testing._base import as_threads
 from kcache_backends.file import FileBackend
@@ -74,7 +74,7 @@ METHODS = ("use", "put", "delete", "usage", "coldest", "scan", "batch")
 def test_an_error_of_the_system_now_and_then_harms_nothing(
     name: str, error: str, tmp_path: Path
 ) -> None:
-    backend = FaultyBackend(open_backend(name, str(tmp_path), max_size=100_000))
+    backend = FaultyBackend(open_backend(name, str(tmp_path / name), max_size=100_000))
     number = getattr(errno, error)
     random = Random(number)
     with CacheEngine(backend, max_size=100_000) as engine:
@@ -110,9 +110,9 @@ def test_no_descriptors_left_is_survived(name: str, tmp_path: Path) -> None:
                 found = engine.get(key(number))
                 assert found is None or is_whole(number, found)
                 engine.put(key(number), sealed(number, 2, 3000))
-            with open_engine(tmp_path / "other", backend=name) as other:
-                other.put(key(1), sealed(1, 1, 100))
-                other.get(key(1))
+            with KernelCache(tmp_path / "other", backend=name) as other:
+                assert other.engine.put(key(1), sealed(1, 1, 100))
+                assert other.engine.get(key(1))  # from memory
             engine.trim(0)
             engine.flush()
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -164,7 +164,7 @@ def test_a_directory_without_rights_is_survived_and_works_with_them(
 
     def count() -> None:
         become_nobody()
-        with closing(open_backend(name, str(nobodys), max_size=1 << 30)) as backend:
+        with closing(open_backend(name, str(nobodys / name), max_size=1 << 30)) as backend:
             assert backend.usage() == (sum(sizes.values()), len(sizes))
 
     in_child(child)
@@ -215,6 +215,8 @@ def test_a_cache_removed_while_it_is_open_is_made_anew(name: str, tmp_path: Path
             has_all(engine, count=5)
             assert engine.entry_count == 5
             agrees(engine, place, name)
+            with open_engine(place, backend=name) as other:
+                has_all(other, count=5)
             engine.clear()
         assert engine.stats().corrupt == engine.stats().errors == 0
 
@@ -295,7 +297,7 @@ def test_a_clock_set_back_keeps_the_order_of_one_process(
 @ALL
 def test_entries_from_the_future_are_evicted_like_others(name: str, tmp_path: Path) -> None:
     cap = 200_000
-    prepare(str(tmp_path))
+    open_directory(str(tmp_path))
     future = time.time_ns() + 10 * 365 * 86400 * 10**9
     inner = (LmdbBackend if is_lmdb(name) else FileBackend)(
         tmp_path / name, max_size=cap, clock=lambda: future

@@ -17,7 +17,8 @@ from faults.places import NAMES, disk_bound, disk_usage, is_lmdb, is_whole, seal
 
 from kcache import BackendError, CacheEngine, open_engine
 from kcache.util.mounts import FileSystem
-from kcache_backends import _lmdb_environment, _shards
+from kcache_backends import _lmdb_environment, file
+from kcache_backends._shards import PATIENCE
 from kcache_backends.lmdb import LmdbBackend
 
 _SMALL = 1_500_000
@@ -114,20 +115,29 @@ def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_lmdb_environment, "PATIENCE", 0.3)
-    monkeypatch.setattr(_shards, "PATIENCE", 0.3)
+    monkeypatch.setattr(file, "PATIENCE", 0.3)
     reading, writing = os.pipe()
 
     def hold() -> None:
         """Stops itself while it holds what a put of key(1) needs."""
         engine = open_engine(tmp_path, backend=name)
-        backend = getattr(engine.backend, "inner", engine.backend)
-        if is_lmdb(name):
-            holding = backend.batch()
-        else:
-            holding = backend._counters.changing(int(key(1)[:2], 16))
-        with holding:
+
+        def stop() -> None:
             os.write(writing, b".")
             os.kill(os.getpid(), signal.SIGSTOP)
+
+        if is_lmdb(name):
+            with engine.backend.batch():
+                stop()
+        else:
+            real = os.utime
+
+            def stopping(*args: object, **times: object) -> None:
+                os.utime = real
+                stop()
+
+            os.utime = stopping  # type: ignore[assignment]
+            engine.put(key(1), sealed(1, 1, 1000))
 
     with open_engine(tmp_path, backend=name) as engine:
         assert engine.put(key(1), sealed(1, 1, 1000))
@@ -149,6 +159,45 @@ def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
             os.kill(child, signal.SIGKILL)
             assert wait(child) == -signal.SIGKILL
             assert engine.put(key(1), sealed(1, 4, 1000))
+
+
+@pytest.mark.parametrize("name", ["file", "zstd"])
+def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(name: str, tmp_path: Path) -> None:
+    """It stopped all stores of all processes once the cache was full."""
+    reading, writing = os.pipe()
+
+    def hold() -> None:
+        real = os.replace
+
+        def stopping(*args: str) -> None:
+            os.write(writing, b".")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            real(*args)
+
+        os.replace = stopping  # type: ignore[assignment]
+        with open_engine(tmp_path, backend=name, max_size=_SMALL) as engine:
+            engine.put(key(0), sealed(0, 2, 6000))
+
+    with open_engine(tmp_path, backend=name, max_size=_SMALL) as engine:
+        for number in range(400):  # those of the stopped one's shard are among the coldest
+            assert engine.put(key(number), sealed(number, 1, 6000))
+        with running(hold) as (child,):
+            assert os.read(reading, 1)
+            os.waitid(os.P_PID, child, os.WSTOPPED)
+            locked = key(0)[:2]
+            begun = time.monotonic()
+            for number in range(1000, 1400):
+                if key(number)[:2] != locked:
+                    assert engine.put(key(number), sealed(number, 1, 6000))
+                    assert engine.size_bytes <= _SMALL
+            assert time.monotonic() - begun < PATIENCE  # so that nobody waited
+            assert engine.stats().errors == 0
+            os.kill(child, signal.SIGCONT)
+            assert wait(child) == 0
+        for number in range(2000, 2400):
+            assert engine.put(key(number), sealed(number, 1, 6000))
+        assert engine.size_bytes <= _SMALL
+        assert list(engine.backend.check()) == []
 
 
 # -- readers ---------------------------------------------------------------------------------------
@@ -252,10 +301,8 @@ def test_killed_readers_do_not_pin_pages_for_ever(tmp_path: Path) -> None:
 
     def read() -> None:
         engine = open_engine(tmp_path, backend="lmdb", max_size=cap)
-        env = engine.backend._environment.get()  # type: ignore[attr-defined]
-        with env.begin():
-            os.write(writing, b".")
-            signal.pause()
+        environment = engine.backend._environment  # type: ignore[attr-defined]
+        environment.read(lambda _: (os.write(writing, b"."), signal.pause()))
 
     with open_engine(tmp_path, backend="lmdb", max_size=cap) as engine:
         stored = 0
@@ -266,31 +313,6 @@ def test_killed_readers_do_not_pin_pages_for_ever(tmp_path: Path) -> None:
             stored += engine.put(key(number), sealed(number, 1, 20_000))
         assert stored == 300
         assert disk_usage(tmp_path) <= disk_bound("lmdb", cap, writers=1, largest=20_000, entries=0)
-
-
-def test_a_living_reader_that_pins_pages_costs_puts_and_nothing_else(tmp_path: Path) -> None:
-    cap = 600_000
-    reading, writing = os.pipe()
-
-    def read() -> None:
-        engine = open_engine(tmp_path, backend="lmdb", max_size=cap)
-        env = engine.backend._environment.get()  # type: ignore[attr-defined]
-        with env.begin():
-            os.write(writing, b".")
-            signal.pause()
-
-    with open_engine(tmp_path, backend="lmdb", max_size=cap) as engine:
-        for number in range(30):
-            engine.put(key(number), sealed(number, 1, 20_000))
-        with running(read):
-            assert os.read(reading, 1)
-            stored = [engine.put(key(n), sealed(n, 2, 20_000)) for n in range(100, 250)]
-            assert not all(stored), "nothing was pinned"
-            for number in range(30):
-                found = engine.get(key(number))
-                assert found is None or is_whole(number, found)
-        assert sum(engine.put(key(n), sealed(n, 3, 20_000)) for n in range(300, 330)) >= 28
-        assert engine.size_bytes <= cap
 
 
 # -- two caps --------------------------------------------------------------------------------------

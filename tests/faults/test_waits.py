@@ -15,7 +15,6 @@ import pytest
 from core.helpers import entry, key, output_of, python
 
 from kcache import BackendError, Entry, open_engine
-from kcache.engine.history import History
 from kcache.engine.journal import Journal
 from kcache.engine.key_locks import KeyLocks
 from kcache.engine.single_flight import Flight, Made, Work
@@ -217,7 +216,7 @@ def test_a_successor_that_hangs_too_is_replaced_in_turn(tmp_path: Path) -> None:
 IMPATIENT = """
 import os, sys, time
 from kcache import CacheEngine, Entry
-from kcache.registry import open_backend
+from kcache.backend import open_backend
 place, mine = sys.argv[1:]
 backend = open_backend("file", place, max_size=10**6)
 engine = CacheEngine(backend, max_size=10**6, lock_file=place + "/flight", wait=1.0)
@@ -287,7 +286,7 @@ def _sparse(path: Path) -> None:
 
 
 THINGS = (_fifo, _socket, _device, _folder, _link, _hard_link, _sparse)
-PLACES = ("stats", "history", "journal", "journal.1", "flight", "CACHEDIR.TAG")
+PLACES = ("stats", "slots", "journal", "journal.1", "flight", "CACHEDIR.TAG")
 COMMANDS = ("info", "stats", "stats --zero", "doctor", "report", "verify", "verify --repair", "ls")
 MEMORY = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))\n"
 
@@ -322,7 +321,6 @@ def test_whatever_is_in_the_place_of_a_file_nobody_waits_for_it(
     for call in (
         StatsFile(place / "stats").total,
         StatsFile(place / "stats").zero,
-        History(place / "history").hours,
         lambda: list(Journal(str(place), "file").events()),
     ):
         with suppress(BackendError):

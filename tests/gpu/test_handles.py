@@ -1,12 +1,13 @@
-"""Handles: what they take as arguments, when they are stale, and what is loaded how often."""
+"""Handles on a real GPU: what arrives, when they are stale, and which code runs.
+
+tests/launch has the rules, over a model of the driver. Here is what the model only claims.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from core.helpers import fork, wait
 
 import kcache
 import kcache.launch
-from kcache.errors import ConfigError, DeviceError, StaleKernelError
-from kcache.util.cuda_driver import open_driver, open_library
+from kcache.errors import DeviceError, StaleKernelError
+from kcache.util.cuda_driver import open_library
 
 pytestmark = pytest.mark.gpu
 
@@ -35,15 +36,6 @@ extern "C" __global__ void copies(double* out, bool a, char b, short c, unsigned
 {
     out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e;
     out[5] = f; out[6] = g; out[7] = h.bits; out[8] = p == nullptr;
-}
-
-// 4 KiB of shared memory.
-extern "C" __global__ void keeps(float* x)
-{
-    __shared__ float kept[1024];
-    kept[threadIdx.x] = x[threadIdx.x];
-    __syncthreads();
-    x[threadIdx.x] = kept[1023 - threadIdx.x];
 }
 
 // x[n - 1], ..., x[0], by one block, through dynamic shared memory.
@@ -67,61 +59,17 @@ def check_axpy(gpu: Any, handle: kcache.launch.LoadedKernel, **how: Any) -> None
     np = gpu.numpy
     x, y = np.arange(1000, dtype="f4"), np.ones(1000, "f4")
     left, out = gpu.upload(x), gpu.upload(y)  # kept: the kernel may run in another stream
-    handle.launch(4, 256, 2, left, out, 1000, **how)
+    handle.launch(4, 256, 2.0, left, out, 1000, **how)
     np.testing.assert_array_equal(gpu.download(out, "f4"), 2 * x + 1)
 
 
-# -- what a handle tells -------------------------------------------------------------------------
-
-
-def test_a_handle_tells_what_it_is(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    handle = kernel.load()
-    assert (handle.name, handle.device, handle.key) == (AXPY, 0, kernel.key)
-    assert handle.generation == kcache.launch.generation() == kcache.launch.generation(0)
-    assert 1 <= handle.max_threads_per_block <= 1024
-    assert 1 <= handle.registers <= 255
-    keeps = kernel.load(name="keeps")
-    assert keeps.static_shared_memory == handle.static_shared_memory + 4096
-    assert keeps.max_shared_memory == handle.max_shared_memory - 4096
-    assert handle.max_shared_memory >= 48 * 1024
-    assert handle.local_memory >= 0
-    assert handle.kernel.num_arguments == 4
-    assert AXPY in repr(handle)
-
-
-def test_parameters_agree_with_the_drivers(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    for name in (AXPY, "copies", "keeps", "reverse"):
-        handle = kernel.load(name=name)
-        own = handle._function.parameters
-        assert own is not None
-        assert [p.size for p in own] == [info.size for info in handle.kernel.arguments_info]
-
-
-def test_names(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    assert kernel.load(name="axpy<float>").name == kernel.load(name=AXPY).name == AXPY
-    assert kernel.load(name="reverse").name == "reverse"
-    with pytest.raises(ConfigError, match=f"'nothing' .*allowed: {AXPY}, copies, keeps, reverse"):
-        kernel.load(name="nothing")
-    with pytest.raises(ConfigError, match=f"allowed: {AXPY}, copies, keeps, reverse"):
-        kernel.replace(lowered_names={}).load()
-
-
-def test_devices_that_are_not_there_are_refused(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    for device in (-1, 10_000):
-        with pytest.raises(
-            ConfigError, match=f"device={device} is not allowed; allowed: None, 0 to"
-        ):
-            kernel.load(device)
-        with pytest.raises(ConfigError, match="is not allowed"):
-            kcache.launch.reset(device)
-
-
-# -- arguments -----------------------------------------------------------------------------------
+# -- arguments, memory, streams ------------------------------------------------------------------
 
 
 def test_every_kind_of_number_arrives(gpu: Any, kernel: kcache.CompiledKernel) -> None:
     np = gpu.numpy
     handle = kernel.load(name="copies")
+    assert [info.size for info in handle.kernel.arguments_info] == [8, 1, 1, 2, 4, 8, 4, 8, 2, 8]
     half = np.float16(1.5).view("u2")
     expected = [1, -2, -300, 4_000_000_000, -5_000_000_000, 0.5, 0.1, float(half), 1]
     for values in (
@@ -135,44 +83,6 @@ def test_every_kind_of_number_arrives(gpu: Any, kernel: kcache.CompiledKernel) -
         out = gpu.upload(np.full(9, -1.0))
         handle.launch(1, 1, out, *values, stream=gpu.stream)
         np.testing.assert_array_equal(gpu.download(out, "f8"), expected)
-
-
-def test_an_int_for_a_float_is_that_number(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    np = gpu.numpy
-    out = gpu.upload(np.full(9, -1.0))
-    handle = kernel.load(name="copies")
-    handle.launch(1, 1, out, 0, 0, 0, 0, 0, 7, -8, np.float16(0), None, stream=gpu.stream)
-    assert list(gpu.download(out, "f8")[5:7]) == [7, -8]
-
-
-def test_what_does_not_fit_is_refused(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    np = gpu.numpy
-    handle = kernel.load()
-    x, y = gpu.upload(np.zeros(4, "f4")), gpu.upload(np.zeros(4, "f4"))
-    for values, reason in (
-        ((2.0, x, y), "3 arguments for a kernel that takes 4"),
-        ((2.0, x, y, 4, 4), "5 arguments for a kernel that takes 4"),
-        ((2.0, x, y, 4.0), "argument 4: 4.0 is not allowed"),
-        ((2.0, x, y, 2**32), "argument 4: .* does not fit"),
-        ((1e300, x, y, 4), "argument 1: .* does not fit"),
-        ((np.float64(2), x, y, 4), "argument 1: .* has 8 bytes"),
-        ((2.0, np.zeros(4, "f4"), y, 4), "argument 2: the ndarray is in host memory"),
-        ((2.0, x, 3.5, 4), "argument 3: 3.5 is not allowed"),
-        ((x, x, y, 4), "argument 1 is an address"),
-        ((2.0, [1.0], y, 4), "argument 2 is a list"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            handle.launch(1, 4, *values)
-    for how, reason in (
-        ({"grid": 0, "block": 1}, "grid=0"),
-        ({"grid": 1, "block": 1025}, "block=1025"),
-        ({"grid": 1, "block": 1, "shared_memory": -1}, "shared_memory=-1"),
-        ({"grid": 1, "block": 1, "shared_memory": 1 << 30}, "shared_memory="),
-        ({"grid": 1, "block": 1, "stream": "default"}, "stream='default'"),
-    ):
-        grid, block = how.pop("grid"), how.pop("block")  # type: ignore[attr-defined]
-        with pytest.raises(ConfigError, match=reason):
-            handle.launch(grid, block, 2.0, x, y, 4, **how)
 
 
 class Shown:
@@ -212,9 +122,6 @@ def test_device_memory_in_every_form(gpu: Any, kernel: kcache.CompiledKernel) ->
         np.testing.assert_array_equal(gpu.download(out, "f4"), 2 * x + 1)
 
 
-# -- streams, shared memory ----------------------------------------------------------------------
-
-
 def test_streams_in_every_form(gpu: Any, kernel: kcache.CompiledKernel) -> None:
     class Foreign:
         def __cuda_stream__(self) -> tuple[int, int]:
@@ -228,53 +135,12 @@ def test_streams_in_every_form(gpu: Any, kernel: kcache.CompiledKernel) -> None:
 def test_more_than_48_kib_of_shared_memory(gpu: Any, kernel: kcache.CompiledKernel) -> None:
     np = gpu.numpy
     handle = kernel.load(name="reverse")
-    count = min(handle.max_shared_memory, 64 * 1024) // 4
-    assert 4 * count > 48 * 1024
+    count = 64 * 1024 // 4
     for n in (100, count, 200):  # and less again
         x = np.arange(n, dtype="f4")
         out = gpu.upload(x)
         handle.launch(1, 256, out, n, stream=gpu.stream, shared_memory=4 * n)
         np.testing.assert_array_equal(gpu.download(out, "f4"), x[::-1])
-
-
-# -- how often it is loaded ----------------------------------------------------------------------
-
-
-def test_it_is_loaded_once(
-    gpu: Any, cache: kcache.KernelCache, kernel: kcache.CompiledKernel, arch: str
-) -> None:
-    again = cache.get_or_compile(SOURCE, "axpy<float>", kcache.CompileOptions(arch=arch))
-    assert again is not kernel
-    assert kernel.load()._module is again.load()._module is kernel.load(0, "reverse")._module
-
-
-def test_threads_load_it_once(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    barrier = threading.Barrier(8)
-    handles: list[kcache.launch.LoadedKernel] = []
-
-    def work() -> None:
-        barrier.wait(30)
-        handles.append(kernel.load())  # no context is current in this thread
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len({id(handle._module) for handle in handles}) == 1
-    check_axpy(gpu, handles[0])
-
-
-def test_an_evicted_module_serves_its_handles(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    handle = kernel.load()
-    handle._context.modules.clear()  # as an eviction of everything
-    gc.collect()
-    check_axpy(gpu, handle)
-    again = kernel.load()
-    assert again._module is not handle._module
-    del handle
-    gc.collect()  # unloads the first
-    check_axpy(gpu, again)
 
 
 # -- contexts that end ---------------------------------------------------------------------------
@@ -284,16 +150,10 @@ def test_after_a_reset_handles_are_stale(gpu: Any, kernel: kcache.CompiledKernel
     handle = kernel.load()
     before = kcache.launch.generation(0)
     kcache.launch.reset(0)
-    assert kcache.launch.generation(0) == before + 1
-    for use in (
-        lambda: handle.launch(1, 1, 2.0, None, None, 0),
-        lambda: handle.registers,
-        lambda: handle.kernel,
-    ):
-        with pytest.raises(StaleKernelError, match=rf"was reset \(generation {before}\); load it"):
-            use()
+    with pytest.raises(StaleKernelError, match=f"generation {before}, now {before + 1}"):
+        handle.launch(1, 1, 2.0, None, None, 0)
     again = kernel.load()
-    assert again.generation == before + 1
+    assert again.generation == kcache.launch.generation() == before + 1
     check_axpy(gpu, again)
 
 
@@ -304,7 +164,6 @@ def test_a_context_of_its_own(gpu: Any, kernel: kcache.CompiledKernel) -> None:
     assert driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0  # and it is current
     try:
         handle = kernel.load(name="reverse")
-        assert handle._module is not None
         assert driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(8)) == 0
         values = gpu.numpy.array([1, 2], "f4")
         address = ctypes.c_void_p(values.ctypes.data)
@@ -312,11 +171,9 @@ def test_a_context_of_its_own(gpu: Any, kernel: kcache.CompiledKernel) -> None:
         handle.launch(1, 32, memory, 2, shared_memory=8)
         assert driver.cuMemcpyDtoH_v2(address, memory, ctypes.c_size_t(8)) == 0
         assert list(values) == [2, 1]
-        with pytest.raises(ConfigError, match="is of another context"):
-            handle.launch(1, 32, memory, 2, shared_memory=8, stream=gpu.stream)
     finally:
         assert driver.cuCtxDestroy_v2(context) == 0
-    with pytest.raises(StaleKernelError, match="was destroyed"):
+    with pytest.raises(StaleKernelError, match="is not the current one"):
         handle.launch(1, 32, memory, 2, shared_memory=8)
     check_axpy(gpu, kernel.load())
 
@@ -326,7 +183,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from conftest import Gpu
 import kcache
-from kcache.util.cuda_driver import open_driver, open_library
+from kcache.util.cuda_driver import open_library
 gpu = Gpu()
 source = 'extern "C" __global__ void none() {}'
 with kcache.KernelCache(sys.argv[1]) as cache:
@@ -353,14 +210,14 @@ def test_a_primary_context_that_is_reset_is_noticed(gpu: Any, arch: str, place: 
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    assert "of device 0 that was destroyed" in done.stdout
+    assert "of device 0 that was reset or destroyed" in done.stdout
 
 
 def test_a_forked_child_is_told_why(gpu: Any, kernel: kcache.CompiledKernel) -> None:
     handle = kernel.load()
 
     def work() -> None:
-        for use in (kernel.load, kernel.load, lambda: handle.registers, kcache.launch.reset):
+        for use in (kernel.load, lambda: handle.kernel, kcache.launch.reset):
             with pytest.raises(DeviceError, match="forked from one that used the CUDA driver"):
                 use()
 
@@ -375,36 +232,21 @@ def test_a_forked_child_is_told_why(gpu: Any, kernel: kcache.CompiledKernel) -> 
 def test_a_kernel_for_another_architecture_says_so(gpu: Any, cache: kcache.KernelCache) -> None:
     arch = "sm_80" if gpu.capability >= 90 else "sm_90"
     kernel = cache.get_or_compile(SOURCE, "axpy<float>", kcache.CompileOptions(arch=arch))
-    cubin_alone = kernel.replace(ptx=None)
-    with pytest.raises(
-        DeviceError, match=f"kernel is for {arch}, the device is sm_{gpu.capability}"
-    ):
-        cubin_alone.load()
+    with pytest.raises(DeviceError, match=f"on device 0, which is sm_{gpu.capability}: cubin: "):
+        kernel.replace(ptx=None).load()
     if arch == "sm_80":  # its PTX runs on every later one
         check_axpy(gpu, kernel.load())
 
 
 def test_two_devices_share_no_module(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    core = gpu.core
-    if open_driver().device_count() < 2:
+    if len(gpu.core.Device.get_all_devices()) < 2:
         pytest.skip("there is one GPU")
-    other = core.Device(1)
+    other = gpu.core.Device(1)
     if other.compute_capability != gpu.device.compute_capability:
         pytest.skip("the GPUs differ")
     first, second = kernel.load(0), kernel.load(1)
     assert (first.device, second.device) == (0, 1)
-    assert first._module is not second._module
     kcache.launch.reset(1)
     check_axpy(gpu, first)
     with pytest.raises(StaleKernelError):
         second.launch(1, 1, 2.0, None, None, 0)
-    try:
-        other.set_current()
-        third = kernel.load()
-        assert third.device == 1
-        with pytest.raises(ConfigError, match="is of another context"):
-            third.launch(1, 1, 2.0, None, None, 0, stream=gpu.stream)
-        with pytest.raises(ConfigError, match="argument 2: it is on device 0, the kernel on 1"):
-            third.launch(1, 1, 2.0, gpu.upload(gpu.numpy.zeros(4)), None, 0)
-    finally:
-        gpu.device.set_current()

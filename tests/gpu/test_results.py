@@ -95,7 +95,8 @@ def test_a_template_for_other_types(gpu: Any, cache: kcache.KernelCache, arch: s
     for name, dtype in zip(names, ("f8", "i4", "i2"), strict=True):
         x, y = np.arange(1000, dtype=dtype), np.ones(1000, dtype)
         out = gpu.upload(y)
-        kernel.load(name=name).launch(4, 256, 3, gpu.upload(x), out, 1000, stream=gpu.stream)
+        three = np.dtype(dtype).type(3)
+        kernel.load(name=name).launch(4, 256, three, gpu.upload(x), out, 1000, stream=gpu.stream)
         np.testing.assert_array_equal(gpu.download(out, dtype), 3 * x + y)
 
 
@@ -168,7 +169,7 @@ def test_a_cutlass_gemm(gpu: Any, cache: kcache.KernelCache, place: Path, arch: 
     out = gpu.upload(gpu.numpy.zeros((m, n), "f4"))
     grid, block = (-(-m // 128), -(-n // 128)), 32 * (128 // 64) * (128 // 64)
     handle.launch(
-        grid, block, m, n, k, 2, gpu.upload(a), k, gpu.upload(b), n, 0.5, gpu.upload(c), n, out, n,
+        grid, block, m, n, k, 2.0, gpu.upload(a), k, gpu.upload(b), n, 0.5, gpu.upload(c), n, out, n,
         stream=gpu.stream,
     )  # fmt: skip
     found = gpu.download(out, "f4").reshape(m, n)
@@ -227,7 +228,7 @@ with kcache.KernelCache(sys.argv[1]) as cache:
     assert cache.stats().compiles == 0
 x = np.arange(1000, dtype="f4")
 out = gpu.upload(np.ones(1000, "f4"))
-kernel.load().launch(4, 256, 3, gpu.upload(x), out, 1000, stream=gpu.stream)
+kernel.load().launch(4, 256, 3.0, gpu.upload(x), out, 1000, stream=gpu.stream)
 np.testing.assert_array_equal(gpu.download(out, "f4"), 3 * x + 1)
 nvrtc = [name for name in sys.modules if name.startswith("kcache.nvrtc.compiler")]
 assert not nvrtc, nvrtc
@@ -291,6 +292,6 @@ def test_the_how_to_runs_as_printed() -> None:
     assert done.stdout == "[0. 3. 6. 9.]\n"
 
 
-def test_a_cubin_alone_knows_the_sizes(gpu: Any, cache: kcache.KernelCache, arch: str) -> None:
+def test_a_cubin_alone_is_enough(gpu: Any, cache: kcache.KernelCache, arch: str) -> None:
     kernel = cache.get_or_compile(AXPY, "axpy<float>", kcache.CompileOptions(arch=arch))
     axpy(gpu, kernel.replace(ptx=None).load())

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-__all__ = ["code", "environment", "measuring", "output"]
+from guard.operations import MARK
+
+__all__ = ["calls", "code", "environment", "measuring", "no_strace", "output"]
 
 _TESTS = Path(__file__).parent.parent
-#: The path where pytest finds shared modules, too.
-_HELPERS = (_TESTS, _TESTS.parent / "bench")
+#: Calls that read or write no file: memory, threads, clocks, who the process is.
+_LEFT_OUT = re.compile(
+    r"(?:m|munm|mrem)ap|mprotect|madvise|brk|futex|sched_yield|rt_sig\w+|clone3?|clock_\w+"
+    r"|gettimeofday|getrandom|restart_syscall|get(?:p|t|u|eu|g|eg)id|lseek|ioctl"
+)
+_CALL = re.compile(r"(\d+) +(\w+)\((.*)")
 
 
 def environment(home: Path) -> dict[str, str]:
     """Returns a child's variables: no settings of kcache or Python, helpers of the tests found."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("KCACHE_", "PYTHON", "XDG_"))}
     # Not the working directory, where the sources may lie beside an installed package.
-    path = os.pathsep.join(map(str, _HELPERS))
-    return kept | {"HOME": str(home), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return kept | {"HOME": str(home), "PYTHONPATH": str(_TESTS), "PYTHONSAFEPATH": "1"}
 
 
 def code(text: str, *arguments: object) -> list[str]:
@@ -27,10 +36,9 @@ def code(text: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", text, *map(str, arguments)]
 
 
-def measuring(kind: str, folder: Path, *, compiler: bool) -> list[str]:
-    """Returns the command that measures all scenarios in an empty folder; see `guard.measure`."""
-    more = (kind, str(folder), "yes" if compiler else "no")
-    return [sys.executable, "-m", "guard.measure", *more]
+def measuring(kind: str, folder: Path, *what: object) -> list[str]:
+    """Returns the command that measures operations in an empty folder; see `guard.operations`."""
+    return [sys.executable, "-m", "guard.operations", kind, str(folder), *map(str, what)]
 
 
 def output(command: list[str], home: Path) -> str:
@@ -40,3 +48,38 @@ def output(command: list[str], home: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@cache
+def no_strace() -> str | None:
+    """Return why system calls can't be counted here, or None if they can."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    command = ["strace", "-f", "-o", os.devnull, "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else f"strace does not work: {done.stderr.strip()[:200]}"
+
+
+def calls(command: list[str], home: Path) -> dict[str, list[str]]:
+    """Runs a command under strace; returns the calls that its first process makes between marks.
+
+    Of several runs of an operation, it returns the one with the fewest calls.
+    """
+    found: dict[str, list[list[str]]] = {}
+    with TemporaryDirectory() as folder:
+        log = Path(folder, "calls")
+        output(["strace", "-f", "-qq", "-s", "400", "-o", str(log), *command], home)
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    first = lines[0].split()[0]
+    current: list[str] | None = None
+    for line in lines:
+        match = _CALL.match(line)
+        if match is None or match[1] != first or _LEFT_OUT.fullmatch(match[2]):
+            continue
+        if (begun := re.search(rf'"{MARK}/begin ([^"]*)"', match[3])) is not None:
+            found.setdefault(begun[1], []).append(current := [])
+        elif f'"{MARK}/end"' in match[3]:
+            current = None
+        elif current is not None:
+            current.append(f"{match[2]}({match[3]}")
+    return {name: min(runs, key=len) for name, runs in found.items()}

@@ -10,7 +10,7 @@ from core.helpers import output_of
 
 import kcache
 from kcache.errors import DeviceError
-from kcache.util.cuda_driver import LIBRARY, describe, open_library
+from kcache.util.cuda_driver import LIBRARY, open_library
 
 
 def without_driver() -> None:
@@ -74,7 +74,9 @@ def test_a_missing_cuda_core_names_the_extra() -> None:
 import sys
 sys.modules["cuda.core"] = None  # as an import that fails
 from kcache.errors import DeviceError
-from kcache.launch.handle import core
+from kcache.launch import contexts
+contexts.open_library = lambda: None  # there is a driver
+core = contexts.core
 try:
     core()
 except DeviceError as error:
@@ -89,7 +91,7 @@ def test_importing_the_launcher_imports_nothing_of_cuda() -> None:
     code = """
 import sys
 before = set(sys.modules)  # an editable installation loads some at start
-import kcache.launch, kcache.launch.handle, kcache.launch.addresses
+import kcache.launch
 print(*sorted(n for n in set(sys.modules) - before if n.split(".")[0] in ("cuda", "numpy")))
 """
     assert output_of(code) == ""
@@ -103,9 +105,3 @@ kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
 print("kcache.launch" in sys.modules, "kcache.util.cuda_driver" in sys.modules)
 """
     assert output_of(code) == "False False"
-
-
-def test_a_number_that_the_driver_can_not_explain_is_shown() -> None:
-    import ctypes
-
-    assert describe(ctypes.CDLL(None), 999) == "error 999"

@@ -7,10 +7,8 @@ of JSON with what was counted, or ends with the steps that led to a failure. Mod
 *plain*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
 seconds. *failed*: a compile failed inside a header before each step. *mixed*: compiles with debug
 information, for other architectures and for link time happen in between.
-*precompiled*: with precompiled headers, and another source that begins alike after each step.
 *together*: with eager relocation, and after each step three threads and a process ask at the same
-time for kernels, some of them with debug information, for link time, with precompiled headers, or
-such as do not compile.
+time for kernels, some of them with debug information, for link time, or such as do not compile.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from nvrtc.trees import World
 
 import kcache
 
-MODES = ("plain", "trust", "failed", "mixed", "precompiled", "together")
+MODES = ("plain", "trust", "failed", "mixed", "together")
 #: A manifest keeps 16 header sets; a run must not store more, or older ones are rightly forgotten.
 MOST_STORED = 14
 
@@ -106,8 +104,6 @@ class Run:
             self.reopen()
             self.disturb()
             self.check()
-            if self.mode == "precompiled" and not self.refusal:
-                self.check_another()
             if self.mode == "together" and not self.refusal:
                 self.check_together()
         return self.counts
@@ -130,7 +126,7 @@ class Run:
         uncacheable = self.cache.stats().uncacheable
         kernel: kcache.CompiledKernel | None = None
         try:
-            kernel = self.cache.get_or_compile(world.source, (), self.options(), **arguments)
+            kernel = self.cache.get_or_compile(world.source, (), world.options(), **arguments)
         except kcache.CompileError as error:
             self.refusal = error.log
         if kernel is None:
@@ -158,26 +154,11 @@ class Run:
         self.states.setdefault(state, set()).add(str(world.top))
         self.count_possible(kernel)
 
-    def options(self) -> kcache.CompileOptions:
-        return self.world.options().replace(precompiled_headers=self.mode == "precompiled")
-
-    def check_another(self) -> None:
-        """Assert the same of a source that begins alike and was not seen before."""
-        world = self.world
-        source = f"{world.source}__device__ int other{self.counts['steps']};\n"
-        arguments: dict[str, Any] = {"headers": world.headers, "source_name": world.source_name}
-        expected = compile_fresh(source, world.options().flags(), **arguments)
-        kernel = self.cache.get_or_compile(source, (), self.options(), **arguments)
-        assert kernel.ptx == expected.ptx, "STALE PTX of another source"
-        assert kernel.cubin == expected.cubin, "STALE CUBIN of another source"
-        assert kernel.log == expected.log
-
     def check_together(self) -> None:
         """Assert the same of kernels that threads and a process ask for at the same time."""
         world = self.world
         kinds: list[dict[str, Any]] = [
             {},
-            {"precompiled_headers": True},
             {"debug": True},
             {"lto": True},
             {"arch": "sm_90"},

@@ -1,7 +1,7 @@
 """Kernels as CuPy, DeepGEMM, FlashInfer, TileLang and Warp have them compiled at run time.
 
 Each is a source of the form that the project generates, with the options that it passes (but for
-`--pch`, which is `precompiled_headers` here), and includes the headers that the project ships. They
+`--pch`), and includes the headers that the project ships. They
 are looked for where the packages are installed, and below the folders that `TEST_HEADERS` names:
 each laid out as a `site-packages`, for example an unpacked wheel.
 """

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import kcache
 from kcache import CompileOptions
+from kcache.nvrtc.parsed_options import parse_options
 from kcache.nvrtc.workers.harmless import are_harmless
 
 ARCH = CompileOptions(arch="sm_80")
@@ -68,7 +69,7 @@ def compile_fresh(
     That is this one, as long as it compiles with nothing but options that are known to leave
     nothing behind; for all others it is a new one.
     """
-    if not are_harmless(flags):
+    if not are_harmless(parse_options(flags)):
         return compile_clean(source, flags, names=names, headers=headers, source_name=source_name)
     return _compile(source, flags, names, headers or {}, source_name)
 

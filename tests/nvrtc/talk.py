@@ -41,8 +41,9 @@ def ask(
 @contextmanager
 def worker(library: str | None = None) -> Generator[WorkerProcess]:
     """Have a new worker."""
-    process = WorkerProcess(library or compiler.find().path, environment.variables())
+    process = WorkerProcess(library or compiler.find().path)
     try:
+        process.start(environment.variables())
         yield process
     finally:
         process.end()

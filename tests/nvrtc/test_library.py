@@ -153,7 +153,7 @@ def test_the_path_for_a_compile_follows_a_link(tmp_path, monkeypatch, installed)
     link.parent.mkdir(parents=True)
     monkeypatch.setattr(library, "_mapped", dict)
     monkeypatch.setattr(library, "_mapped_at", (0, {}))
-    monkeypatch.setattr(library, "_site_packages", lambda: [str(tmp_path / "site")])
+    monkeypatch.setattr(library, "site_packages", lambda: [str(tmp_path / "site")])
     for release in ("one", "two", "one"):
         link.unlink(missing_ok=True)
         link.symlink_to(tmp_path / release)

@@ -11,7 +11,9 @@ from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, working
 import kcache
 from kcache import CompileOptions
 from kcache.errors import ArgumentTypeError
-from kcache.nvrtc.options import ExtraOptions, parse_arch
+from kcache.nvrtc.options import parse_arch
+from kcache.nvrtc.parsed_options import parse_options
+from kcache.nvrtc.workers.pool import shared
 
 SEVEN = KERNEL.replace("V", "7")
 #: Its machine code depends on every option below.
@@ -466,27 +468,31 @@ class TestValues:
         assert kcache.hash_options(first) != kcache.hash_options(second)
 
 
-class TestExtraOptions:
+class TestParsedOptions:
     @pytest.mark.parametrize(
         ("options", "found"),
         [
             (
-                ["-Ia", "-I", "b", "-I=c", "--include-path=d", "--include-path", "e", " -If "],
+                ["-Ia", "-I", "b", "-I=c", "--include-path=d", "--include-path", "e", " -I  f "],
                 "abcdef",
             ),
+            (["\n-Ia", "\v-I", "\tb\n"], "ab"),
             (["-I", "-Ia"], ["-Ia"]),
-            (["-I"], [""]),
-            (["-DI=-Ix", "-D", "-Ix"], ""),
+            # These name a directory in a form of their own, or none.
+            (["-I"], ""),
+            (["-I-", "-I==a", "-I= a", "-I\ta"], ""),
+            (["-DI=-Ix", "-D", "-Ix", "-Xcudafe", "-Ix", "-include", "-Ix"], ""),
         ],
     )
     def test_include_paths(self, options, found):
-        assert [p.strip() for p in ExtraOptions.parse(options).include_paths] == list(found)
+        assert list(parse_options(options).include_paths) == list(found)
 
     def test_include_paths_are_known_by_position(self):
-        one = ExtraOptions.parse(["-Ia", "-DX", "-I", "b"]).without_paths
-        two = ExtraOptions.parse(["-I/c", "-DX", "--include-path=/d"]).without_paths
+        one = parse_options(["-Ia", "-DX", "-I", "b"]).without_include_paths()
+        two = parse_options(["-I/c", "-DX", "--include-path=/d"]).without_include_paths()
         assert one == two
-        assert one != ExtraOptions.parse(["-Ia", "-Ib", "-DX"]).without_paths
+        assert one != parse_options(["-Ia", "-Ib", "-DX"]).without_include_paths()
+        assert one != parse_options(["-Ia", "-DX", "-I", "-"]).without_include_paths()
 
     @pytest.mark.parametrize(
         ("options", "found"),
@@ -495,18 +501,83 @@ class TestExtraOptions:
                 ["-DA", "-DB=1", "-D", "C=2", "-D=D", "--define-macro=E=3", "--define-macro", "F"],
                 ["A", "B=1", "C=2", "D", "E=3", "F"],
             ),
-            (["-D A=1 "], ["A=1"]),
+            (["\f-D A=1 "], ["A=1"]),
         ],
     )
     def test_defines(self, options, found):
-        assert list(ExtraOptions.parse(options).defines) == found
+        assert list(parse_options(options).defines) == found
 
     @pytest.mark.parametrize(
         "options",
-        [["-arch=sm_80"], ["-arch", "sm_80"], ["--gpu-architecture=sm_80"], [" -arch=sm_80"]],
+        [["-arch=sm_80"], ["-arch", "sm_80"], ["--gpu-architecture=sm_80"], ["\t-arch=sm_80\n"]],
     )
     def test_arch(self, options):
-        assert ExtraOptions.parse(options).arch == "sm_80"
+        assert parse_options(options).arch == "sm_80"
 
     def test_the_last_arch_counts_in_the_key(self):
-        assert ExtraOptions.parse(["-arch=sm_80", "-arch=sm_90"]).arch == "sm_90"
+        assert parse_options(["-arch=sm_80", "-arch=sm_90"]).arch == "sm_90"
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            *(["-Iinc"], ["-I", "inc"], ["-I", "\tinc"], ["-I=inc"], ["-I inc"], ["-I  inc"]),
+            *(
+                ["\n-Iinc\r"],
+                ["-I= inc"],
+                ["-I\tinc"],
+                ["-I =inc"],
+                ["-I-"],
+                ["-I"],
+                ["-I=", "-Iinc"],
+            ),
+            *(["--include-path=inc"], ["--include-path", "inc"], ["--include-path= inc"]),
+            *(["--include-path inc"], ["-include-path=inc"], ["-Xcudafe", "-Iinc"], ["-I", "-I"]),
+            *(["-DHDR=<x.h>", "-Iinc"], ["-D", "-Iinc"], ["-arch", "sm_80"], ["-rdc", "true"]),
+            *(["\n-G"], ["\t-lineinfo"], ["-maxrregcount", "16"], ["--std", "c++17"], ["-U", "V"]),
+        ],
+    )
+    def test_the_compiler_reads_the_texts_that_are_made_of_it_alike(self, cache, tmp_path, options):
+        write(tmp_path / "inc/x.h", "#define V 1\n")
+        source = "#if __has_include(<x.h>)\n#include <x.h>\n#else\n#define V 2\n#endif\n" + KERNEL
+        arch = "--gpu-architecture=sm_80"
+        with working_directory(tmp_path):
+            given = compile_fresh(source, (arch, *options))
+            parsed = parse_options(options)
+            again = compile_fresh(source, (arch, *map(str, parsed)))
+            assert (given.cubin, given.failed) == (again.cubin, again.failed)
+            where = parsed.include_paths
+            if "inc" in where:
+                (tmp_path / "inc").rename(tmp_path / "elsewhere")
+                moved = parsed.with_include_paths(["elsewhere"] * len(where))
+                assert compile_fresh(source, (arch, *moved)).cubin == given.cubin
+
+
+@pytest.mark.parametrize(
+    ("extra", "uses"),
+    [(["\n-G"], 1), (["\t--restrict"], 1), (["-I/home/milton/x"], 2), (["-I", "/a/link/keep"], 2)],
+)
+def test_a_worker_is_used_again_after_options_that_are_harmless(cache, extra, uses):
+    """However they are written, and whatever a directory is called."""
+    pids = set()
+    for value in range(2):
+        cache.get_or_compile(KERNEL.replace("V", str(value)), (), ARCH.replace(extra_options=extra))
+        pids.update(shared().pids())
+    assert len(pids) == (1 if uses == 2 else 0)
+
+
+def test_a_directory_whose_name_has_a_word_of_an_option_is_no_such_option(cache, tmp_path):
+    """Kernels for link time are good for their directory alone; others are not."""
+    for folder in ("one", "two"):
+        path = write(tmp_path / folder / "milton/x.h", "#define V 1\n").parent
+        kernel = agreed(
+            cache, "#include <x.h>\n" + KERNEL, ARCH.replace(extra_options=[f"-I{path}"])
+        )
+        assert kernel.cached is (folder == "two")
+
+
+def test_an_architecture_as_pytorch_reports_it() -> None:
+    assert CompileOptions(arch=(9, 0)) == CompileOptions(arch="sm_90")
+    assert CompileOptions(arch=(10, 3)).arch == "sm_103"
+    for wrong in ((9,), (9, 0, 0), (9, 12), ("9", "0"), (True, 0)):
+        with pytest.raises(kcache.ConfigError, match="arch="):
+            CompileOptions(arch=wrong)  # type: ignore[arg-type]

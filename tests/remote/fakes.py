@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import threading
 import time
@@ -9,18 +10,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kcache.entry import Entry, encode
 from kcache.remote.address import Address, parse_addresses
 from kcache.remote.agent import Agent
 from kcache.remote.agent_setup import Setup
 from kcache.remote.client import Client
 from kcache.remote.counts import Counts
+from kcache.remote.remote import Remote
+from kcache.remote.remote_client import RemoteClient, RemoteTooLong, Stored, open_client
 from kcache.remote.seal import make_sealer
-from kcache.remote.store import Change, RemoteTooLong
-from kcache.remote.tier import Tier
 from kcache.util.private_socket import bound
 
+#: No answer on a loaded machine is too slow.
+PATIENT = "http://memory?slow=60&connect_timeout=60&timeout=60"
+LEASES = "redis://memory?leases=1&slow=60&connect_timeout=60&timeout=60"
 
-class MemoryStore:
+
+class MemoryClient:
     """A remote in memory. `trouble` is called before each operation, and may raise or wait."""
 
     def __init__(self) -> None:
@@ -35,26 +41,24 @@ class MemoryStore:
         self.operations.append(operation)
         self.trouble(operation)
 
-    def get(self, key: str, limit: int) -> bytes | None:
+    def get(self, key: str, limit: int) -> Stored | None:
         self._begin("get")
         value = self.answer(self.values.get(key))
         if value is not None and len(value) > limit:
             raise RemoteTooLong("too large")
-        return value
+        return None if value is None else Stored(value, value)
 
     def put(self, key: str, value: bytes) -> None:
         self._begin("put")
         self.values[key] = value
 
-    def merge(self, key: str, change: Change, limit: int) -> None:
-        self._begin("merge")
+    def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
+        self._begin("replace")
         with self._lock:
-            old = self.values.get(key)
-            if old is not None and len(old) > limit:
-                raise RemoteTooLong("too large")
-            new = change(old)
-            if new is not None:
-                self.values[key] = new
+            if self.values.get(key) != (None if old is None else old.value):
+                return False
+            self.values[key] = value
+            return True
 
     def lease(self, key: str, token: str, seconds: float) -> bool:
         self._begin("lease")
@@ -65,23 +69,42 @@ class MemoryStore:
         self._begin("renew")
         return self.leases.get(key) == token
 
-    def release(self, key: str, token: str) -> None:
+    def release(self, key: str, token: str) -> bool:
         self._begin("release")
         with self._lock:
-            if self.leases.get(key) == token:
-                del self.leases[key]
+            return self.leases.get(key) == token and self.leases.pop(key) == token
 
     def close(self) -> None:
         pass
 
 
+def key(name: object) -> str:
+    return hashlib.sha256(str(name).encode()).hexdigest()
+
+
+def manifest(key: str, *sets: bytes) -> bytes:
+    """The envelope of a manifest with header sets."""
+    payload = {f"set{number}": raw for number, raw in enumerate(sets)}
+    return encode(key, Entry(payload, {"kind": "manifest"}))
+
+
+@contextmanager
+def opened(text: str) -> Iterator[RemoteClient]:
+    """The client of an address, which is closed after the block."""
+    client = open_client(*addresses(text))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
 def addresses(*texts: str) -> tuple[Address, ...]:
-    return parse_addresses(texts or ("http://memory?slow=60",), name="remote")
+    return parse_addresses(texts or (PATIENT,), name="remote")
 
 
-def tier(store: MemoryStore, address: str = "http://memory?slow=60") -> Tier:
+def remote(client: MemoryClient, address: str = PATIENT) -> Remote:
     (parsed,) = addresses(address)
-    return Tier(parsed, make_sealer, Counts(), make=lambda _: store)
+    return Remote(parsed, make_sealer, Counts(), make=lambda _: client)
 
 
 def client_at(path: str, *remotes: Address) -> Client:
@@ -99,13 +122,13 @@ def client_at(path: str, *remotes: Address) -> Client:
 
 
 @contextmanager
-def agent(folder: Path, *tiers: Tier) -> Iterator[Client]:
+def agent(folder: Path, *remotes: Remote) -> Iterator[Client]:
     """An agent in a thread, and a client of it."""
     path = str(folder / "agent.socket")
-    served = Agent(socket.socket(fileno=bound(path)), path, tiers)
+    served = Agent(socket.socket(fileno=bound(path)), path, remotes)
     thread = threading.Thread(target=served.serve)
     thread.start()
-    client = client_at(path, *(t.address for t in tiers))
+    client = client_at(path, *(each.address for each in remotes))
     try:
         yield client
     finally:

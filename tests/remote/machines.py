@@ -29,14 +29,14 @@ def of_client(cache: kcache.KernelCache) -> Client:
     return remotes._client
 
 
-def of_agent(cache: kcache.KernelCache, tier: int = 0) -> dict[str, Any]:
+def of_agent(cache: kcache.KernelCache, remote: int = 0) -> dict[str, Any]:
     """What the cache's agent has counted of a remote."""
     client = of_client(cache)
     client._silent_until = 0.0
     status = client.status()
     assert status is not None
-    tiers: Any = status["tiers"]
-    return dict(tiers[tier])
+    remotes: Any = status["remotes"]
+    return dict(remotes[remote])
 
 
 class Machines:

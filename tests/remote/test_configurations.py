@@ -45,7 +45,7 @@ def test_nginx(hosts: Machines, tmp_path: Path) -> None:
             assert not cache.get_or_compile(source(2), options=ARCH).cached
             assert of_client(cache).flush(60)
             counts = of_agent(cache)
-            assert (counts["uploads"], counts["refused"], counts["dropped"]) == (0, 1, 1)
+            assert (counts["uploads"], counts["errors"], counts["dropped"]) == (0, 1, 1)
     assert len([path for path in (place / "srv/kcache").rglob("*") if path.is_file()]) == 1
 
 

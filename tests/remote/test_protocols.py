@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 from nvrtc.reference import KERNEL, working_directory, write
 from remote import servers
-from remote.fakes import MemoryStore, tier
 from remote.machines import ARCH, Machines, machines, of_agent, of_client, source
 
 import kcache
 from kcache.remote.keys import make_keys, write_keys
-from kcache.remote.store import RemoteReadOnly
 
 #: No miss on a loaded machine is a failure here.
 PATIENT = "slow=60&connect_timeout=30&timeout=30"
 COUNT = 2
-KEY = "a1" * 32
 
 
 @pytest.fixture
@@ -78,7 +75,7 @@ def test_the_second_machine_compiles_nothing(remote: str, hosts: Machines, tmp_p
             made[name].append(cache.get_or_compile(text, options=options))
             assert of_client(cache).flush(120)
             counts, stats = of_agent(cache), cache.stats()
-            assert (counts["errors"], counts["timeouts"], counts["refused"]) == (0, 0, 0)
+            assert (counts["errors"], counts["timeouts"]) == (0, 0)
             assert stats.compiles == (COUNT + 1 if name == "a" else 0)
     assert [k.cubin for k in made["a"]] == [k.cubin for k in made["b"]]
     assert [k.ptx for k in made["a"]] == [k.ptx for k in made["b"]]
@@ -89,9 +86,10 @@ def test_signatures(
     hosts: Machines, nginx: servers.Nginx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nobody, or somebody else, has signed is never used; the own is."""
+    pytest.importorskip("cryptography", reason="cryptography is missing")
     remote = f"http://127.0.0.1:{nginx.port}/cache/signed?{PATIENT}"
     for name in ("mine", "theirs"):
-        write_keys(str(tmp_path / name), make_keys("hmac")[0])
+        write_keys(str(tmp_path / name), make_keys()[0])
 
     def compiles(host: str, keys: str | None) -> tuple[int, int]:
         """How many kernels a machine compiles, and how many answers it refuses."""
@@ -124,20 +122,3 @@ def test_a_key_file_that_cannot_be_used_lets_nothing_in(
         with hosts.cache(f"b{number}", remote) as cache:
             assert not cache.get_or_compile(source(1), options=ARCH).cached
             assert cache.stats().remote_hits == 0
-
-
-def test_a_remote_that_refuses_uploads_is_still_read() -> None:
-    store = MemoryStore()
-    known = tier(store)
-    assert known.put(KEY, b"value")
-
-    def trouble(operation: str) -> None:
-        if operation == "put":
-            raise RemoteReadOnly("not for you")
-
-    store.trouble = trouble
-    assert not known.put(KEY, b"other")
-    assert not known.put(KEY, b"other")
-    assert store.operations.count("put") == 2, "it is not asked again at once"
-    assert known.get(KEY) == (0, b"value")
-    assert not known.breaker.is_open

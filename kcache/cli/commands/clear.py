@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
+from kcache.admin.info import Kinds, count_kinds, told_kinds
+from kcache.cli.open_cache import (
+    NOTHING_YET,
+    directory_option,
+    json_option,
+    may_write,
+    open_existing,
+)
 from kcache.cli.terminal import can_ask, counted, show
 from kcache.errors import BackendError
+from kcache.nvrtc import PRODUCER
 from kcache.util.units import format_size
 
 __all__ = ["clear"]
@@ -28,21 +34,20 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
         raise click.UsageError("There is no terminal to ask on. Pass --yes to delete every entry.")
     cache = open_existing(directory, read_only=False, changes=True)
     if cache is None:
-        if as_json:
-            show(_json(0, 0))
-        else:
-            show("nothing to delete: nothing has been cached yet")
+        show(_json(0, Kinds(0, 0, 0, 0), 0) if as_json else f"nothing to delete: {NOTHING_YET}")
         return
     with cache:
-        size, count = cache.size_bytes, cache.entry_count
-        question = f"Delete {counted(count)}, {format_size(size)}, in {cache.directory}?"
+        size, kinds = cache.size_bytes, count_kinds(cache.engine, PRODUCER)
+        about = f"({told_kinds(kinds)}), {format_size(size)}"
+        question = f"Delete {counted(cache.entry_count)} {about}, in {cache.directory}?"
         if not yes and not click.confirm(question, err=True):
             raise click.exceptions.Exit(1)
         removed = cache.clear()
         if cache.stats().errors:
-            raise BackendError(f"{removed} of {counted(count)} deleted: see the warnings above")
-    show(_json(removed, size) if as_json else f"deleted {counted(removed)}, {format_size(size)}")
+            raise BackendError(f"{removed} of {counted(kinds.all)} deleted: see the warnings above")
+    show(_json(removed, kinds, size) if as_json else f"deleted {counted(removed)} {about}")
 
 
-def _json(count: int, size: int) -> str:
-    return json.dumps({"entries": count, "size_bytes": size}, indent=2)
+def _json(count: int, kinds: Kinds, size: int) -> dict[str, int]:
+    about = {"entries": count, "kernels": kinds.kernels, "manifests": kinds.manifests}
+    return {**about, "size_bytes": size}

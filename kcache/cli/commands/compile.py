@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import time
@@ -15,12 +14,20 @@ import click
 from kcache.cli.compile_arguments import CompileArguments, NvccCommand, Source, compile_options
 from kcache.cli.open_cache import directory_option, json_option, open_cache
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
-from kcache.cli.terminal import STDOUT, counted, plain, say, show, working
+from kcache.cli.terminal import (
+    STDOUT,
+    counted,
+    interruptible,
+    progress,
+    say,
+    show,
+    show_log,
+)
 from kcache.errors import CompileError, ConfigError
 from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from kcache import CompiledKernel, CompileOptions, KernelCache
+    from kcache import CompiledKernel, KernelCache
 
 __all__ = ["compile_file"]
 
@@ -58,17 +65,23 @@ def compile_file(
     failed: CompileError | None = None
     with cache:
         for each, output in zip(asked, outputs, strict=True):
+            about: dict[str, object] = {
+                "source": each.source.path,
+                "arch": each.options.target,
+                "names": [*each.names],
+            }
             try:
-                told.append(_compile(cache, each, output, quiet=quiet or as_json))
+                told.append(about | _compile(cache, each, output, quiet=quiet or as_json))
             except CompileError as error:
-                told.append(_failure(each, error))
+                told.append(about | {"log": error.log, "error": str(error)})
                 if len(asked) == 1 and not as_json:
                     raise
                 failed = failed or error
-                click.echo(error.log or str(error), err=True)
-                say(f"error: {plain(each.source.path)} does not compile for {each.options.target}")
+                show_log(error.log or str(error))
+                what = f"{each.source.path} does not compile for {each.options.target}"
+                say(f"error: {what}" + (error.hint and f": {error.hint}"))
     if as_json:
-        show(json.dumps(told, indent=2))
+        show(told)
     if failed is not None:
         raise click.exceptions.Exit(1)
 
@@ -83,31 +96,30 @@ def _compile(
     # The compile runs in the file's folder. So the compiler finds the headers, debug information
     # has the right paths, and the folder's path is no part of the request.
     try:
-        with contextlib.chdir(source.folder or os.curdir):
-            kernel = working(
-                f"compiling {source.path} for {asked.options.target}",
-                lambda: _get(cache, source, asked.names, asked.options),
+        title = f"compiling {source.path} for {asked.options.target}"
+        with contextlib.chdir(source.folder or os.curdir), interruptible(), progress(title):
+            kernel = cache.get_or_compile(
+                source.text, asked.names, asked.options, source_name=source.name
             )
     except CompileError as error:
-        error.log = _as_typed(error.log, source)
+        error.source_name, error.log = source.path, _as_typed(error.log, source)
         raise
     seconds = time.perf_counter() - started
     if kernel.log:
-        click.echo(_as_typed(kernel.log, source), err=True)
+        show_log(_as_typed(kernel.log, source))
     size = _write(kernel, asked.emit, output)
-    cached = cache.stats().uncacheable == uncacheable
+    stored = cache.stats().uncacheable == uncacheable
     if not quiet:
         shown = STDOUT if output == "-" else output
-        say(f"{_outcome(kernel, seconds, cached)} -> {shown} ({format_size(size)})")
+        say(f"{_outcome(kernel, seconds, stored=stored)} -> {shown} ({format_size(size)})")
         for name, lowered in kernel.lowered_names.items():
             say(f"{name} is {lowered}")
     return {
-        **_asked_for(asked),
         "output": output,
         "emit": asked.emit,
         "size_bytes": size,
-        "hit": kernel.cached,
-        "cached": cached,
+        "cached": kernel.cached,
+        "stored": stored,
         "seconds": seconds,
         "compile_seconds": kernel.compile_seconds,
         "headers": len(kernel.dependencies),
@@ -115,14 +127,6 @@ def _compile(
         "log": _as_typed(kernel.log, source),
         "error": None,
     }
-
-
-def _failure(asked: CompileArguments, error: CompileError) -> dict[str, object]:
-    return {**_asked_for(asked), "log": error.log, "error": str(error)}
-
-
-def _asked_for(asked: CompileArguments) -> dict[str, object]:
-    return {"source": asked.source.path, "arch": asked.options.target, "names": [*asked.names]}
 
 
 def _outputs(asked: Sequence[CompileArguments]) -> list[str]:
@@ -182,16 +186,6 @@ def _as_typed(log: str, source: Source) -> str:
     return _POSITION.sub(path, log)
 
 
-def _get(
-    cache: KernelCache, source: Source, names: Sequence[str], options: CompileOptions
-) -> CompiledKernel:
-    try:
-        return cache.get_or_compile(source.text, names, options, source_name=source.name)
-    except CompileError as error:
-        error.source_name = source.path
-        raise
-
-
 # -- after the compile -----------------------------------------------------------------------------
 
 
@@ -207,7 +201,7 @@ def _write(kernel: CompiledKernel, emit: str, output: str) -> int:
     return len(data)
 
 
-def _outcome(kernel: CompiledKernel, seconds: float, cached: bool) -> str:
+def _outcome(kernel: CompiledKernel, seconds: float, *, stored: bool) -> str:
     count = len(kernel.dependencies)
     headers = counted(count, "header", "headers")
     if kernel.cached:
@@ -217,6 +211,6 @@ def _outcome(kernel: CompiledKernel, seconds: float, cached: bool) -> str:
     text = f"compiled in {format_time(seconds)}"
     if count:
         text += f", {headers}"
-    if not cached:
+    if not stored:
         text += ", not cached (KCACHE_LOG=debug says why)"
     return text

@@ -18,8 +18,8 @@ from kcache.cli.open_cache import (
 )
 from kcache.cli.terminal import columns, plain, say, show
 from kcache.config import VARIABLES, Setting
+from kcache.engine.opening import SAVED
 from kcache.nvrtc import library
-from kcache.saved_settings import NAMES
 from kcache.util.distribution import how_to_install
 from kcache.util.units import format_size
 
@@ -50,8 +50,8 @@ def config(
 ) -> None:
     """Show every setting with its value and its source, and the compiler that kcache uses.
 
-    A setting that is saved with `--set` stays with the directory of the cache, in the file
-    settings.json. It holds for every program and command that uses the directory. Arguments and
+    A setting that is saved with `--set` stays with the directory of the cache, in its file
+    kcache.json. It holds for every program and command that uses the directory. Arguments and
     environment variables come before it. These can be saved: backend, max_size, memory_size,
     header_check, relocation, wait, workers, compile_timeout.
     """
@@ -111,7 +111,7 @@ def _settings(directory: str | None) -> dict[str, dict[str, object]]:
             "source": "--directory" if setting.source == "argument" else setting.source,
             "variable": variable.name,
         }
-        if variable.setting in NAMES:
+        if variable.setting in SAVED:
             found[variable.setting]["saved"] = saved.get(variable.setting)
     return found
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.open_cache import directory_option, json_option
-from kcache.cli.terminal import counted, plain, show, width
+from kcache.cli.open_cache import directory_option, json_option, load_settings
+from kcache.cli.terminal import counted, plain, show
+from kcache.config import Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.table import Table
+
     from kcache.admin.doctor import Finding
-    from kcache.admin.machine_facts import Facts
 
 __all__ = ["doctor"]
 
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
-#: Columns before a finding: its level and its topic.
-_INDENT = 26
 
 
 @click.command(short_help="Find problems in the set-up of this machine.")
@@ -32,27 +31,32 @@ _INDENT = 26
     metavar="FILE",
     help="Say whether `kcache run` would reach this program, and if not, why.",
 )
-def doctor(*, as_json: bool, directory: str | None, program: str | None) -> None:
+@click.option("--remotes", is_flag=True, help="Only ask each remote of KCACHE_REMOTE.")
+def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes: bool) -> None:
     """Check everything that the cache depends on, and say how to fix what is wrong.
 
     Checks the settings, the directory, the disk, the backend, a sample of the entries, NVRTC, the
     driver, whether `kcache run` reaches programs, and each layer and each remote of KCACHE_REMOTE.
     Changes nothing. Exits with 1 if there is a problem. A warning is not a problem: the cache works
-    in spite of it.
+    in spite of it. A remote that does not answer is a problem.
     """
     from kcache.admin.doctor import PROBLEM, WARNING, diagnose
-    from kcache.admin.machine_facts import gather
     from kcache.dropin import diagnosis
 
     if program is not None:
         findings = list(diagnosis.diagnose_program(program))
+    elif remotes:
+        from kcache.kernels.tier_diagnosis import diagnose_remotes
+
+        findings = list(diagnose_remotes(load_settings(directory)[0]))
     else:
-        facts = gather(directory)
-        findings = [*diagnose(facts), *diagnosis.diagnose(), *_tiers(facts)]
+        findings = [*diagnose(directory), *diagnosis.diagnose()]
+        if not any(finding.topic == "libraries" for finding in findings):
+            findings += _tiers(directory)
     if as_json:
         show(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:
-        show("\n".join(map(_text, findings)))
+        show(_table(findings))
         levels = [finding.level for finding in findings]
         problems, warnings = levels.count(PROBLEM), levels.count(WARNING)
         show(
@@ -63,29 +67,26 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None) -> None
         raise click.exceptions.Exit(1)
 
 
-def _tiers(facts: Facts) -> Iterator[Finding]:
-    """Yield the findings on layers and remotes, if there are any and if they can be asked."""
-    config = facts.config
-    if (config.remote.value or config.signing_key_file.value) and not facts.broken:
+def _tiers(directory: str | None) -> Iterator[Finding]:
+    """Yield the findings on layers and remotes, if there are any."""
+    config = Config.load({"directory": directory}, complain=lambda _: None)
+    if config.remote.value or config.signing_key_file.value:
         from kcache.kernels import tier_diagnosis
 
         yield from tier_diagnosis.diagnose(config)
 
 
-def _text(finding: Finding) -> str:
-    level = click.style(f"{finding.level:<9}", fg=_COLOURS[finding.level])
-    lines = _wrapped(finding.what)
-    if finding.do:
-        first, *rest = _wrapped(finding.do, 3)
-        lines += [f"-> {first}", *(f"   {line}" for line in rest)]
-    margin = " " * _INDENT
-    return f"{level}{finding.topic:<{_INDENT - 9}}" + f"\n{margin}".join(lines)
+def _table(findings: list[Finding]) -> Table:
+    """Return the findings, as wide as the terminal."""
+    from rich.table import Table
+    from rich.text import Text
 
-
-def _wrapped(text: str, more: int = 0) -> list[str]:
-    """Return the text in lines that fit the terminal, in one line if there is no terminal."""
-    columns = width()
-    if columns is None:
-        return [plain(text)]
-    room = max(20, columns - _INDENT - more)
-    return textwrap.wrap(plain(text), room, break_long_words=False, break_on_hyphens=False) or [""]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for least in (7, 15, 20):
+        table.add_column(min_width=least, overflow="fold")
+    for finding in findings:
+        what = Text(plain(finding.what))
+        table.add_row(Text(finding.level, _COLOURS[finding.level]), finding.topic, what)
+        if finding.do:
+            table.add_row("", "", Text(f"-> {plain(finding.do)}"))
+    return table

@@ -13,7 +13,7 @@ from kcache.cli.output import (
     refuse_terminal,
     write_output,
 )
-from kcache.cli.terminal import STDOUT, plain, say
+from kcache.cli.terminal import STDOUT, say
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.units import format_size
 
@@ -44,11 +44,11 @@ def extract(*, key: str, emit: str | None, output: str | None, directory: str | 
     """
     item, entry = open_entry(directory, key)
     if entry is None:
-        raise CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {plain(item.problem)}")
+        raise CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {item.problem}")
     emit = emit or named_by_suffix(output) or next(filter(entry.payload.get, OUTPUTS), OUTPUTS[0])
     data = entry.payload.get(emit)
     if data is None:
-        there = ", ".join(map(plain, entry.payload)) or "nothing"
+        there = ", ".join(entry.payload) or "nothing"
         raise BackendError(f"{item.kind} {item.key[:SHORT]} has no {emit}; it has: {there}")
     if output is None:
         output = f"{item.key[:SHORT]}.{emit}"
@@ -56,7 +56,4 @@ def extract(*, key: str, emit: str | None, output: str | None, directory: str | 
         refuse_terminal(emit)
     write_output(data, output)
     shown = STDOUT if output == "-" else output
-    say(
-        f"{emit} of {plain(item.source_name) or item.key[:SHORT]} -> {shown} "
-        f"({format_size(len(data))})"
-    )
+    say(f"{emit} of {item.source_name or item.key[:SHORT]} -> {shown} ({format_size(len(data))})")

@@ -11,7 +11,7 @@ from kcache.cli.groups import Group
 from kcache.cli.open_cache import json_option
 from kcache.cli.terminal import show, write_stdout
 from kcache.errors import ConfigError
-from kcache.remote.keys import ED25519, make_keys, public_part, read_keys, write_keys
+from kcache.remote.keys import id_of, make_keys, public_part, read_keys, write_keys
 
 __all__ = ["key"]
 
@@ -27,28 +27,20 @@ def key() -> None:
 
 @key.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option(
-    "--kind",
-    type=click.Choice(["ed25519", "hmac"]),
-    default="ed25519",
-    show_default=True,
-    help="ed25519: readers have the public half and can't sign. hmac: one secret for all.",
-)
-def new(*, file: str, kind: str) -> None:
+def new(*, file: str) -> None:
     """Write a new key to FILE, which only you can read.
 
-    The public half of an Ed25519 key is written to FILE.pub. Give FILE.pub to the machines that
-    only read. The command never replaces a file.
+    It is an Ed25519 key in the form of OpenSSL. Its public half is written to FILE.pub. Give
+    FILE.pub to the machines that only read. The command never replaces a file.
     """
-    private, public = make_keys(kind)
+    private, public = make_keys()
     taken = [name for name in (file, f"{file}.pub") if os.path.lexists(name)]
     if taken:
         raise ConfigError(f"{taken[0]} exists already, and is not replaced")
     write_keys(file, private)
     show(f"wrote {file}: it signs and verifies, keep it secret")
-    if public is not None:
-        write_keys(f"{file}.pub", public, mode=0o644)
-        show(f"wrote {file}.pub: it verifies, for machines that only read")
+    write_keys(f"{file}.pub", public, mode=0o644)
+    show(f"wrote {file}.pub: it verifies, for machines that only read")
 
 
 @key.command("show")
@@ -61,23 +53,12 @@ def show_key(*, file: str, public: bool, as_json: bool) -> None:
         raise click.UsageError("--public and --json exclude each other.")
     keys = read_keys(file)
     if public:
-        text = public_part(keys)
-        if not text:
-            raise ConfigError(f"{file} has no key with a public half")
-        write_stdout(text)
+        write_stdout(public_part(keys))
         return
-    found = [
-        {
-            "id": each.id.hex(),
-            "kind": "ed25519" if each.how == ED25519 else "hmac",
-            "signs": each is keys.signer,
-        }
-        for each in keys.verifiers
-    ]
+    signer = None if keys.signer is None else id_of(keys.signer.public_key())
+    found = [{"id": each.hex(), "signs": each == signer} for each in keys.verifiers]
     if as_json:
         show(json.dumps(found, indent=2))
         return
     for about in found:
-        kind = "Ed25519" if about["kind"] == "ed25519" else "HMAC-SHA256"
-        can = "signs and verifies" if about["signs"] else "verifies"
-        show(f"{about['id']}  {kind}, {can}")
+        show(f"{about['id']}  {'signs and verifies' if about['signs'] else 'verifies'}")

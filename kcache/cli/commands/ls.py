@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 
@@ -79,7 +78,7 @@ def list_entries(
             digits = unique_length(keys)
     _sort(rows, sort, reverse)
     if as_json:
-        show(json.dumps([item_json(item) for item in rows], indent=2))
+        show([item_json(item) for item in rows])
     elif rows:
         show(listing(rows, digits, now))
     elif cache is None:

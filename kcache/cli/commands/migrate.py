@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 import click
 
-from kcache.admin.migration import Migration, remove_emptied
-from kcache.admin.saving import save_backend
-from kcache.backend import Usage
+from kcache.admin.migration import TOO_LARGE, Migration, remove_emptied
+from kcache.admin.saving import save
+from kcache.backend import Usage, require_backend
 from kcache.cli.open_cache import (
     directory_option,
     json_option,
@@ -20,19 +20,23 @@ from kcache.cli.open_cache import (
     open_existing,
 )
 from kcache.cli.terminal import counted, progress, say, show
-from kcache.config import Config
 from kcache.directory import CacheDirectory
 from kcache.engine.journal import MOVED
-from kcache.errors import UnknownBackendError
+from kcache.engine.opening import backends_in
+from kcache.errors import KcacheError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, coldest_first
-from kcache.registry import backend_names, holders
 from kcache.util.units import format_size
 
-if TYPE_CHECKING:
-    from kcache.engine.engine import CacheEngine
-
 __all__ = ["migrate"]
+
+#: What is said of entries that stay, by kind.
+_LEFT_OUT = {
+    DAMAGED: "damaged: left out",
+    UNREADABLE: "unreadable: left in {}",
+    OTHER: "of another version of kcache: left in {}",
+    TOO_LARGE: "larger than the cap: left in {}",
+}
 
 
 @click.command(short_help="Move every entry to another backend.")
@@ -43,7 +47,7 @@ __all__ = ["migrate"]
     "--from",
     "origin",
     metavar="BACKEND",
-    help="The old backend.  [default: the one in use, or the one that has the entries]",
+    help="The old backend.  [default: the one in use; if that is BACKEND, another with a folder]",
 )
 @click.option("--keep", is_flag=True, help="Copy the entries, and keep the old ones.")
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be moved; change nothing.")
@@ -70,7 +74,8 @@ def migrate(
     if origin == target:
         raise click.UsageError(f"--from and --to both name {target}.")
     origin = origin or _origin(directory, target)
-    _check_names(origin, target)
+    require_backend(origin)
+    require_backend(target)
     if not dry_run:
         may_write("migrate", directory)
     source = open_existing(directory, backend=origin, read_only=dry_run, changes=True)
@@ -82,50 +87,48 @@ def migrate(
         show(_json(origin, target, keep, dry_run, Usage(0, 0)) if as_json else nothing)
         return
     with source:
-        place = str(source.directory)
-        usage = source.engine.backend.usage()
+        files, engine = CacheDirectory(str(source.directory)), source.engine
         if dry_run:
-            amount = f"{counted(usage.entries)}, {format_size(usage.bytes)}"
-            would = f"would {'copy' if keep else 'move'} {amount} from {origin} to {target}"
+            usage = engine.backend.usage()
+            would = f"would {'copy' if keep else 'move'} {_amount(usage)} from {origin} to {target}"
             show(_json(origin, target, keep, dry_run, usage) if as_json else would)
             return
-        with open_cache(place, backend=target) as destination:
-            migration = Migration(source.engine, destination.engine, producer=PRODUCER, keep=keep)
-            _run(migration, source.engine, f"{origin} to {target}")
+        with open_cache(files.path, backend=target) as destination:
+            migration = Migration(engine, destination.engine, producer=PRODUCER, keep=keep)
+            freed = migration.make_room()
+            if freed:
+                say(f"{format_size(freed)} evicted first: both backends together exceed the cap")
+            with progress(f"{origin} to {target}", engine.entry_count) as advance:
+                for info in coldest_first(engine.backend):
+                    migration.move(info)
+                    advance()
         if not keep:
-            source.engine.journal.note(MOVED, detail=f"to {target}")
-        empty = source.engine.backend.usage().entries == 0
+            engine.journal.note(MOVED, detail=f"to {target}")
+        empty = engine.backend.usage().entries == 0
     if empty and not keep:
-        remove_emptied(CacheDirectory(place).backend(origin))  # LMDB's file does not shrink
+        remove_emptied(files.backend(origin))  # LMDB's file does not shrink
     _tell(migration, origin, target, keep=keep, as_json=as_json)
-    _tell_backend(place, target, keep=keep, quiet=as_json)
+    if not keep:
+        _save(files, target, quiet=as_json)
+    elif not as_json:
+        show(f"To use them: kcache config --set backend={target}")
 
 
 def _origin(directory: str | None, target: str) -> str:
-    """Return the backend that programs use now; if that is the target, the one with entries."""
+    """Return the backend that programs use now; if that is the target, another with a folder."""
     settings, _ = load_settings(directory, changes=True)
-    name = settings.backend.value
-    if name == target:
-        for holder in holders(CacheDirectory(named_directory(directory)), besides=target):
-            return holder.name
-    return name
+    others: list[str] = []
+    if settings.backend.value == target:
+        with suppress(OSError):  # there is no cache
+            others = backends_in(CacheDirectory(named_directory(directory)))
+    others = [each for each in others if each != target]
+    if len(others) > 1:
+        raise click.UsageError(f"Several backends have a folder: name one, --from {others[0]}.")
+    return others[0] if others else settings.backend.value
 
 
-def _check_names(origin: str, target: str) -> None:
-    known = backend_names()
-    for name in (origin, target):
-        if name not in known:
-            raise UnknownBackendError(f"backend={name!r} is not known; allowed: {', '.join(known)}")
-
-
-def _run(migration: Migration, origin: CacheEngine, title: str) -> None:
-    freed = migration.make_room()
-    if freed:
-        say(f"{format_size(freed)} evicted first: both backends together exceed the cap")
-    with progress(title, origin.backend.usage().entries) as advance:
-        for info in coldest_first(origin.backend):
-            migration.move(info)
-            advance()
+def _amount(usage: Usage) -> str:
+    return f"{counted(usage.entries)}, {format_size(usage.bytes)}"
 
 
 def _json(
@@ -133,40 +136,29 @@ def _json(
 ) -> str:
     about = {"from": origin, "to": target, "keep": keep, "dry_run": dry_run}
     amount = {"entries": moved.entries, "size_bytes": moved.bytes}
-    nothing = dict.fromkeys(("damaged", "unreadable", "other", "too_large"), 0)
+    nothing = dict.fromkeys(_LEFT_OUT, 0)
     return json.dumps({**about, **amount, "left_out": {**nothing, **left_out}}, indent=2)
 
 
 def _tell(migration: Migration, origin: str, target: str, *, keep: bool, as_json: bool) -> None:
-    left = migration.left_out
-    if left[DAMAGED]:
-        say(f"{counted(left[DAMAGED])} damaged: left out")
-    if left[UNREADABLE]:
-        say(f"{counted(left[UNREADABLE])} unreadable: left in {origin}")
-    if left[OTHER]:
-        say(f"{counted(left[OTHER])} of another version of kcache: left in {origin}")
-    if migration.refused:
-        say(f"{counted(migration.refused)} larger than the cap: left in {origin}")
+    for kind, number in migration.left_out.items():
+        if number:
+            say(f"{counted(number)} {_LEFT_OUT[kind].format(origin)}")
+    moved = Usage(bytes=migration.bytes, entries=migration.moved)
     if as_json:
-        moved = Usage(bytes=migration.bytes, entries=migration.moved)
-        show(_json(origin, target, keep, False, moved, **left, too_large=migration.refused))
-        return
-    amount = f"{counted(migration.moved)}, {format_size(migration.bytes)}"
-    show(f"{'copied' if keep else 'moved'} {amount}, from {origin} to {target}")
+        show(_json(origin, target, keep, False, moved, **migration.left_out))
+    else:
+        show(f"{'copied' if keep else 'moved'} {_amount(moved)}, from {origin} to {target}")
 
 
-def _tell_backend(place: str, target: str, *, keep: bool, quiet: bool) -> None:
-    """Save the backend with the directory, and say so, or how to have programs use it."""
-    if keep:
-        if not quiet:
-            show(f"To use them: kcache config --set backend={target}")
-        return
-    problem = save_backend(place, target)
-    if problem:
-        say(f"warning: {problem}. To use them: export KCACHE_BACKEND={target}")
+def _save(files: CacheDirectory, target: str, *, quiet: bool) -> None:
+    """Save the backend with the directory, so that programs find the entries, and say so."""
+    try:
+        warnings = save(files.path, {"backend": target})
+    except KcacheError as error:
+        say(f"warning: {error}. To use them: export KCACHE_BACKEND={target}")
         return
     if not quiet:
         show(f"Saved with the cache: backend={target}. Programs of this directory find them there.")
-    name, source = Config.load(complain=lambda _: None).backend
-    if source != "default" and name != target:
-        say(f"warning: {source}={name} is set, and comes before that: unset it")
+    for warning in warnings:
+        say(f"warning: {warning}")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
 import click
 
 from kcache.admin.filters import Filters, is_wanted
-from kcache.cli.completion import complete_keys
 from kcache.cli.filters import filter_options
-from kcache.cli.keys import SHORT, key_prefix, resolve
+from kcache.cli.keys import SHORT, complete_keys, key_prefix, resolve
 from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
 from kcache.cli.terminal import counted, say, show
 from kcache.engine.journal import DELETED
@@ -94,9 +92,7 @@ def _delete(cache: KernelCache, key: str) -> int:
 
 
 def _tell(deleted: list[str], freed: int, *, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        what = {"dry_run": dry_run, "keys": deleted, "entries": len(deleted), "size_bytes": freed}
-        show(json.dumps(what, indent=2))
-        return
+    what = {"dry_run": dry_run, "keys": deleted, "entries": len(deleted), "size_bytes": freed}
     done = "would delete" if dry_run else "deleted"
-    show(f"{done} {counted(len(deleted))}, {format_size(freed)}")
+    told = f"{done} {counted(len(deleted))}, {format_size(freed)}"
+    show(what if as_json else told)

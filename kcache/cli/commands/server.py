@@ -45,6 +45,8 @@ def start() -> None:
         spawn_server(at.listen_for_user(path), None)
     except OSError as error:
         raise DropinError(f"no server was started: {error}") from error
+    if at.status(path) is None:
+        raise DropinError("the server was started, and ended or does not answer")
     show(f"started: {path}")
 
 

@@ -13,7 +13,7 @@ import click
 from kcache.cli.keys import SHORT, key_argument, open_entry
 from kcache.cli.listing import item_json
 from kcache.cli.open_cache import directory_option, json_option
-from kcache.cli.terminal import columns, counted, plain, show
+from kcache.cli.terminal import columns, counted, show
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.inventory import MANIFEST, Item
 from kcache.util.units import format_age, format_size, format_time, local_time
@@ -27,6 +27,7 @@ __all__ = ["show_entry"]
 #: Metadata that has a line of its own in `show`.
 _TOLD = {
     *("kind", "source_name", "names", "arch", "created", "compile_seconds", "lowered_names"),
+    "functions",
     *("compiler", "flags", "log"),
 }
 
@@ -57,12 +58,9 @@ def show_entry(*, key: str, as_json: bool, directory: str | None) -> None:
     absent.
     """
     item, entry = open_entry(directory, key)
-    if as_json:
-        show(json.dumps(_as_json(item, entry), indent=2))
-    else:
-        show("\n".join(_lines(item, entry)))
+    show(_as_json(item, entry) if as_json else "\n".join(_lines(item, entry)))
     if entry is None:
-        raise CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {plain(item.problem)}")
+        raise CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {item.problem}")
 
 
 # -- as text ---------------------------------------------------------------------------------------
@@ -85,7 +83,7 @@ def _lines(item: Item, entry: Entry | None) -> Iterator[str]:
         rows.append(("compile time", format_time(item.compile_seconds)))
     rows += [(n, _text(metadata[n])) for n in ("compiler", "flags") if n in metadata]
     rows += [(name, _text(value)) for name, value in metadata.items() if name not in _TOLD]
-    yield columns((plain(name), plain(value)) for name, value in rows)
+    yield columns(rows)
     if entry is None:
         return
     yield from _block("sections", ((n, format_size(len(d))) for n, d in entry.payload.items()))
@@ -102,7 +100,7 @@ def _lines(item: Item, entry: Entry | None) -> Iterator[str]:
 
 def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """Yield a title and indented rows below it; nothing if there are none."""
-    table = [("", *map(plain, row)) for row in rows]
+    table = [("", *row) for row in rows]
     if table:
         yield f"\n{title}"
         yield columns(table)
@@ -155,42 +153,30 @@ def _header_sets(entry: Entry) -> list[StoredHeaderSet]:
 
 def _paths(header_set: StoredHeaderSet) -> dict[str, list[dict[str, str | int]]]:
     """Return the files of a header set by their meaning; see `_KINDS`."""
-    sections = header_set.sections()
-    at = sections.digests_at
-    digests = (header_set.raw[n : n + 16].hex() for n in range(at, len(header_set.raw), 16))
+    found = header_set.sections()
+    raw, start = header_set.raw, found.digests_at
+    digests = (raw[n : n + 16].hex() for n in range(start, len(raw), 16))
     return {
         "files": [
-            {"root": _root(root), "path": path, "digest": next(digests)}
-            for root, paths in sections.files
+            {**_at(root, path), "digest": next(digests)}
+            for root, paths in found.files
             for path in paths
         ],
-        "absent": [
-            {"root": _root(root), "path": path} for root, paths in sections.absent for path in paths
-        ],
-        "present": [{"root": _root(root), "path": path} for root, path in sections.present],
-        "folders": [{"root": _root(root), "path": path} for root, path in sections.folders],
-        "names": [{"root": _root(root), "path": path} for root, path in sections.names],
-        "same": [
-            {"number": number, "root": _root(rooted.root), "path": rooted.path}
-            for number, rooted in sections.same
-        ],
-        "denied": [
-            {"error": os.strerror(error), "root": _root(rooted.root), "path": rooted.path}
-            for error, rooted in sections.denied
-        ],
-        "others": [
-            {"question": question, "root": _root(rooted.root), "path": rooted.path}
-            for question, rooted, _ in sections.others
-        ],
+        "absent": [_at(root, path) for root, paths in found.absent for path in paths],
+        "present": [_at(*each) for each in found.present],
+        "folders": [_at(*each) for each in found.folders],
+        "names": [_at(*each) for each in found.names],
+        "same": [{"number": number, **_at(*each)} for number, each in found.same],
+        "denied": [{"error": os.strerror(error), **_at(*each)} for error, each in found.denied],
+        "others": [{"question": question, **_at(*each)} for question, each, _ in found.others],
         "variables": [
             {"name": name, "value": "(not set)" if value is None else value}
-            for name, value in sections.variables
+            for name, value in found.variables
         ],
     }
 
 
-def _root(root: int) -> str:
-    """Return what a header's path starts from, in words."""
-    if root < 0:
-        return "absolute"
-    return f"include path {root}" if root else "source's folder"
+def _at(root: int, path: str) -> dict[str, str | int]:
+    """Return a path, and in words what it starts from."""
+    beside = f"include path {root}" if root else "source's folder"
+    return {"root": "absolute" if root < 0 else beside, "path": path}

@@ -1,15 +1,14 @@
-"""`kcache stats`: prints what all processes have done with a cache."""
+"""`kcache stats`: shows where a cache is, how full it is, and what was done with it."""
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
 
 from kcache._version import __version__
-from kcache.admin.info import remote_lines, stats_lines
+from kcache.admin.info import Kinds, cache_lines, count_kinds, remote_lines, stats_lines
 from kcache.admin.prometheus import exposition
 from kcache.backend import Usage
 from kcache.cli.open_cache import (
@@ -19,19 +18,22 @@ from kcache.cli.open_cache import (
     may_write,
     named_directory,
     open_existing,
+    why_none,
 )
-from kcache.cli.terminal import columns, say, show
+from kcache.cli.terminal import columns, say, show, write_stdout
 from kcache.directory import CacheDirectory
-from kcache.engine.stats import StatsFile
+from kcache.engine.stats import Stats, StatsFile
 from kcache.kernels.tiers import remote_status
+from kcache.nvrtc import PRODUCER
 
 if TYPE_CHECKING:
     from kcache import KernelCache
+    from kcache.config import Config
 
 __all__ = ["stats"]
 
 
-@click.command(short_help="Show what all processes have done with the cache.")
+@click.command(short_help="Show where the cache is, how full it is and what it has done.")
 @json_option("object")
 @click.option(
     "--prometheus",
@@ -41,7 +43,13 @@ __all__ = ["stats"]
 @click.option("--zero", is_flag=True, help="Show the counts, then set them to zero.")
 @directory_option
 def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None) -> None:
-    """Show what all processes have done with the cache since it was created or set to zero."""
+    """Show where the cache is, how full it is, and what all processes have done with it.
+
+    The counts are those since the cache was created or its counts were set to zero. Kernels and
+    manifests are counted apart: a manifest leads from a source with includes to its kernels. With
+    more than 2,000 entries, these two counts are estimates from 2,000 of them. `kcache info` does
+    the same.
+    """
     if as_json and prometheus:
         raise click.UsageError("--json and --prometheus exclude each other.")
     if zero:
@@ -49,34 +57,58 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
     cache = open_existing(directory, changes=zero)
     with cache or nullcontext():
         place = named_directory(directory) if cache is None else str(cache.directory)
-        totals = _stats_file(place).total()
-        usage = _usage(cache)
-        settings, _ = load_settings(directory) if cache is None else (cache.config, None)
-        tiers = remote_status(settings)
+        file = StatsFile(CacheDirectory(place).stats)
+        totals = Stats() if cache is None else file.total()  # another directory is not read
+        settings = load_settings(directory)[0] if cache is None else cache.config
         if as_json:
-            figures = {"directory": place, "entries": usage.entries, "size_bytes": usage.bytes}
-            remotes = {"remotes": tiers} if tiers else {}
-            show(json.dumps({**figures, **totals.to_dict(), **remotes}, indent=2))
+            show(_json(cache, settings, place, totals))
         elif prometheus:
-            about = {
-                "version": __version__,
-                "directory": place,
-                "backend": settings.backend.value,
-            }
-            show(
-                exposition(totals, usage, settings.max_size.value, about, tiers).removesuffix("\n")
-            )
+            write_stdout(_exposition(cache, settings, place, totals).encode())
         else:
-            show(columns([*stats_lines(totals), *remote_lines(tiers)]))
+            remotes = remote_lines(remote_status(settings))
+            show(columns([*_lines(cache, settings, place, totals), *remotes]))
+            if cache is None:
+                show(f"({why_none(directory)})")
     if zero:
         if cache is not None:
-            _stats_file(place).zero()
+            file.zero()
         say("counting starts again from zero")
 
 
-def _usage(cache: KernelCache | None) -> Usage:
-    return Usage(0, 0) if cache is None else Usage(cache.size_bytes, cache.entry_count)
+def _lines(
+    cache: KernelCache | None, settings: Config, place: str, totals: Stats
+) -> list[tuple[str, str]]:
+    if cache is None:
+        return [("directory", place)]
+    kinds = count_kinds(cache.engine, PRODUCER)
+    backend = settings.backend.value
+    lines = cache_lines(cache.engine, directory=place, backend=backend, kinds=kinds)
+    return [*lines, *stats_lines(totals)]
 
 
-def _stats_file(directory: str) -> StatsFile:
-    return StatsFile(CacheDirectory(directory).stats)
+def _json(
+    cache: KernelCache | None, settings: Config, place: str, totals: Stats
+) -> dict[str, object]:
+    kinds = Kinds(0, 0, 0, 0) if cache is None else count_kinds(cache.engine, PRODUCER)
+    return {
+        "directory": place,
+        "backend": settings.backend.value,
+        "backend_source": settings.backend.source,
+        "entries": 0 if cache is None else cache.entry_count,
+        "kernels": kinds.kernels,
+        "manifests": kinds.manifests,
+        "others": kinds.others,
+        "entries_read": kinds.read,
+        "size_bytes": 0 if cache is None else cache.size_bytes,
+        "max_size_bytes": int(settings.max_size.value),
+        "max_size_source": settings.max_size.source,
+        **totals.to_dict(),
+        "remotes": remote_status(settings),
+    }
+
+
+def _exposition(cache: KernelCache | None, settings: Config, place: str, totals: Stats) -> str:
+    usage = Usage(0, 0) if cache is None else Usage(cache.size_bytes, cache.entry_count)
+    about = {"version": __version__, "directory": place, "backend": settings.backend.value}
+    remotes = remote_status(settings)
+    return exposition(totals, usage, settings.max_size.value, about, remotes)

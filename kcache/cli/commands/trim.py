@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import click
 
 from kcache import KernelCache
-from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
+from kcache.cli.open_cache import (
+    NOTHING_YET,
+    directory_option,
+    json_option,
+    may_write,
+    open_existing,
+)
 from kcache.cli.terminal import counted, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
@@ -50,10 +55,7 @@ def trim(
     size = None if max_size is None else parse_size(max_size, name="--max-size")
     cache = open_existing(directory, read_only=dry_run, changes=True)
     if cache is None:
-        if as_json:
-            show(_json(0, 0, dry_run=dry_run))
-        else:
-            show("nothing to evict: nothing has been cached yet")
+        show(_json(0, 0, dry_run=dry_run) if as_json else f"nothing to evict: {NOTHING_YET}")
         return
     with cache:
         if dry_run:
@@ -64,14 +66,12 @@ def trim(
             count, freed = stats.evictions, stats.bytes_evicted
             if stats.errors:
                 raise BackendError(f"only {counted(count)} evicted: see the warnings above")
-    if as_json:
-        show(_json(count, freed, dry_run=dry_run))
-    else:
-        show(f"{'would evict' if dry_run else 'evicted'} {counted(count)}, {format_size(freed)}")
+    done = f"{'would evict' if dry_run else 'evicted'} {counted(count)}, {format_size(freed)}"
+    show(_json(count, freed, dry_run=dry_run) if as_json else done)
 
 
-def _json(count: int, freed: int, *, dry_run: bool) -> str:
-    return json.dumps({"dry_run": dry_run, "entries": count, "size_bytes": freed}, indent=2)
+def _json(count: int, freed: int, *, dry_run: bool) -> dict[str, int]:
+    return {"dry_run": dry_run, "entries": count, "bytes_evicted": freed}
 
 
 def _preview(cache: KernelCache, size: int | None, age: float | None) -> tuple[int, int]:

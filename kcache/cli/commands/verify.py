@@ -33,10 +33,7 @@ def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
         may_write("verify --repair", directory)
     cache = open_existing(directory, read_only=not repair, changes=repair)
     if cache is None:
-        if as_json:
-            _show_json(Report())
-        else:
-            show(why_none(directory))
+        show(_json(Report()) if as_json else why_none(directory))
         return
     report = Report()
     with cache:
@@ -44,16 +41,13 @@ def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
         for item in report.bad if repair else ():
             if item.kind == DAMAGED:
                 cache.engine.journal.note(REFUSED, item.key, item.problem)
-    if as_json:
-        _show_json(report)
-    else:
-        show("\n".join(_lines(report, repair=repair)))
+    show(_json(report) if as_json else "\n".join(_lines(report, repair=repair)))
     if not report.sound:
         raise click.exceptions.Exit(1)
 
 
 def _warn(message: str) -> None:
-    say(f"warning: {plain(message)}")
+    say(f"warning: {message}")
 
 
 def _lines(report: Report, *, repair: bool) -> list[str]:
@@ -72,14 +66,12 @@ def _lines(report: Report, *, repair: bool) -> list[str]:
         done = f", {len(report.left)} left after the repair" if repair else ""
         lines.append(f"{counted(len(report.medium), 'problem', 'problems')} in the backend{done}")
     if not report.sound and not repair:
-        lines.append("Damage is never used, only in the way: `kcache verify --repair` removes it.")
+        lines.append("What is damaged is never used. `kcache verify --repair` deletes it.")
     return lines
 
 
-def _show_json(report: Report) -> None:
-    import json
-
-    found = {
+def _json(report: Report) -> dict[str, object]:
+    return {
         "entries": report.entries,
         "size_bytes": report.bytes,
         "sound": report.kinds[KERNEL] + report.kinds[MANIFEST],
@@ -93,4 +85,3 @@ def _show_json(report: Report) -> None:
         "backend_problems": report.medium,
         "backend_problems_left": report.left,
     }
-    show(json.dumps(found, indent=2))

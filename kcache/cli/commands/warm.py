@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -19,7 +18,7 @@ from kcache.cli.open_cache import (
     open_cache,
     open_existing,
 )
-from kcache.cli.terminal import Bar, columns, counted, fit, plain, say, show, working
+from kcache.cli.terminal import columns, counted, interruptible, progress, say, show
 from kcache.config import Config
 from kcache.errors import CompileError
 from kcache.kernels.kernel_list import read_list
@@ -72,20 +71,21 @@ def warm(
         raise click.UsageError("--quiet and --json exclude each other.")
     wanted = read_list(file, archs)
     if not wanted:
-        say(f"warning: {plain(file)} lists no kernels")
+        say(f"warning: {file} lists no kernels")
     if dry_run:
-        _show_plan(wanted, _there(wanted, directory), as_json=as_json, quiet=quiet)
+        _show_plan(wanted, _cached(wanted, directory), as_json=as_json, quiet=quiet)
         return
     may_write("warm", directory)
     config, _ = load_settings(directory, changes=True)
+    started = time.perf_counter()
     with open_cache(
         config.directory.value, relocation=_relocation(config), workers=_workers(config, jobs)
     ) as cache:
-        outcome = _compile(cache, wanted, jobs)
+        outcome = _Outcome(wanted, _compile(cache, wanted, jobs), time.perf_counter() - started)
         _tell_failures(outcome)
         _tell_losses(cache)
     if as_json:
-        show(json.dumps(_as_json(outcome), indent=2))
+        show(_as_json(outcome))
     elif not quiet:
         show(_table(outcome))
     if outcome.failed:
@@ -96,36 +96,22 @@ def warm(
 
 
 class _Outcome(NamedTuple):
-    """The outcome of each kernel, and how long all of it took, in seconds."""
+    """The kernels, the outcome of each, and how long all of it took, in seconds."""
 
-    compiled: list[CompiledKernel]
-    there: list[CompiledKernel]
-    failed: list[tuple[ListedKernel, CompileError]]
+    wanted: list[ListedKernel]
+    results: list[CompiledKernel | CompileError]
     seconds: float
 
+    def kernels(self, *, cached: bool) -> list[CompiledKernel]:
+        """Return those that were in the cache, or those that were compiled."""
+        made = [each for each in self.results if not isinstance(each, CompileError)]
+        return [kernel for kernel in made if kernel.cached == cached]
 
-def _compile(cache: KernelCache, wanted: list[ListedKernel], jobs: int | None) -> _Outcome:
-    started = time.perf_counter()
-    bar = Bar("warming", len(wanted))
-    results = working(
-        "warming",
-        lambda: _run(cache, wanted, jobs, bar),
-        bar,
-        farewell=lambda: _farewell(bar.done, len(wanted)),
-    )
-    outcome = _Outcome([], [], [], time.perf_counter() - started)
-    for each, result in zip(wanted, results, strict=True):
-        if isinstance(result, CompileError):
-            outcome.failed.append((each, result))
-        else:
-            (outcome.there if result.cached else outcome.compiled).append(result)
-    return outcome
-
-
-def _farewell(done: int, total: int) -> str:
-    """Return the last line after an interrupt."""
-    of = counted(total, "kernel", "kernels")
-    return f"interrupted: {done:,} of {of} done; run it again to go on"
+    @property
+    def failed(self) -> list[tuple[ListedKernel, CompileError]]:
+        """Those that did not compile, each with its error."""
+        pairs = zip(self.wanted, self.results, strict=True)
+        return [(each, error) for each, error in pairs if isinstance(error, CompileError)]
 
 
 def _relocation(config: Config) -> str | None:
@@ -141,8 +127,8 @@ def _workers(config: Config, jobs: int | None) -> int | None:
     return min(jobs, usable_cores() if allowed is None else allowed)
 
 
-def _run(
-    cache: KernelCache, wanted: list[ListedKernel], jobs: int | None, bar: Bar
+def _compile(
+    cache: KernelCache, wanted: list[ListedKernel], jobs: int | None
 ) -> list[CompiledKernel | CompileError]:
     """Compile the kernels, one working directory after another; return the outcome of each.
 
@@ -150,16 +136,24 @@ def _run(
     relative include directories.
     """
     results: dict[int, CompiledKernel | CompileError] = {}
-    for directory, numbers in _by_directory(wanted):
-        before = len(results)
+    done = 0
 
-        def advance(done: int, _: int, before: int = before) -> None:
-            bar.show(before + done)
+    def farewell() -> str:
+        of = counted(len(wanted), "kernel", "kernels")
+        return f"interrupted: {done:,} of {of} done; run it again to go on"
 
-        with contextlib.chdir(directory):
-            requests = [wanted[number].request for number in numbers]
-            found = cache.compile_many(requests, jobs=jobs, progress=advance)
-        results.update(zip(numbers, found, strict=True))
+    with interruptible(farewell), progress("warming", len(wanted)) as advance:
+
+        def step(finished: int, _: int) -> None:
+            nonlocal done
+            advance(len(results) + finished - done)
+            done = len(results) + finished
+
+        for directory, numbers in _by_directory(wanted):
+            with contextlib.chdir(directory):
+                requests = [wanted[number].request for number in numbers]
+                found = cache.compile_many(requests, jobs=jobs, progress=step)
+            results.update(zip(numbers, found, strict=True))
     return [results[number] for number in range(len(wanted))]
 
 
@@ -169,13 +163,10 @@ def _by_directory(wanted: list[ListedKernel]) -> Iterator[tuple[str, list[int]]]
     Kernels that don't depend on it come with the first directory, so that the cores have more to
     choose from.
     """
+    first = next((each.directory for each in wanted if each.directory is not None), os.curdir)
     groups: dict[str, list[int]] = {}
-    anywhere: list[int] = []
     for number, each in enumerate(wanted):
-        group = anywhere if each.directory is None else groups.setdefault(each.directory, [])
-        group.append(number)
-    if anywhere:
-        groups.setdefault(next(iter(groups), os.curdir), []).extend(anywhere)
+        groups.setdefault(first if each.directory is None else each.directory, []).append(number)
     yield from groups.items()
 
 
@@ -188,7 +179,7 @@ def _tell_failures(outcome: _Outcome) -> None:
     for each, error in outcome.failed:
         lines.setdefault((each.title, _first_error(error)), []).append(each.arch)
     for (title, reason), archs in lines.items():
-        say(f"error: {plain(title)} ({', '.join(archs)}): {plain(reason)}")
+        say(f"error: {title} ({', '.join(archs)}): {reason}")
 
 
 def _first_error(error: CompileError) -> str:
@@ -209,31 +200,30 @@ def _tell_losses(cache: KernelCache) -> None:
 
 
 def _table(outcome: _Outcome) -> str:
-    total = len(outcome.compiled) + len(outcome.there) + len(outcome.failed)
-    rows = [
-        ("compiled", len(outcome.compiled), f"{_compile_time(outcome.compiled)} of compiling"),
-        ("already there", len(outcome.there), f"{_compile_time(outcome.there)} saved"),
-        ("failed", len(outcome.failed), ""),
-        ("total", total, f"in {format_time(outcome.seconds)}"),
-    ]
-    digits = len(str(total))
+    told = _as_json(outcome)
+    notes = {
+        "compiled": f"{format_time(told['compile_seconds'])} of compiling",
+        "cached": f"{format_time(told['saved_seconds'])} saved",
+        "failed": "",
+        "total": f"in {format_time(outcome.seconds)}",
+    }
+    counts = {**told, "total": len(outcome.results)}
+    digits = len(str(counts["total"]))
     return columns(
-        (name, f"{count:>{digits}}", note if count else "") for name, count, note in rows
+        (name, f"{counts[name]:>{digits}}", note if counts[name] else "")
+        for name, note in notes.items()
     )
 
 
-def _compile_time(kernels: list[CompiledKernel]) -> str:
-    return format_time(sum(kernel.compile_seconds for kernel in kernels))
-
-
-def _as_json(outcome: _Outcome) -> dict[str, object]:
+def _as_json(outcome: _Outcome) -> dict[str, Any]:
+    compiled, cached = outcome.kernels(cached=False), outcome.kernels(cached=True)
     return {
-        "compiled": len(outcome.compiled),
-        "already_there": len(outcome.there),
+        "compiled": len(compiled),
+        "cached": len(cached),
         "failed": len(outcome.failed),
         "seconds": outcome.seconds,
-        "compile_seconds": sum(kernel.compile_seconds for kernel in outcome.compiled),
-        "saved_seconds": sum(kernel.compile_seconds for kernel in outcome.there),
+        "compile_seconds": sum(kernel.compile_seconds for kernel in compiled),
+        "saved_seconds": sum(kernel.compile_seconds for kernel in cached),
         "failures": [
             {**_named(each), "log": error.log or str(error)} for each, error in outcome.failed
         ],
@@ -247,18 +237,18 @@ def _named(wanted: ListedKernel) -> dict[str, object]:
 # -- a dry run -------------------------------------------------------------------------------------
 
 
-def _there(wanted: list[ListedKernel], directory: str | None) -> list[bool]:
+def _cached(wanted: list[ListedKernel], directory: str | None) -> list[bool]:
     """Tell for each kernel whether it is in the cache; change nothing."""
-    there = [False] * len(wanted)
+    found = [False] * len(wanted)
     cache = open_existing(directory, changes=True)
     if cache is None:
-        return there
+        return found
     with cache:
         for folder, numbers in _by_directory(wanted):
             with contextlib.chdir(folder):
                 for number in numbers:
-                    there[number] = _lookup(cache, wanted[number])
-    return there
+                    found[number] = _lookup(cache, wanted[number])
+    return found
 
 
 def _lookup(cache: KernelCache, wanted: ListedKernel) -> bool:
@@ -275,20 +265,19 @@ def _lookup(cache: KernelCache, wanted: ListedKernel) -> bool:
 
 
 def _show_plan(
-    wanted: list[ListedKernel], there: list[bool], *, as_json: bool, quiet: bool
+    wanted: list[ListedKernel], cached: list[bool], *, as_json: bool, quiet: bool
 ) -> None:
+    missing = cached.count(False)
     if as_json:
         kernels = [
-            {**_named(each), "there": found} for each, found in zip(wanted, there, strict=True)
+            {**_named(each), "cached": found} for each, found in zip(wanted, cached, strict=True)
         ]
-        counts = {"already_there": sum(there), "missing": len(there) - sum(there)}
-        show(json.dumps({**counts, "kernels": kernels}, indent=2))
-        return
-    if quiet:
-        return
-    if wanted:
-        rows = [("STATE", "ARCH", "KERNEL")]
-        for each, found in zip(wanted, there, strict=True):
-            rows.append(("there" if found else "missing", each.arch, plain(each.title)))
-        show(fit(columns(rows)))
-    show(f"{len(there) - sum(there)} would be compiled, {sum(there)} already there")
+        counts = {"cached": len(cached) - missing, "missing": missing}
+        show({**counts, "kernels": kernels})
+    elif not quiet:
+        if wanted:
+            rows = [("STATE", "ARCH", "KERNEL")]
+            for each, found in zip(wanted, cached, strict=True):
+                rows.append(("cached" if found else "missing", each.arch, each.title))
+            show(columns(rows, fit=True))
+        show(f"{missing} would be compiled, {len(cached) - missing} cached already")

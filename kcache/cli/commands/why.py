@@ -143,7 +143,7 @@ def _as_json(
 ) -> dict[str, object]:
     near = told.near
     return {
-        "hit": told.hit,
+        "cached": told.hit,
         "why": _sentence(asked, told),
         "causes": [_cause(cause) for cause in told.causes],
         "source": asked.source.path,

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "program.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,11 +37,10 @@ static bool parse_about(struct about *about, const struct kd_reply *reply) {
 static bool ask_about(struct about *answer) {
     struct kd_buffer request = {0};
     struct kd_reply reply;
-    char path[PATH_MAX];
     bool known = false;
-    if (!kd_server_wanted() || !kd_real_path(path, sizeof path))
+    if (!kd_server_wanted() || kd_real_path() == NULL)
         return false;
-    kd_put_text(&request, path);
+    kd_put_text(&request, kd_real_path());
     kd_put_standing(&request);
     if (kd_server_ask(KD_QUERY, &request, &reply)) {
         known = reply.kind == KD_INFO && parse_about(answer, &reply);
@@ -102,7 +100,26 @@ KD_EXPORT int nvrtcGetSupportedArchs(int *archs) {
     return get == NULL ? KD_INTERNAL_ERROR : get(archs);
 }
 
+/* The codes that every version has. Of the others, the real library knows which it has. */
+static const char *const error_strings[] = {
+    "NVRTC_SUCCESS",
+    "NVRTC_ERROR_OUT_OF_MEMORY",
+    "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+    "NVRTC_ERROR_INVALID_INPUT",
+    "NVRTC_ERROR_INVALID_PROGRAM",
+    "NVRTC_ERROR_INVALID_OPTION",
+    "NVRTC_ERROR_COMPILATION",
+    "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
+    "NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
+    "NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
+    "NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
+    "NVRTC_ERROR_INTERNAL_ERROR",
+    "NVRTC_ERROR_TIME_FILE_WRITE_FAILED",
+};
+
 KD_EXPORT const char *nvrtcGetErrorString(int result) {
+    if (result >= 0 && (size_t)result < sizeof error_strings / sizeof *error_strings)
+        return error_strings[result];
     const char *(*get)(int) = (const char *(*)(int))kd_real("nvrtcGetErrorString");
     return get == NULL ? "NVRTC_ERROR unknown" : get(result);
 }

@@ -24,7 +24,10 @@ static const char *const handed_over[] = {
 
 static const char *own_business(int count, const char *const *options) {
     for (int i = 0; i < count; i++) {
-        const char *option = options[i] + strspn(options[i], " \t\n\v\f\r-");
+        const char *option = options[i] + strspn(options[i], " \t\n\v\f\r");
+        if (*option != '-') /* the value of the option before it, such as a directory */
+            continue;
+        option += strspn(option, "-");
         for (int n = 0; handed_over[n] != NULL; n++)
             if (strncmp(option, handed_over[n], strlen(handed_over[n])) == 0)
                 return handed_over[n];
@@ -57,14 +60,14 @@ static void put_environment(struct kd_buffer *request) {
    the request by which this process remembers an answer: it does not matter if the request alone
    decides, and to find it out takes 7 us. */
 static bool put_request(struct kd_buffer *request, const struct program *mine) {
-    char path[PATH_MAX], directory[PATH_MAX];
-    if (!kd_real_path(path, sizeof path) || getcwd(directory, sizeof directory) == NULL)
+    char directory[PATH_MAX];
+    if (kd_real_path() == NULL || getcwd(directory, sizeof directory) == NULL)
         return false;
     size_t most = strlen(mine->source) + 4096;
     request->data = malloc(most);
     request->room = request->data == NULL ? 0 : most;
     kd_put_number(request, KCACHE_MAJOR);
-    kd_put_text(request, path);
+    kd_put_text(request, kd_real_path());
     kd_put_text(request, directory);
     put_environment(request);
     kd_put_text(request, mine->source);
@@ -132,6 +135,10 @@ int kd_compile_by_real(
     return result == KD_SUCCESS ? kd_real_compile(mine->real, count, options) : result;
 }
 
+static bool has_compiled;
+
+bool kd_has_compiled(void) { return __atomic_load_n(&has_compiled, __ATOMIC_RELAXED); }
+
 int kd_compile_here(struct program *mine, int count, const char *const *options) {
     if (mine->compiled && mine->result != KD_INVALID_OPTION)
         return kd_compile_by_real(mine, "compiled twice", count, options);
@@ -151,6 +158,7 @@ int kd_compile_here(struct program *mine, int count, const char *const *options)
         mine->options = before;
         return kd_compile_by_real(mine, NULL, count, options);
     }
+    __atomic_store_n(&has_compiled, true, __ATOMIC_RELAXED);
     kd_texts_empty(&before);
     kd_answer_drop(mine->answer);
     mine->answer = answer;

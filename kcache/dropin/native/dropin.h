@@ -113,7 +113,7 @@ struct kd_reply {
 
 void kd_server_set(const char *path); /* sets another socket than the environment names */
 bool kd_server_wanted(void);          /* whether there may be a server */
-void kd_server_greet(void);           /* connects, so that the server is ready for a question */
+bool kd_server_greet(void);           /* connects, so that the server is ready for a question */
 bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply);
 /* The user and the file tree of this thread. The server must have the same. */
 void kd_put_standing(struct kd_buffer *payload);
@@ -128,10 +128,7 @@ void kd_server_after_fork(void);
 typedef void *kd_program; /* nvrtcProgram */
 
 bool kd_exported(const char *name); /* whether this library has a function of that name */
-bool kd_real_path(char *path, size_t room);
+const char *kd_real_path(void);     /* NULL if none is known */
 void *kd_real(const char *name); /* the function of that name, or NULL; loads the library */
-void kd_real_lock(void);
-void kd_real_unlock(void);
-void kd_real_after_fork(void);
 
 #endif

@@ -14,6 +14,7 @@
 #include "stubs.h"
 #include "table.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,43 +131,40 @@ __asm__(KD_STUBS_BEGIN KD_FORWARDED(STUB));
 
 #define NAME(name) #name,
 static const char *const forwarded[] = {KD_FORWARDED(NAME)};
-static const char *const answered[] = {KD_ANSWERED(NAME)};
-
-static int missing(void) { return KD_INTERNAL_ERROR; }
 
 void *kd_resolve(unsigned index) {
     void *function = kd_real(forwarded[index]);
-    return function == NULL ? (void *)missing : function;
+    return function == NULL ? kd_missing(forwarded[index]) : function;
 }
 
 bool kd_exported(const char *name) {
-    for (size_t i = 0; i < sizeof answered / sizeof *answered; i++)
-        if (strcmp(name, answered[i]) == 0)
-            return true;
-    for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++)
-        if (strcmp(name, forwarded[i]) == 0)
+    static const char *const all[] = {KD_ANSWERED(NAME) KD_FORWARDED(NAME)};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (strcmp(name, all[i]) == 0)
             return true;
     return false;
 }
 
-/* -- what kcache.install() and the hook call --------------------------------------------------- */
+/* -- what kcache.install() and the preloaded library call ---------------------------------- */
 
 KD_EXPORT void kcache_dropin_set_server(const char *path) { kd_server_set(path); }
 
-/* Loads the real library, and all that it loads for a compile. */
+/* Loads the real library, and what it loads itself for a compile if the program has compiled. */
 KD_EXPORT void kcache_dropin_load(void) {
     kd_program program = NULL;
+    int saved = errno;
     if (kd_real_create(&program, "", NULL, 0, NULL, NULL) == KD_SUCCESS) {
-        kd_real_compile(program, 0, NULL);
+        if (kd_has_compiled())
+            kd_real_compile(program, 0, NULL);
         kd_real_destroy(&program);
     }
+    errno = saved;
 }
 
 /* -- fork -------------------------------------------------------------------------------------- */
 
 static void before_fork(void) {
     kd_about_lock();
-    kd_real_lock();
     kd_server_lock();
     kd_answers_lock();
 }
@@ -174,14 +172,12 @@ static void before_fork(void) {
 static void after_fork_in_parent(void) {
     kd_answers_unlock();
     kd_server_unlock();
-    kd_real_unlock();
     kd_about_unlock();
 }
 
 static void after_fork_in_child(void) {
     kd_answers_after_fork();
     kd_server_after_fork();
-    kd_real_after_fork();
     kd_about_after_fork();
 }
 

@@ -1,24 +1,25 @@
-/* The hooks: a program that opens NVRTC by `dlopen` gets the drop-in, which is told what the
-   program would have opened. All other calls go to the C library unchanged: with the same
-   arguments, stack and caller. The caller's RPATH decides where the C library searches. */
+/* The preloaded library: a program that opens NVRTC of one major version gets the interface library,
+   which is told what the program would have opened. It also has NVRTC's SONAME, for the programs
+   that are linked with it (linked.c).
+
+   All other calls go to the C library unchanged: with the same arguments, stack and caller. The
+   caller's RPATH decides where the C library searches. */
 #define _GNU_SOURCE
+#include "preload.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
-#include <link.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define NAME "libnvrtc.so"
-#define LEAST_MAJOR 12
-#define MOST_MAJOR 13
 /* What `kd_hook` may return instead of a handle. */
 #define PASS ((void *)0)
 #define REFUSE ((void *)1)
+
+#define EXPORT __attribute__((visibility("default")))
 
 typedef void *opener(const char *, int);
 
@@ -33,39 +34,74 @@ static opener *next_dlopen(void) {
     return next;
 }
 
-__attribute__((constructor)) static void begin(void) { next_dlopen(); }
-
-EXPORT void *kcache_dropin_real_dlopen(const char *path, int flags) {
-    return next_dlopen()(path, flags);
-}
-
-/* The path of our library for a major version, in this library's folder; empty if there is none. */
-static void own_path(char path[PATH_MAX], long major) {
-    Dl_info info;
-    path[0] = '\0';
-    if (dladdr((void *)begin, &info) == 0)
-        return;
-    const char *slash = strrchr(info.dli_fname, '/');
-    int folder = slash == NULL ? 0 : (int)(slash - info.dli_fname) + 1;
-    int size = snprintf(path, PATH_MAX, "%.*slibkcache_nvrtc%ld.so", folder, info.dli_fname, major);
-    if (size <= 0 || size >= PATH_MAX || access(path, R_OK) != 0)
-        path[0] = '\0';
-}
-
-static long major_of(const char *base) {
-    return strncmp(base, NAME ".", sizeof NAME) == 0 ? strtol(base + sizeof NAME, NULL, 10) : 0;
-}
-
 static const char *base_of(const char *name) {
     const char *slash = strrchr(name, '/');
     return slash == NULL ? name : slash + 1;
 }
 
-static bool is_nvrtc(const char *name) {
-    const char *base = base_of(name);
-    size_t length = sizeof NAME - 1;
-    return strncmp(base, NAME, length) == 0 && (base[length] == '\0' || base[length] == '.');
+/* -- the interface library --------------------------------------------------------------------- */
+
+/* Opens the interface library, which is in the folder above this library's. */
+static void *open_interface(int flags) {
+    Dl_info info;
+    char path[PATH_MAX];
+    if (dladdr((void *)open_interface, &info) == 0)
+        return NULL;
+    int folder = (int)(base_of(info.dli_fname) - info.dli_fname);
+    int size = snprintf(path, sizeof path, "%.*s../libkcache_nvrtc" KD_MAJOR_TEXT ".so", folder,
+                        info.dli_fname);
+    return size > 0 && size < PATH_MAX ? next_dlopen()(path, flags & ~RTLD_DEEPBIND) : NULL;
 }
+
+static bool call(void *handle, const char *name, const char *path) {
+    bool (*function)(const char *) = (bool (*)(const char *))dlsym(handle, name);
+    return function != NULL && function(path);
+}
+
+/* Whether the interface library stands for a real one. */
+static bool stands(void) {
+    void *handle = open_interface(RTLD_LAZY | RTLD_NOLOAD);
+    bool stands = handle != NULL && call(handle, "kcache_dropin_stands", NULL);
+    if (handle != NULL)
+        dlclose(handle);
+    return stands;
+}
+
+void *kd_of_interface(const char *name) {
+    static void *kept;
+    void *handle = __atomic_load_n(&kept, __ATOMIC_ACQUIRE);
+    char path[PATH_MAX];
+    if (handle == NULL) {
+        handle = open_interface(RTLD_NOW | RTLD_LOCAL);
+        if (handle != NULL && !stands() && kd_search_linked(path))
+            call(handle, "kcache_dropin_begin", path);
+        __atomic_store_n(&kept, handle, __ATOMIC_RELEASE);
+    }
+    return handle == NULL ? NULL : dlsym(handle, name);
+}
+
+/* A program that is linked with NVRTC has it from the start, wherever it goes then. */
+__attribute__((constructor)) static void begin(void) {
+    next_dlopen();
+    if (kd_is_linked())
+        kd_of_interface("nvrtcVersion");
+}
+
+/* In another root directory, the real library can't be found any more. A program that has opened
+   the real NVRTC has loaded it by then. So the interface library must load it before, too. */
+EXPORT int chroot(const char *path) {
+    int (*next)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "chroot");
+    int saved = errno;
+    void *handle = open_interface(RTLD_LAZY | RTLD_NOLOAD);
+    if (handle != NULL) {
+        call(handle, "kcache_dropin_load", NULL);
+        dlclose(handle);
+    }
+    errno = saved;
+    return next(path);
+}
+
+/* -- opening by name --------------------------------------------------------------------------- */
 
 static struct link_map *map_of(const void *caller) {
     Dl_info info;
@@ -73,48 +109,23 @@ static struct link_map *map_of(const void *caller) {
     return dladdr1(caller, &info, (void **)&map, RTLD_DL_LINKMAP) == 0 ? NULL : map;
 }
 
-/* Opens our library in place of the real one at `path`; NULL if it can't replace that one. */
-static void *open_own(const char *own, const char *path, int flags) {
-    void *handle = next_dlopen()(own, flags & ~(RTLD_DEEPBIND | RTLD_NOLOAD));
-    if (handle == NULL)
-        return NULL;
-    bool (*covers)(const char *) = (bool (*)(const char *))dlsym(handle, "kcache_dropin_covers");
-    bool (*set)(const char *) = (bool (*)(const char *))dlsym(handle, "kcache_dropin_set_real");
-    if (covers != NULL && set != NULL && covers(path) && set(path))
+/* Opens the interface library in place of the real one at `path`; NULL if it can't replace that
+   one. */
+static void *replace(const char *path, int flags) {
+    void *handle = open_interface(flags & ~RTLD_NOLOAD);
+    if (handle == NULL || (call(handle, "kcache_dropin_covers", path) &&
+                           call(handle, "kcache_dropin_begin", path)))
         return handle;
     dlclose(handle);
     return NULL;
 }
 
-/* Finds the file of a bare name; our library searches as the loader does. */
-static bool find(const char *own, const void *caller, char path[PATH_MAX]) {
-    void *handle = next_dlopen()(own, RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL)
-        return false;
-    bool (*search)(void *, char *, size_t) =
-        (bool (*)(void *, char *, size_t))dlsym(handle, "kcache_dropin_search");
-    void *program = next_dlopen()(NULL, RTLD_LAZY);
-    bool there = search != NULL && (search(map_of(caller), path, PATH_MAX) ||
-                                    search(program, path, PATH_MAX));
-    if (program != NULL)
-        dlclose(program);
-    dlclose(handle);
-    return there;
-}
-
-struct loaded {
-    long major;
-    char *path;
-};
-
 static int look_at(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
-    struct loaded *loaded = data;
     const char *name = info->dlpi_name;
-    if (name == NULL || !is_nvrtc(name) || major_of(base_of(name)) != loaded->major ||
-        strlen(name) >= PATH_MAX)
+    if (name == NULL || strcmp(base_of(name), KD_SONAME) != 0 || strlen(name) >= PATH_MAX)
         return 0;
-    strcpy(loaded->path, name);
+    strcpy(data, name);
     return 1;
 }
 
@@ -125,88 +136,55 @@ static bool is_loaded(const char *path) {
     return handle != NULL;
 }
 
-/* Whether our library was opened for a real one. It also stays loaded after a failed search. */
-static bool is_opened(const char *own) {
-    void *handle = next_dlopen()(own, RTLD_LAZY | RTLD_NOLOAD);
-    if (handle == NULL)
-        return false;
-    bool (*stands)(void) = (bool (*)(void))dlsym(handle, "kcache_dropin_stands");
-    bool opened = stands != NULL && stands();
-    dlclose(handle);
-    return opened;
-}
-
 static void *or_refuse(void *handle) { return handle == NULL ? REFUSE : handle; }
 
-/* For a bare name: opens the library that is loaded under that name, or else the one that the
-   loader would find. It never opens what the C library alone would: the library of linked.c. */
+/* For the SONAME: opens the library that is loaded under that name, or else the one that the loader
+   would find. The loader itself would find this library, so it is asked in a namespace without it,
+   only to say that there is none. */
 static void *redirect_bare(const char *name, int flags, const void *caller) {
-    char own[PATH_MAX], found[PATH_MAX], real[PATH_MAX];
-    struct loaded loaded = {major_of(name), found};
-    own_path(own, loaded.major);
-    if (own[0] == '\0')
-        return PASS;
-    if (is_opened(own))
-        return or_refuse(next_dlopen()(own, flags));
-    if (dl_iterate_phdr(look_at, &loaded) != 0)
+    char found[PATH_MAX];
+    if (stands())
+        return or_refuse(open_interface(flags));
+    if (dl_iterate_phdr(look_at, found) != 0)
         return or_refuse(next_dlopen()(found, flags));
-    if (!find(own, caller, found) || realpath(found, real) == NULL) {
-        int size = snprintf(found, sizeof found, "/%s", name);
-        if (size > 0 && (size_t)size < sizeof found) /* so that dlerror has an error */
-            next_dlopen()(found, RTLD_LAZY);
-        return REFUSE;
-    }
+    if (!kd_search(map_of(caller), found))
+        return or_refuse(dlmopen(LM_ID_NEWLM, name, flags & ~RTLD_GLOBAL));
     if (flags & RTLD_NOLOAD)
         return REFUSE;
-    void *handle = open_own(own, real, flags);
-    return handle == NULL ? or_refuse(next_dlopen()(real, flags)) : handle;
+    void *handle = replace(found, flags);
+    return handle == NULL ? or_refuse(next_dlopen()(found, flags)) : handle;
 }
 
 static void *redirect_path(const char *name, int flags) {
-    char own[PATH_MAX], real[PATH_MAX];
-    if (realpath(name, real) == NULL)
+    char real[PATH_MAX];
+    size_t length = sizeof KD_SONAME - 1;
+    if (realpath(name, real) == NULL || strncmp(base_of(real), KD_SONAME, length) != 0 ||
+        strchr(".", base_of(real)[length]) == NULL) /* also finds the end of a text */
         return PASS;
-    own_path(own, major_of(base_of(real)));
-    if (own[0] == '\0')
+    bool standing = stands();
+    if (!standing && is_loaded(real)) /* the program uses the real one already */
         return PASS;
-    bool opened = is_opened(own);
-    if (!opened && is_loaded(real)) /* the program uses the real one already */
-        return PASS;
-    if (!opened && flags & RTLD_NOLOAD)
+    if (!standing && flags & RTLD_NOLOAD)
         return REFUSE;
-    void *handle = open_own(own, real, flags);
+    void *handle = replace(real, flags);
     return handle == NULL ? PASS : handle;
 }
 
+/* The interface library opens the real one by a path that begins with two slashes. */
 __attribute__((visibility("hidden"), used)) void *kd_hook(
     const char *name, int flags, const void *caller) {
     next_dlopen();
-    if (name == NULL || !is_nvrtc(name))
+    if (name == NULL || strncmp(name, "//", 2) == 0 ||
+        strncmp(base_of(name), "libnvrtc.so", sizeof "libnvrtc.so" - 1) != 0)
         return PASS;
     int saved = errno;
-    void *result = strchr(name, '/') == NULL ? redirect_bare(name, flags, caller)
-                                              : redirect_path(name, flags);
+    void *result = PASS;
+    if (strcmp(name, KD_SONAME) == 0)
+        result = redirect_bare(name, flags, caller);
+    else if (strchr(name, '/') != NULL)
+        result = redirect_path(name, flags);
     errno = saved;
     return result;
-}
-
-/* In another root directory, the real library can't be found any more. A program that has opened
-   the real NVRTC has loaded it by then. So our library must load it before, too. */
-EXPORT int chroot(const char *path) {
-    int (*next)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "chroot");
-    int saved = errno;
-    for (long major = LEAST_MAJOR; major <= MOST_MAJOR; major++) {
-        char own[PATH_MAX];
-        own_path(own, major);
-        void *handle = own[0] == '\0' ? NULL : next_dlopen()(own, RTLD_LAZY | RTLD_NOLOAD);
-        void (*load)(void) = handle == NULL ? NULL : (void (*)(void))dlsym(handle, "kcache_dropin_load");
-        if (load != NULL)
-            load();
-        if (handle != NULL)
-            dlclose(handle);
-    }
-    errno = saved;
-    return next(path);
 }
 
 #if defined(__x86_64__)

@@ -6,131 +6,15 @@
 #include <elf.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <link.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MOST_NEEDING 16
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char found[PATH_MAX];
-static bool searched;
+/* Its path, with a slash more at the beginning: so the preloaded library knows who opens it. */
+static char *found;
 static void *handle;
-static bool tried;
-
-static bool readable(const char *path) {
-    struct stat status;
-    return stat(path, &status) == 0 && S_ISREG(status.st_mode) && access(path, R_OK) == 0;
-}
-
-/* -- as the dynamic loader searches ------------------------------------------------------------ */
-
-/* Searches the directories that the loader would search for `object`: its RPATH or RUNPATH,
-   LD_LIBRARY_PATH, and the default ones. */
-static bool search_for(void *object, char *path, size_t room) {
-    Dl_serinfo size;
-    if (dlinfo(object, RTLD_DI_SERINFOSIZE, &size) != 0)
-        return false;
-    Dl_serinfo *info = malloc(size.dls_size);
-    if (info == NULL)
-        return false;
-    bool there = false;
-    if (dlinfo(object, RTLD_DI_SERINFOSIZE, info) == 0 &&
-        dlinfo(object, RTLD_DI_SERINFO, info) == 0)
-        for (unsigned i = 0; i < info->dls_cnt && !there; i++) {
-            int length = snprintf(path, room, "%s/" KD_SONAME, info->dls_serpath[i].dls_name);
-            there = length > 0 && (size_t)length < room && readable(path);
-        }
-    free(info);
-    return there;
-}
-
-/* Searches the loader's cache for /etc/ld.so.conf. It holds, among other things, paths that end in
-   a NUL. */
-static bool search_cache(char *path, size_t room) {
-    int fd = open("/etc/ld.so.cache", O_RDONLY | O_CLOEXEC);
-    struct stat status;
-    if (fd < 0)
-        return false;
-    bool there = false;
-    if (fstat(fd, &status) == 0 && status.st_size > 0) {
-        size_t size = (size_t)status.st_size;
-        char *cache = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-        static const char end[] = "/" KD_SONAME; /* its NUL counts */
-        char *at = cache == MAP_FAILED ? NULL : memmem(cache, size, end, sizeof end);
-        while (at != NULL && !there) {
-            char *start = at, *next = at + sizeof end;
-            while (start > cache && start[-1] != '\0')
-                start--;
-            there = strlen(start) < room && readable(strcpy(path, start));
-            at = memmem(next, size - (size_t)(next - cache), end, sizeof end);
-        }
-        if (cache != MAP_FAILED)
-            munmap(cache, size);
-    }
-    close(fd);
-    return there;
-}
-
-struct needing {
-    const void *dynamic[MOST_NEEDING];
-    int count;
-};
-
-static bool names_us(const ElfW(Dyn) * dynamic) {
-    const char *strings = NULL;
-    for (const ElfW(Dyn) *each = dynamic; each->d_tag != DT_NULL; each++)
-        if (each->d_tag == DT_STRTAB)
-            strings = (const char *)each->d_un.d_ptr;
-    for (const ElfW(Dyn) *each = dynamic; strings != NULL && each->d_tag != DT_NULL; each++)
-        if (each->d_tag == DT_NEEDED && strcmp(strings + each->d_un.d_val, KD_SONAME) == 0)
-            return true;
-    return false;
-}
-
-static int collect(struct dl_phdr_info *info, size_t size, void *data) {
-    (void)size;
-    struct needing *needing = data;
-    if (info->dlpi_name != NULL && strstr(info->dlpi_name, "linux-vdso") != NULL)
-        return 0;
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
-        const void *dynamic = (const void *)(info->dlpi_addr + segment->p_vaddr);
-        if (segment->p_type == PT_DYNAMIC && needing->count < MOST_NEEDING && names_us(dynamic))
-            needing->dynamic[needing->count++] = dynamic;
-    }
-    return 0;
-}
-
-/* Searches on behalf of the objects that are linked with NVRTC, as the loader would have done. */
-static bool search_needing(char *path, size_t room) {
-    struct needing needing = {.count = 0};
-    dl_iterate_phdr(collect, &needing);
-    for (int i = 0; i < needing.count; i++) {
-        Dl_info info;
-        struct link_map *map = NULL;
-        if (dladdr1(needing.dynamic[i], &info, (void **)&map, RTLD_DL_LINKMAP) != 0 &&
-            map != NULL && search_for(map, path, room))
-            return true;
-    }
-    return false;
-}
-
-KD_EXPORT bool kcache_dropin_search(void *object, char *path, size_t room) {
-    return (object != NULL && search_for(object, path, room)) || search_cache(path, room);
-}
-
-static bool search(char *path, size_t room) {
-    void *program = dlopen(NULL, RTLD_LAZY);
-    bool there = search_needing(path, room) || kcache_dropin_search(program, path, room);
-    if (program != NULL)
-        dlclose(program);
-    return there;
-}
 
 /* -- the exports of a file --------------------------------------------------------------------- */
 
@@ -195,82 +79,55 @@ KD_EXPORT bool kcache_dropin_covers(const char *path) {
 
 /* Sets the real library of this process; false if another one was set before. */
 KD_EXPORT bool kcache_dropin_set_real(const char *path) {
-    pthread_mutex_lock(&lock);
-    bool fits = searched ? strcmp(found, path) == 0 : strlen(path) < sizeof found;
-    if (fits && !searched) {
-        strcpy(found, path);
-        searched = true;
+    char real[PATH_MAX + 1] = "/", *before = NULL;
+    char *mine = realpath(path, real + 1) == NULL ? NULL : strdup(real);
+    if (mine == NULL)
+        return false;
+    if (__atomic_compare_exchange_n(
+            &found, &before, mine, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return true;
+    bool same = strcmp(before, mine) == 0;
+    free(mine);
+    return same;
+}
+
+/* Stands for the real library at a path from now on; false if it can't. A program that opens NVRTC
+   soon asks something, so this connects. Without a server, the real library is loaded at once, as
+   the program means it. */
+KD_EXPORT bool kcache_dropin_begin(const char *path) {
+    if (!kcache_dropin_set_real(path))
+        return false;
+    if (!kd_server_greet())
+        kd_real("nvrtcVersion");
+    return true;
+}
+
+/* Whether a real library is known. If not, it could not be replaced, and this one only stays. */
+KD_EXPORT bool kcache_dropin_stands(void) { return kd_real_path() != NULL; }
+
+const char *kd_real_path(void) {
+    const char *path = __atomic_load_n(&found, __ATOMIC_ACQUIRE);
+    return path == NULL ? NULL : path + 1;
+}
+
+/* No lock is held meanwhile: the loader has locks of its own, and another thread may hold these and
+   wait for ours, in a library's constructor. */
+static void *load(void) {
+    if (kd_real_path() == NULL)
+        return NULL;
+    void *library = dlopen(found, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) { /* no descriptors left? Close ours, and try again. */
+        kd_server_leave();
+        library = dlopen(found, RTLD_NOW | RTLD_LOCAL);
     }
-    pthread_mutex_unlock(&lock);
-    if (fits) /* a program that opens NVRTC soon asks something */
-        kd_server_greet();
-    return fits;
-}
-
-/* Searches without the lock. The search takes locks of the loader, and another thread may hold
-   these and wait for ours, in the constructor of a library. The first thread to finish decides. */
-static void find_once(void) {
-    pthread_mutex_lock(&lock);
-    bool done = searched;
-    pthread_mutex_unlock(&lock);
-    if (done)
-        return;
-    char path[PATH_MAX], real[PATH_MAX];
-    bool there = search(path, sizeof path) && realpath(path, real) != NULL;
-    pthread_mutex_lock(&lock);
-    if (!searched)
-        strcpy(found, there ? real : "");
-    searched = true;
-    pthread_mutex_unlock(&lock);
-}
-
-/* Whether a real library is known. If not, this library may have been loaded only for a search. */
-KD_EXPORT bool kcache_dropin_stands(void) {
-    pthread_mutex_lock(&lock);
-    bool stands = found[0] != '\0';
-    pthread_mutex_unlock(&lock);
-    return stands;
-}
-
-bool kd_real_path(char *path, size_t room) {
-    find_once();
-    pthread_mutex_lock(&lock);
-    bool there = found[0] != '\0' && strlen(found) < room;
-    if (there)
-        strcpy(path, found);
-    pthread_mutex_unlock(&lock);
-    return there;
-}
-
-/* Loads without our own hook, if there is one, because the hook would lead back here. */
-static void *load(const char *path) {
-    void *(*past_hook)(const char *, int) =
-        (void *(*)(const char *, int))dlsym(RTLD_DEFAULT, "kcache_dropin_real_dlopen");
-    return past_hook != NULL ? past_hook(path, RTLD_NOW | RTLD_LOCAL)
-                             : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return library;
 }
 
 void *kd_real(const char *name) {
-    char path[PATH_MAX];
-    pthread_mutex_lock(&lock);
-    bool done = tried;
-    void *library = handle;
-    pthread_mutex_unlock(&lock);
-    if (!done) {
-        bool there = kd_real_path(path, sizeof path);
-        library = there ? load(path) : NULL;
-        if (there && library == NULL) { /* no descriptors left? Close ours, and try again. */
-            kd_server_leave();
-            library = load(path);
-        }
-        pthread_mutex_lock(&lock);
-        handle = library; /* every thread gets the same */
-        tried = library != NULL;
-        pthread_mutex_unlock(&lock);
+    void *library = __atomic_load_n(&handle, __ATOMIC_ACQUIRE);
+    if (library == NULL) {
+        library = load(); /* every thread gets the same */
+        __atomic_store_n(&handle, library, __ATOMIC_RELEASE);
     }
     return library == NULL ? NULL : dlsym(library, name);
 }
-
-void kd_real_lock(void) { pthread_mutex_lock(&lock); }
-void kd_real_unlock(void) { pthread_mutex_unlock(&lock); }
-void kd_real_after_fork(void) { pthread_mutex_init(&lock, NULL); }

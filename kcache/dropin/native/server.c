@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -79,8 +80,10 @@ static bool silent_path(char *path, size_t room) {
 static bool was_silent(void) {
     char path[sizeof socket_path + sizeof SILENT_END];
     struct stat status;
-    return silent_path(path, sizeof path) && lstat(path, &status) == 0 &&
-           time(NULL) - status.st_mtime < SILENT_FOR;
+    if (!silent_path(path, sizeof path) || lstat(path, &status) != 0)
+        return false;
+    time_t age = time(NULL) - status.st_mtime; /* negative: the clock or the note is wrong */
+    return age >= 0 && age < SILENT_FOR;
 }
 
 static void note_silence(void) {
@@ -348,12 +351,14 @@ bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd
     return answered;
 }
 
-void kd_server_greet(void) {
+bool kd_server_greet(void) {
     struct connection connection;
     int saved = errno;
-    if (kd_server_wanted() && (take_idle(&connection) || connect_to(&connection, 1)))
+    bool there = kd_server_wanted() && (take_idle(&connection) || connect_to(&connection, 1));
+    if (there)
         keep_idle(&connection);
     errno = saved;
+    return there;
 }
 
 /* The same text as from `standing` in kcache/dropin/answering.py. */
@@ -385,10 +390,19 @@ void kd_server_note(const char *reason) {
     errno = saved;
 }
 
+/* A connection stays if its number is beyond what this process may have: the next file can't get
+   that number. */
 void kd_server_leave(void) {
     struct connection connection;
-    while (take_idle(&connection))
-        leave(&connection);
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
+        while (take_idle(&connection)) {
+            if ((rlim_t)connection.fd >= limit.rlim_cur) {
+                keep_idle(&connection);
+                break;
+            }
+            leave(&connection);
+        }
 }
 
 void kd_server_lock(void) { pthread_mutex_lock(&lock); }

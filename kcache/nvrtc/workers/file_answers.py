@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import xxhash
 
@@ -44,27 +44,6 @@ class FileAnswers:
         self.written: set[bytes] = set()
         self.moved: Sequence[tuple[bytes, bytes]] = ()
         self._flags: dict[bytes, int] = {}
-
-    def resume(self, answers: Mapping[bytes, Answer]) -> bool:
-        """Take over answers of an earlier compile; tell whether they would be the same now."""
-        for path, before in answers.items():
-            now = self.look(path)
-            if (now.kind, now.error) != (
-                before.kind,
-                before.error,
-            ) and now.kind + before.kind not in (
-                "-a",
-                "a-",
-            ):
-                return False
-            if now.stamp[3:] != before.stamp[3:]:
-                return False  # `#pragma once` may treat another file differently
-            if before.content is not None:
-                opened = self.opened(path)
-                if opened is None or opened.digest != before.digest:
-                    return False
-            self.answers[path] = before
-        return not self.unfollowed
 
     def _real(self, path: bytes) -> bytes:
         """Return the real path of one that the compiler asks for."""

@@ -10,7 +10,11 @@ is used once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.parsed_options import Option
 
 __all__ = ["EXAMPLES", "are_harmless"]
 
@@ -20,55 +24,36 @@ _LEVELS = frozenset(("-O0", "-O1", "-O2", "-O3"))
 _PLAIN = frozenset(
     (
         "--use_fast_math",
-        "-use_fast_math",
         "--extra-device-vectorization",
-        "-extra-device-vectorization",
         "--generate-line-info",
-        "-lineinfo",
         "--dlink-time-opt",
-        "-dlto",
         "--device-as-default-execution-space",
-        "-default-device",
         "--disable-warnings",
-        "-w",
         "--device-int128",
-        "-device-int128",
         "--no-cache",
-        "-no-cache",
     )
 )
 #: Stands for letters, digits and marks. The compiler might read more into a value with a space.
 _WORD: frozenset[str] = frozenset()
 _MARKS = str.maketrans("", "", "_+,")
-#: Options whose value, behind an equals sign, is one of these. None allows any value.
+#: Options with a value, and which values. None allows any but the empty one.
 _VALUED: dict[str, frozenset[str] | None] = {
     "--ftz": _TRUTH,
-    "-ftz": _TRUTH,
     "--prec-sqrt": _TRUTH,
-    "-prec-sqrt": _TRUTH,
     "--prec-div": _TRUTH,
-    "-prec-div": _TRUTH,
     "--fmad": _TRUTH,
-    "-fmad": _TRUTH,
     "--relocatable-device-code": _TRUTH,
-    "-rdc": _TRUTH,
     "--ptxas-options": _LEVELS,
     "--gpu-architecture": _WORD,
-    "-arch": _WORD,
     "--std": _WORD,
-    "-std": _WORD,
     "--maxrregcount": _WORD,
-    "-maxrregcount": _WORD,
-    "--define-macro": None,
-    "--undefine-macro": None,
-    "--include-path": None,
     "--diag-suppress": _WORD,
     "--diag-warn": _WORD,
     "--frandom-seed": _WORD,
-    "-frandom-seed": _WORD,
+    "-D": None,
+    "-U": None,
+    "-I": None,
 }
-#: Options whose value follows without a separator: macros and include directories.
-_LETTERS = ("-D", "-U", "-I")
 
 #: An example of each option, for the test.
 EXAMPLES = (
@@ -82,17 +67,17 @@ EXAMPLES = (
 )
 
 
-def are_harmless(flags: Sequence[str]) -> bool:
+def are_harmless(options: Iterable[Option]) -> bool:
     """Tell whether a compiler is as good as a new one after a compile with these options."""
-    for flag in flags:
-        name, equals, value = flag.partition("=")
-        if equals and name in _VALUED:
-            allowed = _VALUED[name]
-            if allowed is _WORD:
-                if not value.translate(_MARKS).isalnum():
-                    return False
-            elif allowed is not None and value not in allowed:
+    for name, value in options:
+        if value is None:
+            if name not in _PLAIN:
                 return False
-        elif flag not in _PLAIN and (flag[:2] not in _LETTERS or len(flag) == 2):
+        elif not value or name not in _VALUED:
+            return False
+        elif (allowed := _VALUED[name]) is _WORD:
+            if not value.translate(_MARKS).isalnum():
+                return False
+        elif allowed is not None and value not in allowed:
             return False
     return True

@@ -7,11 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kcache.nvrtc.workers.slots import Slots
 from kcache.util.wire import WireError, join_texts, split_texts
 
-__all__ = ["Ask", "FileAnswer", "Hello", "Record", "Reply", "Status"]
+__all__ = ["BEGUN", "Ask", "FileAnswer", "Hello", "Record", "Reply", "Status"]
 
 _FILE = struct.Struct("<cBi5q16s")
+#: The field of a worker's message that the compile begins now. A message without fields says that
+#: the worker goes on.
+BEGUN = b"begun"
 
 
 class Status:
@@ -32,21 +36,17 @@ class Hello(NamedTuple):
         version: (major, minor).
         archs: architecture numbers that it knows.
         records: whether it can record what the compiler asks.
-        precompiles: whether the library can precompile headers.
     """
 
     identity: str
     version: tuple[int, int]
     archs: tuple[int, ...]
     records: bool
-    precompiles: bool
     error: str = ""
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
-        numbers = struct.pack(
-            f"<2i2?{len(self.archs)}i", *self.version, self.records, self.precompiles, *self.archs
-        )
+        numbers = struct.pack(f"<2i?{len(self.archs)}i", *self.version, self.records, *self.archs)
         return [self.identity.encode(), numbers, self.error.encode(errors="replace")]
 
     @classmethod
@@ -54,11 +54,11 @@ class Hello(NamedTuple):
         """Return the message in the fields; raises WireError."""
         try:
             identity, numbers, error = fields
-            count = (len(numbers) - 10) // 4
-            major, minor, records, precompiles, *archs = struct.unpack(f"<2i2?{count}i", numbers)
+            count = (len(numbers) - 9) // 4
+            major, minor, records, *archs = struct.unpack(f"<2i?{count}i", numbers)
             known = tuple(archs)
             version = (major, minor)
-            return cls(identity.decode(), version, known, records, precompiles, error.decode())
+            return cls(identity.decode(), version, known, records, error.decode())
         except (ValueError, struct.error) as problem:
             raise WireError("the worker's greeting makes no sense") from problem
 
@@ -71,12 +71,10 @@ class Ask(NamedTuple):
         directory: the working directory.
         environment: variables that differ from those the worker was started with; None for one that
             is not set.
-        preamble: length in characters of the part of the source to precompile; 0 for none.
-        misses: how many such compiles a worker does without a precompiled header before it makes
-            one; 0 if many such requests come.
         marks: a text with one of these may reach a directory in another way; see
             `HeaderSearch.marks`.
         moved: directories for which the compiler gets other paths, path that it knows -> real path.
+        slots: they bound the compiles of all processes together; None if nothing does.
     """
 
     source: str
@@ -86,10 +84,9 @@ class Ask(NamedTuple):
     headers: Mapping[str, str]
     directory: str
     environment: Mapping[str, str | None]
-    preamble: int = 0
-    misses: int = 1
     marks: Collection[str] = frozenset()
     moved: Mapping[str, str] = MappingProxyType({})
+    slots: Slots | None = None
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
@@ -102,10 +99,10 @@ class Ask(NamedTuple):
             join_texts(self.headers.values()),
             self.directory.encode("utf-8", "surrogateescape"),
             _join_variables(self.environment),
-            struct.pack("<2Q", self.preamble, self.misses),
             join_texts(self.marks),
             join_texts(self.moved),
             join_texts(self.moved.values()),
+            b"" if self.slots is None else self.slots.pack(),
         ]
 
     @classmethod
@@ -113,8 +110,7 @@ class Ask(NamedTuple):
         """Return the message in the fields; raises WireError."""
         try:
             source, name, flags, names, headers, texts, *rest = fields
-            directory, environment, counts, marks, told, real = rest
-            preamble, misses = struct.unpack("<2Q", counts)
+            directory, environment, marks, told, real, slots = rest
             return cls(
                 source.decode(),
                 name.decode(),
@@ -123,10 +119,9 @@ class Ask(NamedTuple):
                 dict(zip(split_texts(headers), split_texts(texts), strict=True)),
                 directory.decode("utf-8", "surrogateescape"),
                 _split_variables(environment),
-                preamble,
-                misses,
                 frozenset(split_texts(marks)),
                 dict(zip(split_texts(told), split_texts(real), strict=True)),
+                Slots.unpack(slots) if slots else None,
             )
         except (ValueError, struct.error) as problem:
             raise WireError("the request makes no sense") from problem
@@ -219,7 +214,6 @@ class Reply(NamedTuple):
         outputs: PTX, CUBIN, LTOIR; None if there is none.
         lowered_names: in the order of the name expressions.
         record: what the compile asked.
-        precompiled: whether it used a precompiled header.
     """
 
     status: bytes
@@ -232,14 +226,13 @@ class Reply(NamedTuple):
     outputs: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
     lowered_names: Sequence[str] = ()
     record: Record | None = None
-    precompiled: bool = False
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
         present = [output is not None for output in self.outputs]
         return [
             self.status,
-            struct.pack("<dQi4?", self.seconds, self.peak, self.code, self.precompiled, *present),
+            struct.pack("<dQi3?", self.seconds, self.peak, self.code, *present),
             join_texts((self.doing, self.text)),
             self.log,
             *(output or b"" for output in self.outputs),
@@ -252,7 +245,7 @@ class Reply(NamedTuple):
         """Return the message in the fields; raises WireError."""
         try:
             status, numbers, words, log, ptx, cubin, ltoir, lowered, *record = fields
-            seconds, peak, code, precompiled, *present = struct.unpack("<dQi4?", numbers)
+            seconds, peak, code, *present = struct.unpack("<dQi3?", numbers)
             doing, text = split_texts(words)
             outputs = tuple(
                 output if there else None
@@ -271,7 +264,6 @@ class Reply(NamedTuple):
             outputs,  # type: ignore[arg-type]
             split_texts(lowered),
             Record.unpack(record) if record else None,
-            precompiled,
         )
 
 

@@ -83,14 +83,6 @@ class Nvrtc:
         self._library.nvrtcGetSupportedArchs(archs)
         return tuple(archs)
 
-    def has_precompiled(self) -> bool:
-        """Tell whether the library can precompile headers (12.8 and later)."""
-        return hasattr(self._library, "nvrtcSetPCHHeapSize")
-
-    def set_heap(self, size: int) -> None:
-        """Set the size in bytes of the heap that precompiled headers live in."""
-        self._library.nvrtcSetPCHHeapSize(ctypes.c_size_t(size))
-
     def compile(
         self,
         source: bytes,
@@ -120,24 +112,6 @@ class Nvrtc:
                 log,
                 seconds,
             )
-
-    def precompile(
-        self,
-        source: bytes,
-        name: bytes,
-        flags: Sequence[bytes],
-        headers: Mapping[bytes, bytes],
-    ) -> tuple[bytes, int]:
-        """Compile with `--create-pch` among the flags; return (log, bytes of heap needed).
-
-        Raises:
-            Refused: the compiler refused something.
-        """
-        with self._program(source, name, headers) as program:
-            log, _ = self._compile(program, flags)
-            size = ctypes.c_size_t()
-            self._library.nvrtcGetPCHHeapSizeRequired(program, ctypes.byref(size))
-            return log, size.value
 
     @contextmanager
     def _program(

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from kcache import environment as process_environment
+from kcache.nvrtc.parsed_options import parse_options
 from kcache.nvrtc.workers.cores import usable_cores
 from kcache.nvrtc.workers.harmless import are_harmless
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
 from kcache.nvrtc.workers.process import CrashedError, WorkerProcess, standing
 from kcache.util.forks import after_fork
+from kcache.util.locks import Turn, Turns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kcache.nvrtc.workers.slots import Slots
 
 __all__ = ["WorkerPool", "shared"]
@@ -37,6 +40,9 @@ _TRIES = 2
 class WorkerPool:
     """Workers, started when they are needed, at most one for each usable core.
 
+    A worker is in use as long as the turn of the thread that took it lasts. So an exception at any
+    point, such as that of a signal's handler, costs a worker at most, and never the place of one.
+
     Threads: safe to share; each compile has a worker of its own, and waits for one if all are busy.
     Fork: a child starts with none. Crash: workers end with this process. Exit: they are ended.
 
@@ -45,28 +51,23 @@ class WorkerPool:
     """
 
     def __init__(self, most: int | None = None) -> None:
-        self.most = usable_cores() if most is None else most
+        self.most = most
         self._hellos: dict[str, Hello] = {}
-        self._reset()
-        after_fork(self)
-
-    def _reset(self) -> None:
-        self._changed = threading.Condition()
-        self._idle: list[tuple[float, WorkerProcess]] = []
-        self._busy: set[WorkerProcess] = set()
-        #: How many workers exist or are being started.
-        self._count = 0
-        #: How many threads are about to take a worker or wait for one, and are not patient.
-        self._waiting = 0
+        #: Whoever compiles has a turn.
+        self._turns = Turns()
+        #: Every worker, and since when it is idle.
+        self._workers: dict[WorkerProcess, float] = {}
+        #: The turn for which a worker is in use. Only `setdefault` takes a worker, so that it is
+        #: one step for other threads, and for signals.
+        self._users: dict[WorkerProcess, ref[Turn]] = {}
         self._timer: threading.Timer | None = None
-        self._owner = os.getpid()
+        after_fork(self)
 
     def after_fork(self) -> None:
         """Start with no workers in a child process."""
-        workers = [*self._busy, *(worker for _, worker in self._idle)]
-        self._reset()
-        for worker in workers:
+        for worker in self._workers:
             worker.forget()
+        self._workers, self._users, self._timer = {}, {}, None
 
     def hello(self, library: str) -> Hello:
         """Return what a worker says of a library.
@@ -74,18 +75,16 @@ class WorkerPool:
         Raises:
             NoWorkerError: no worker can be started, or it can't load the library.
         """
-        known = self._hellos.get(library)
-        if known is None:
-            with self._worker(library) as worker:
-                known = worker.hello
-        return known
+        if library not in self._hellos:
+            with self._turns_now().turn() as turn:
+                self._give_back(self._take(turn, library))
+        return self._hellos[library]
 
     def compile(
         self,
         library: str,
         ask: Ask,
         *,
-        family: object = None,
         timeout: float | None = None,
         slots: Slots | None = None,
         patient: bool = False,
@@ -95,7 +94,6 @@ class WorkerPool:
         Args:
             library: path of the compiler.
             ask: the request; `environment` is completed here.
-            family: equal for requests that share a precompiled header.
             timeout: seconds that the compile may take.
             slots: they bound the compiles of all processes together.
             patient: nobody waits for this compile, so it lets all others go first, and is not tried
@@ -105,42 +103,33 @@ class WorkerPool:
             NoWorkerError: no worker can be started; CrashedError: the compiler crashed, twice;
             TooLateError: it took too long.
         """
+        ask = ask._replace(slots=slots)
         for left in reversed(range(1 if patient else _TRIES)):
-            try:
-                return self._compile(
-                    library, ask, family, timeout=timeout, slots=slots, patient=patient
-                )
-            except CrashedError:
-                if not left:
-                    raise
+            with self._turns_now().turn(patient=patient) as turn:
+                try:
+                    return self._compile(turn, library, ask, timeout)
+                except CrashedError:
+                    if not left:
+                        raise
         raise AssertionError
 
     def _compile(
-        self,
-        library: str,
-        ask: Ask,
-        family: object,
-        *,
-        timeout: float | None,
-        slots: Slots | None,
-        patient: bool,
+        self, turn: Turn, library: str, ask: Ask, timeout: float | None
     ) -> tuple[Hello, Reply]:
         own = ask.environment
         while True:
-            with self._worker(library, family, ask.directory, patient) as worker:
+            worker = self._take(turn, library, ask.directory)
+            new = not worker.compiles
+            try:
                 environment = {**process_environment.changed_variables(worker.environment), **own}
-                ask = ask._replace(environment=environment)
-                if slots is None:
-                    reply = worker.ask(ask, timeout)
-                else:
-                    with slots.held():
-                        reply = worker.ask(ask, timeout)
-                new = worker.compiles == 1
-                if not _clean_after(worker, ask, reply):
-                    worker.end()
-                else:
-                    worker.family = family
-                    worker.directory = ask.directory
+                reply = worker.ask(ask._replace(environment=environment), timeout)
+            except BaseException:
+                self._drop(worker)
+                raise
+            if _clean_after(worker, ask, reply):
+                self._give_back(worker, ask.directory)
+            else:
+                self._drop(worker)
             # This worker got other variables before, or can't enter the program's directory. A new
             # one gets the program's present variables and starts in its directory.
             if reply.status not in (Status.ELSEWHERE, Status.FAILED) or new:
@@ -148,90 +137,70 @@ class WorkerPool:
 
     # -- workers -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _worker(
-        self, library: str, family: object = None, directory: str = "", patient: bool = False
-    ) -> Generator[WorkerProcess]:
-        """Hold a worker during the block; return it to the pool unless it was ended meanwhile."""
-        worker = self._take(library, family, directory, patient)
-        if worker is None:
-            try:
-                worker = WorkerProcess(library, process_environment.variables())
-            except BaseException:
-                self._gone()
-                raise
-            self._hellos[library] = worker.hello
-            with self._changed:
-                self._busy.add(worker)
-        try:
-            yield worker
-        except BaseException:
-            worker.end()
-            raise
-        finally:
-            self._give_back(worker)
+    def _turns_now(self) -> Turns:
+        self._turns.most = usable_cores() if self.most is None else self.most
+        return self._turns
 
-    def _take(
-        self, library: str, family: object, directory: str, patient: bool
-    ) -> WorkerProcess | None:
-        """Return an idle worker; None if the caller may start one, which is already counted."""
-        here = standing()
-        with self._changed:
-            self._waiting += not patient
-            try:
-                while (patient and self._waiting) or not (self._idle or self._count < self.most):
-                    self._changed.wait()
-                return self._chosen(library, family, directory, here)
-            finally:
-                self._waiting -= not patient
-                if not self._waiting:
-                    self._changed.notify_all()  # the threads that are patient
+    def _take(self, turn: Turn, library: str, directory: str = "") -> WorkerProcess:
+        """Return a worker for a turn: an idle one that fits, or a new one.
 
-    def _chosen(
-        self, library: str, family: object, directory: str, here: tuple[object, ...]
-    ) -> WorkerProcess | None:
-        """Return an idle worker, that of the family if there is one; None to start a new one.
-
-        It prefers a worker with the same working directory, which the compiler may remember: a
-        proof has another one.
+        Raises:
+            NoWorkerError: no worker can be started, or it can't load the library.
         """
-        fitting = [
-            each
-            for each in self._idle
-            if each[1].library == library and each[1].standing == here and each[1].is_whole()
-        ]
-        if fitting:
-            told = [each for each in fitting if each[1].directory in (directory, None)]
-            of_family = [each for each in told if each[1].family == family]
-            spare = [each for each in told if each[1].family is None]
-            chosen = (of_family or spare or fitting)[-1]
-            if of_family or spare or self._count >= self.most:
-                self._idle.remove(chosen)
-                self._busy.add(chosen[1])
-                return chosen[1]
-        if self._count < self.most:
-            self._count += 1
-        else:  # an idle one of another library, or user
-            _, worker = self._idle.pop(0)
-            worker.end()
-        return None
+        here = standing()
+        while True:
+            idle = self._idle()
+            full = len(self._workers) >= self._turns.most
+            fitting = [each for each in idle if each.library == library and each.standing == here]
+            # The compiler may remember its working directory: a proof has another one.
+            told = [each for each in fitting if each.directory in (directory, None)]
+            best = told or (fitting if full else [])
+            chosen = best[-1] if best else None
+            if chosen is None and not (full and idle):
+                return self._new(turn, library)
+            if self._claim(turn, chosen or idle[0]):
+                if chosen is not None:
+                    return chosen
+                self._drop(idle[0])  # one of another library or user makes room
 
-    def _give_back(self, worker: WorkerProcess) -> None:
-        if self._owner != os.getpid():  # a fork happened in the middle of a compile
-            return
-        with self._changed:
-            self._busy.discard(worker)
-            if worker.ended:
-                self._count -= 1
-            else:
-                self._idle.append((time.monotonic(), worker))
-                self._watch()
-            self._changed.notify()
+    def _claim(self, turn: Turn, worker: WorkerProcess) -> bool:
+        """Take an idle worker, unless another thread has done so; in one step for all threads."""
+        return self._users.setdefault(worker, turn.ref) is turn.ref
 
-    def _gone(self) -> None:
-        with self._changed:
-            self._count -= 1
-            self._changed.notify()
+    def _new(self, turn: Turn, library: str) -> WorkerProcess:
+        worker = WorkerProcess(library)
+        self._users[worker] = turn.ref
+        self._workers[worker] = time.monotonic()
+        try:
+            worker.start(process_environment.variables())
+        except BaseException:
+            self._drop(worker)
+            raise
+        self._hellos[library] = worker.hello
+        return worker
+
+    def _idle(self) -> list[WorkerProcess]:
+        """Return the idle workers, that of the oldest use first; end those that were lost."""
+        idle: list[WorkerProcess] = []
+        for worker in sorted(self._workers, key=lambda each: self._workers.get(each, 0.0)):
+            user = self._users.get(worker)
+            turn = None if user is None else user()
+            if user is None and worker.is_whole():
+                idle.append(worker)
+            elif turn is None or turn.over:
+                self._drop(worker)
+        return idle
+
+    def _give_back(self, worker: WorkerProcess, directory: str | None = None) -> None:
+        worker.directory = directory
+        self._workers[worker] = time.monotonic()
+        self._users.pop(worker, None)
+        self._watch()
+
+    def _drop(self, worker: WorkerProcess) -> None:
+        worker.end()
+        self._workers.pop(worker, None)
+        self._users.pop(worker, None)
 
     def _watch(self) -> None:
         """End idle workers after a while."""
@@ -245,35 +214,29 @@ class WorkerPool:
                 self._timer = timer
 
     def _end_idle(self) -> None:
-        with self._changed:
-            self._timer = None
-            old = time.monotonic() - IDLE_SECONDS
-            ending = [worker for since, worker in self._idle if since <= old]
-            self._idle = [each for each in self._idle if each[0] > old]
-            self._count -= len(ending)
-            if self._idle:
-                self._watch()
-            self._changed.notify_all()
-        for worker in ending:
-            worker.end()
+        self._timer = None
+        old = time.monotonic() - IDLE_SECONDS
+        self._end_those(lambda worker: self._workers.get(worker, old) <= old)
+        if self._idle():
+            self._watch()
+
+    def _end_those(self, to_end: Callable[[WorkerProcess], bool]) -> None:
+        """End idle workers."""
+        mine = self._turns.turn()  # nobody waits for it; it owns what is being ended
+        for worker in self._idle():
+            if to_end(worker) and self._claim(mine, worker):
+                self._drop(worker)
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers."""
-        with self._changed:
-            return [w.pid for w in (*self._busy, *(worker for _, worker in self._idle))]
+        return [worker.pid for worker in tuple(self._workers) if not worker.ended]
 
     def close(self) -> None:
         """End all workers, also busy ones; the next compile starts new ones."""
-        with self._changed:
-            timer, self._timer = self._timer, None
-            idle = [worker for _, worker in self._idle]
-            self._count -= len(idle)
-            self._idle.clear()
-            busy = list(self._busy)
-        for worker in busy:
+        timer, self._timer = self._timer, None
+        self._end_those(lambda _: True)
+        for worker in tuple(self._workers):
             worker.stop()  # the thread that waits for it ends it
-        for worker in idle:
-            worker.end()
         if timer is not None:
             timer.cancel()
             timer.join()
@@ -281,7 +244,7 @@ class WorkerPool:
 
 def _clean_after(worker: WorkerProcess, ask: Ask, reply: Reply) -> bool:
     """Tell whether a worker compiles the next request as a new one would."""
-    if reply.status != Status.COMPILED or not are_harmless(ask.flags):
+    if reply.status != Status.COMPILED or not are_harmless(parse_options(ask.flags)):
         return False
     return worker.compiles < MAX_COMPILES and worker.peak < MAX_BYTES
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
-import threading
+import time
 from contextlib import suppress
+from itertools import chain, starmap
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from kcache.environment import without_dropin
 from kcache.errors import KcacheError
-from kcache.nvrtc.workers.messages import Ask, Hello, Reply
-from kcache.util.open_file import OpenFile
+from kcache.nvrtc.workers.messages import BEGUN, Ask, Hello, Reply
+from kcache.util.child_process import children_are_elsewhere
+from kcache.util.open_file import identity
 from kcache.util.wire import WireError, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from subprocess import Popen
-    from typing import IO
 
 __all__ = [
     "CrashedError",
@@ -38,6 +41,12 @@ _CODE = (
 )
 #: How many bytes of a crashed worker's output an error quotes.
 _QUOTED = 2048
+#: A worker that compiles says twice a second that it goes on. If it says nothing for twice this
+#: many seconds, it was stopped, and is ended. Twice, because this process may have been stopped
+#: together with it.
+_SILENCE = 5.0
+#: The same for a new worker, which has to load Python and the compiler, perhaps from a network.
+_START = 30.0
 
 
 class NoWorkerError(KcacheError):
@@ -62,14 +71,17 @@ def interpreter() -> str:
     frozen = getattr(sys, "frozen", False)
     if frozen or not os.path.basename(path).lower().startswith(("python", "pypy")):
         raise NoWorkerError(f"a Python interpreter is needed; sys.executable is {path!r}")
+    if children_are_elsewhere():
+        raise NoWorkerError("the program has left its PID namespace for its child processes")
     return path
 
 
 def standing() -> tuple[object, ...]:
-    """Return the user and the file tree of a process that is started now.
+    """Return the user, the file tree and the processors of a process that is started now.
 
     A worker that was started before the program became another user, or changed its root, would
-    read files that the program may not read, or other files.
+    read files that the program may not read, or other files. One that was started before the
+    program was bound to other processors would take a processor from others.
     """
     if sys.platform == "win32":
         return ()
@@ -78,120 +90,167 @@ def standing() -> tuple[object, ...]:
         mounts = os.readlink("/proc/self/ns/mnt")
     except OSError:
         mounts = ""
+    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     users = (os.geteuid(), os.getegid(), *sorted(os.getgroups()))
-    return (*users, root.st_dev, root.st_ino, mounts)
+    return (*users, root.st_dev, root.st_ino, mounts, frozenset(processors))
 
 
 class WorkerProcess:
     """One worker. Used by one thread at a time; `stop` may be called by any.
 
-    Processes: it ends with this one, also after SIGKILL. Fork: a child calls `forget` and leaves
-    the worker to its parent. It inherits no descriptor but its three.
+    Processes: it ends with this one, also after SIGKILL, and is ended if it is stopped. Fork: a
+    child calls `forget` and leaves the worker to its parent. It inherits no descriptor but its
+    three.
 
     Args:
         library: path of the compiler.
-        environment: variables of this process now.
 
-    Raises:
-        NoWorkerError: it can't be started, or can't load the library.
+    Attributes:
+        compiles: the number of compiles so far.
+        peak: the largest memory in bytes.
+        directory: the last working directory that it was told.
     """
 
-    def __init__(self, library: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, library: str) -> None:
         self.library = library
-        self.environment = environment
-        #: The number of compiles so far; the largest memory in bytes; the family of its precompiled
-        #: headers; the last working directory that it was told.
+        self.environment: Mapping[str, str] = {}
+        self.standing = standing()
+        self.hello = Hello("", (0, 0), (), records=False)
         self.compiles = 0
         self.peak = 0
-        self.family: object = None
         self.directory: str | None = None
-        self.standing = standing()
-        self._pipes: list[OpenFile] = []
-        self._said: OpenFile | None = OpenFile(_said_file())
-        self._process = self._start(library, self._said)
+        self._process: Popen[bytes] | None = None
+        #: Descriptors: where it reads and this process writes; where this process reads and it
+        #: writes; its standard error. And the files that they led to when they were opened.
+        self._fds: list[int] = []
+        self._files: list[tuple[int, int]] = []
+        #: The end of what it wrote to its standard error, once it was ended.
+        self._words = ""
+        self._silence = _START
+        self._limit: float | None = None
+        self._ending = Lock()
+        self._deadline: float | None = None
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Start the process, with the variables that this process has now.
+
+        Raises:
+            NoWorkerError: it can't be started, or can't load the library.
+        """
+        self.environment = environment
         try:
-            self._pipes = [_taken(self._process.stdin), _taken(self._process.stdout)]
-            self.hello = Hello.unpack(receive(self._pipes[1].fd))
-        except (WireError, OSError) as error:
+            self._begin()
+            self.hello = Hello.unpack(receive(self._fds[2], self._read))
+            self._silence = _SILENCE
+        except (WireError, OSError, ValueError) as error:
             self.end()
-            raise NoWorkerError(f"a worker {self._how()}: {self._last_words()}") from error
-        except BaseException:
-            self.end()
-            raise
+            how = f"can't be started: {error}" if self._process is None else self._how(error)
+            raise NoWorkerError(f"a worker {how}") from error
         if self.hello.error:
             self.end()
             raise NoWorkerError(self.hello.error)
 
-    def _start(self, library: str, said: OpenFile) -> Popen[bytes]:
-        from subprocess import PIPE, Popen  # a hit never starts a process
+    def _begin(self) -> None:
+        from subprocess import Popen  # a hit never starts a process
 
+        # In one step for Python, so that no interrupt leaves a number that nobody knows.
+        self._fds.extend(chain.from_iterable(starmap(os.pipe, ((), ()))))
+        try:
+            self._fds.extend(map(os.memfd_create, ("kcache-worker",), (os.MFD_CLOEXEC,)))
+        except (OSError, AttributeError):  # a sandbox forbids it, or another system: words are lost
+            self._fds.extend(map(os.open, (os.devnull,), (os.O_RDWR,)))
+        os.set_blocking(self._fds[1], False)
+        self._files = [identity(os.fstat(fd)) for fd in self._fds]
         paths = (path for path in sys.path if isinstance(path, str))  # pyright: ignore[reportUnnecessaryIsInstance]
         folders = filter(None, map(_absolute, paths))
-        command = [interpreter(), *_FLAGS, _CODE, library, str(os.getpid()), *folders]
-        try:
-            return Popen(
-                command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=said.fd,
-                bufsize=0,
-                env=without_dropin(self.environment),
-                # A group of its own: the program decides what an interrupt at the terminal does.
-                process_group=None if sys.platform == "win32" else 0,
-            )
-        except (OSError, ValueError) as error:
-            self._last_words()
-            raise NoWorkerError(f"a worker can't be started: {error}") from error
+        self._process = Popen(
+            [interpreter(), *_FLAGS, _CODE, self.library, str(os.getpid()), *folders],
+            stdin=self._fds[0],
+            stdout=self._fds[3],
+            stderr=self._fds[4],
+            bufsize=0,
+            env=without_dropin(self.environment),
+            # A group of its own: the program decides what an interrupt at the terminal does.
+            process_group=None if sys.platform == "win32" else 0,
+        )
+        self._close(0, 3)
 
     def ask(self, ask: Ask, timeout: float | None) -> Reply:
         """Compile a request.
 
         Raises:
-            CrashedError: the worker has ended; TooLateError: it took longer than `timeout` seconds
-                and was ended.
+            CrashedError: the worker has ended, or was stopped and then ended; TooLateError: it took
+                longer than `timeout` seconds and was ended.
         """
         if not self.is_whole():
             self.end()
             raise CrashedError("the program has closed the descriptors of the worker")
-        late = threading.Event()
-        timer = None
-        if timeout is not None:
-            timer = threading.Timer(timeout, self._stop_late, (late,))
-            timer.daemon = True
-            with suppress(RuntimeError):  # the interpreter is ending, so the limit can't be kept
-                timer.start()
+        self._limit, self._deadline = timeout, None
         try:
-            send(self._pipes[0].fd, ask.pack(), _write)
-            reply = Reply.unpack(receive(self._pipes[1].fd))
+            send(self._fds[1], ask.pack(), self._write)
+            reply = Reply.unpack(self._reply())
         except (WireError, OSError) as error:
             self.end()
-            words = self._last_words()
-            if late.is_set():
+            if self._deadline is not None and time.monotonic() >= self._deadline:
                 raise TooLateError(f"the compile took longer than {timeout:g} seconds") from error
-            raise CrashedError(f"{self._how()}{_clause(words)}") from error
+            raise CrashedError(self._how(error)) from error
         except BaseException:  # an interrupt: nobody waits for its work any more
             self.end()
             raise
-        finally:
-            if timer is not None:
-                timer.cancel()
         self.compiles += 1
         self.peak = reply.peak
         return reply
 
-    def _stop_late(self, late: threading.Event) -> None:
-        late.set()
-        self.stop()
+    def _reply(self) -> list[bytes]:
+        """Return the worker's answer, after its messages that it goes on."""
+        while (fields := receive(self._fds[2], self._read)) in ([], [BEGUN]):
+            if fields and self._limit is not None:
+                self._deadline = time.monotonic() + self._limit
+        return fields
+
+    def _read(self, fd: int, size: int) -> bytes:
+        self._await(fd, writing=False)
+        return os.read(fd, size)
+
+    def _write(self, fd: int, data: memoryview) -> int:
+        while not self._await(fd, writing=True):
+            receive(self._fds[2], self._read)  # it says that it goes on with something else
+        return _write(fd, data)
+
+    def _await(self, fd: int, *, writing: bool) -> bool:
+        """Wait until a pipe is ready; tell whether it is, and not only the other one for reading.
+
+        Raises:
+            TimeoutError: the worker was stopped, or the compile takes too long.
+        """
+        if sys.platform == "win32":
+            return True
+        poll = select.poll()
+        poll.register(self._fds[2], select.POLLIN)
+        if writing:
+            poll.register(fd, select.POLLOUT)
+        silent = 0
+        while silent < 2:
+            left = self._silence
+            if self._deadline is not None:
+                left = min(left, max(0.0, self._deadline - time.monotonic()))
+            ready = poll.poll(1000 * left)
+            if ready:
+                return any(each == fd for each, _ in ready)
+            if left < self._silence:
+                break
+            silent += 1
+        raise TimeoutError(f"was stopped: it said nothing for {2 * self._silence:g} seconds")
 
     @property
     def ended(self) -> bool:
         """Whether the worker was ended."""
-        return self._process.returncode is not None
+        return self._process is None or self._process.returncode is not None
 
     @property
     def pid(self) -> int:
-        """The worker's process id."""
-        return self._process.pid
+        """The worker's process id; 0 if there is none."""
+        return 0 if self._process is None else self._process.pid
 
     def is_whole(self) -> bool:
         """Tell whether the pipes still lead to the worker.
@@ -199,51 +258,75 @@ class WorkerProcess:
         They do not if the program has closed descriptors that are not its own, as programs do that
         become daemons. Files of the program may now have these numbers.
         """
-        return bool(self._pipes) and all(pipe.is_open() for pipe in self._pipes)
+        return self._is_open(1) and self._is_open(2)
+
+    def _is_open(self, number: int) -> bool:
+        try:
+            return identity(os.fstat(self._fds[number])) == self._files[number]
+        except (OSError, IndexError):
+            return False
 
     def stop(self) -> None:
         """Make the worker end, whatever it is doing; the thread that uses it notices."""
-        with suppress(OSError):
-            self._process.kill()
+        if self._process is not None:
+            with suppress(OSError):
+                self._process.kill()
 
     def end(self) -> None:
-        """End the worker, whatever it is doing. Idempotent; for the thread that uses it."""
-        process = self._process
-        # It ends by itself when its input ends: a program that has changed its user may not send it
-        # a signal.
-        self._close()
-        if process.returncode is None:
-            with suppress(OSError):
-                process.kill()
-            process.wait()
+        """End the worker, whatever it is doing. Idempotent; nothing if another thread does so."""
+        if not self._ending.acquire(blocking=False):
+            return
+        try:
+            # It ends by itself when its input ends: a program that has changed its user may not
+            # send it a signal.
+            self._close(0, 1, 2, 3)
+            self.stop()
+            if not self.ended:
+                self._wait()
+            self._read_words()
+            self._close(4)
+        finally:
+            self._ending.release()
+
+    def _wait(self) -> None:
+        from subprocess import TimeoutExpired
+
+        assert self._process is not None
+        with suppress(TimeoutExpired):
+            self._process.wait(None if sys.platform == "win32" else _SILENCE)
 
     def forget(self) -> None:
         """Close this side's pipes in a forked child; the parent keeps the worker."""
-        self._process.returncode = 0  # not this process's child: nothing to wait for
-        self._close()
+        if self._process is not None:
+            self._process.returncode = 0  # not this process's child: nothing to wait for
+        self._close(0, 1, 2, 3, 4)
 
-    def _close(self) -> None:
-        self._pipes = []
+    def _close(self, *numbers: int) -> None:
+        """Close descriptors, unless the program has closed them and opened others."""
+        for number in numbers[: len(self._fds)]:
+            if number >= len(self._files) or self._is_open(number):
+                with suppress(OSError):
+                    os.close(self._fds[number])
+            self._fds[number] = -1
 
-    def _how(self) -> str:
-        status = self._process.returncode
+    def _how(self, error: Exception) -> str:
+        """Return how it ended, in words that continue "the worker"."""
+        words = f": {self._words}" if self._words else ""
+        if isinstance(error, TimeoutError):
+            return f"{error}{words}"
+        status = self._process.returncode if self._process is not None else None
         if status is None or status >= 0:
-            return f"ended with status {status}"
+            return f"ended with status {status}{words}"
         with suppress(ValueError):
-            return f"was killed by signal {-status} ({signal.Signals(-status).name})"
-        return f"was killed by signal {-status}"
+            return f"was killed by signal {-status} ({signal.Signals(-status).name}){words}"
+        return f"was killed by signal {-status}{words}"
 
-    def _last_words(self) -> str:
-        """Return the end of what the worker wrote to its standard error; closes that file."""
-        said, self._said = self._said, None
-        if said is None or not said.is_open():
-            return ""
-        try:
-            size = os.fstat(said.fd).st_size
-            os.lseek(said.fd, max(0, size - _QUOTED), os.SEEK_SET)
-            return os.read(said.fd, _QUOTED).decode(errors="replace").strip()
-        except OSError:
-            return ""
+    def _read_words(self) -> None:
+        with suppress(OSError):
+            if self._is_open(4):
+                said = self._fds[4]
+                os.lseek(said, max(0, os.fstat(said).st_size - _QUOTED), os.SEEK_SET)
+                self._words = os.read(said, _QUOTED).decode(errors="replace").strip()
 
 
 def _write(fd: int, data: memoryview) -> int:
@@ -269,45 +352,9 @@ def _write(fd: int, data: memoryview) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _taken(stream: IO[bytes] | None) -> OpenFile:
-    """Return a descriptor instead of a stream, which would later close any file with its number.
-
-    Raises:
-        OSError: no descriptor is left.
-    """
-    assert stream is not None
-    with stream:
-        return OpenFile(os.dup(stream.fileno()))
-
-
-def _said_file() -> int:
-    """Return a descriptor of a file without a name, for a worker's standard error.
-
-    If no such file can be made, the worker's messages are lost.
-
-    Raises:
-        NoWorkerError: no descriptor is left.
-    """
-    if hasattr(os, "memfd_create"):
-        with suppress(OSError):  # a sandbox may forbid it
-            return os.memfd_create("kcache-worker", os.MFD_CLOEXEC)
-    import tempfile
-
-    try:
-        with suppress(OSError), tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
-        return os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
-    except OSError as error:
-        raise NoWorkerError(f"a worker can't be started: {error}") from error
-
-
 def _absolute(path: str) -> str:
     """Return an entry of `sys.path` as an absolute path, or nothing."""
     try:
         return os.path.abspath(path)
     except OSError:  # relative to a directory that was removed
         return ""
-
-
-def _clause(words: str) -> str:
-    return f": {words}" if words else ""

@@ -30,7 +30,6 @@ from typing import Any
 import xxhash
 
 from kcache.nvrtc.workers import PROCESS_ID
-from kcache.nvrtc.workers.anonymous_heap import AnonymousHeap
 from kcache.nvrtc.workers.answer import Answer, kind_of_status, size_of_status
 from kcache.nvrtc.workers.file_answers import FileAnswers
 from kcache.nvrtc.workers.import_table import ImportTable
@@ -38,8 +37,6 @@ from kcache.nvrtc.workers.told_environment import ToldEnvironment
 
 __all__ = ["Recorder"]
 
-#: The file from which the heap of precompiled headers is mapped. The compiler unlinks it at once.
-_HEAP_FILE = b"edg."
 #: How the directories of automatic precompiled headers (`--pch`) begin.
 _AUTOMATIC = b"__nvrtc_auto_pch_"
 #: System calls by number that ask nothing about files: futex, gettid, getrandom, sched_*.
@@ -63,8 +60,6 @@ class Recorder:
         others: (question, path) -> answer, of rarer questions.
         environment: the variables that the compiler is told.
         unfollowed: what can't be recorded, in words.
-        own: paths of our own files, which the compiler reads and writes directly.
-        heap: the heap for precompiled headers.
         tells_process: whether the compiler gets its real process id, which is in the names of
             directories of automatic precompiled headers.
     """
@@ -74,8 +69,6 @@ class Recorder:
         self.environment = ToldEnvironment()
         self.unfollowed: list[str] = []
         self._files = FileAnswers(self.unfollowed)
-        self.own: set[bytes] = set()
-        self._heap_files: set[bytes] = set()
         self.tells_process = False
         self._told_directory = b""
         self._values: dict[bytes, Any] = {}
@@ -86,7 +79,6 @@ class Recorder:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._machine = os.uname().machine
         self._table = ImportTable(library)
-        self.heap = AnonymousHeap(self._table)
         self._fmemopen = self._function("fmemopen", _POINTER, _POINTER, ctypes.c_size_t, _TEXT)
         self._ftell = self._function("ftell", _LONG, _POINTER)
         self._strdup = self._function("strdup", _POINTER, _TEXT)
@@ -106,7 +98,10 @@ class Recorder:
         compiler asks for them. `told` is then the working directory that it is told. `PWD` stays as
         it is, because only debug information uses it, and the compiler remembers it.
         """
-        self.restart()
+        self.files.clear()
+        self.others.clear()
+        self.unfollowed.clear()
+        self._streams.clear()
         self._files.written.clear()
         self.environment.begin(environment, directory)
         self._files.moved = sorted(moved.items(), key=lambda pair: len(pair[0]), reverse=True)
@@ -116,18 +111,6 @@ class Recorder:
     def files(self) -> dict[bytes, Answer]:
         """The answers, path as asked -> answer."""
         return self._files.answers
-
-    def resume(self, answers: Mapping[bytes, Answer]) -> bool:
-        """Take over answers of an earlier compile; tell whether they would be the same now."""
-        return self._files.resume(answers)
-
-    def restart(self, *, keep: bool = False) -> None:
-        """Begin the same compile again; with `keep`, every question gets the answer from before."""
-        if not keep:
-            self.files.clear()
-        self.others.clear()
-        self.unfollowed.clear()
-        self._streams.clear()
 
     def digest_of(self, answer: Answer) -> bytes:
         """Return the digest of what the compiler has read at a path; zeros if it has not."""
@@ -198,8 +181,6 @@ class Recorder:
         self._table.point(name, ctypes.cast(function, _POINTER).value or 0)
 
     def _fopen(self, real: Callable[..., Any], path: bytes, mode: bytes) -> int | None:
-        if path in self.own:
-            return real(path, mode)  # type: ignore[no-any-return]
         if not mode.startswith(b"r") or b"+" in mode:
             self._writes(path)
             return real(path, mode)  # type: ignore[no-any-return]
@@ -227,8 +208,6 @@ class Recorder:
         return real(stream)  # type: ignore[no-any-return]
 
     def _open(self, real: Callable[..., Any], path: bytes, flags: int, mode: int) -> int:
-        if path in self.own:
-            return real(path, flags, mode)  # type: ignore[no-any-return]
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
             self._writes(path)
             return real(path, flags, mode)  # type: ignore[no-any-return]
@@ -254,7 +233,7 @@ class Recorder:
         return self._stat(lambda *given: real(version, *given), path, status)
 
     def _stat(self, real: Callable[..., Any], path: bytes, status: int) -> int:
-        if path in self.own or path in self._files.written:
+        if path in self._files.written:
             return real(path, status)  # type: ignore[no-any-return]
         answer = self.files.get(path) or self._files.look(path)
         if not answer.status:
@@ -337,19 +316,10 @@ class Recorder:
 
     def _mkstemp(self, real: Callable[..., Any], template: int) -> int:
         fd: int = real(template)
-        path = ctypes.string_at(template)
-        if os.path.basename(path).startswith(_HEAP_FILE):
-            self._heap_files.add(path)
-            self.heap.opened(fd)
-        else:
-            self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
+        self.unfollowed.append(f"the compiler writes {os.fsdecode(ctypes.string_at(template))}")
         return fd
 
     def _effect(self, name: str, real: Callable[..., Any], *given: Any) -> int:  # noqa: ANN401
-        if given and given[0] in self.own and name in ("unlink", "remove"):
-            return 0  # it is about to write there
-        if name == "unlink" and given[0] in self._heap_files:
-            return real(*given)  # type: ignore[no-any-return]
         what = os.fsdecode(given[0]) if given and isinstance(given[0], bytes) else ""
         self.unfollowed.append(f"the compiler calls {name}({what})")
         return real(*given)  # type: ignore[no-any-return]

@@ -16,25 +16,27 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from kcache.environment import worker_variables
 from kcache.nvrtc import library
 from kcache.nvrtc.workers import import_table, opaque
-from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
+from kcache.nvrtc.workers.messages import BEGUN, Ask, FileAnswer, Hello, Record, Reply, Status
 from kcache.nvrtc.workers.nvrtc import Nvrtc, Outputs, Refused
-from kcache.nvrtc.workers.precompiled import Precompiled
 from kcache.nvrtc.workers.texts import PATHS
 from kcache.util.wire import WireError, receive, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kcache.nvrtc.workers.recorder import Recorder
+    from kcache.nvrtc.workers.slots import Slot
 
 __all__ = ["main"]
 
 #: Milliseconds between two checks that the parent is still there, in addition to the end of the
-#: input.
+#: input, and between two messages that the worker goes on.
 _LOOK_EVERY_MS = 500
 #: NVRTC_ERROR_COMPILATION.
 _COMPILATION = 6
@@ -48,27 +50,68 @@ def main() -> None:
     os.dup2(2, 1)  # the compiler's own output is no answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     path, parent = sys.argv[1], int(sys.argv[2])
-    threading.Thread(target=_end_with, args=(source, parent), daemon=True).start()
+    voice = _Voice(target)
+    threading.Thread(target=_watch, args=(source, parent, voice), daemon=True).start()
     try:
         worker = _Worker(path)
-        send(target, worker.hello.pack())
+        voice.say(worker.hello.pack())
         while True:
             ask = Ask.unpack(receive(source))
-            reply = worker.answer(ask)
+            voice.working = True
+            with nullcontext() if ask.slots is None else ask.slots.held() as slot:
+                voice.begin(slot)
+                reply = worker.answer(ask)
+                voice.forget_slot()
             worker.tidy()
-            send(target, reply.pack())
-            worker.afterwards(ask, reply)
+            voice.say(reply.pack())
+            voice.working = False
     except (WireError, OSError):
         os._exit(0)
 
 
-def _end_with(source: int, parent: int) -> None:
+class _Voice:
+    """Sends the worker's messages, also the one that it goes on. Threads: safe to share.
+
+    Attributes:
+        working: whether the program waits for this worker, or may do so.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._sending = threading.Lock()
+        self._slot: Slot | None = None
+        self.working = False
+
+    def say(self, fields: Sequence[bytes]) -> None:
+        with self._sending:
+            send(self._target, fields)
+
+    def begin(self, slot: Slot | None) -> None:
+        """Say that a compile begins, which has a slot."""
+        self.say([BEGUN])
+        self._slot = slot
+
+    def forget_slot(self) -> None:
+        with self._sending:
+            self._slot = None
+
+    def go_on(self) -> None:
+        """Say that this process goes on, if anybody may wait for it."""
+        if self.working:
+            with suppress(OSError), self._sending:  # the disk is full, or the program has ended
+                if self._slot is not None:
+                    self._slot.say_alive()
+                send(self._target, [])
+
+
+def _watch(source: int, parent: int, voice: _Voice) -> None:
     """End this process when its input is closed or its parent is gone, also during a compile."""
     poll = select.poll()
     poll.register(source, select.POLLHUP)
     while os.getppid() == parent:
         if any(event & select.POLLHUP for _, event in poll.poll(_LOOK_EVERY_MS)):
             break
+        voice.go_on()
     os._exit(0)
 
 
@@ -78,7 +121,6 @@ class _Worker:
     def __init__(self, path: str) -> None:
         self._nvrtc: Nvrtc | None = None
         self._recorder: Recorder | None = None
-        self._precompiled: Precompiled | None = None
         self._environment = worker_variables()
         self._path = os.path.realpath(path)
         self.hello = self._load(path)
@@ -87,7 +129,7 @@ class _Worker:
         try:
             nvrtc = self._nvrtc = Nvrtc(path)
         except OSError as error:
-            return Hello("", (0, 0), (), False, False, str(error))
+            return Hello("", (0, 0), (), False, str(error))
         records = import_table.supported()
         if records:
             from kcache.nvrtc.workers.recorder import Recorder
@@ -100,23 +142,12 @@ class _Worker:
         version, archs = nvrtc.version(), nvrtc.supported_archs()
         found = library.loaded()
         identity = "" if found is None else found.identity
-        # 12.8 and 12.9 have the options, but did not use the headers that they had made (seen with
-        # 12.9).
-        if self._recorder is not None and nvrtc.has_precompiled() and version >= (13, 0):
-            self._precompiled = Precompiled(nvrtc, self._recorder)
-        return Hello(identity, version, archs, records, self._precompiled is not None)
+        return Hello(identity, version, archs, records)
 
     def tidy(self) -> None:
         """Remove what the compiler leaves behind; the program may end a worker once it answers."""
         if self._recorder is not None:
             self._recorder.tidy()
-
-    def afterwards(self, ask: Ask, reply: Reply) -> None:
-        """Prepare for the next request, after this one was answered."""
-        if ask.moved or reply.status != Status.COMPILED:
-            return
-        if ask.preamble and self._precompiled is not None:
-            self._precompiled.prepare(ask)
 
     def answer(self, ask: Ask) -> Reply:
         """Return the reply to a request."""
@@ -157,16 +188,15 @@ class _Worker:
             outputs=(outputs.ptx, outputs.cubin, outputs.ltoir),
             lowered_names=[name.decode() for name in outputs.lowered_names],
             record=self._record(ask),
-            precompiled=bool(ask.preamble and self._precompiled and self._precompiled.used),
         )
 
     def _prove(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Outputs:
-        """Compile with the names of headers opaque; without a precompiled one."""
+        """Compile with the names of headers opaque."""
         name = None if any(map(ask.source_name.startswith, ask.moved)) else ask.source_name
         source, flags = opaque.told(ask.source, name, ask.flags, environment)
         try:
             with opaque.renamed(self._path):
-                outputs = self._compile(ask._replace(source=source, flags=flags, preamble=0))
+                outputs = self._compile(ask._replace(source=source, flags=flags))
         except OSError as error:
             raise Refused(_COMPILATION, "", str(error), b"", 0.0) from error
         assert self._recorder is not None
@@ -177,8 +207,6 @@ class _Worker:
         return outputs
 
     def _compile(self, ask: Ask) -> Outputs:
-        if ask.preamble and self._precompiled is not None:
-            return self._precompiled.compile(ask)
         assert self._nvrtc is not None
         return self._nvrtc.compile(
             ask.source.encode(),

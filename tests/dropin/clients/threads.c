@@ -1,4 +1,5 @@
-/* Many threads on one NVRTC, and a fork in between: for sanitizers. Arguments: NVRTC's path. */
+/* Many threads on one NVRTC, and forks in between: for sanitizers. Arguments: NVRTC's path, and how
+   often each thread compiles; `apart` forks beside no thread, since NVRTC itself does not survive it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -51,8 +52,10 @@ static void one(int number) {
     NEED(destroy(&made) == 0 && made == NULL);
 }
 
+static int rounds = 1;
+
 static void *many(void *first) {
-    for (int i = 0; i < 60; i++)
+    for (int i = 0; i < rounds; i++)
         one((int)(size_t)first + i);
     return NULL;
 }
@@ -71,7 +74,7 @@ static void fork_one(void) {
 
 int main(int argc, char **argv) {
     void *library = dlopen(argc > 1 ? argv[1] : "libnvrtc.so.13", RTLD_NOW);
-    NEED(library != NULL && dlsym(library, "kcache_dropin_covers") != NULL);
+    NEED(library != NULL && dlsym(library, "kcache_dropin_load") != NULL);
     *(void **)&create = dlsym(library, "nvrtcCreateProgram");
     *(void **)&compile = dlsym(library, "nvrtcCompileProgram");
     *(void **)&add = dlsym(library, "nvrtcAddNameExpression");
@@ -82,12 +85,14 @@ int main(int argc, char **argv) {
     *(void **)&destroy = dlsym(library, "nvrtcDestroyProgram");
     *(void **)&version = dlsym(library, "nvrtcVersion");
     pthread_t threads[8];
+    rounds = argc > 2 ? atoi(argv[2]) : rounds;
     one(0);
+    for (int i = 0; i < 5 && argc == 4; i++)
+        fork_one();
     for (size_t i = 0; i < 8; i++)
         NEED(pthread_create(&threads[i], NULL, many, (void *)i) == 0);
-    if (getenv("FORKS") != NULL)
-        for (int i = 0; i < 5; i++)
-            fork_one();
+    for (int i = 0; i < 5 && argc < 4; i++)
+        fork_one();
     for (size_t i = 0; i < 8; i++)
         NEED(pthread_join(threads[i], NULL) == 0);
     puts("done");

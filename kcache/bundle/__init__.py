@@ -1,1 +1,0 @@
-"""Bundles: one file with many entries, which is read without unpacking it."""

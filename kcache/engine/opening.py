@@ -1,0 +1,370 @@
+"""OpenedBackend: the directory, the backend and the settings of a cache, as they are found.
+
+An argument comes before the environment, that before what is saved in the directory, and that
+before the default.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.backend import Backend, NoBackend, is_backend, open_backend, require_backend
+from kcache.config import (
+    DEFAULT_MAX_SIZE,
+    VARIABLES,
+    Config,
+    Setting,
+    default_cache_directory,
+    temporary_cache_directory,
+)
+from kcache.directory import CacheDirectory, open_directory
+from kcache.errors import BackendError, ConfigError, KcacheError, UnknownBackendError
+from kcache.util import log
+from kcache.util.open_file import MARKER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from kcache.engine.engine import CacheEngine
+
+__all__ = [
+    "READ_SIZE",
+    "SAVED",
+    "OpenedBackend",
+    "backends_in",
+    "elsewhere",
+    "engine_of",
+    "open_configured",
+    "open_engine",
+    "parse_saved",
+    "require_saved",
+    "warn_if_elsewhere",
+    "with_known_backend",
+    "with_saved",
+]
+
+#: The cap of a backend that is only read: its maker may have allowed larger files.
+READ_SIZE = 1 << 34
+#: Settings that can be saved: those of the cache, and of the work for it. Settings for one run of a
+#: program can't be saved (read_only, disable, recache, record, log). Settings that decide whose
+#: kernels are trusted and who gets ours can't be saved either (remote, signing_key_file).
+SAVED = (
+    "backend",
+    "max_size",
+    "memory_size",
+    "header_check",
+    "relocation",
+    "wait",
+    "workers",
+    "compile_timeout",
+)
+_PARSERS = {each.setting: each.parse for each in VARIABLES if each.setting in SAVED}
+#: Directories in which `warn_if_elsewhere` has looked.
+_looked: set[str] = set()
+_IN_MEMORY = "This process caches in memory alone"
+
+
+class OpenedBackend(NamedTuple):
+    """A backend that is open, with its directory and its settings. Threads: safe to share.
+
+    Attributes:
+        config: the settings, with those that are saved in the directory.
+        directory: None if there is none that can be used.
+        backend: of the cache; a `NoBackend` if there is no directory.
+        given: whether the program made the backend; then the directory is only for statistics.
+    """
+
+    config: Config
+    directory: CacheDirectory | None
+    backend: Backend
+    given: bool = False
+
+    @property
+    def name(self) -> str:
+        """The backend's name, or the class of a backend that the program made."""
+        return type(self.backend).__name__ if self.given else self.config.backend.value
+
+    @property
+    def path(self) -> str | None:
+        """The path of the directory, or None."""
+        return None if self.directory is None else self.directory.path
+
+
+# -- a cache as arguments and environment say ------------------------------------------------------
+
+
+def open_configured(arguments: Mapping[str, object], given: Backend | None) -> OpenedBackend:
+    """Return the backend that the arguments and the environment name, and log what is wrong.
+
+    A directory that the program named must be safe, or ConfigError says why not. A wrong directory
+    from the environment is no error: kcache logs a warning, and the cache works without a
+    directory. It does the same if a directory can't be used for another reason. Of the default
+    directories, it takes the first usable one.
+
+    Args:
+        arguments: settings by name.
+        given: a backend that the program made.
+
+    Raises:
+        ConfigError, UnknownBackendError: an argument is not allowed.
+    """
+    complaints: list[str] = []
+    config = Config.load(arguments, complain=complaints.append)
+    if config.log.value is not None:
+        log.log_to_stderr(config.log.value)
+    if given is None:
+        config = with_known_backend(config, complaints.append)
+    for complaint in complaints:
+        log.warning_once(complaint)
+    directory = _find_directory(config, given)
+    if isinstance(directory, NoBackend):
+        return OpenedBackend(config, None, given or directory, given is not None)
+    config = with_saved(config, directory)
+    if given is not None:
+        return OpenedBackend(config, directory, given, given=True)
+    return OpenedBackend(config, directory, _open_backend(config, directory))
+
+
+def _find_directory(config: Config, given: Backend | None) -> CacheDirectory | NoBackend:
+    """Return the directory of a cache, or a backend that stores nothing and says why.
+
+    Raises:
+        ConfigError: the program named a directory that is not safe or not ours.
+    """
+    named, source = config.directory
+    if named is None and source != "default":  # the variable holds no path: a warning has said so
+        return NoBackend(f"{source} is not allowed", refused=True)
+    read_only, path, missing = _is_read_only(config), "", NoBackend("no directory")
+    if named is None and given is not None:
+        return missing
+    for path in _candidates(named):
+        try:
+            return open_directory(path, read_only=read_only)
+        except ConfigError as error:
+            if source == "argument":
+                raise
+            missing = NoBackend(str(error), refused=named is not None)
+        except BackendError as error:
+            missing = NoBackend(str(error))
+        log.info("not usable: %s", missing.reason)
+    if not read_only or os.path.lexists(path):  # else nothing has been cached yet
+        where = "" if named is None else f"{source}: "
+        effect = _IN_MEMORY if given is None else "No statistics are written"
+        log.warning_once(f"{where}{missing.reason}. {effect}")
+    return missing
+
+
+def _candidates(named: str | None) -> Iterator[str]:
+    if named is not None:
+        yield named
+    else:
+        # Each is looked up only if it is needed: finding all takes longer than a hit.
+        yield str(default_cache_directory())
+        yield temporary_cache_directory()
+
+
+def _is_read_only(config: Config) -> bool:
+    return config.read_only.value or config.disable.value
+
+
+def _open_backend(config: Config, directory: CacheDirectory) -> Backend:
+    """Return the backend; if it refuses the directory (LMDB on NFS), one that stores nothing.
+
+    Raises:
+        ConfigError: it refuses a cap that the program gave; one of the environment is a warning.
+        UnknownBackendError: the program named one that is not installed.
+    """
+    name, (max_size, source) = config.backend.value, config.max_size
+    folder, read_only = directory.backend(name), _is_read_only(config)
+    try:
+        return open_backend(name, folder, max_size=max_size, read_only=read_only)
+    except ConfigError as error:
+        if source == "argument":
+            raise
+        reason = f"{source}: {error}"
+    except BackendError as error:
+        reason = str(error)
+    log.warning_once(f"{reason}. {_IN_MEMORY}")
+    return NoBackend(reason)
+
+
+# -- which backend ---------------------------------------------------------------------------------
+
+
+def with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
+    """Return the settings, with the default instead of an unknown backend of the environment.
+
+    A name from the program stays, and `open_backend` raises an error.
+    """
+    name, source = config.backend
+    if source == "argument" or is_backend(name):
+        return config
+    try:
+        require_backend(name)
+    except UnknownBackendError as error:
+        told = str(error).removeprefix("backend=")
+        complain(f"{source}={told}. It is ignored until then")
+    return config.replace(backend=Setting("file", "default"))
+
+
+def with_saved(
+    config: Config, directory: CacheDirectory, complain: Callable[[str], object] = log.warning_once
+) -> Config:
+    """Return the settings, with those that are saved in a directory instead of defaults.
+
+    A saved setting that can't be used is ignored, and `complain` is called with a sentence.
+    """
+    found: dict[str, Setting[object]] = {}
+    for name, text in directory.settings.items():
+        try:
+            value = parse_saved(name, text)
+        except (ConfigError, UnknownBackendError) as error:
+            complain(f"{directory.marker}: {error}. It is ignored until then")
+            continue
+        if getattr(config, name).source == "default":
+            found[name] = Setting(value, MARKER)
+    return config.replace(**found) if found else config
+
+
+def parse_saved(name: str, text: object) -> object:
+    """Return the value of a setting that is saved, or is to be.
+
+    Raises:
+        ConfigError: it can't be saved, or its value is not allowed.
+        UnknownBackendError: there is no such backend.
+    """
+    require_saved(name)
+    value: object = _PARSERS[name](text, name=name)
+    if name == "backend":
+        require_backend(str(value))
+    return value
+
+
+def require_saved(name: str) -> None:
+    """Refuse a name that no setting has that can be saved.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if name not in _PARSERS:
+        from kcache.util.nearest import did_you_mean
+
+        more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
+        raise ConfigError(f"setting {name!r} can't be saved{more}; allowed: {allowed}")
+
+
+def backends_in(directory: CacheDirectory) -> list[str]:
+    """Return the names of the backends that have a folder in a directory.
+
+    Raises:
+        OSError: it can't be listed.
+    """
+    with os.scandir(directory.path) as items:
+        return sorted(item.name for item in items if item.is_dir() and is_backend(item.name))
+
+
+def warn_if_elsewhere(opened: OpenedBackend) -> None:
+    """Log one warning if the backend has no entries, and another one has a folder.
+
+    A process looks once at each directory.
+    """
+    directory = opened.directory
+    if directory is None or opened.given or directory.path in _looked:
+        return
+    _looked.add(directory.path)
+    sentence = elsewhere(directory, opened.config.backend, opened.backend)
+    if sentence:
+        log.warning_once(sentence)
+
+
+def elsewhere(directory: CacheDirectory, named: Setting[str], backend: Backend) -> str:
+    """Return a sentence if a backend has no entries, and another one has a folder; else nothing.
+
+    Args:
+        directory: of both.
+        named: the name of the backend, and what names it.
+        backend: itself.
+    """
+    name, source = named
+    try:
+        others = [each for each in backends_in(directory) if each != name]
+        if not others or backend.usage().entries:
+            return ""
+    except (KcacheError, OSError):
+        return ""
+    why, other = "the default" if source == "default" else f"{source} names it", others[0]
+    return (
+        f"{directory.path}: the backend {name} ({why}) is empty, and there is a folder of "
+        f"{' and '.join(others)}. To use that: KCACHE_BACKEND={other}, or kcache config --set "
+        f"backend={other}; to move its entries: kcache migrate --from {other} --to {name}"
+    )
+
+
+# -- engines ---------------------------------------------------------------------------------------
+
+
+def open_engine(
+    directory: str | os.PathLike[str],
+    *,
+    backend: str = "file",
+    max_size: int | str = DEFAULT_MAX_SIZE,
+    memory_size: int | str = 0,
+    read_only: bool = False,
+) -> CacheEngine:
+    """Return an engine over the backend called `backend`, in `directory`.
+
+    Sizes are in bytes, or text such as `"512MB"`. With `memory_size=0` every get reaches the
+    backend. The engine counts into the directory's statistics. Settings of the environment, and
+    those that are saved in the directory, do not matter.
+
+    Raises:
+        ConfigError: a size is not allowed, or the directory is unsafe.
+        UnknownBackendError: no such backend is installed.
+        BackendError: the backend can't be opened there.
+    """
+    arguments = {
+        "directory": directory,
+        "backend": backend,
+        "max_size": max_size,
+        "memory_size": memory_size,
+        "read_only": read_only,
+    }
+    config = Config.load(arguments, environ={})
+    files = open_directory(str(config.directory.value), read_only=read_only)
+    name, cap = config.backend.value, config.max_size.value
+    opened = open_backend(name, files.backend(name), max_size=cap, read_only=read_only)
+    return engine_of(OpenedBackend(config, files, opened), config.memory_size.value)
+
+
+def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") -> CacheEngine:
+    """Return an engine over a backend, whose processes share the files of its directory.
+
+    Args:
+        opened: the backend.
+        memory_size: of the memory tier, in bytes.
+        producer: of its entries; without one, nothing is noted in the journal.
+    """
+    from kcache.engine.engine import CacheEngine
+    from kcache.engine.journal import Journal, limit_for
+    from kcache.engine.stats import StatsFile
+
+    config, files = opened.config, opened.directory
+    read_only, cap = _is_read_only(config), config.max_size.value
+    journal = Journal(
+        None if files is None or opened.given or not producer else files.path,
+        config.backend.value,
+        read_only=read_only,
+        limit=limit_for(cap),
+    )
+    return CacheEngine(
+        opened.backend,
+        max_size=cap,
+        memory_size=memory_size,
+        producer=producer,
+        read_only=read_only,
+        stats_file=None if read_only or files is None else StatsFile(files.stats),
+        lock_file=None if files is None else files.flight,
+        wait=config.wait.value,
+        journal=journal,
+    )

@@ -1,0 +1,170 @@
+"""Sources: finds kernels in layers and remotes, which offer entries that nobody has checked."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.entry import Entry, open_envelope
+from kcache.errors import CorruptEntryError
+from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.kernels.find import VIEW_FACTOR, Checked
+from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kcache.kernels.find import Finder
+    from kcache.nvrtc.request import Request
+    from kcache.remote.source import Source
+
+__all__ = ["SourceKernels", "Taken"]
+
+
+class Taken(NamedTuple):
+    """A kernel from a source.
+
+    Attributes:
+        kernel: the kernel.
+        header_set: the one that holds here; None if there are no headers.
+        stored: whether it is in the cache now.
+    """
+
+    kernel: CompiledKernel
+    header_set: StoredHeaderSet | None
+    stored: bool
+
+
+class SourceKernels:
+    """Finds kernels in a source. They stay in memory, and in the cache if their member says so.
+
+    An entry of a source is checked like every entry, and headers are compared here, so a source can
+    only offer kernels.
+
+    Threads: safe to share. Fork: as the source.
+
+    Args:
+        finder: of the local cache.
+        source: is asked.
+        count: the count of the hits in it.
+    """
+
+    def __init__(self, finder: Finder, source: Source, count: str) -> None:
+        self._finder = finder
+        self._source = source
+        self._count = count
+
+    def find(self, request: Request, started: float, *, again: bool = False) -> Taken | None:
+        """Return the kernel of a request, counted as a hit, or None.
+
+        With `again`, damaged entries are not counted, because they were a moment ago.
+
+        Raises:
+            Exception: whatever the source raises.
+        """
+        if request.self_contained:
+            keys = (request.key, request.named_key) if request.named_key else (request.key,)
+            return self.find_under(keys, started, again=again)
+        for manifest, keep in self._manifests(request.key, again):
+            digests = self._finder.headers.digests
+            header_set = manifest.matching(request.search, digests, request.location)
+            if header_set is None:
+                continue
+            key = header_set.result_key(request.key)
+            paths = header_set.dependencies(request.search, request.location)
+            found = self.find_under((key,), started, paths, header_set, again=again)
+            if found is not None:
+                keeps = keep or self._finder.engine.memory.max_size > 0
+                kept = keeps and self._keep_manifest(request, manifest, header_set, keep=keep)
+                self._finder.headers.note(request, Checked(key, paths))
+                return found._replace(stored=found.stored and kept)
+        return None
+
+    def find_under(
+        self,
+        keys: Sequence[str],
+        started: float,
+        dependencies: tuple[str, ...] = (),
+        header_set: StoredHeaderSet | None = None,
+        *,
+        again: bool,
+    ) -> Taken | None:
+        """Return the kernel under one of the keys, counted as a hit, or None; raises as `find`."""
+        finder = self._finder
+        engine = finder.engine
+        for key, entry, keep in self._entries(keys, again=again):
+            try:
+                kernel = _with_code(CompiledKernel.from_entry(entry, key, dependencies))
+            except CorruptEntryError as error:
+                self._refuse(key, error, again)
+                continue
+            entry.view = kernel
+            kept = self._keep(key, entry, entry.size, keep=keep)
+            saved = finder.counts.saved(key, kernel.compile_seconds)
+            engine.counters.hit(saved, time.perf_counter() - started, False)
+            engine.counters.add(self._count)
+            return Taken(kernel, header_set, kept)
+        return None
+
+    def _entries(self, keys: Sequence[str], *, again: bool) -> Iterator[tuple[str, Entry, bool]]:
+        """Yield the offered entries under some keys in order, and whether to keep each."""
+        producer = self._finder.engine.producer.encode()
+        for key, envelope, keep, problem in self._source.offers(*keys):
+            try:
+                if problem is not None:
+                    raise problem
+                entry = open_envelope(envelope, key, producer)
+                entry.payload  # noqa: B018  is all of it sound?
+            except CorruptEntryError as error:
+                self._refuse(key, error, again)
+            else:
+                yield key, entry, keep
+
+    def _manifests(self, key: str, again: bool) -> Iterator[tuple[Manifest, bool]]:
+        for _, entry, keep in self._entries((key,), again=again):
+            try:
+                manifest = Manifest.from_entry(entry)
+            except CorruptEntryError as error:
+                self._refuse(key, error, again)
+            else:  # another machine's notes about its own files say nothing about files here
+                sets = [StoredHeaderSet(header_set.raw) for header_set in manifest.header_sets]
+                yield Manifest(sets), keep
+
+    def _keep_manifest(
+        self, request: Request, manifest: Manifest, holding: StoredHeaderSet, *, keep: bool
+    ) -> bool:
+        """Merge the header sets into those of the local cache, the one that holds first."""
+        headers = self._finder.headers
+        here, _ = headers.manifest(request, again=True)
+        known = [] if here is None else list(here.header_sets)
+        present = {header_set.raw for header_set in known}
+        others = [v for v in manifest.header_sets if v.raw not in present and v is not holding]
+        both = Manifest([*known, *others])
+        holding.remember(request.search, headers.digests, request.location)
+        both.add(holding)
+        entry = both.to_entry()
+        entry.view = both
+        return self._keep(request.key, entry, VIEW_FACTOR * entry.size, keep=keep)
+
+    def _keep(self, key: str, entry: Entry, size: int, *, keep: bool) -> bool:
+        """Keep an entry in the cache, or only in memory; tell whether it is in the cache."""
+        engine = self._finder.engine
+        kept = keep and engine.put(key, entry)
+        if not kept and engine.memory.max_size:
+            engine.memory.put(key, entry, size)
+        return kept
+
+    def _refuse(self, key: str, error: CorruptEntryError, again: bool) -> None:
+        if not again:
+            self._finder.engine.refuse(key, error)
+
+
+def _with_code(kernel: CompiledKernel) -> CompiledKernel:
+    """Return a kernel that contains code.
+
+    Raises:
+        CorruptEntryError: it has none: the entry holds something else.
+    """
+    if kernel.ptx is None and kernel.cubin is None and kernel.ltoir is None:
+        raise CorruptEntryError("the entry holds no kernel")
+    return kernel

@@ -1,0 +1,91 @@
+"""CudaHeaders: finds the headers of CUDA on this machine, and the packages of missing ones."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from kcache import config
+from kcache.nvrtc import library
+
+__all__ = ["folder_of", "hint", "include_paths"]
+
+#: Where the wheels put the headers, below a site-packages directory, by CUDA's major version.
+_WHEELS = {
+    13: ("nvidia/cu13/include",),
+    12: ("nvidia/cuda_cccl/include", "nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include"),
+}
+#: Where else they may be: below a toolkit, or below a conda environment.
+_FOLDERS = ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include")
+_TOOLKIT = "/usr/local/cuda"
+#: One header of CCCL (CUB, Thrust, libcu++) and one of the CUDA runtime: each brings its folder.
+_PROBES = ("cuda/std/cstddef", "cuda_fp16.h")
+#: Headers -> the packages that they are in, for CUDA 13 and 12.
+_PACKAGES = (
+    (r"(cub|thrust|cuda|nv)/", "nvidia-cuda-cccl", "nvidia-cuda-cccl-cu12"),
+    (r"crt/", "nvidia-cuda-crt", "nvidia-cuda-nvcc-cu12"),
+    (r"curand", "nvidia-curand", "nvidia-curand-cu12"),
+    (
+        r"(cuda|cooperative_groups|vector_|device_|math_|sm_\d|texture_|surface_|mma\.h|cu[A-Z])",
+        "nvidia-cuda-runtime",
+        "nvidia-cuda-runtime-cu12",
+    ),
+)
+_NOT_FOUND = re.compile(r'(?:could not|cannot) open source file "([^"]+)"')
+
+
+def include_paths() -> tuple[str, ...]:
+    """Return the directories of the installed CUDA headers, for `CompileOptions(include_paths=)`.
+
+    They hold `cuda_fp16.h`, `cub/...`, `thrust/...`, `cuda/std/...` and the like, which NVRTC does
+    not find by itself. They come from the packages `nvidia-cuda-runtime` and `nvidia-cuda-cccl`,
+    or else from the toolkit that NVRTC is in, a conda environment or another toolkit. What is not
+    installed is left out.
+    """
+    return tuple(dict.fromkeys(filter(None, map(folder_of, _PROBES))))
+
+
+def folder_of(header: str) -> str | None:
+    """Return the first include directory of CUDA's that has a header, or None."""
+    return next((path for path in _folders() if os.path.isfile(os.path.join(path, header))), None)
+
+
+def hint(log: str) -> str:
+    """Return what to do about a header of CUDA's that a log says is missing; else an empty text."""
+    missing = _NOT_FOUND.search(log)
+    if missing is None:
+        return ""
+    folder, how = folder_of(missing[1]), "include_paths=kcache.include_paths() or --cuda-headers"
+    if folder is not None:
+        also = f" ({how})" if folder in include_paths() else ""
+        return f"pass -I {folder}{also}"
+    for pattern, *packages in _PACKAGES:
+        if re.match(pattern, missing[1]):
+            package = packages[_major() == 12]
+            return f"pip install {package}, and pass {how}"
+    return ""
+
+
+def _folders() -> Iterator[str]:
+    """Yield directories that may hold headers; first those of the same CUDA version as NVRTC."""
+    for folder in _trees():
+        yield os.path.join(folder, "cccl")  # since CUDA 13
+        yield folder
+
+
+def _trees() -> Iterator[str]:
+    for major in sorted(_WHEELS, key=lambda major: major != _major()):
+        for entry in library.site_packages():
+            yield from (os.path.join(entry, folder) for folder in _WHEELS[major])
+    found, hints = library.find(), config.library_hints()
+    if found is not None:  # of a toolkit: it is in `lib64`, or in `targets/x86_64-linux/lib`
+        yield os.path.join(os.path.dirname(os.path.dirname(found.path)), "include")
+    for root in (*hints.conda, *hints.toolkits, _TOOLKIT):
+        yield from (os.path.join(root, folder) for folder in _FOLDERS)
+
+
+def _major() -> int:
+    """Return the major version of CUDA that NVRTC is of, by the name of its file."""
+    path = library.find_path() or ""
+    return 12 if ".so.12" in path or "_120_" in path else 13

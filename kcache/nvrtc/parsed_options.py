@@ -1,0 +1,137 @@
+"""ParsedOptions: the options of a compile as NVRTC reads them.
+
+Whoever decides something by an option asks here, and never looks into its text. NVRTC 12.4 to 13.5
+read each text like this: white space around it is dropped; `-D`, `-U` and `-I` may have their value
+right behind them, behind spaces or behind an equals sign; the other options that take a value have
+it behind an equals sign, and some of them also in the next text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+__all__ = ["Option", "ParsedOptions", "parse_options"]
+
+#: What `isspace` of the C library takes for white space.
+_SPACE = " \t\n\v\f\r"
+_LETTERS = ("-D", "-U", "-I")
+#: Other spellings of an option; here it has the first of its names.
+_NAMES = {
+    other: names[0]
+    for names in (
+        ("-I", "--include-path"),
+        ("-D", "--define-macro"),
+        ("-U", "--undefine-macro"),
+        ("--gpu-architecture", "-arch"),
+        ("--std", "-std"),
+        ("--device-debug", "-G"),
+        ("--generate-line-info", "-lineinfo"),
+        ("--dlink-time-opt", "-dlto"),
+        ("--use_fast_math", "-use_fast_math"),
+        ("--extra-device-vectorization", "-extra-device-vectorization"),
+        ("--device-as-default-execution-space", "-default-device"),
+        ("--disable-warnings", "-w"),
+        ("--device-int128", "-device-int128"),
+        ("--no-cache", "-no-cache"),
+        ("--ftz", "-ftz"),
+        ("--prec-sqrt", "-prec-sqrt"),
+        ("--prec-div", "-prec-div"),
+        ("--fmad", "-fmad"),
+        ("--relocatable-device-code", "-rdc"),
+        ("--ptxas-options", "-Xptxas"),
+        ("--maxrregcount", "-maxrregcount"),
+        ("--frandom-seed", "-frandom-seed"),
+        ("--pre-include", "-include"),
+        ("--diag-suppress", "-diag-suppress"),
+        ("--diag-warn", "-diag-warn"),
+        ("--diag-error", "-diag-error"),
+    )
+    for other in names
+}
+#: Options whose value may be the next text.
+_TAKES_NEXT = frozenset(
+    (
+        *("-I", "-D", "-U", "--gpu-architecture", "--relocatable-device-code", "--ptxas-options"),
+        *("--maxrregcount", "--pre-include", "--ftz", "--prec-sqrt", "--prec-div", "--fmad"),
+        *("--diag-suppress", "--diag-warn", "--diag-error", "-Xcudafe"),
+    )
+)
+
+
+class Option(NamedTuple):
+    """One option.
+
+    Attributes:
+        name: with its dashes; one of several spellings.
+        value: or None.
+    """
+
+    name: str
+    value: str | None = None
+
+    def __str__(self) -> str:
+        """Return the option as one text that NVRTC reads in the same way."""
+        return self.name if self.value is None else f"{self.name}={self.value}"
+
+    @property
+    def is_include_path(self) -> bool:
+        """Whether it names a directory of headers in the usual form.
+
+        Releases may write a directory otherwise that begins like this, or that is empty; and `-I-`
+        names none.
+        """
+        value = self.value or "-"
+        return self.name == "-I" and value != "-" and value[0] not in f"={_SPACE}"
+
+
+class ParsedOptions(tuple[Option, ...]):
+    """The options of a compile, in order."""
+
+    __slots__ = ()
+
+    @property
+    def include_paths(self) -> tuple[str, ...]:
+        """Directories of headers, in order."""
+        return tuple(each.value or "" for each in self if each.is_include_path)
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """Macros, `NAME` or `NAME=VALUE`."""
+        return tuple(each.value or "" for each in self if each.name == "-D")
+
+    @property
+    def arch(self) -> str | None:
+        """The architecture; the last one counts."""
+        found = [each.value for each in self if each.name == "--gpu-architecture"]
+        return found[-1] if found else None
+
+    def with_include_paths(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Return the options as texts, with other directories of headers in the same order."""
+        others = iter(paths)
+        return tuple(f"-I{next(others)}" if o.is_include_path else str(o) for o in self)
+
+    def without_include_paths(self) -> tuple[str, ...]:
+        """Return the options as texts, with the directories of headers by position only."""
+        return self.with_include_paths(f"#{n}" for n, _ in enumerate(self.include_paths))
+
+
+def parse_options(texts: Sequence[str]) -> ParsedOptions:
+    """Return what the compiler reads in the texts of options."""
+    found: list[Option] = []
+    rest = iter(texts)
+    for text in rest:
+        text = text.strip(_SPACE)  # noqa: PLW2901  as the compiler does
+        if text.startswith(_LETTERS) and len(text) > 2:
+            joined = text[3:] if text[2] == "=" else text[2:].lstrip(" ")
+            found.append(Option(text[:2], joined))
+            continue
+        name, equals, value = text.partition("=")
+        name = _NAMES.get(name, name)
+        if equals:
+            found.append(Option(name, value))
+        elif name in _TAKES_NEXT:
+            found.append(Option(name, next(rest, "").strip(_SPACE)))
+        else:
+            found.append(Option(name))
+    return ParsedOptions(found)

@@ -1,0 +1,297 @@
+"""Bundle: one file with many entries, an SQLite database that is read in place.
+
+Everybody can look into one::
+
+    sqlite3 kernels.kcb 'SELECT key, length(value) FROM entries'
+
+=================  ===============================================================================
+part               what
+=================  ===============================================================================
+`application_id`   ``KCB1``: a bundle, and the version of its format
+`user_version`     the number of entries
+`entries`          the only table. `key`: 64 hexadecimal digits. `value`: the entry's envelope
+                   (`kcache.entry`), which may have a signature before it (`kcache.remote.seal`)
+=================  ===============================================================================
+
+The rows are written in the order of their keys, and nothing says when, where or by whom. So equal
+entries make equal files, with the same version of SQLite. An envelope has its own key, length and
+checksum; whoever uses one checks it, as every other one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from kcache.backend import is_key
+from kcache.errors import BundleError
+from kcache.remote.seal import SealError
+from kcache.util.forks import after_fork, at_fork
+
+if TYPE_CHECKING:
+    import sqlite3
+    from types import ModuleType
+
+    from kcache.remote.seal import Sealer
+
+__all__ = ["HEAD_SIZE", "MAX_VALUE", "Bundle", "is_bundle", "is_head", "write_bundle"]
+
+#: An export leaves larger values out, and a reader refuses them, because one whole value at a time
+#: is in memory. The largest kernels of CUTLASS have 10 MB.
+MAX_VALUE = 256 << 20
+#: The bytes before the first page's content. See https://www.sqlite.org/fileformat2.html.
+HEAD_SIZE = 100
+_MAGIC = b"SQLite format 3\0"
+_APPLICATION, _VERSION = b"KCB", b"1"
+_TABLE = "CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL)"
+#: The table, and the index of its primary key.
+_SCHEMA = [("entries", _TABLE), ("sqlite_autoindex_entries_1", None)]
+_PAGE = 4096
+#: What could differ from build to build of SQLite, and what a file that has no name yet needs not.
+_WRITING = (
+    f"page_size = {_PAGE}",
+    "encoding = 'UTF-8'",
+    "auto_vacuum = NONE",
+    "secure_delete = ON",
+    "journal_mode = OFF",
+    "synchronous = OFF",
+    f"application_id = {int.from_bytes(_APPLICATION + _VERSION, 'big')}",
+)
+#: Against files that were made to do harm. See https://www.sqlite.org/security.html.
+_READING = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0")
+#: Steps of SQLite's machine after which a statement is ended: a scan of a million entries takes
+#: ten times less.
+_MOST_STEPS = 100_000_000
+#: Held by who is in SQLite, so that a fork waits: a child would inherit SQLite's locks.
+_in_sqlite = threading.RLock()
+at_fork(before=_in_sqlite.acquire, in_parent=_in_sqlite.release, in_child=_in_sqlite.release)
+
+
+def is_head(head: bytes) -> bool:
+    """Tell whether a file that begins with these bytes is a bundle, of any version."""
+    return head.startswith(_MAGIC) and head[68:71] == _APPLICATION
+
+
+def is_bundle(path: str) -> bool:
+    """Tell whether a file begins as a bundle does, of any version.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    return is_head(_beginning(path)[0])
+
+
+def _beginning(path: str) -> tuple[bytes, int]:
+    """Return the first bytes of a file, nothing of anything else; and its length."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(fd, "rb", buffering=0) as file:
+        status = os.fstat(fd)
+        return file.read(HEAD_SIZE) if stat.S_ISREG(status.st_mode) else b"", status.st_size
+
+
+def _read_head(path: str) -> bytes:
+    """Return the head of a bundle.
+
+    Raises:
+        BundleError: it is no bundle, one of another version, or truncated.
+        OSError: it can't be read.
+    """
+    head, size = _beginning(path)
+    if not is_head(head):
+        raise BundleError("it is no bundle")
+    if head[71:72] != _VERSION:
+        found = head[71:72].decode("ascii", "backslashreplace")
+        raise BundleError(f"it has format version {found}, and this kcache reads 1")
+    if int.from_bytes(head[28:32], "big") * _PAGE != size:
+        raise BundleError("it is truncated: its length is not the one that it says")
+    return head
+
+
+class Bundle:
+    """A bundle that is read in place, by itself or as a layer: nothing is unpacked.
+
+    If another file is renamed over it while it is open, this object goes on reading the old one.
+    It maps nothing, so that a file that is truncated meanwhile is a BundleError and no SIGBUS. A
+    file that was made to do harm is a BundleError, too, after at most `_MOST_STEPS` steps and with
+    the memory of two values.
+
+    Threads: safe to share. Fork: it waits for a read; a child opens the file anew. Processes: any
+    number.
+
+    Args:
+        path: the file. It is opened by the first `get`, which then imports `sqlite3`.
+        keep: see `Layer`.
+        sealer: decides which signatures are accepted.
+        name: the file's name in messages.
+
+    Raises:
+        BundleError: it is no bundle, one of another version, or truncated.
+        OSError: it can't be read.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sealer: Sealer,
+        keep: bool = False,
+        name: str = "",
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self.name = name or os.fspath(path)
+        self.keep = keep
+        #: How many values without a signature were read.
+        self.unsigned = 0
+        self._sealer = sealer
+        self._connection: sqlite3.Connection | None = None
+        with self._translated():
+            head = _read_head(self.path)
+        self.entries = int.from_bytes(head[60:64], "big")
+        self.size = int.from_bytes(head[28:32], "big") * _PAGE
+        after_fork(self)
+
+    def get(self, key: str) -> bytes | None:
+        """Return the envelope stored under `key`, or None; the caller checks it.
+
+        Raises:
+            BundleError: it is not signed as it has to be, or the file is damaged or can't be read.
+        """
+        with self._translated():
+            with _in_sqlite:
+                row = self._query("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
+            return None if row is None else self._unsealed(key, row[0])
+
+    def items(self) -> Iterator[tuple[str, bytes]]:
+        """Yield every key and envelope, by ascending key; for one thread.
+
+        Raises:
+            BundleError: as `get`; or a key, their order or their number is wrong.
+        """
+        last, count = "", 0
+        with self._translated():
+            for key, value in self._query("SELECT key, value FROM entries ORDER BY key"):
+                if not is_key(key) or key <= last:
+                    raise BundleError(f"its keys are not in order at {key!r:.70}")
+                last, count = key, count + 1
+                yield key, self._unsealed(key, value)
+            if count != self.entries:
+                raise BundleError(f"it has {count} entries, and says {self.entries}")
+
+    def close(self) -> None:
+        """Close the file; a later `get` opens it again. Idempotent."""
+        with _in_sqlite:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    #: A child must not use SQLite's files of its parent.
+    after_fork = close
+
+    def __repr__(self) -> str:
+        """Return the bundle with its path."""
+        return f"Bundle({self.path!r})"
+
+    def _query(self, sql: str, arguments: tuple[str, ...] = ()) -> sqlite3.Cursor:
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = _connect_to_read(self.path)
+        return connection.execute(sql, arguments)
+
+    def _unsealed(self, key: str, value: object) -> bytes:
+        if not isinstance(value, bytes):
+            raise BundleError(f"entry {key}: it has no bytes")
+        try:
+            envelope = self._sealer.unseal(value)
+        except SealError as error:
+            raise BundleError(f"entry {key}: {error}") from error
+        self.unsigned += len(envelope) == len(value)
+        return envelope
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        """Name the file in what is raised."""
+        try:
+            yield
+        except BundleError as error:
+            raise BundleError(f"{self.name}: {error}") from error
+        except _sqlite_errors() as error:
+            raise BundleError(f"{self.name}: it is damaged ({error})") from error
+
+
+def _sqlite_errors() -> tuple[type[Exception], ...]:
+    """Return what SQLite may have raised; also of names in the file that are no text."""
+    module = sys.modules.get("sqlite3")
+    return () if module is None else (module.Error, UnicodeDecodeError)
+
+
+def _sqlite() -> ModuleType:
+    """Return the module `sqlite3`, which some builds of Python lack.
+
+    Raises:
+        BundleError: there is none.
+    """
+    try:
+        import sqlite3
+    except ImportError as error:
+        raise BundleError(
+            f"bundles need the module sqlite3, which this Python lacks ({error}); allowed: a "
+            "Python that was built with SQLite"
+        ) from error
+    return sqlite3
+
+
+def _connect_to_read(path: str) -> sqlite3.Connection:
+    """Open a database that may have been made to do harm.
+
+    Raises:
+        BundleError: it is another one than a bundle's, or there is no SQLite.
+        sqlite3.Error: it is damaged, or can't be read.
+    """
+    sqlite = _sqlite()
+    uri = f"file:{quote(os.fsencode(path))}?mode=ro&immutable=1"
+    connection: sqlite3.Connection = sqlite.connect(
+        uri, uri=True, check_same_thread=False, isolation_level=None
+    )
+    try:
+        connection.setlimit(sqlite.SQLITE_LIMIT_LENGTH, MAX_VALUE + 1000)
+        connection.setlimit(sqlite.SQLITE_LIMIT_SQL_LENGTH, 1000)
+        connection.set_progress_handler(lambda: 1, _MOST_STEPS)
+        for setting in _READING:
+            connection.execute(f"PRAGMA {setting}")
+        found = connection.execute("SELECT name, sql FROM sqlite_master LIMIT 3").fetchall()
+        if found != _SCHEMA:
+            raise BundleError("it is a database with other tables than a bundle has")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def write_bundle(path: str, rows: Iterable[tuple[str, bytes]]) -> int:
+    """Write keys and values, in the order of the keys, into an empty file; return their number.
+
+    Crash: a file that was not written to its end is no bundle, and every reader says so.
+
+    Raises:
+        BundleError: it can't be written (full disk), or there is no SQLite.
+    """
+    sqlite = _sqlite()
+    try:
+        with closing(sqlite.connect(path, isolation_level=None)) as connection:
+            for setting in _WRITING:
+                connection.execute(f"PRAGMA {setting}")
+            connection.execute("BEGIN")
+            connection.execute(_TABLE)
+            connection.executemany("INSERT INTO entries VALUES (?, ?)", rows)
+            count: int = connection.total_changes
+            connection.execute(f"PRAGMA user_version = {count}")
+            connection.execute("COMMIT")
+            return count
+    except sqlite.Error as error:
+        raise BundleError(f"{path}: it can't be written ({error})") from error

@@ -1,0 +1,307 @@
+"""Remote: one remote in the agent. It seals and counts; after failures it is left alone a while."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kcache.entry import Entry, decode, encode, producer_of
+from kcache.errors import ConfigError, CorruptEntryError
+from kcache.remote.breaker import SOON, Breaker
+from kcache.remote.manifests import merged
+from kcache.remote.remote_client import (
+    Leases,
+    RemoteClient,
+    RemoteError,
+    RemoteTimeout,
+    RemoteTooLong,
+    open_client,
+)
+from kcache.remote.seal import SEAL_ROOM, Sealer, SealError
+from kcache.remote.time_limit import TimeLimit
+from kcache.util import log
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kcache.remote.address import Address
+    from kcache.remote.counts import Counts
+
+__all__ = ["Remote"]
+
+#: Most characters of an error that are shown.
+_MOST_TEXT = 500
+#: How often a merge is tried if other machines write the same value.
+_TRIES = 6
+
+
+class Remote:
+    """One remote.
+
+    A failure is an error or a time-out, whatever the protocol; a package or a file that this
+    machine lacks is an error, too. Reading and writing fail apart from each other: a user who may
+    not write, and a server that is full, are still asked.
+
+    Threads: safe to share; the client is made by the first thread that needs it.
+
+    Args:
+        address: address of the remote.
+        make_sealer: returns the sealer; raises ConfigError at each call that can't make one.
+        counts: counts of the remote.
+        make: returns the remote's client; raises ConfigError likewise.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        make_sealer: Callable[[], Sealer],
+        counts: Counts,
+        *,
+        make: Callable[[Address], RemoteClient] = open_client,
+    ) -> None:
+        self.address = address
+        self.counts = counts
+        self.reading, self.writing = Breaker(), Breaker()
+        self._make_sealer = make_sealer
+        self._make = make
+        self._opened: tuple[RemoteClient, Sealer] | None = None
+        self._opening = threading.Lock()
+        self._limit = TimeLimit()
+        #: What the server said of a kernel that was too long for it.
+        self._too_long = ""
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def get(self, *keys: str) -> tuple[int, bytes] | None:
+        """Return the index of the first key that has a value, and its checked envelope, or None.
+
+        All keys count as one question.
+
+        Raises:
+            RemoteError: there is no answer.
+        """
+        if self._is_left_alone():
+            self.counts.add("skipped")
+            raise RemoteError(self.reading.reason)
+        found = self._ask(keys)
+        self.counts.add("misses" if found is None else "hits")
+        return found
+
+    def _ask(self, keys: Sequence[str]) -> tuple[int, bytes] | None:
+        try:
+            client, sealer = self._open()  # which may import a package
+            started = time.monotonic()
+            found = self._limit.call(
+                self.address.seconds(), lambda: self._first(client, sealer, keys)
+            )
+        except Exception as error:
+            raise self._failed(self.reading, "get", error) from error
+        seconds = time.monotonic() - started
+        if found is None and seconds > self.address.slow:
+            self.reading.failed(f"an answer without a kernel took {seconds:.2f} s", minor=True)
+        else:
+            self.reading.succeeded()
+        return found
+
+    def _first(
+        self, client: RemoteClient, sealer: Sealer, keys: Sequence[str]
+    ) -> tuple[int, bytes] | None:
+        for which, key in enumerate(keys):
+            try:
+                stored = client.get(key, self.address.max_entry + SEAL_ROOM)
+            except RemoteTooLong as error:  # a machine that takes more has stored it
+                log.debug("%s: a value is not used: %s", self.address, error)
+                continue
+            if stored is not None:
+                self.counts.add("bytes_in", len(stored.value))
+                envelope = self._checked(sealer, key, stored.value)
+                if envelope is not None:
+                    return which, envelope
+        return None
+
+    def _checked(self, sealer: Sealer, key: str, sealed: bytes) -> bytes | None:
+        """Return the envelope if its signature is right and it is sound; otherwise count that."""
+        try:
+            envelope = sealer.unseal(sealed)
+            _entry(envelope, key)
+        except SealError as error:
+            self.counts.add("unsigned")
+            log.warning("%s: %s is not used: %s", self.address, key, error)
+        except CorruptEntryError as error:
+            self.counts.add("damaged")
+            log.warning("%s: %s is not used: %s", self.address, key, error)
+        else:
+            return envelope
+        return None
+
+    # -- uploads ---------------------------------------------------------------------------------
+
+    def put(self, key: str, envelope: bytes) -> bool:
+        """Store an envelope; tell whether it is stored."""
+        return self._write(envelope, lambda client, sealer: client.put(key, sealer.seal(envelope)))
+
+    def merge(self, key: str, envelope: bytes) -> bool:
+        """Merge the manifest in an envelope into the stored one; tell whether that succeeded."""
+        return self._write(
+            envelope, lambda client, sealer: self._merge(client, sealer, key, envelope)
+        )
+
+    def _merge(self, client: RemoteClient, sealer: Sealer, key: str, envelope: bytes) -> None:
+        """Replace a manifest by one with the header sets of both, so that no other one is lost.
+
+        Raises:
+            RemoteError: it is not stored.
+        """
+        for attempt in range(_TRIES):
+            if attempt:  # random, so that writers do not collide again
+                time.sleep(random.uniform(0, 0.02 * 2**attempt))
+            old = client.get(key, self.address.max_entry + SEAL_ROOM)
+            known = None if old is None else self._checked(sealer, key, old.value)
+            both = envelope if known is None else self._merged(key, known, envelope)
+            if both is None or client.replace(key, sealer.seal(both), old):
+                return
+        raise RemoteError("others write the same value all the time")
+
+    def _merged(self, key: str, known: bytes, envelope: bytes) -> bytes | None:
+        """Return the manifest of both, or None if the known one has all of the new one."""
+        old, new = _entry(known, key), _entry(envelope, key)
+        both = merged(old, new, self.address.max_entry)
+        return None if both is None else encode(key, both, producer=producer_of(envelope))
+
+    def _write(self, envelope: bytes, write: Callable[[RemoteClient, Sealer], None]) -> bool:
+        size, address = len(envelope), self.address
+        if not address.writable:
+            return False
+        pauses = self._is_left_alone() or (self.writing.is_open and not self.writing.try_again())
+        if size > address.max_entry or pauses:
+            self.counts.add("dropped")
+            return False
+        try:
+            client, sealer = self._open()
+            if not sealer.can_seal:
+                return False
+            self._limit.call(address.seconds(size), lambda: write(client, sealer))
+        except RemoteTooLong as error:  # other kernels may be short enough
+            self.counts.add("dropped")
+            self._too_long = _printable(str(error))
+            return False
+        except Exception as error:
+            self.counts.add("dropped")
+            self._failed(self.writing, "put", error)
+            return False
+        self.counts.add("uploads")
+        self.counts.add("bytes_out", size)
+        self.writing.succeeded()
+        return True
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    @property
+    def leases(self) -> bool:
+        """Whether compiles are done under a lease of this remote."""
+        return self.address.kind == "redis" and self.address.flag("leases")
+
+    def ask_leases(self, ask: Callable[[Leases], bool]) -> bool | None:
+        """Return the answer to a question about a lease, or None if there is none."""
+        if self._is_left_alone():
+            return None
+        try:
+            client, _ = self._open()
+            if not isinstance(client, Leases):
+                return None
+            return self._limit.call(self.address.seconds(), lambda: ask(client))
+        except Exception as error:
+            self._failed(self.reading, "lease", error)
+            return None
+
+    # -- the client and its failures ---------------------------------------------------------------
+
+    def _open(self) -> tuple[RemoteClient, Sealer]:
+        """Return the remote's client, and the sealer: without its keys, nothing is trusted.
+
+        Raises:
+            ConfigError: this machine lacks something for it.
+        """
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._make(self.address), self._make_sealer()
+            return self._opened
+
+    def close(self) -> None:
+        """Close the connections. The next question makes new ones."""
+        with self._opening:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            with suppress(Exception):
+                opened[0].close()
+
+    def _failed(self, breaker: Breaker, operation: str, error: Exception) -> RemoteError:
+        """Count and log a failure, and return it as a RemoteError."""
+        text = _printable(str(error) or type(error).__name__)
+        self.counts.add("timeouts" if isinstance(error, RemoteTimeout) else "errors")
+        known = isinstance(error, (RemoteError, ConfigError))
+        log.debug("%s: %s failed: %s", self.address, operation, text if known else repr(error))
+        breaker.failed(text)
+        if breaker.is_open:  # the files with its credentials and keys are read again
+            self.close()
+        return RemoteError(text)
+
+    def _is_left_alone(self) -> bool:
+        """Tell whether nobody asks now; if a pause is over, make a trial without waiting for it.
+
+        While a question hangs in spite of all limits, there is no other one.
+        """
+        if self._limit.is_late:
+            return True
+        if self.reading.try_again():
+            try:
+                threading.Thread(target=self._try, daemon=True).start()
+            except RuntimeError as error:  # the machine has no more threads
+                self.reading.failed(str(error))
+        return self.reading.is_open
+
+    def _try(self) -> None:
+        """Ask for a key that can't exist."""
+        with suppress(RemoteError):
+            self._ask([secrets.token_hex(32)])
+
+    @property
+    def wait(self) -> float:
+        """The seconds until it is worth asking again; 0.0 if it may be asked now."""
+        return max(self.reading.wait, SOON if self._limit.is_late else 0.0)
+
+    @property
+    def trouble(self) -> str:
+        """What a user should know: why the remote is of no use; empty if it works."""
+        if self.reading.reason:
+            return f"{self.address}: {self.reading.reason}; kcache works without it"
+        if self.writing.reason:
+            return f"{self.address}: {self.writing.reason}; kcache stores nothing there for now"
+        if self._too_long:
+            return f"{self.address}: {self._too_long}; kcache does not store such kernels there"
+        return ""
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the status of this remote."""
+        return {
+            "address": self.address.redacted(),
+            "writable": self.address.writable,
+            "breaker": "open" if self.reading.is_open else "closed",
+            "reason": self.reading.reason or self.writing.reason,
+            **self.counts.as_dict(),
+        }
+
+
+def _entry(envelope: bytes, key: str) -> Entry:
+    """Return the entry in an envelope of any producer; raises CorruptEntryError."""
+    return decode(envelope, key, producer=producer_of(envelope))
+
+
+def _printable(text: str) -> str:
+    """Return a server's text in one line, without characters that could control a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text[:_MOST_TEXT])

@@ -1,0 +1,130 @@
+"""RemoteClient: the methods of a client of one protocol, and the two ways in which they fail."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+from kcache.errors import ConfigError, KcacheError
+
+if TYPE_CHECKING:
+    from kcache.remote.address import Address
+
+__all__ = [
+    "Leases",
+    "RemoteClient",
+    "RemoteError",
+    "RemoteTimeout",
+    "RemoteTooLong",
+    "Stored",
+    "open_client",
+]
+
+#: Kind of an address -> its client, which is loaded only in the agent, when it is first needed.
+_CLIENTS = {
+    "http": ("kcache.remote.http", "HttpClient"),
+    "redis": ("kcache.remote.redis", "RedisClient"),
+    "objects": ("kcache.remote.objects", "ObjectsClient"),
+}
+
+
+class RemoteError(KcacheError):
+    """A remote failed, refuses this user, or broke its protocol; a later question may succeed."""
+
+
+class RemoteTimeout(RemoteError):  # noqa: N818  a kind of RemoteError
+    """A remote did not answer in time."""
+
+
+class RemoteTooLong(RemoteError):  # noqa: N818  a kind of RemoteError
+    """A value is longer than this user wants; the remote works."""
+
+
+class Stored(NamedTuple):
+    """A value of a remote.
+
+    Attributes:
+        value: the bytes.
+        version: what `RemoteClient.replace` needs to replace this value and no other one.
+    """
+
+    value: bytes
+    version: object
+
+
+class RemoteClient(Protocol):
+    """Values under keys (64 hexadecimal digits) on a server.
+
+    A client adds the prefix of its address to each key. It does not examine values. It limits each
+    wait for a server by the time-outs of the address; `kcache.remote.time_limit` limits their sum.
+
+    Threads: used by several threads at a time. Processes: only in the agent, which was started by
+    exec and never forks.
+    """
+
+    def get(self, key: str, limit: int) -> Stored | None:
+        """Return the value, or None if there is none.
+
+        Raises:
+            RemoteTooLong: it is longer than `limit` bytes; RemoteError: the remote failed.
+        """
+        ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store a value in place of what is there.
+
+        Raises:
+            RemoteError: it is not stored, or its state is unknown.
+        """
+        ...
+
+    def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
+        """Store a value in place of `old` (None: of nothing); tell whether it is stored.
+
+        It is not stored if others have changed the value meanwhile. A server that knows no
+        conditions stores it all the same.
+
+        Raises:
+            RemoteError: its state is unknown.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Leases(Protocol):
+    """A client with leases, by which one process of all machines does something at a time.
+
+    A lease belongs to a random token and ends by itself after some seconds.
+    """
+
+    def lease(self, key: str, token: str, seconds: float) -> bool:
+        """Take the lease of `key`; tell whether it was free. Raises RemoteError."""
+        ...
+
+    def renew(self, key: str, token: str, seconds: float) -> bool:
+        """Extend a lease; tell whether the token still had it. Raises RemoteError."""
+        ...
+
+    def release(self, key: str, token: str) -> bool:
+        """Release a lease; tell whether the token still had it. Raises RemoteError."""
+        ...
+
+
+def open_client(address: Address) -> RemoteClient:
+    """Return the client of an address. Connects at the first question.
+
+    Raises:
+        ConfigError: the package that it needs is not installed, or a credential can't be read.
+    """
+    module, name = _CLIENTS[address.kind]
+    importlib.invalidate_caches()  # the package may have been installed since it was missing
+    try:
+        make: Callable[[Address], RemoteClient] = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
+    return make(address)

@@ -1,0 +1,43 @@
+"""Child process: what a process of kcache's own gets from the program that starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+__all__ = ["children_are_elsewhere", "detach"]
+
+#: Higher than any descriptor; close_range(2) closes them all at once.
+_MOST_DESCRIPTORS = 1 << 20
+
+
+def children_are_elsewhere() -> bool:
+    """Tell whether a child of this process would be in another PID namespace; see unshare(2).
+
+    The first process there ends the namespace with itself. So it must be one of the program's, not
+    one of ours, which ends sooner: the program could start no process after that.
+    """
+    try:
+        own = os.readlink("/proc/self/ns/pid")
+    except OSError:  # no Linux, or no /proc
+        return False
+    try:
+        return os.readlink("/proc/self/ns/pid_for_children") != own
+    except FileNotFoundError:  # there is no process in it yet
+        return True
+    except OSError:
+        return False
+
+
+def detach(kept: list[int]) -> None:
+    """Detach this process from the program: its signals, streams, and descriptors but `kept`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nowhere, descriptor)
+    start = 3
+    for descriptor in (*sorted(kept), _MOST_DESCRIPTORS):
+        os.closerange(start, descriptor)
+        start = descriptor + 1

@@ -1,0 +1,241 @@
+"""Programs that no library of ours fits into, or that forbid one: each runs as without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dropin.conftest import CLIENTS, KCACHE, Dropin
+
+from kcache.dropin import build
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
+
+#: Starts a process, so that the loader is asked twice; uses memory, and much of it in each thread.
+SOURCE = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    char *kept = malloc(100);
+    snprintf(kept, 100, "%d arguments", argc);
+    fprintf(stderr, "%s\\n", kept);
+    fflush(stderr);
+    puts(kept);
+    fflush(stdout);
+    free(kept);
+    if (argc > 1)
+        return 3;
+    if (fork() == 0)
+        return execl(argv[0], argv[0], "again", (char *)0);
+    int status = 0;
+    wait(&status);
+    return WEXITSTATUS(status) + 4;
+}
+"""
+#: More than the loader has left for libraries that it did not count at the start.
+THREAD_LOCAL = '__attribute__((tls_model("initial-exec"))) __thread char large[1 << 14];'
+
+
+def _compiled(folder: Path, *commands: str, **sources: str) -> Path:
+    """Return a program, or skip the test if it can't be built here."""
+    for name, text in sources.items():
+        (folder / f"{name}.c").write_text(text)
+    for command in commands:
+        words = command.split()
+        if shutil.which(words[0]) is None:
+            pytest.skip(f"there is no {words[0]}")
+        made = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            pytest.skip(f"{command}: {made.stderr.strip()}")
+    return folder / "program"
+
+
+def _is_as_without(program: Path, dropin: Dropin) -> None:
+    bare, told = dropin.bare(program), dropin.run(program, stats=False)
+    if bare.code != 7:
+        pytest.skip(f"it does not run here: {bare.errors}")
+    assert bare.output == "1 arguments\n2 arguments\n"
+    assert (told.code, told.output, told.errors) == (bare.code, bare.output, bare.errors)
+
+
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        "gcc -fsanitize=address",
+        "gcc -fsanitize=address -static-libasan",
+        "gcc -fsanitize=thread",
+        "gcc -fsanitize=undefined",
+        "clang -fsanitize=address",
+        "clang -fsanitize=address -shared-libasan",
+        "gcc -static",
+        "gcc -static-pie",
+        "gcc -m32",
+        "gcc -m32 -static",
+        "musl-gcc",
+        "musl-gcc -static",
+    ],
+)
+def test_programs(compiler: str, dropin: Dropin, tmp_path: Path) -> None:
+    program = _compiled(tmp_path, f"{compiler} program.c -o program", program=SOURCE)
+    _is_as_without(program, dropin)
+
+
+def test_a_library_with_much_memory_for_each_thread(dropin: Dropin, tmp_path: Path) -> None:
+    """Such as jemalloc or the runtime of ThreadSanitizer. An auditor of the loader would end it."""
+    program = _compiled(
+        tmp_path,
+        "gcc -shared -fPIC large.c -o liblarge.so",
+        "gcc program.c -o program -L. -Wl,--no-as-needed -llarge -Wl,-rpath,$ORIGIN",
+        program=SOURCE,
+        large=THREAD_LOCAL,
+    )
+    _is_as_without(program, dropin)
+
+
+# -- programs that are linked with NVRTC, or open it -----------------------------------------------
+
+
+@pytest.fixture
+def confined(real: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Builds the client that can open nothing when it first calls NVRTC."""
+    headers = real.parent.parent / "include"
+    compiler = build.compiler()
+    if compiler is None or not (headers / "nvrtc.h").exists():
+        pytest.skip("there is no C compiler, or no nvrtc.h")
+
+    def build_it(*flags: str) -> Path:
+        words = (compiler, *flags, CLIENTS / "confined.c", "-o", "program", f"-I{headers}", real)
+        return _compiled(tmp_path, " ".join(map(str, (*words, f"-Wl,-rpath,{real.parent}"))))
+
+    return build_it
+
+
+@pytest.mark.parametrize("server", [True, False], ids=["", "no server"])
+@pytest.mark.parametrize("confinement", ["nothing", "files 3", "full", "chroot"])
+def test_a_program_that_is_linked_has_nvrtc_from_the_start(
+    confinement: str,
+    server: bool,
+    confined: Callable[..., Path],
+    dropin: Dropin,
+    tmp_path: Path,
+) -> None:
+    if confinement == "chroot" and os.geteuid() != 0:
+        pytest.skip("only root may do it")
+    arguments = [*confinement.split(), str(tmp_path)]
+    program = confined()
+    bare = dropin.bare(program, *arguments)
+    where = () if server else ("env", "KCACHE_DROPIN_SOCKET=/nonexistent")
+    told = dropin.run(*where, program, *arguments)
+    assert bare.code == told.code == 3, told.errors
+    wanted = bare.output.splitlines()
+    if server and confinement in ("files 3", "full"):  # NVRTC itself can't compile then
+        assert wanted[3] == "7"
+        wanted[3] = "0"
+    assert told.output.splitlines() == wanted
+
+
+def test_a_program_with_a_sanitizer_that_is_linked(
+    confined: Callable[..., Path], real: Path, dropin: Dropin
+) -> None:
+    program = confined("-fsanitize=address")
+    # The sanitizer makes NVRTC lose its RPATH, and so its own library.
+    dropin.environment["LD_LIBRARY_PATH"] = str(real.parent)
+    bare, told = dropin.bare(program, "nothing"), dropin.run(program, "nothing")
+    assert (told.code, told.output) == (bare.code, bare.output) == (3, bare.output), told.errors
+    assert (told.misses, "\n0\n" in told.output) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["libnvrtc.so.13.99", "libnvrtc.so.99", "/no/libnvrtc.so.13"])
+def test_a_library_that_is_not_there(name: str, dropin: Dropin) -> None:
+    code = f"import ctypes\ntry: ctypes.CDLL({name!r})\nexcept OSError as error: print(error)"
+    bare, told = dropin.bare(sys.executable, "-c", code), dropin.run(sys.executable, "-c", code)
+    assert (told.code, told.output) == (bare.code, bare.output)
+    assert "cannot open shared object file" in bare.output
+
+
+# -- what a program inherits -----------------------------------------------------------------------
+
+IGNORES = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+INHERITS = """
+import signal, subprocess, sys
+print(signal.getsignal(signal.SIGCHLD), signal.pthread_sigmask(signal.SIG_BLOCK, []))
+subprocess.run(sys.argv[1:], input="a[1] = 1;", text=True)
+sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize("stats", [False, True], ids=["", "--stats"])
+def test_signals_that_are_ignored_or_blocked(stats: bool, real: Path, dropin: Dropin) -> None:
+    """A parent that ignores SIGCHLD learns nothing of its children; a launcher must."""
+    client = (sys.executable, "-c", INHERITS, sys.executable, CLIENTS / "repeated.py", real)
+    starts = (sys.executable, "-c", IGNORES)
+    bare = dropin.bare(*starts, *client)
+    run = (*KCACHE, "run", *(["--stats"] if stats else []), "--")
+    told = dropin.bare(*starts, *run, *client)
+    assert (told.code, told.output) == (bare.code, bare.output) == (4, bare.output), told.errors
+    assert told.misses == (1 if stats else -1)
+    assert "warning" not in told.errors
+
+
+@AS_ROOT
+def test_a_pid_namespace_of_the_program(dropin: Dropin) -> None:
+    """Its first process is the program's, and would end it if it was ours."""
+    script = "(exec sleep 2) & /bin/echo one; /bin/echo two"
+    unshared = ("unshare", "--pid")
+    bare = dropin.bare(*unshared, "sh", "-c", script)
+    if bare.output != "one\ntwo\n":
+        pytest.skip(f"no PID namespace can be made here: {bare.errors}")
+    told = dropin.bare(*unshared, *KCACHE, "run", "--", "sh", "-c", script)
+    assert (told.code, told.output) == (bare.code, bare.output)
+    assert "PID namespace" in told.errors
+
+
+# -- whose libraries -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "KCACHE_DROPIN_LIBRARIES"])
+@pytest.mark.parametrize("above", [1, 2])
+def test_libraries_that_others_can_replace(
+    above: int, variable: str, dropin: Dropin, tmp_path: Path
+) -> None:
+    """They would have their code in every program of the user."""
+    folder = tmp_path / "above" / "home"
+    folder.mkdir(parents=True)
+    environment = {variable: str(folder)}
+    if variable == "XDG_CACHE_HOME":
+        environment["KCACHE_DROPIN_LIBRARIES"] = ""
+    else:
+        shutil.copytree(dropin.libraries, folder, dirs_exist_ok=True)
+    show = ("sh", "-c", "echo $LD_PRELOAD")
+    good = dropin.run(*show, stats=False, **environment)
+    assert str(folder) in good.output or not good.errors  # a wheel has its own
+    writable = folder if above == 1 else folder.parent
+    writable.chmod(0o777)
+    told = dropin.run(*show, stats=False, **environment)
+    assert str(folder) not in told.output
+    if str(folder) in good.output:
+        assert f"others can write to {writable}" in told.errors
+
+
+@pytest.mark.parametrize("name", ["libkcache_nvrtc13.so", "x86_64/libkcache_preload13.so"])
+def test_a_library_that_others_can_change(name: str, dropin: Dropin, tmp_path: Path) -> None:
+    folder = tmp_path / "libraries"
+    shutil.copytree(dropin.libraries, folder)
+    if not (folder / name).exists():
+        pytest.skip("another machine")
+    (folder / name).chmod(0o777)
+    told = dropin.run("sh", "-c", "echo $LD_PRELOAD", KCACHE_DROPIN_LIBRARIES=str(folder))
+    assert told.output == "\n"
+    assert f"others can write to {folder / name}" in told.errors

@@ -1,0 +1,165 @@
+"""Interrupts: an exception at any point of any operation leaves no lock, place or descriptor taken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from core.helpers import entry, key
+from faults.stepper import Interrupt, Stepper
+
+from kcache import CacheEngine, open_engine
+
+pytestmark = pytest.mark.skipif(
+    not os.path.exists("/proc/locks"), reason="/proc tells which locks there are"
+)
+
+CAP = 20_000
+LONG = 60.0
+
+
+def locks_in(place: Path) -> list[str]:
+    """Return the system's lines about locks on the files in a directory, whoever has them."""
+    files = {path.stat().st_ino for path in place.rglob("*") if path.is_file()}
+    lines = Path("/proc/locks").read_text().splitlines()
+    return [line for line in lines if int(line.split()[-3].rsplit(":", 1)[1]) in files]
+
+
+def descriptors() -> set[str]:
+    found: set[str] = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+    return {each for each in found if "/proc/" not in each}
+
+
+class Operation(NamedTuple):
+    """What is interrupted.
+
+    Attributes:
+        run: the operation.
+        stride: every how many points it is tried; all of them in the long form.
+    """
+
+    run: Callable[[CacheEngine], object]
+    stride: int = 1
+
+
+def put(engine: CacheEngine, name: str, size: int = 500) -> bool:
+    return engine.put(key(name), entry(size))
+
+
+def evict(engine: CacheEngine) -> None:
+    for number in range(9):
+        put(engine, f"old {number}", CAP // 8)
+
+
+OPERATIONS = {
+    "put": Operation(lambda engine: put(engine, os.urandom(4).hex()), 7),
+    "replace": Operation(lambda engine: put(engine, "same"), 7),
+    "get": Operation(lambda engine: engine.get(key("same")), 1),
+    "delete": Operation(lambda engine: engine.delete(key("same")), 5),
+    "evict": Operation(evict, 101),
+    "trim": Operation(lambda engine: engine.trim(CAP // 2), 17),
+    "flush": Operation(lambda engine: (engine.counters.add("misses"), engine.flush()), 5),
+    "scan": Operation(lambda engine: list(engine.backend.scan()), 1001),
+    "check": Operation(lambda engine: list(engine.backend.check()), 2001),
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[CacheEngine]:
+    with open_engine(tmp_path / "cache", max_size=CAP) as opened:
+        put(opened, "same")
+        opened.flush()
+        yield opened
+
+
+def count(run: Callable[[], object], *, signals: bool) -> int:
+    stepper = Stepper(-1, signals=signals)
+    stepper.run(run)
+    return stepper.points
+
+
+def require_nothing_left(engine: CacheEngine, before: set[str], what: str) -> None:
+    assert engine.lock_file is not None
+    place = Path(engine.lock_file).parent
+    assert not locks_in(place), what
+    assert descriptors() <= before, what
+    done = threading.Thread(target=lambda: put(engine, "same"))
+    done.start()
+    done.join(LONG)
+    assert not done.is_alive(), what
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("signals", [False, True], ids=["at each line", "where signals come"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_interrupt_at_any_point_leaves_nothing_taken(
+    name: str, signals: bool, engine: CacheEngine, long: bool
+) -> None:
+    operation = OPERATIONS[name]
+
+    def run() -> object:
+        return operation.run(engine)
+
+    run()
+    points = count(run, signals=signals)
+    before = descriptors()
+    for number in range(0, points, 1 if long else operation.stride):
+        Stepper(number, signals=signals).run(run)
+        require_nothing_left(engine, before, f"{name}, point {number} of {points}")
+    assert list(engine.backend.check(repair=True)) is not None
+    assert list(engine.backend.check()) == []
+    assert engine.stats().errors == engine.stats().corrupt == 0
+
+
+@pytest.mark.timeout(3600)
+def test_interrupts_at_random_points_of_all_operations(engine: CacheEngine, long: bool) -> None:
+    random = Random(22)
+    names = list(OPERATIONS)
+    points = {n: count(lambda n=n: OPERATIONS[n].run(engine), signals=False) for n in names}
+    before = descriptors()
+    for _ in range(100_000 if long else 300):
+        name = random.choice(names)
+        number = int(random.random() ** 2 * points[name])
+        Stepper(number).run(lambda name=name: OPERATIONS[name].run(engine))
+        require_nothing_left(engine, before, f"{name}, point {number}")
+    list(engine.backend.check(repair=True))
+    assert list(engine.backend.check()) == []
+
+
+def test_real_signals_at_random_instants(engine: CacheEngine, long: bool) -> None:
+    """As Ctrl-C comes; each is an exception in whatever runs then."""
+
+    def handler(*_: object) -> None:
+        raise Interrupt
+
+    random = Random(1)
+    before = descriptors()
+    old = signal.signal(signal.SIGALRM, handler)
+    hit = 0
+    try:
+        for number in range(20_000 if long else 500):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 2e-3))
+                for _ in range(10):
+                    put(engine, f"{number % 30}")
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupt:
+                hit += 1
+            if number % 50 == 0:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                require_nothing_left(engine, before, f"signal {number}")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert hit > 100
+    require_nothing_left(engine, before, "at the end")

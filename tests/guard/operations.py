@@ -1,0 +1,158 @@
+"""Operations: what the guard measures, each prepared so that one call does nothing but itself.
+
+Run as a program, it prepares a directory, does each operation a few times, and then once more
+between two marks that strace sees, or under tracemalloc.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import kcache
+from kcache.entry import encode
+from kcache.nvrtc import files
+
+__all__ = ["HEADERS", "KERNEL", "MARK", "PAYLOAD", "entry", "headers_in", "key"]
+
+#: Looked at before and after an operation, to be found among the system calls: nothing is there.
+MARK = "/kcache-guard"
+PAYLOAD = 100 << 10
+#: How many headers the kernel with headers reads.
+HEADERS = 5
+KERNEL = 'extern "C" __global__ void k(int* out) {{ *out = {}; }}\n'
+#: A payload that does not compress, as machine code hardly does: the digests of numbers.
+_NOISE = b"".join(bytes.fromhex(kcache.hash_source(str(n))) for n in range(2 * PAYLOAD // 32))
+
+Operation = Callable[[], object]
+
+
+def key(number: int | str) -> str:
+    return kcache.hash_source(f"guard {number}")
+
+
+def entry(size: int = PAYLOAD, number: int = 0) -> kcache.Entry:
+    """Returns an entry with `size` bytes of payload, other ones for each number up to 100 Ki."""
+    metadata = {"kind": "kernel", "compile_seconds": 1.0}
+    return kcache.Entry({"cubin": _NOISE[number : number + size]}, metadata)
+
+
+def headers_in(folder: Path) -> str:
+    """Writes the headers, each of which includes the next; returns a source that reads them all."""
+    folder.mkdir()
+    for number in range(HEADERS):
+        more = f'#include "h{number + 1}.h"\n' if number + 1 < HEADERS else "#define V 7\n"
+        (folder / f"h{number}.h").write_text(more)
+    return '#include "h0.h"\n' + KERNEL.format("V")
+
+
+def _engine(place: Path, backend: str, count: int) -> Iterator[tuple[str, Operation]]:
+    """Operations of an engine among `count` entries."""
+
+    def opened(memory: int = 0) -> kcache.CacheEngine:
+        return kcache.open_engine(place, backend=backend, max_size=1 << 30, memory_size=memory)
+
+    def open_and_close() -> None:
+        with opened():
+            pass
+
+    _fill(place, backend, count)
+    yield "open and close", open_and_close
+    with opened(1 << 24) as engine:
+        engine.put(key(0), entry())
+        yield "hit in memory", lambda: engine.get(key(0))
+    with opened() as engine:
+        here = [info.key for info in itertools.islice(engine.backend.scan(), 20)]
+        used, gone, new = iter(here[:10]), iter(here[10:]), itertools.count(10**6)
+        yield "usage", lambda: engine.size_bytes
+        yield "hit", lambda: engine.get(key(0))
+        yield "first hit of a key", lambda: engine.get(next(used))
+        yield "miss", lambda: engine.get(key("missing"))
+        yield "put", lambda: engine.put("00" + key(next(new))[2:], entry())
+        yield "put again", lambda: engine.put(key(0), entry())
+        yield "delete", lambda: engine.delete(next(gone))
+
+
+def _fill(place: Path, backend: str, count: int) -> None:
+    """Files are written straight to where the backend keeps them, which is faster."""
+    plain = backend == "file"
+    with (
+        kcache.open_engine(place, backend=backend, max_size=1 << 30) as engine,
+        engine.backend.batch(),
+    ):
+        for number in range(min(count, 256) if plain else count):
+            assert engine.put(f"{number % 256:02x}" + key(number)[2:], entry(64))
+    if plain:  # without its counters, it finds out by itself what is there
+        os.unlink(place / "file/counters")
+        for name in map(key, range(256, count)):
+            (place / "file" / name[:2] / name).write_bytes(encode(name, entry(64)))
+
+
+def _kernels(place: Path, stack: ExitStack) -> Iterator[tuple[str, Operation]]:
+    """Hits of kernels, from memory and from files."""
+    files.FRESH_NS = -(1 << 62)  # type: ignore[misc]  # the headers are trusted at once
+    source = headers_in(place / "inc")
+    options = kcache.CompileOptions(arch="sm_80", include_paths=[place / "inc"])
+    for name, text in (("", KERNEL.format(7)), (", headers", source)):
+        for where, memory in (("memory", 1 << 24), ("file", 0)):
+            cache = stack.enter_context(kcache.KernelCache(place / "cache", memory_size=memory))
+            cache.get_or_compile(text, (), options)
+            yield (
+                f"kernel in {where}{name}",
+                lambda c=cache, t=text: c.get_or_compile(t, (), options),
+            )
+    numbers = itertools.count()
+    yield "lookup that misses", lambda: cache.lookup(KERNEL.format(next(numbers)), (), options)
+
+
+def _mark(name: str) -> None:
+    try:
+        os.stat(f"{MARK}/{name}")
+    except OSError:
+        pass
+
+
+def _allocated(operation: Operation) -> tuple[int, int]:
+    """Returns (bytes allocated at the peak, bytes that are left), as tracemalloc counts them."""
+    tracemalloc.start()
+    try:
+        result = operation()
+        left, peak = tracemalloc.get_traced_memory()
+        del result
+    finally:
+        tracemalloc.stop()
+    return peak, left
+
+
+def main(kind: str, folder: str, what: str, count: str = "16") -> None:
+    """Measures the operations of a backend, or those with kernels, in an empty folder."""
+    gc.disable()  # its garbage is not the operation's
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        place = Path(folder)
+        operations = (
+            _kernels(place, stack) if what == "kernels" else _engine(place, what, int(count))
+        )
+        for name, operation in operations:
+            for _ in range(3):
+                operation()
+            if kind == "bytes":
+                found[name] = _allocated(operation)
+            else:
+                for _ in range(3):  # one of them may write statistics, which become due
+                    _mark(f"begin {name}")
+                    operation()
+                    _mark("end")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,250 @@
+"""Loading and launching through the real cuda.core, over a model of the driver.
+
+The model is `model_driver.c`: two devices, contexts that can be destroyed, kernels that print their
+arguments. tests/gpu has the real thing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from core.helpers import output_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the model is for Linux")
+
+SETUP = """
+import ctypes, os
+import kcache, kcache.launch
+from kcache import ConfigError, DeviceError, StaleKernelError
+model = ctypes.CDLL("libcuda.so.1")
+
+PTX = b".version 8.0\\n.visible .entry axpy(\\n.visible .entry none(\\n"
+CUBIN = b"\\x7fELF for sm_%d"
+
+def kernel(number=0, *, ptx=PTX, cubin=90, names={"axpy<float>": "axpy"}):
+    code = None if cubin is None else CUBIN % cubin
+    return kcache.CompiledKernel(ptx, code, None, names, "", f"{number:064}", False, 0.0)
+
+def says(use, *arguments, **named):
+    try:
+        print(use(*arguments, **named), flush=True)
+    except kcache.KcacheError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the model's libcuda.so.1."""
+    pytest.importorskip("cuda.core", reason="the extra launch is not installed")
+    folder = tmp_path_factory.mktemp("model")
+    source = Path(__file__).with_name("model_driver.c")
+    command = ["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", source, "-o", folder / "libcuda.so.1"]
+    try:
+        subprocess.run(command, check=True)
+    except FileNotFoundError:
+        pytest.skip("there is no C compiler")
+    return folder
+
+
+def run(model: Path, code: str) -> list[str]:
+    """Returns the lines that a program prints, which the model's driver is the driver of."""
+    return output_of(SETUP + code, environ={"LD_LIBRARY_PATH": str(model)}).splitlines()
+
+
+def test_arguments_arrive_in_the_sizes_that_the_kernel_takes(model: Path) -> None:
+    code = """
+import numpy
+loaded = kernel().load()
+print(loaded, loaded.name, loaded.device, loaded.generation, loaded.key == kernel().key)
+print(loaded.kernel.num_arguments)
+loaded.launch(2, (64, 2), 2.5, 4096, None, -7)
+loaded.launch((1, 2, 3), 1, numpy.float32(0.5), ctypes.c_void_p(1), 2, numpy.int32(9), stream=2)
+kernel().load(name="none").launch(1, 1, shared_memory=90_000, stream=12345)
+"""
+    assert run(model, code) == [
+        "loads ELF ",
+        "LoadedKernel('axpy', device=0, generation=0) axpy 0 0 True",
+        "4",
+        "launches axpy on 0: 2,1,1 64,2,1 0 stream 0x1: 2.5 0x1000 (nil) -7",
+        "launches axpy on 0: 1,2,3 1,1,1 0 stream 0x2: 0.5 0x1 0x2 9",
+        "launches none on 0: 1,1,1 1,1,1 90000 stream 0x3039:",
+    ]
+
+
+def test_what_is_wrong_with_a_launch_is_said(model: Path) -> None:
+    code = """
+none = kernel().load(name="none")
+says(kernel().load().launch, 1, 1, 2.0)
+says(kernel().load().launch, 1, 1, 2.0, 0, 0, 2**32)
+says(none.launch, 0, 1)
+says(none.launch, 1, "a")
+says(none.launch, 1, 1, shared_memory=-1)
+says(none.launch, 1, 1, stream="default")
+says(none.launch, 1, 1, shared_memory="1 KiB")
+says(none.launch, 1, 2000)
+"""
+    found = run(model, code)[1:]
+    expected = [
+        "ConfigError: 1 arguments for a kernel that takes 4",
+        "ConfigError: argument 4: 4294967296 is not allowed: it does not fit into 4 bytes",
+        "ConfigError: none can't be launched: LaunchConfig.grid value must be >= 1 (got 0)",
+        "ConfigError: none can't be launched: LaunchConfig.block must be an int",
+        "DeviceError: none was not launched with grid=1, block=1, shared_memory=-1: ",
+        "ArgumentTypeError: stream='default' is not allowed; allowed: a cuda.core Stream",
+        "ConfigError: none can't be launched: ",
+        "DeviceError: none was not launched with grid=1, block=2000, shared_memory=0: ",
+    ]
+    assert [line[: len(start)] for line, start in zip(found, expected, strict=True)] == expected
+
+
+def test_a_kernel_is_loaded_once_for_each_context(model: Path) -> None:
+    code = """
+import threading
+first = kernel()
+threads = [threading.Thread(target=first.load) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert first.load().kernel == kernel().load().kernel == kernel().load(0, "axpy<float>").kernel
+print("the second device")
+assert first.load(1).kernel != first.load(0).kernel
+print("another key, then other code under this key")
+kernel(1).load()
+kernel(1, ptx=PTX + b"//").load()
+print("a context of its own")
+own = ctypes.c_void_p()
+assert model.cuCtxCreate_v2(ctypes.byref(own), 0, 0) == 0
+first.load().launch(1, 1, 0.5, 0, 0, 1)
+"""
+    assert run(model, code) == [
+        "loads ELF ",
+        "the second device",
+        "loads ELF ",
+        "another key, then other code under this key",
+        "loads ELF ",
+        "loads ELF ",
+        "a context of its own",
+        "loads ELF ",
+        "launches axpy on 0: 1,1,1 1,1,1 0 stream 0x1: 0.5 (nil) (nil) 1",
+    ]
+
+
+def test_a_kernel_of_another_device_leaves_the_current_context(model: Path) -> None:
+    code = """
+zero, one = kernel().load(0), kernel().load(1)
+current, primary = ctypes.c_void_p(), ctypes.c_void_p()
+assert model.cuDevicePrimaryCtxRetain(ctypes.byref(primary), 1) == 0
+assert model.cuCtxPushCurrent_v2(primary) == 0
+zero.launch(1, 1, 0.5, 0, 0, 1)
+says(lambda: (kernel().load().device, kernel().load(0).device))
+assert model.cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value == primary.value
+"""
+    assert run(model, code)[2:] == [
+        "launches axpy on 0: 1,1,1 1,1,1 0 stream 0x1: 0.5 (nil) (nil) 1",
+        "(1, 0)",
+    ]
+
+
+def test_ptx_serves_where_the_cubin_is_for_another_gpu(model: Path) -> None:
+    code = """
+says(kernel(cubin=80).load)
+says(kernel(2, cubin=80, ptx=None).load, name="axpy")
+says(kernel(3, cubin=None, ptx=None).load)
+"""
+    loaded, refused, nothing = [line for line in run(model, code) if "loads" not in line]
+    assert loaded == "LoadedKernel('axpy', device=0, generation=0)"
+    assert refused.startswith(
+        "DeviceError: axpy can't be loaded on device 0, which is sm_90: cubin: "
+        "CUDA_ERROR_NO_BINARY_FOR_GPU"
+    )
+    assert nothing.startswith("DeviceError: the kernel has neither CUBIN nor PTX nor LTOIR")
+
+
+def test_names_and_devices_that_are_not_there_are_refused(model: Path) -> None:
+    code = """
+says(kernel().load, name="nothing")
+says(kernel(names={}).load)
+says(kernel().load, 2)
+says(kernel().load, -1)
+says(kcache.launch.reset, 2)
+"""
+    assert run(model, code) == [
+        "ConfigError: name='nothing' is not a kernel here; allowed: axpy, none",
+        "ConfigError: no name is given, and there is not exactly one kernel; allowed: axpy, none",
+        "ConfigError: device=2 is not allowed; allowed: None, 0 to 1",
+        "ConfigError: device=-1 is not allowed; allowed: None, 0 to 1",
+        "ConfigError: device=2 is not allowed; allowed: None, 0 to 1",
+    ]
+
+
+def test_a_handle_is_stale_once_its_context_is_gone(model: Path) -> None:
+    code = """
+def launch(handle):
+    handle.launch(1, 1)
+
+zero, one = kernel().load(0, "none"), kernel().load(1, "none")
+kcache.launch.reset(0)
+says(launch, zero)
+says(lambda: zero.kernel)
+says(kcache.launch.generation, 0)
+launch(one)
+assert model.cuDevicePrimaryCtxReset_v2(1) == 0  # behind our back
+says(launch, one)
+again = kernel().load(0, "none")
+says(lambda: again.generation)
+launch(again)
+own = ctypes.c_void_p()
+assert model.cuCtxCreate_v2(ctypes.byref(own), 0, 0) == 0
+theirs = kernel().load(name="none")
+says(launch, again)
+launch(theirs)
+assert model.cuCtxDestroy_v2(own) == 0
+says(launch, theirs)
+launch(again)
+"""
+    stale = "StaleKernelError: the kernel was loaded into a context of device"
+    launched = "launches none on 0: 1,1,1 1,1,1 0 stream 0x1:"
+    found = [line for line in run(model, code) if "loads" not in line]
+    assert found == [
+        f"{stale} 0 that was reset or destroyed (generation 0, now 1); load it again",
+        f"{stale} 0 that was reset or destroyed (generation 0, now 1); load it again",
+        "1",
+        launched.replace("on 0", "on 1"),
+        f"{stale} 1 that was reset or destroyed (generation 0, now 0); load it again",
+        "1",
+        launched,
+        f"{stale} 0 that is not the current one (generation 1, now 1); load it again",
+        launched,
+        f"{stale} 0 that is not the current one (generation 1, now 1); load it again",
+        launched,
+    ]
+
+
+def test_a_forked_child_is_told_why(model: Path) -> None:
+    code = """
+handle = kernel().load()
+if os.fork() == 0:
+    for use in (kernel().load, kernel(1).load, kcache.launch.reset, lambda: handle.launch(1, 1)):
+        says(use)
+    os._exit(0)
+os.wait()
+handle.launch(1, 1, 0.5, 0, 0, 1)
+"""
+    _, *forked, launched = run(model, code)
+    assert len(forked) == 4
+    for line in forked:
+        assert line.startswith("DeviceError: this process was forked from one that used the CUDA")
+    assert launched.startswith("launches axpy on 0")
+
+
+def test_the_architecture_of_the_current_gpu_is_the_default(model: Path) -> None:
+    code = """
+from kcache.nvrtc.device import current_arch
+print(current_arch())
+assert model.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 1) == 0
+print(current_arch())
+"""
+    assert run(model, code) == ["sm_90", "sm_80"]

@@ -1,0 +1,326 @@
+"""Slots: no more compiles run than there are processors, and nobody waits beside one that is idle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from core.helpers import fork, wait
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcache.nvrtc.workers import cores, slots
+from kcache.nvrtc.workers.cores import Processors, usable_processors
+from kcache.nvrtc.workers.slots import Slot, Slots
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="processes can't be bound to processors here"
+)
+
+ALL = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+LONG = 60.0
+
+
+# -- the decision ----------------------------------------------------------------------------------
+
+
+def fit(masks: Iterable[frozenset[int]]) -> bool:
+    """Tell whether each can have a processor of its own, by trying all ways."""
+    masks = tuple(masks)
+    everything = frozenset().union(*masks)
+    return any(
+        all(processor in mask for processor, mask in zip(chosen, masks, strict=True))
+        for chosen in permutations(everything, len(masks))
+    )
+
+
+_MASKS = st.lists(st.frozensets(st.integers(0, 4), min_size=1), max_size=4)
+
+
+@given(_MASKS, st.frozensets(st.integers(0, 4), min_size=1), st.integers(1, 6))
+@settings(max_examples=300, deadline=None)
+def test_a_compile_may_run_if_each_can_have_a_processor(
+    others: list[frozenset[int]], mine: frozenset[int], most: int
+) -> None:
+    found = slots._may_run(Processors(mine, most, b""), others)
+    if fit(others):
+        assert found == (len(others) < most and fit([*others, mine]))
+
+
+def test_others_that_have_no_processor_each_keep_nobody_from_an_idle_one() -> None:
+    """As after a wait in vain, or when one that was stopped goes on."""
+    crowd = [frozenset({0})] * 3
+    assert slots._may_run(Processors(frozenset({0, 1}), 9, b""), crowd)
+    assert not slots._may_run(Processors(frozenset({0}), 9, b""), crowd)
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def bound(processors: Iterable[int]) -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def take(path: Path, processors: Iterable[int] = ALL) -> Slot | None:
+    with bound(processors):
+        return Slots(str(path), 0.0)._wait()
+
+
+@contextmanager
+def another(path: Path, processors: Iterable[int] = ALL, *, beats: int = 0) -> Iterator[int]:
+    """Have a child that holds a slot, and says `beats` times that it is alive; yields its pid."""
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        slot = take(path, processors)
+        assert slot is not None
+        os.write(writing, b"x")
+        for _ in range(beats):
+            time.sleep(0.05)
+            slot.say_alive()
+        signal.pause()
+
+    child = fork(work)
+    try:
+        assert os.read(reading, 1)
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        wait(child)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "slots"
+
+
+def test_a_slot_for_each_processor(path: Path) -> None:
+    taken = [take(path) for _ in ALL]
+    assert all(taken)
+    assert take(path) is None
+    for slot in taken:
+        assert slot is not None
+        slot.release()
+        assert take(path) is not None  # and given back at once, as nothing refers to it
+
+
+@pytest.mark.skipif(len(ALL) < 2, reason="one processor")
+def test_processes_that_are_bound_to_different_processors_do_not_wait_for_each_other(
+    path: Path,
+) -> None:
+    """Each numbered its slots from 0, so that all wanted the same one."""
+    with another(path, ALL[:1]):
+        assert take(path, ALL[:1]) is None
+        assert take(path, ALL[1:2]) is not None
+
+
+@pytest.mark.skipif(len(ALL) < 2, reason="one processor")
+def test_one_that_may_use_all_leaves_a_bound_one_its_processor(path: Path) -> None:
+    for first in ALL[:2]:
+        with another(path):
+            assert take(path, [first]) is not None
+            with another(path, [first]):
+                assert take(path, [first]) is None
+
+
+def test_a_killed_holder_counts_no_more(path: Path) -> None:
+    with another(path, ALL[:1]) as child:
+        assert take(path, ALL[:1]) is None
+        os.kill(child, signal.SIGKILL)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert take(path, ALL[:1]) is not None
+
+
+def test_a_stopped_holder_is_waited_for_a_few_seconds_by_all_together(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "_STOPPED_AFTER", 0.5)
+    with another(path, ALL[:1], beats=10**6) as child:
+        time.sleep(0.6)
+        assert take(path, ALL[:1]) is None  # it says that it goes on
+        os.kill(child, signal.SIGSTOP)
+        with bound(ALL[:1]):
+            slot = Slots(str(path), LONG)._wait()
+        assert slot is not None
+        for _ in range(20):  # nobody waits again
+            slot.release()
+            slot = take(path, ALL[:1])
+            assert slot is not None
+        os.kill(child, signal.SIGCONT)
+        slot.release()
+        deadline = time.monotonic() + LONG
+        while take(path, ALL[:1]) is not None:
+            assert time.monotonic() < deadline, "it never counts again"
+
+
+def test_a_containers_quota_bounds_it_and_nobody_else(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = tmp_path / "container" / "cpu.max"
+    quota.parent.mkdir()
+    quota.write_text("100000 100000\n")
+    monkeypatch.setattr(cores, "_REMEMBERED", 0.0)
+    with monkeypatch.context() as inside:
+        inside.setattr(cores, "_QUOTAS", ((str(quota), None),))
+        assert usable_processors().most == 1
+        held = take(path)
+        assert held is not None
+        assert take(path) is None
+    assert take(path) is not None
+
+
+def test_machines_that_share_a_directory_do_not_wait_for_each_other(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "_REMEMBERED", 0.0)
+    held = [take(path) for _ in ALL]
+    assert take(path) is None
+    (tmp_path / "boot_id").write_text("0f4e5d6c-1111-4222-8333-444455556666\n")
+    monkeypatch.setattr(cores, "_BOOT_ID", str(tmp_path / "boot_id"))
+    assert take(path) is not None
+    assert all(held)
+
+
+@pytest.mark.parametrize("kind", ["no directory", "a directory", "a link", "a pipe"])
+def test_where_there_can_be_no_slots_nobody_waits(kind: str, path: Path, tmp_path: Path) -> None:
+    if kind == "no directory":
+        path = tmp_path / "missing" / "slots"
+    elif kind == "a directory":
+        path.mkdir()
+    elif kind == "a link":
+        path.symlink_to(tmp_path / "victim")
+    else:
+        os.mkfifo(path)
+    with Slots(str(path), LONG).held() as slot:
+        assert slot is None
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_file_of_somebody_else_is_not_written_to(path: Path) -> None:
+    path.write_bytes(b"precious")
+    with Slots(str(path), LONG).held() as slot:
+        assert slot is None
+    assert path.read_bytes() == b"precious"
+
+
+# -- compiles --------------------------------------------------------------------------------------
+
+#: Runs in each worker, before its main function: notes when it waits for a slot, and compiles.
+_NOTES = """
+import os, time
+from kcache.nvrtc.workers import nvrtc, slots
+def noting(function, what):
+    def noted(*args, **kwargs):
+        begun = time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            line = f"{what} {os.getpid()} {begun} {time.monotonic()} {sorted(os.sched_getaffinity(0))}"
+            with open(LOG, "a") as file:
+                file.write(line + chr(10))
+    return noted
+slots.Slots._wait = noting(slots.Slots._wait, "waits")
+nvrtc.Nvrtc.compile = noting(nvrtc.Nvrtc.compile, "compiles")
+"""
+_PROGRAM = """
+import os, sys
+import kcache
+from kcache.nvrtc.workers import process
+from nvrtc.reference import *
+place, log, mask, first, count, notes = sys.argv[1:]
+if mask:
+    os.sched_setaffinity(0, map(int, mask.split(",")))
+notes = f"LOG = {log!r}" + notes
+process._CODE = process._CODE.replace("main()", f"exec({notes!r}); main()")
+sources = [KERNEL.replace("V", str(n)) for n in range(int(first), int(first) + int(count))]
+with kcache.KernelCache(place) as cache:
+    kernels = cache.compile_many([(source, (), ARCH) for source in sources])
+    assert all(isinstance(kernel, kcache.CompiledKernel) for kernel in kernels), kernels
+    print(cache.stats().compiles)
+"""
+
+
+class Span:
+    """What one worker did for a while."""
+
+    def __init__(self, line: str) -> None:
+        self.what, pid, begun, ended, processors = line.split(" ", 4)
+        self.pid, self.begun, self.ended = int(pid), float(begun), float(ended)
+        self.processors = frozenset(map(int, processors.strip("[]\n").split(",")))
+
+
+def run(tmp_path: Path, masks: Iterable[str], count: int, *, same: bool) -> tuple[list[Span], int]:
+    """Compile in a process for each mask; returns what the workers did, and how much they made."""
+    log = tmp_path / "log"
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *map(str, (tmp_path / "cache", log, mask)),
+             str(0 if same else number * count), str(count), _NOTES],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for number, mask in enumerate(masks)
+    ]  # fmt: skip
+    said = [program.communicate(timeout=600) for program in programs]
+    assert all(program.returncode == 0 for program in programs), said
+    return [Span(line) for line in log.read_text().splitlines()], sum(int(out) for out, _ in said)
+
+
+def most_at_once(spans: Iterable[Span]) -> int:
+    compiles = [span for span in spans if span.what == "compiles"]
+    return max(
+        sum(span.begun <= moment.begun < span.ended for span in compiles) for moment in compiles
+    )
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_directory_bounds_the_compiles_of_all_processes(tmp_path: Path, long: bool) -> None:
+    """Eight processes want the same forty kernels: forty compiles, no more at a time than cores."""
+    spans, compiles = run(tmp_path, [""] * (8 if long else 4), 40, same=True)
+    assert compiles == 40
+    assert most_at_once(spans) <= cores.usable_cores()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.skipif(len(ALL) < 2, reason="one processor")
+def test_bound_processes_and_unbound_ones_use_all_processors(tmp_path: Path) -> None:
+    """200 compiles: no processor is idle for long beside a process that may use it."""
+    one, two = map(str, ALL[:2])
+    masks = [one, two, f"{one},{two}", one, one, two, f"{two},{one}", one, "", ""]
+    with bound(ALL[:2]):
+        spans, compiles = run(tmp_path, masks, 20, same=False)
+    assert compiles == 200
+    running = [span for span in spans if span.what == "compiles"]
+    moments = sorted({each for span in spans for each in (span.begun, span.ended)})
+    idle_since: dict[tuple[int, float], float] = {}
+    longest = 0.0
+    for moment in moments:
+        masks_now = [span.processors for span in running if span.begun <= moment < span.ended]
+        assert fit(masks_now), masks_now
+        for span in spans:
+            if span.what == "waits" and span.begun <= moment < span.ended:
+                who = (span.pid, span.begun)
+                if fit([*masks_now, span.processors]):
+                    longest = max(longest, moment - idle_since.setdefault(who, moment))
+                else:
+                    idle_since.pop(who, None)
+    print(f"longest wait beside an idle processor: {longest:.3f} s")
+    assert longest < 0.1 * max(1.0, os.getloadavg()[0] / len(ALL))

@@ -1,0 +1,386 @@
+"""Clients of every protocol: what holds for all of them, whatever the server or the network does."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import pytest
+from remote import servers
+from remote.fakes import MemoryClient, key, manifest, opened
+from remote.fakes import remote as in_memory
+from remote.proxy import Faults, Proxy
+
+from kcache.entry import Entry, decode, encode
+from kcache.remote.address import parse_addresses
+from kcache.remote.counts import Counts
+from kcache.remote.remote import Remote
+from kcache.remote.remote_client import RemoteClient, RemoteError, RemoteTooLong
+from kcache.remote.seal import make_sealer
+
+MOST = 1 << 20
+VALUE = os.urandom(100 << 10)
+PACKAGES = {"http": "urllib3", "redis": "redis", "objects": "obstore"}
+#: Long enough for a loaded machine, where the test is not about time.
+PATIENT = "connect_timeout=60&timeout=60&slow=60"
+
+
+class Kind(NamedTuple):
+    """A protocol, its server's port, and the address of such a server at any port."""
+
+    name: str
+    port: int
+    at: Callable[[int], str]
+
+
+@pytest.fixture(params=PACKAGES)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
+    pytest.importorskip(PACKAGES[request.param])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    name, fixture = request.param, {"http": "nginx", "redis": "redis_server", "objects": "s3"}
+    return Kind(name, request.getfixturevalue(fixture[name]).port, ADDRESSES[name])
+
+
+ADDRESSES: dict[str, Callable[[int], str]] = {
+    "http": lambda port: f"http://127.0.0.1:{port}/cache/clients?",
+    "redis": lambda port: f"redis://127.0.0.1:{port}/1?",
+    "objects": lambda port: f"s3://kernels/x%20y?region=x&endpoint=http://127.0.0.1:{port}&",
+}
+
+
+@pytest.fixture
+def client(kind: Kind) -> Iterator[RemoteClient]:
+    with opened(kind.at(kind.port) + PATIENT) as made:
+        yield made
+
+
+def remote_at(address: str, more: str = PATIENT) -> Remote:
+    (parsed,) = parse_addresses(address + more, name="remote")
+    return Remote(parsed, make_sealer, Counts())
+
+
+def envelope(key: str) -> bytes:
+    return encode(key, Entry({"cubin": VALUE}))
+
+
+# -- a sound server --------------------------------------------------------------------------------
+
+
+def test_what_is_put_is_there(client: RemoteClient) -> None:
+    assert client.get(key("absent"), MOST) is None
+    for value in (VALUE, b"x", b"other"):
+        client.put(key("put"), value)
+        found = client.get(key("put"), MOST)
+        assert found is not None
+        assert found.value == value
+    assert client.replace(key("put"), b"replaced", found)
+    found = client.get(key("put"), MOST)
+    assert found is not None
+    assert found.value == b"replaced"
+    client.close()
+    client.close()
+
+
+def test_a_value_beyond_the_limit_is_not_read(client: RemoteClient) -> None:
+    client.put(key("long"), VALUE)
+    with pytest.raises(RemoteTooLong, match="100 bytes|allowed: 100"):
+        client.get(key("long"), 100)
+    found = client.get(key("long"), len(VALUE))
+    assert found is not None
+    assert found.value == VALUE
+
+
+def test_connections_are_used_again(kind: Kind) -> None:
+    with Proxy(("127.0.0.1", kind.port)) as proxy, opened(kind.at(proxy.port) + PATIENT) as client:
+        for _ in range(5):
+            client.put(key("again"), VALUE)
+            assert client.get(key("again"), MOST) is not None
+        if kind.name != "objects":  # Moto closes each connection
+            assert proxy.done["connections"] == 1
+        # Like a server that closes idle connections: the client opens a new one, without an error.
+        proxy.drop()
+        assert client.get(key("again"), MOST) is not None
+
+
+# -- manifests that several machines write -----------------------------------------------------------
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """A server that knows the conditions of HTTP, S3, GCS and Azure."""
+
+    protocol_version = "HTTP/1.1"
+    values: ClassVar[dict[str, tuple[int, bytes]]] = {}
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        found = self.values.get(self.path)
+        self.answer(404 if found is None else 200, *(found or (0, b"")))
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.lock:
+            version, _ = self.values.get(self.path, (0, b""))
+            match, absent = self.headers["If-Match"], self.headers["If-None-Match"]
+            generation = self.headers["x-goog-if-generation-match"]
+            if (
+                (match and match != f'"{version}"')
+                or (absent and version)
+                or (generation and int(generation) != version)
+            ):
+                self.answer(412, version, b"")
+                return
+            self.values[self.path] = version + 1, body
+        self.answer(201, version + 1, b"")
+
+    def answer(self, status: int, version: int, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {
+            "Content-Length": str(len(body)),
+            "ETag": f'"{version}"',
+            "x-goog-generation": str(version),
+            "Last-Modified": "Sun, 22 Nov 2026 20:00:00 GMT",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Such a server; yields its port."""
+    Handler.values.clear()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    fake = {"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": True}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", base64.b64encode(b"key").decode())
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(fake))
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join(timeout=30)
+
+
+@pytest.mark.parametrize("scheme", ["http", "redis", "s3", "gs", "az"])
+def test_merges_lose_nothing(scheme: str, strict: int, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip(PACKAGES.get(scheme, "obstore"))
+    if scheme == "redis":
+        address = ADDRESSES["redis"](request.getfixturevalue("redis_server").port)
+    elif scheme == "http":
+        address = ADDRESSES["http"](strict)
+    else:
+        address = f"{scheme}://kernels/x?region=x&endpoint=http://127.0.0.1:{strict}&"
+    remote, place = remote_at(address), key(f"merged {scheme}")
+
+    def add(number: int) -> None:
+        for count in range(4):
+            added = manifest(place, b"%d.%d" % (number, count))
+            for _ in range(1000):
+                if remote.merge(place, added):
+                    break
+                remote.writing.succeeded()  # its pause is of no interest here
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=250)
+    found = remote.get(place)
+    assert found is not None
+    sets = decode(found[1], place).payload.values()
+    assert sorted(sets) == sorted(b"%d.%d" % (n, c) for n in range(4) for c in range(4))
+    uploads = remote.counts.as_dict()["uploads"]
+    assert remote.merge(place, manifest(place, b"0.0")), "it is there already"
+    assert remote.counts.as_dict()["uploads"] == uploads + 1
+    assert remote.get(place) == found
+    remote.close()
+
+
+# -- faults ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faulty(kind: Kind) -> Iterator[Proxy]:
+    """A proxy before a server that has an entry under `key("fault")`."""
+    with opened(kind.at(kind.port) + PATIENT) as client:
+        client.put(key("fault"), envelope(key("fault")))
+    with Proxy(("127.0.0.1", kind.port)) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize(
+    ("faults", "counted"),
+    [
+        *((Faults(truncate=length), "errors") for length in (0, 1, 20, 50_000, 102_000)),
+        (Faults(refuse=True), "errors"),
+        (Faults(hole=True), "timeouts"),
+        (Faults(drip=0.1), "timeouts"),
+        (Faults(delay=60), "timeouts"),
+    ],
+    ids=repr,
+)
+def test_a_fault_is_an_error_or_a_timeout(
+    faults: Faults, counted: str, kind: Kind, faulty: Proxy
+) -> None:
+    timeout = "connect_timeout=60&timeout=60" if counted == "errors" else "timeout=0.3"
+    remote = remote_at(kind.at(faulty.port), f"slow=60&{timeout}")
+    assert remote.get(key("fault")) == (0, envelope(key("fault")))
+    faulty.drop()
+    faulty.faults = faults
+    with pytest.raises(RemoteError):
+        remote.get(key("fault"))
+    told = remote.counts.as_dict()
+    assert (told["hits"], told[counted]) == (1, 1), told
+    faulty.faults = Faults(hole=True) if counted == "timeouts" else Faults(refuse=True)
+    faulty.drop()
+    assert not remote.put(key("other"), envelope(key("other")))
+    assert remote.counts.as_dict()["dropped"] == 1
+    assert "kcache works without it" in remote.trouble
+    faulty.drop()
+
+
+def test_damage_is_a_miss(kind: Kind, faulty: Proxy) -> None:
+    remote = remote_at(kind.at(faulty.port))
+    faulty.faults = Faults(damage=1.0, keep=700)  # heads of answers are shorter
+    assert remote.get(key("fault")) is None
+    assert remote.counts.as_dict()["damaged"] == 1
+    assert not remote.reading.reason
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_nobody_answers(host: str, kind: Kind) -> None:
+    remote = remote_at(kind.at(servers.free_port()).replace("127.0.0.1", host))
+    with pytest.raises(RemoteError):
+        remote.get(key("fault"))
+    assert remote.counts.as_dict()["errors"] == 1
+
+
+def test_a_panic_in_a_client_is_an_error() -> None:
+    """obstore's is no Exception, and would end the thread that asks."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic(_: str) -> None:
+        raise Panic
+
+    client = MemoryClient()
+    client.trouble = panic
+    remote = in_memory(client)
+    with pytest.raises(RemoteError, match="Panic"):
+        remote.get(key("fault"))
+    assert not remote.put(key("fault"), envelope(key("fault")))
+
+
+# -- answers without an end ----------------------------------------------------------------------------
+
+OK = b"HTTP/1.1 200 OK\r\nETag: x\r\nLast-Modified: Sun, 22 Nov 2026 20:00:00 GMT\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+CHUNK = b"100000\r\n%s\r\n" % bytes(1 << 20)
+PIECE = bytes(1 << 20)
+FLOODS = {
+    "head": (OK + b"A: ", PIECE),
+    "heads": (OK, b"A: b\r\n" * 100_000),
+    "no length": (OK + b"\r\n", PIECE),
+    "length": (OK + b"Content-Length: 99999999999\r\n\r\n", PIECE),
+    "chunks": (OK + CHUNKED, CHUNK),
+    "chunks, length": (OK + b"Content-Length: 100\r\n" + CHUNKED, CHUNK),
+    "a chunk": (OK + CHUNKED + b"fffffffffff\r\n", PIECE),
+    "less than a chunk": (OK + CHUNKED + b"-1\r\n", PIECE),
+    "a chunk's head": (OK + CHUNKED, PIECE.replace(b"\0", b"1")),
+    "error": (b"HTTP/1.1 403 No\r\nContent-Length: 99999999999\r\n\r\n", PIECE),
+    "error in chunks": (b"HTTP/1.1 500 No\r\n" + CHUNKED, CHUNK),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000),
+    "value": (b"$99999999999\r\n", PIECE),
+    "line": (b"+", PIECE.replace(b"\0", b"1")),
+    "list": (b"*99999999999\r\n", b":1\r\n" * 100_000),
+    "lists": (b"", b"*1\r\n" * 100_000),
+    "number": (b":", PIECE.replace(b"\0", b"1")),
+}
+OF_HTTP = [name for name in FLOODS if FLOODS[name][0][:1] not in (b"$", b"+", b"*", b":")]
+OF_HTTP.remove("lists")
+
+ASK = """
+import sys
+from remote.test_clients import remote_at, key, RemoteError
+from kcache.remote.agent import _limit_memory
+remote = remote_at(sys.argv[1], "timeout=0.5")
+remote._open()
+_limit_memory(300 << 20)
+try:
+    print(remote.get(key("flood")))
+except RemoteError as error:
+    print("RemoteError", remote.trouble[:200])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "flood"),
+    [
+        *(("http", each) for each in OF_HTTP),
+        *(("objects", each) for each in OF_HTTP if each != "continue"),
+        *(("redis", each) for each in FLOODS if each not in OF_HTTP),
+    ],
+)
+def test_an_answer_without_an_end_takes_neither_time_nor_memory(name: str, flood: str) -> None:
+    """As in the agent, whose memory is limited. obstore may end it then: its programs survive."""
+    pytest.importorskip(PACKAGES[name])
+    begin, more = FLOODS[flood]
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=pour, args=(connection,), daemon=True).start()
+
+    def pour(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(begin)
+            while True:
+                connection.sendall(more)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        process = subprocess.Popen(
+            [sys.executable, "-c", ASK, ADDRESSES[name](listener.getsockname()[1])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[1]),
+                "AWS_ACCESS_KEY_ID": "x",
+                "AWS_SECRET_ACCESS_KEY": "x",
+            },
+        )
+        assert process.stdout is not None
+        said = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        process.stdout.close()
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+    assert usage.ru_maxrss < 500 << 10
+    if name == "objects" and flood in ("error", "error in chunks"):
+        assert process.returncode in (0, -6)
+    else:
+        assert process.returncode == 0
+        assert said.startswith((b"RemoteError", b"None"))
