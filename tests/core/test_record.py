@@ -18,7 +18,6 @@ import pytest
 
 import kcache
 from kcache.config import Config
-from kcache.engine.history import Hour
 from kcache.engine.journal import Event
 from kcache.errors import BackendError
 from kcache.testing import Fault, FaultyBackend
@@ -94,7 +93,6 @@ print(hash(there) == hash(here), len({{there, here}}), there.target)
         kcache.CacheKey,
         Config,
         Event,
-        Hour,
     ],
 )
 def test_its_signature_names_its_fields_with_their_defaults(kind: type[Record]) -> None:

@@ -30,7 +30,7 @@ except FileNotFoundError:  # not Linux
 
 CORE = {
     *("backend", "config", "directory", "entry", "errors"),
-    *("engine", "engine.engine", "engine.eviction", "engine.history", "engine.journal"),
+    *("engine", "engine.engine", "engine.eviction", "engine.journal"),
     "engine.opening",
     *("engine.stats", "util", "util.forks", "util.locks", "util.log", "util.memory_tier"),
     *("util.open_file", "util.record", "util.safe_path", "util.units"),
