@@ -138,7 +138,6 @@ def test_the_page_tells_what_is_in_the_cache(
     file = StatsFile(cache_directory / "stats")
     counts = {"hits": 400, "misses": 80, "compiles": 80, "saved_seconds": 7200, "remote_hits": 7}
     file.add([counts.get(name, 0) for name in FIELDS])
-    file.close()
     before = recency(cache_directory, backend)
     stats = (cache_directory / "stats").read_bytes()
     out = tmp_path / "report.html"

@@ -55,7 +55,6 @@ def test_the_sources_of_hits_add_up(cache_directory: Path, here: Callable) -> No
     counts = {"hits": 1234, "memory_hits": 1000, "layer_hits": 30, "remote_hits": 4}
     file = StatsFile(cache_directory / "stats")
     file.add([counts.get(name, 0) for name in FIELDS])
-    file.close()
     told = "1,234 (1,000 from memory, 200 from the backend, 30 from layers, 4 from remotes)"
     table = lines(here("stats").out)
     assert table["hits"] == told

@@ -251,7 +251,6 @@ def test_the_statistics(tmp_path: Path) -> None:
     file = StatsFile(tmp_path / "stats")
     counts = range(1, len(FIELDS) + 1)
     file.add(counts)
-    file.close()
     data = (tmp_path / "stats").read_bytes()
     header, record = dumps("Statistics")
     assert data[:64] == header.ljust(64, b"\0")
