@@ -15,7 +15,7 @@ from kcache.dropin import known
 from kcache.dropin.counts import REMOTE_COUNTS
 from kcache.dropin.protocol import Answer, Program
 from kcache.nvrtc.own_files import are_own_files
-from kcache.nvrtc.parsed_options import parse_options
+from kcache.nvrtc.parsed_options import parse_options, without_automatic_pch
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -122,8 +122,10 @@ class Answering:
         from kcache.errors import CompileError
 
         try:
-            self._check(program)
-            return self._compile(program)
+            self._check_standing(program.standing)
+            plain = self._without_pch(program)
+            self._check(plain)
+            return self._compile(program, plain)
         except _RefusedError as refusal:
             return Declined(str(refusal))
         except CompileError as error:
@@ -202,8 +204,23 @@ class Answering:
 
     # -- what can be answered exactly --------------------------------------------------------------
 
+    def _without_pch(self, program: Program) -> Program:
+        """Return the program without the options of automatic precompiled headers.
+
+        They change nothing but the log, and the status is that of a program which used a
+        precompiled header. NVRTC before 12.8 refuses them. Every release refuses a directory in
+        which it can't write, so such a program keeps them.
+        """
+        options, taken = without_automatic_pch([*map(_decoded, program.options)])
+        folders = [text.strip().partition("=")[2] for text in taken if "pch-dir" in text]
+        here = os.fsdecode(program.directory)
+        if not all(os.access(os.path.join(here, folder, "."), os.W_OK) for folder in folders):
+            return program
+        if taken and self._known(program.library)[1][0] < (12, 8):
+            return program
+        return program._replace(options=[option.encode() for option in options])
+
     def _check(self, program: Program) -> None:
-        self._check_standing(program.standing)
         for option in parse_options([*map(_decoded, program.options)]):
             told = str(option) if option.name in _PASSED_ON else option.name
             if any(part in told for part in _UNFOLLOWED):
@@ -235,8 +252,8 @@ class Answering:
 
     # -- asking the cache --------------------------------------------------------------------------
 
-    def _compile(self, program: Program) -> Answer:
-        return _answer(program, self._cache._get_or_compile_for(*self._asked(program)))
+    def _compile(self, program: Program, plain: Program) -> Answer:
+        return _answer(program, self._cache._get_or_compile_for(*self._asked(plain)))
 
     def _asked(self, program: Program) -> tuple[Surroundings, CompileRequest]:
         """Return where the program compiles, and its request."""

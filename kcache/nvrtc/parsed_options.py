@@ -8,10 +8,11 @@ it behind an equals sign, and some of them also in the next text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Option", "ParsedOptions", "parse_options"]
+__all__ = ["Option", "ParsedOptions", "parse_options", "without_automatic_pch"]
 
 #: What `isspace` of the C library takes for white space.
 _SPACE = " \t\n\v\f\r"
@@ -56,6 +57,12 @@ _TAKES_NEXT = frozenset(
         *("--maxrregcount", "--pre-include", "--ftz", "--prec-sqrt", "--prec-div", "--fmad"),
         *("--diag-suppress", "--diag-warn", "--diag-error", "-Xcudafe"),
     )
+)
+#: Options of automatic precompiled headers, in the forms that every release from 12.8 on takes.
+#: They change no code: 12.8 to 13.5 gave the same bytes for every kernel of the benchmarks and 200
+#: random ones (`tests/dropin/test_precompiled.py`). `--pch-verbose` says more in the log.
+_AUTOMATIC_PCH = re.compile(
+    r"--?(pch|pch-dir=.+|(pch-messages|instantiate-templates-in-pch)=(true|false))"
 )
 
 
@@ -135,3 +142,15 @@ def parse_options(texts: Sequence[str]) -> ParsedOptions:
         else:
             found.append(Option(name))
     return ParsedOptions(found)
+
+
+def without_automatic_pch(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the options without those of automatic precompiled headers, and those.
+
+    If one of them is there twice or in another form, or one names a precompiled header, all stay.
+    """
+    taken = [text for text in texts if _AUTOMATIC_PCH.fullmatch(text.strip(_SPACE))]
+    names = [each.name.lstrip("-") for each in parse_options(texts) if "pch" in each.name]
+    if not len(set(names)) == len(names) == len(taken):
+        return texts, ()
+    return [text for text in texts if text not in taken], taken

@@ -5,7 +5,7 @@
 Calls are drawn from the seed alone, never from what a call returned, so that two libraries are asked
 the same. Right and wrong order, null pointers, unknown names, sources that don't compile.
 
-Threads leave out `--pch`: precompiled headers belong to the process, so whichever thread comes first
+Threads leave out precompiled headers: they belong to the process, so whichever thread comes first
 makes the one that the others use, and which one that is differs from run to run of NVRTC itself.
 """
 
@@ -48,7 +48,7 @@ OPTIONS = [
     [b"-arch=sm_90", b"-w"],
     [b"-arch=sm_90", b"--ptxas-options=-v"],
     [b"-arch=sm_90", b"-std=c++14", b"--use_fast_math"],
-    [b"-arch=compute_90", b"--pch"],
+    [b"-arch=compute_90", b"--pch", b"--pch-verbose=true"],
 ]
 OUTPUTS = ["PTX", "CUBIN", "LTOIR", "OptiXIR", "ProgramLog", "TileIR", "NVVM"]
 #: Never called: two libraries have it at other addresses, and one compile is enough for it.

@@ -89,7 +89,10 @@ print(library.nvrtcCompileProgram(program, len(texts), options))
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [(["--pch"], "pch"), (["-w", "gone"], "no working directory, or no NVRTC")],
+    [
+        (["--pch-verbose=true"], "option --pch-verbose"),
+        (["-w", "gone"], "no working directory, or no NVRTC"),
+    ],
 )
 def test_a_program_that_is_only_left_to_nvrtc_is_counted(
     arguments: list[str], reason: str, real: Path, dropin: Dropin

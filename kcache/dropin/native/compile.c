@@ -16,11 +16,11 @@ static const char *const variables[] = {
     "NVRTC_DISABLE_CONCURRENT_NVVM", NULL};
 
 /* The beginnings, without dashes, of options whose effects go beyond the outputs that a cache
-   keeps. Precompiled headers have a status, traces and timings have files, OptiX and tile IR have
-   getters, and bundled headers are installed. */
+   keeps. Named precompiled headers, traces and timings have files, OptiX and tile IR have getters,
+   and bundled headers are installed. Automatic precompiled headers are the server's business. */
 static const char *const handed_over[] = {
-    "pch", "create-pch", "use-pch", "instantiate-templates-in-pch", "fdevice-time-trace", "time",
-    "optix-ir", "tile", "use-bundled", "bundled", NULL};
+    "create-pch", "use-pch", "fdevice-time-trace", "time", "optix-ir", "tile", "use-bundled",
+    "bundled", NULL};
 
 static const char *own_business(int count, const char *const *options) {
     for (int i = 0; i < count; i++) {
