@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import costs
 import pytest
 from cli.browser import Browser, Tab, chromium, started
 from hypothesis import settings
@@ -37,14 +38,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Draw the same random examples in every run, so that a green run stays green.
+# The same random examples in every run, so that a green run stays green; or others in each, and a
+# failure says how to repeat it.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("others", print_blob=True)
 
-    With `--long` each run draws others.
-    """
-    if not config.getoption("--long"):
-        settings.register_profile("same", derandomize=True)
-        settings.load_profile("same")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the random examples, and count what the run costs."""
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("others" if config.getoption("--long") else "same")
+    config.pluginmanager.register(costs)
 
 
 @pytest.fixture(scope="session")

@@ -80,7 +80,8 @@ class Machine:
         return self.log.read_text().splitlines()
 
 
-TESTS = ["python3 -m venv .venv", "pip install -q tox", "tox"]
+SLOW = "tox exec --skip-pkg-install -e cu13 -- pytest -n auto --maxprocesses 8 -m slow"
+TESTS = ["python3 -m venv .venv", "pip install -q tox", "tox", SLOW]
 
 
 def test_root_gets_what_is_missing(tmp_path: Path) -> None:
@@ -123,7 +124,13 @@ def test_nothing_is_installed_where_all_is_there(browser: str, tmp_path: Path) -
 
 def test_a_failing_test_run_fails_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path, there=PROGRAMS, user=0, apt="missing")
-    machine.add("tox", "exit 3", tmp_path / "checkout" / ".venv" / "bin")
+    machine.add("tox", 'test "$1" = exec || exit 3', tmp_path / "checkout" / ".venv" / "bin")
+    assert machine.run().returncode == 3
+
+
+def test_a_failing_slow_test_fails_it(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, there=PROGRAMS, user=0, apt="missing")
+    machine.add("tox", 'test "$1" != exec || exit 3', tmp_path / "checkout" / ".venv" / "bin")
     assert machine.run().returncode == 3
 
 

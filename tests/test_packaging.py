@@ -201,8 +201,8 @@ def test_nvrtc_is_the_one_that_was_asked_for() -> None:
 
 
 def test_readme_shows_the_command_that_ci_runs() -> None:
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert f"```sh\n{script[-1]}\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"```sh\n(.*tox)\n```", (ROOT / "README.md").read_text("utf-8"))
+    assert command in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
 
 
 def test_nobody_is_told_to_install_somebody_elses_package() -> None:

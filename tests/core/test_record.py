@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
+from kcache.engine.history import Hour
 
 import kcache
 from kcache.config import Config

@@ -94,8 +94,7 @@ def _tox(text: str) -> str | None:
 def _is_environment(name: str) -> bool:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(ROOT / "tox.ini", encoding="utf-8")
-    factors = {factor for env in parser["tox"]["env_list"].split() for factor in env.split("-")}
-    return f"testenv:{name}" in parser or set(name.split("-")) <= factors
+    return f"testenv:{name}" in parser or name in parser["tox"]["env_list"].split()
 
 
 def command_lines(script: str) -> Iterator[str]:

@@ -116,6 +116,7 @@ def _compile(
 ) -> Fresh:
     from cuda.bindings import nvrtc
 
+    sys.audit("tests.compile")
     error, program = nvrtc.nvrtcCreateProgram(
         source.encode(),
         os.fsencode(source_name),
