@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
-from kcache.engine.history import Hour
 
 import kcache
 from kcache.config import Config
