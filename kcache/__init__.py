@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         DeviceError,
         DropinError,
         KcacheError,
+        MissError,
         StaleKernelError,
         UnknownBackendError,
     )
@@ -80,6 +81,7 @@ __all__ = [
     "Imported",
     "KcacheError",
     "KernelCache",
+    "MissError",
     "StaleKernelError",
     "Stats",
     "UnknownBackendError",

@@ -45,6 +45,7 @@ DEFAULT_WAIT = 300.0
 _MOST_BYTES = 1 << 60
 HEADER_CHECKS = ("always", "once")
 RELOCATIONS = ("lazy", "eager")
+ON_MISS = ("compile", "error")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -240,6 +241,14 @@ VARIABLES: tuple[Variable, ...] = (
         None,
     ),
     Variable(
+        "KCACHE_ON_MISS",
+        "on_miss",
+        "compile or error",
+        "Compile a kernel that is not in the cache, or fail with the reason.",
+        partial(_parse_choice, allowed=ON_MISS),
+        "compile",
+    ),
+    Variable(
         "KCACHE_SIGNING_KEY_FILE",
         "signing_key_file",
         "a path",
@@ -292,6 +301,7 @@ class Config(Record):
     wait: Setting[float]
     workers: Setting[int | None]
     compile_timeout: Setting[float | None]
+    on_miss: Setting[str]
     signing_key_file: Setting[str | None]
     remote: Setting[tuple[Address, ...]]
     record: Setting[str | None]

@@ -16,6 +16,7 @@ __all__ = [
     "FullError",
     "IncompatibleEntryError",
     "KcacheError",
+    "MissError",
     "StaleKernelError",
     "UnknownBackendError",
 ]
@@ -101,6 +102,10 @@ class CompileError(KcacheError):
 
 class CompileOptionError(CompileError, ConfigError):
     """The compiler refused an option or an architecture, not the source."""
+
+
+class MissError(CompileError):
+    """A kernel is not in the cache, and `on_miss="error"` allows no compile; it says why."""
 
 
 class DropinError(KcacheError):

@@ -59,23 +59,21 @@ class KernelCache:
         max_size: the cap, in bytes or as text such as `"512MB"`; 1 GiB by default. The stored bytes
             never exceed the cap; with the backends file and zstd, each concurrent writer may exceed
             it by one entry.
-        memory_size: the size of the memory tier, in the same form; 64 MiB by default, 0 switches it
-            off.
+        memory_size: the size of the memory tier, likewise; 64 MiB by default, 0 switches it off.
         read_only: use the entries that are there, and write nothing.
         disable: compile every time, and neither read nor write the cache.
         recache: compile every time, and replace the entries that are there.
-        header_check: `"always"`, or `"once"` to check the headers of a request once per process.
+        header_check: `"always"`, or `"once"` to check a request's headers once per process.
         relocation: when to prove that a kernel does not depend on where its headers lie: `"lazy"`,
             when a second location asks for it, or `"eager"`, in the background after its first
-            compile. With `"eager"`, checkouts and machines that get a copy of the cache compile
-            nothing, and `close` waits for the proofs.
-        wait: how many seconds to wait while another thread or process compiles the same kernel.
-            After that, this one compiles, too. 300 by default; 0 never waits.
+            compile; `close` waits for that. Then other checkouts and machines compile nothing.
+        wait: how many seconds to wait while another thread or process compiles the same kernel,
+            before this one compiles it, too. 300 by default; 0 never waits.
         workers: how many compiles may run at a time; by default one for each usable core. Each
             compile runs in a separate process, and all caches of this process share these. With 0,
             this process compiles, and the results are not cached.
-        compile_timeout: how many seconds one compile may take. After that, it ends with a
-            CompileError. No limit by default.
+        compile_timeout: how many seconds one compile may take before it ends with a CompileError.
+        on_miss: `"compile"`, or `"error"`: what is not cached is a MissError with the reason.
         remote: addresses of tiers that are asked, in order, for what this cache does not have:
             layers (`"file:///opt/kernels"`), and remotes (`"https://"`, `"redis://"`, `"s3://"`,
             ...). By default `KCACHE_REMOTE`; `()` for none.
@@ -104,6 +102,7 @@ class KernelCache:
         wait: float | None = None,
         workers: int | None = None,
         compile_timeout: float | None = None,
+        on_miss: str | None = None,
         remote: str | Sequence[str] | None = None,
         **unknown: Never,
     ) -> None:
@@ -124,6 +123,7 @@ class KernelCache:
                 "wait": wait,
                 "workers": workers,
                 "compile_timeout": compile_timeout,
+                "on_miss": on_miss,
                 "remote": remote,
             },
             given,
@@ -170,9 +170,9 @@ class KernelCache:
                 searched in its directory, which is the working directory by default.
 
         Raises:
-            ConfigError: an argument is not allowed, or no architecture is given and there is no
-                GPU.
+            ConfigError: an argument is not allowed, or there is neither an architecture nor a GPU.
             CompileError: the compiler refused the source; `.log` has its whole log.
+            MissError: the kernel is not cached, and `on_miss` is `"error"`.
             CompilerNotFoundError: NVRTC is not installed.
             OSError: the source is a path, and its file can't be read.
         """
@@ -198,7 +198,8 @@ class KernelCache:
 
     def _rehearse_for(self, around: Surroundings, call: CompileRequest) -> None:
         """Look up a kernel that is not there, without counting it, to warm up the way of a hit."""
-        self._finder.find(self._requests.make_for(around, call), time.perf_counter(), again=True)
+        missing = self._requests.make_for(around, call, record=False)
+        self._finder.find(missing, 0.0, again=True)
 
     async def aget_or_compile(
         self,
@@ -305,8 +306,8 @@ class KernelCache:
     ) -> Explanation:
         """Return why `get_or_compile` would compile this request now, or that it would hit.
 
-        The arguments and errors are those of `get_or_compile`. The call compiles nothing, changes
-        nothing, and is neither counted nor recorded. It may read the metadata of every entry.
+        Arguments and errors are the same. The call compiles nothing, changes nothing, and is
+        neither counted nor recorded. It may read the metadata of every entry.
         """
         if unknown:
             raise _unexpected(self.why, unknown)

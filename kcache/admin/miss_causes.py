@@ -219,7 +219,7 @@ def _nothing_there(facts: Facts) -> list[Cause]:
         return [Cause("never", "nothing is cached under its key")]
     if facts.near is None:
         if everything is None:
-            return [_never(facts.about)]
+            return [Cause("never", "this cache remembers no such kernel")]
         return [_event(everything, f"nothing is cached for {facts.about.source_name}, and ")]
     differences = contrast(facts.near.about, facts.about)
     if differences:
@@ -244,11 +244,6 @@ def _decisive(events: Sequence[Event], own: Event, everything: Event | None) -> 
     if everything is None or own.what in (journal.REJECTED, journal.UNCACHEABLE):
         return own
     return max(own, everything, key=lambda event: [each is event for each in events].index(True))
-
-
-def _never(about: RequestSummary) -> Cause:
-    what = f"as far as is remembered, nothing was ever cached here for {about.source_name}"
-    return Cause("never", what)
 
 
 def _written_differently(old: RequestSummary, new: RequestSummary) -> Cause:

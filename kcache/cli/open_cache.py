@@ -61,6 +61,7 @@ def open_cache(
     recache: bool | None = None,
     relocation: str | None = None,
     workers: int | None = None,
+    on_miss: str | None = None,
 ) -> KernelCache:
     """Return the cache in `directory`, or where the environment or the defaults say.
 
@@ -80,6 +81,7 @@ def open_cache(
         recache=recache,
         relocation=relocation,
         workers=workers,
+        on_miss=on_miss,
     )
 
 

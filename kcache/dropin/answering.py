@@ -118,8 +118,19 @@ class Answering:
         self._standing = standing()
 
     def answer(self, program: Program) -> Answer | Declined:
-        """Return NVRTC's answer, from the cache or else by a compile; raises nothing."""
-        from kcache.errors import CompileError
+        """Return NVRTC's answer, from the cache or else by a compile; raises nothing.
+
+        If the settings allow no compile, the real NVRTC must not compile the program either.
+        """
+        answer = self._answer(program)
+        on_miss, source = self._cache.config.on_miss
+        if isinstance(answer, Declined) and on_miss == "error":
+            what = f"the cache can't answer this program, and {source}={on_miss} allows no compile"
+            return _not_compiled(f"{what}: {answer.reason}")
+        return answer
+
+    def _answer(self, program: Program) -> Answer | Declined:
+        from kcache.errors import CompileError, MissError
 
         try:
             self._check_standing(program.standing)
@@ -128,6 +139,8 @@ class Answering:
             return self._compile(program, plain)
         except _RefusedError as refusal:
             return Declined(str(refusal))
+        except MissError as error:
+            return _not_compiled(str(error))
         except CompileError as error:
             return _failed(program, error)
         except Exception as error:  # whatever it is, the program must get an answer
@@ -325,6 +338,12 @@ def _failed(program: Program, error: object) -> Answer | Declined:
     if result == _COMPILATION and _FAILED_EARLY not in raw_log:
         return Declined("the compile failed late")
     return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False, keep=False)
+
+
+def _not_compiled(reason: str) -> Answer:
+    """Return a compile error whose log is the reason."""
+    log = f"kcache: {reason}\n".encode() + b"\0"
+    return Answer(_COMPILATION, b"\0", b"", b"", log, [], hit=False, keep=False)
 
 
 def _is_alone(program: Program) -> bool:

@@ -18,6 +18,8 @@ __all__ = [
     "cache_home",
     "current",
     "leave",
+    "log_everything",
+    "logs",
     "meaning",
     "names_remotes",
     "runtime_folders",
@@ -31,6 +33,7 @@ SOCKET = "KCACHE_DROPIN_SOCKET"
 LIBRARIES = "KCACHE_DROPIN_LIBRARIES"
 _PRELOAD = "LD_PRELOAD"
 _REMOTE = "KCACHE_REMOTE"
+_LOG = "KCACHE_LOG"
 _TOKEN = "KCACHE_REMOTE_TOKEN"
 #: A relative path in one of these means another file in another directory.
 _PATHS = ("KCACHE_DIR", "KCACHE_RECORD", "KCACHE_SIGNING_KEY_FILE")
@@ -83,6 +86,16 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 def names_remotes(environment: Mapping[str, str]) -> bool:
     """Tell whether the settings name layers or remotes."""
     return bool(environment.get(_REMOTE))
+
+
+def logs(environment: Mapping[str, str]) -> bool:
+    """Tell whether the server has something to log for the program."""
+    return bool(environment.get(_LOG))
+
+
+def log_everything(environment: MutableMapping[str, str]) -> None:
+    """Set that each compile is logged."""
+    environment[_LOG] = "debug"
 
 
 def meaning(environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["fork_server", "main", "serve", "spawn_server"]
 
 
-def fork_server(endpoint: Endpoint, watched: int | None) -> None:
+def fork_server(endpoint: Endpoint, watched: int | None, *, why: bool = False) -> None:
     """Start a server that ends with the process `watched`, or with `kcache server stop`.
 
-    The caller's process goes on at once, with its copy of the listening socket closed.
+    The caller's process goes on at once, with its copy of the listening socket closed. With `why`,
+    the server logs each compile to the caller's standard error.
 
     Raises:
         OSError: no process can be made.
@@ -34,6 +35,8 @@ def fork_server(endpoint: Endpoint, watched: int | None) -> None:
     until = None if watched is None else at.above_standard(os.pidfd_open(watched))
     child = os.fork()
     if child == 0:
+        if why:
+            env.log_everything(env.current())
         _begin(endpoint, until)
     with suppress(ChildProcessError):  # whoever started this one ignores SIGCHLD
         os.waitpid(child, 0)
@@ -49,10 +52,13 @@ def _begin(endpoint: Endpoint, until: int | None) -> None:
         os.setsid()
         if os.fork() == 0:
             _complain()
-            stream = _standard_error() if env.names_remotes(env.current()) else None
+            logs, remotes = env.logs(env.current()), env.names_remotes(env.current())
+            stream = _standard_error() if logs or remotes else None
             others = [number for number in (until, stream) if number is not None]
             detach([*endpoint.descriptors, *others])
-            if stream is not None:
+            if stream is not None and logs:
+                os.dup2(stream, 2)
+            if stream is not None and remotes:
                 _tell_of_remotes(stream, group)
             serve(endpoint, until)
             atexit._run_exitfuncs()  # removes temporary directories
@@ -215,7 +221,7 @@ def _spawn(endpoint: Endpoint, until: int | None) -> None:
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=None if env.logs(environment) else subprocess.DEVNULL,
     )
     if done.returncode != 0:
         raise OSError(f"{sys.executable} ended with {done.returncode} instead of starting a server")

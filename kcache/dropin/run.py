@@ -39,7 +39,14 @@ _FIRST = 1
 _END_TIMEOUT = 5.0
 
 
-def run(command: Sequence[str], *, stats: bool = False, directory: str | None = None) -> int:
+def run(
+    command: Sequence[str],
+    *,
+    stats: bool = False,
+    why: bool = False,
+    record: str | None = None,
+    directory: str | None = None,
+) -> int:
     """Run a command with the drop-in; return its exit code if this process stays its parent.
 
     Otherwise this process becomes the command, and returns only if the command can't run.
@@ -49,14 +56,18 @@ def run(command: Sequence[str], *, stats: bool = False, directory: str | None = 
     Args:
         command: the program and its arguments.
         stats: print one line about the cache at the end.
+        why: print one line for each compile: a hit, or the reason for a miss.
+        record: a file to record every requested kernel in.
         directory: the cache's directory, instead of the environment's.
     """
     _die_of_interrupts()
     environment = env.current()
     if directory is not None:
         environment["KCACHE_DIR"] = os.path.abspath(directory)
+    if record is not None:
+        environment["KCACHE_RECORD"] = os.path.abspath(record)
     try:
-        program, socket, before = _prepare(environment)
+        program, socket, before = _prepare(environment, why=why)
     except (libraries.MissingError, OSError) as error:
         _say(f"warning: {command[0]} runs without the drop-in: {error}")
         program, socket, before = dict(environment), None, None
@@ -94,7 +105,7 @@ def run_fast(arguments: Sequence[str]) -> int | None:
 
 
 def _prepare(
-    environment: Mapping[str, str],
+    environment: Mapping[str, str], *, why: bool
 ) -> tuple[dict[str, str], str, dict[str, Any] | None]:
     """Return the program's environment, its server's socket, and the status of that server.
 
@@ -102,13 +113,16 @@ def _prepare(
     """
     preloaded = libraries.preloaded(libraries.find(environment))
     folders = env.runtime_folders(environment)
-    for path in filter(None, (environment.get(env.SOCKET), at.user_socket(folders))):
+    running = [environment.get(env.SOCKET), at.user_socket(folders)]
+    if why or env.logs(environment):
+        running = []  # their logs go elsewhere
+    for path in filter(None, running):
         about = at.status(path) if os.path.exists(path) and not at.is_silent(path) else None
         if about is not None and _is_fit(about, environment):
             return env.with_dropin(environment, preloaded, path), path, about
     endpoint = at.listen(folders)
     try:
-        fork_server(endpoint, os.getpid())
+        fork_server(endpoint, os.getpid(), why=why)
     except OSError:
         endpoint.remove()
         raise

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from kcache.engine.journal import UNCACHEABLE
+from kcache.errors import CompileError, MissError
+from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.util import log
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kcache.kernels.find import Finder
     from kcache.kernels.resolver import Factories
     from kcache.nvrtc.frontend import Frontend, Outcome, Proof
@@ -15,6 +20,9 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
 
 __all__ = ["RequestCompiler"]
+
+#: The name of a kernel where it is defined, whatever qualifiers it has.
+_KERNEL = re.compile(r"__global__[\w\s]*?(?:__\w+__\s*\([^()]*\)[\w\s]*?)?\b(\w+)\s*\(")
 
 
 class RequestCompiler:
@@ -40,9 +48,15 @@ class RequestCompiler:
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
         """
-        if self._writes and log.debugging():
-            self._log_why(request)
-        outcome = self._front().compile(request, track=self._writes)
+        reason = self._why(request) if log.debugging() else ""
+        try:
+            outcome = self._front().compile(request, track=self._writes)
+        except CompileError:
+            log.debug("miss: %s does not compile", _title(request))
+            raise
+        if reason:
+            names = CompiledKernel.of(outcome.compiled, "", ()).functions()
+            log.debug("miss: %s is compiled: %s", _title(request, names), reason)
         request = self._factories.for_compiler(request, outcome.identity)
         self._count(outcome)
         if self._writes and outcome.uncacheable is not None:
@@ -71,18 +85,28 @@ class RequestCompiler:
         counters.add("compile_seconds", outcome.compiled.seconds)
         counters.add("uncacheable", self._writes and outcome.uncacheable is not None)
 
-    def _log_why(self, request: Request) -> None:
-        """Log why a request is compiled, as far as that can be found out quickly."""
-        from kcache.admin.explain import explain  # few programs log this
+    def refusal(self, request: Request) -> MissError:
+        """Return the error for a request that the settings allow no compile for."""
+        value, source = self._factories.config.on_miss
+        setting = "on_miss" if source == "argument" else source
+        what = f"{_title(request)} is not in the cache, and {setting}={value} allows no compile"
+        return MissError(f"{what}: {self._why(request)}", source_name=request.source_name)
+
+    def _why(self, request: Request) -> str:
+        """Return why a request is compiled, as `kcache why` says it."""
+        from kcache.admin.explain import explain, set_aside  # few programs ask for this
 
         finder = self._finder
-        aside = () if finder.reads else (("recache", "the cache is not looked into"),)
-        digests = finder.headers.digests
+        digests, aside = finder.headers.digests, set_aside(self._factories.config)
         try:
-            told = explain(finder.engine, request, set_aside=aside, compare=False, digests=digests)
-        except Exception as error:  # a failed log line must not cost a kernel
-            log.debug(
-                "the reason for which %s is compiled is unknown: %s", request.source_name, error
-            )
-        else:
-            log.debug("%s is compiled: %s", request.source_name, told.clauses)
+            return explain(finder.engine, request, set_aside=aside, digests=digests).clauses
+        except Exception as error:  # a reason that can't be found must not cost a kernel
+            return f"the reason is unknown ({error!r})"
+
+
+def _title(request: Request, names: Sequence[str] = ()) -> str:
+    """Return the source and its kernels; before the compile, those that request or source name."""
+    from kcache.nvrtc.inventory import title_of  # as above
+
+    found = names or request.names or _KERNEL.findall(request.source)
+    return title_of(request.source_name, found)

@@ -80,7 +80,7 @@ class CompiledKernel(Record):
         from kcache.util.gpu_code import arch_of
         from kcache.util.units import format_size
 
-        names = self._functions()
+        names = self.functions()
         yield from map(repr, names[:_SHOWN_NAMES])
         if len(names) > _SHOWN_NAMES:
             yield f"and {len(names) - _SHOWN_NAMES} more"
@@ -94,7 +94,7 @@ class CompiledKernel(Record):
         yield f"cached={self.cached}"
         yield f"key={self.key[:12]!r}"
 
-    def _functions(self) -> list[str]:
+    def functions(self) -> list[str]:
         """Return the name expressions, and the kernels that none of them stands for."""
         from kcache.util.gpu_code import kernels_of
 
@@ -147,7 +147,7 @@ class CompiledKernel(Record):
             "kind": "kernel",
             "compile_seconds": self.compile_seconds,
             "lowered_names": dict(self.lowered_names),
-            "functions": [*self._functions()],
+            "functions": [*self.functions()],
             "log": self.log,
             **about,
         }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.engine.stats import NOTES
 from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache.config import Config
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
 
-__all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts", "build_finder"]
+__all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts", "build_finder", "log_hit"]
 
 #: How many times its encoded size a decoded manifest takes in memory, as measured by
 #: bench/harness/memory_tier_bytes.py. The memory tier charges this much.
@@ -297,11 +298,24 @@ class Finder:
                 return None
             entry.view = kernel
             saved = self.counts.saved(key, entry.cost)
+        if log.debugging():
+            log_hit(entry)
         counters = engine.counters
         counters.noted.append((saved, time.perf_counter() - started, from_memory))
         if len(counters.noted) >= NOTES:  # like `Counters.hit`, without the call
             counters.values()
         return kernel
+
+
+def log_hit(entry: Entry, source: str = "") -> None:
+    """Log that the kernel in an entry answers a request; `source` is a place beyond the cache."""
+    from kcache.nvrtc.inventory import title_of
+    from kcache.nvrtc.metadata import text_of, texts_of
+
+    about = entry.metadata
+    names = texts_of(about.get("functions"))
+    where = f" from a {source}" if source else ""
+    log.debug("hit%s: %s", where, title_of(text_of(about.get("source_name")), names))
 
 
 def build_finder(engine: CacheEngine, config: Config) -> Finder:

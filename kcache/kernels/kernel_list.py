@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kcache.errors import ConfigError
 from kcache.kernels.recording import MARK, read_recording
+from kcache.nvrtc.inventory import title_of
 from kcache.nvrtc.options import CompileOptions, parse_arch
 from kcache.nvrtc.parsed_options import Option, parse_options
 from kcache.nvrtc.request import DEFAULT_NAME, Request
@@ -57,8 +58,7 @@ class ListedKernel(NamedTuple):
     @property
     def title(self) -> str:
         """The source and the requested name expressions."""
-        names = ", ".join(self.request.names)
-        return f"{self.source}: {names}" if names else self.source
+        return title_of(self.source, self.request.names)
 
 
 def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:

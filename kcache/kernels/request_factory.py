@@ -36,7 +36,7 @@ class ClosedRequests:
     """
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ConfigError("this KernelCache was closed; allowed: open a new one for more requests")
+        raise ConfigError("this KernelCache was closed; open another one for more requests")
 
 
 class Requests:
@@ -118,8 +118,7 @@ class Requests:
             if call is not None:
                 self._known.put(call, request, 2 * len(request.source) + _REQUEST_OVERHEAD)
         if record:
-            for recorder in self.recorders:
-                recorder.note(request)
+            self._record(request)
         return request
 
     def record(self, path: str | os.PathLike[str]) -> RequestRecorder:
@@ -144,34 +143,36 @@ class Requests:
 
         return block()
 
-    def make_for(self, surroundings: Surroundings, call: CompileRequest) -> Request:
-        """Return the request that another process makes, remembered likewise.
+    def make_for(
+        self, surroundings: Surroundings, call: CompileRequest, *, record: bool = True
+    ) -> Request:
+        """Return the request that another process makes, remembered and recorded likewise.
 
         Raises:
             ConfigError: an argument is not allowed.
         """
         source = cast("str", call.source)  # the other process sends texts, not paths
         key = (source, tuple(call.names), call.options, call.source_name, surroundings)
-        known = None if call.headers else self._known.get(key)
-        if known is not None and known.is_here():
-            return self._recorded(known)
-        request = self._make(
-            source,
-            call.names,
-            call.options,
-            call.headers,
-            source_name=call.source_name,
-            compiler=surroundings.compiler,
-            surroundings=surroundings,
-        )
-        if not call.headers:
-            self._known.put(key, request, 2 * len(source) + _REQUEST_OVERHEAD)
-        return self._recorded(request)
+        request = None if call.headers else self._known.get(key)
+        if request is None or not request.is_here():
+            request = self._make(
+                source,
+                call.names,
+                call.options,
+                call.headers,
+                source_name=call.source_name,
+                compiler=surroundings.compiler,
+                surroundings=surroundings,
+            )
+            if not call.headers:
+                self._known.put(key, request, 2 * len(source) + _REQUEST_OVERHEAD)
+        if record:
+            self._record(request)
+        return request
 
-    def _recorded(self, request: Request) -> Request:
+    def _record(self, request: Request) -> None:
         for recorder in self.recorders:
             recorder.note(request)
-        return request
 
     def of_all(self, given: Iterable[object]) -> list[Request]:
         """Return the requests that the given arguments make.

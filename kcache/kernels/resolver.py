@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Self
 
+    from kcache.config import Config
     from kcache.engine.single_flight import Busy, Flight
     from kcache.entry import Entry
     from kcache.kernels.compile import RequestCompiler
@@ -50,11 +51,13 @@ class Factories(NamedTuple):
     """The parts that a resolver needs beside the cache; each is built when it is first needed.
 
     Attributes:
+        config: the settings.
         frontend: builds the compiler's frontend.
         flight: builds the single flight.
         for_compiler: returns the request for the compiler that has run, by its identity.
     """
 
+    config: Config
     frontend: Callable[[FileDigests], Frontend]
     flight: Callable[[], Flight[Answer]]
     for_compiler: Callable[[Request, str], Request]
@@ -124,11 +127,15 @@ class Resolver:
         `lease` is returned when the outcome has reached the remotes.
 
         Raises:
-            CompileError: the compiler refused it; CompilerNotFoundError: there is none.
+            CompileError: the compiler refused it; CompilerNotFoundError: there is none; MissError:
+                the settings allow no compile.
         """
         from kcache.kernels.store import KernelWriter  # a waiting thread needs none
 
         started = time.perf_counter()
+        if self._factories.config.on_miss.value == "error":
+            self.finder.counts.miss()
+            raise self._compilers().refusal(request)
         if self._writes and self.finder.reads and not request.self_contained:
             proven = self._prove_here(request, started)
             if proven is not None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.entry import Entry, open_envelope
 from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
-from kcache.kernels.find import VIEW_FACTOR, Checked
+from kcache.kernels.find import VIEW_FACTOR, Checked, log_hit
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+from kcache.util import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,6 +104,8 @@ class SourceKernels:
             saved = finder.counts.saved(key, kernel.compile_seconds)
             engine.counters.hit(saved, time.perf_counter() - started, False)
             engine.counters.add(self._count)
+            if log.debugging():
+                log_hit(entry, self._count.removesuffix("_hits"))
             return Taken(kernel, header_set, kept)
         return None
 

@@ -78,7 +78,7 @@ def _open_layers(
         except ConfigError as error:
             if strict:
                 raise
-            log.warning_once(f"{error}. Until then the cache works without it")
+            log.warning_once(f"{error}. The cache works without it")
         except (KcacheError, OSError) as error:
             log.warning_once(f"{error}. The cache works without this layer")
     return layers

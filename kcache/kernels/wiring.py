@@ -50,7 +50,7 @@ def build_resolver(
 
     return Resolver(
         finder,
-        Factories(build_frontend, build_flight, for_compiler),
+        Factories(config, build_frontend, build_flight, for_compiler),
         writes=not config.disable.value,
         eager=_proves_eagerly(config),
         remotes=_remotes(finder, config) if config.remote.value else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -96,11 +96,8 @@ class Item(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its source and its kernels; of a source that was not named, the kernels alone."""
-        names = ", ".join(self.names)
-        if not names or self.source_name not in _DEFAULT_NAMES:
-            return ": ".join(filter(None, (self.source_name, names)))
-        return names if len(self.names) == 1 else f"{len(self.names)} kernels: {names}"
+        """See `title_of`."""
+        return title_of(self.source_name, self.names)
 
 
 class Opened(NamedTuple):
@@ -108,6 +105,14 @@ class Opened(NamedTuple):
 
     item: Item
     entry: Entry | None
+
+
+def title_of(source_name: str, names: Sequence[str]) -> str:
+    """Return a source and its kernels; of a source that was not named, the kernels alone."""
+    listed = ", ".join(names)
+    if not listed or source_name not in _DEFAULT_NAMES:
+        return ": ".join(filter(None, (source_name, listed)))
+    return listed if len(names) == 1 else f"{len(names)} kernels: {listed}"
 
 
 def look_into(backend: Backend, info: EntryInfo, producer: str) -> Opened | None:

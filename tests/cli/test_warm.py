@@ -97,6 +97,27 @@ def test_the_command_and_the_list_share_their_kernels(project: Path, here: Calla
     assert "hit in" in here("compile", "axpy.cu", *names, "--arch", "sm_80").err
 
 
+def test_a_check_fails_if_a_kernel_would_be_compiled(
+    project: Path, here: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a fresh cache above a bundle."""
+    check = ("warm", "kernels.toml", "--check")
+    first = here(*check)
+    assert (first.code, "6 would be compiled" in first.out) == (1, True)
+    monkeypatch.setenv("KCACHE_ON_MISS", "error")  # what is listed is compiled all the same
+    assert counts(here("warm", "kernels.toml", "--json")) == (6, 0, 0)
+    assert here(*check).code == 0
+    assert here(*check, "--arch", "sm_100").code == 1
+
+    assert here("bundle", "export", "-o", "kernels.bundle").code == 0
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "fresh"))
+    assert json.loads(here(*check, "--json").out)["missing"] == 6
+    monkeypatch.setenv("KCACHE_REMOTE", f"file://{project}/kernels.bundle")
+    there = here(*check, "--json")
+    assert (there.code, json.loads(there.out)["missing"]) == (0, 0)
+    assert not (tmp_path / "fresh").exists()
+
+
 def test_a_list_may_lie_and_move_anywhere(project: Path, here: Callable, tmp_path: Path) -> None:
     assert counts(here("warm", "kernels.toml", "--json")) == (6, 0, 0)
     moved = tmp_path / "moved"

@@ -90,6 +90,7 @@ VALUES: dict[str, tuple[str, Any, list[str]]] = {
     "KCACHE_RELOCATION": ("eager", "eager", ["never", "1"]),
     "KCACHE_WAIT": ("2.5", 2.5, ["-1", "nan", "inf", "1e9", "soon"]),
     "KCACHE_WORKERS": ("3", 3, ["-1", "1.5", "many", "99999"]),
+    "KCACHE_ON_MISS": ("Error", "error", ["fail", "1"]),
     "KCACHE_COMPILE_TIMEOUT": ("90", 90.0, ["0", "-1", "nan", "inf", "soon"]),
     "KCACHE_SIGNING_KEY_FILE": ("/some/keys.pem", "/some/keys.pem", []),
     "KCACHE_REMOTE": (
@@ -113,6 +114,7 @@ ARGUMENTS: dict[str, Any] = {
     "wait": 7,
     "workers": 2,
     "compile_timeout": 60,
+    "on_miss": "compile",
     "signing_key_file": "/argument.pem",
     "remote": "file:///opt/kernels",
     "record": "/argument.jsonl",

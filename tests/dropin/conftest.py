@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -30,6 +31,17 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dropin") / "libraries"
     build.build(str(folder), flags=("-Werror",))
     return folder
+
+
+def needs(module: str) -> None:
+    """Skips a test whose program is not installed; in the environment for clients it fails."""
+    try:
+        there = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        there = False
+    if not there:
+        missing = pytest.fail if os.environ.get("TEST_CLIENTS") else pytest.skip
+        missing(f"{module} is not installed")
 
 
 class Told:

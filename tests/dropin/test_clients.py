@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,20 +10,10 @@ from pathlib import Path
 import pytest
 from docs.pages import DOCS, blocks
 from docs.reader import Reader
-from dropin.conftest import CLIENTS, Dropin
+from dropin.conftest import CLIENTS, Dropin, needs
 
 from kcache.dropin import build
 from kcache.dropin import environment as env
-
-
-def _needs(module: str) -> None:
-    try:
-        there = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        there = False
-    if not there:
-        missing = pytest.fail if os.environ.get("TEST_CLIENTS") else pytest.skip
-        missing(f"{module} is not installed")
 
 
 def _twice_and_edited(
@@ -68,7 +56,7 @@ def test_python(
     dropin: Dropin,
     include: Path,
 ) -> None:
-    _needs(module)
+    needs(module)
     command = (sys.executable, CLIENTS / f"{client}.py", include)
     _twice_and_edited(dropin, include, command, compiles=compiles)
 
@@ -78,7 +66,7 @@ def test_side_by_side_with_a_cache_of_its_own(
     client: str, module: str, nvrtc: tuple[int, int], dropin: Dropin, include: Path
 ) -> None:
     """Its own cache serves the old kernel once a header was edited; the drop-in serves the new."""
-    _needs(module)
+    needs(module)
     own = (sys.executable, CLIENTS / f"{client}.py", include, dropin.folder / "own")
     new = (*own[:3], dropin.folder / "new")
     first = dropin.bare(*own)
@@ -128,7 +116,7 @@ def test_a_c_program_that_is_linked(tag: str, real: Path, dropin: Dropin, includ
 
 
 def test_the_page_about_cuda_core(nvrtc: tuple[int, int], dropin: Dropin, tmp_path: Path) -> None:
-    _needs("cuda.core")
+    needs("cuda.core")
     pytest.importorskip("click", reason="the extra cli is not installed")
     reader = Reader(tmp_path)
     reader.environ |= {"XDG_RUNTIME_DIR": str(dropin.runtime), env.LIBRARIES: dropin.libraries}
@@ -141,7 +129,7 @@ def test_the_page_about_cuda_core(nvrtc: tuple[int, int], dropin: Dropin, tmp_pa
 
 
 def test_kcache_install(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -> None:
-    _needs("cuda.bindings")
+    needs("cuda.bindings")
     client = (CLIENTS / "bindings.py").read_text()
     script = dropin.folder / "installed.py"
     script.write_text(f"import kcache\nkcache.install()\nkcache.install()\n{client}")
@@ -158,7 +146,7 @@ def test_kcache_install(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -
 def test_a_failed_install_leaves_nvrtc_as_it_is(
     interpreter: str | None, nvrtc: tuple[int, int], dropin: Dropin, include: Path
 ) -> None:
-    _needs("cuda.bindings")
+    needs("cuda.bindings")
     client = (CLIENTS / "bindings.py").read_text()
     script = dropin.folder / "failed.py"
     attempt = (
@@ -177,7 +165,7 @@ def test_a_failed_install_leaves_nvrtc_as_it_is(
 
 
 def test_kcache_install_says_when_it_is_too_late(nvrtc: tuple[int, int], dropin: Dropin) -> None:
-    _needs("cuda.bindings")
+    needs("cuda.bindings")
     code = "from cuda.bindings import nvrtc; nvrtc.nvrtcVersion(); import kcache; kcache.install()"
     told = dropin.bare(sys.executable, "-c", code)
     assert "DropinError: kcache.install() comes too late: " in told.errors

@@ -22,9 +22,27 @@ __all__ = ["run"]
     is_flag=True,
     help="At the end, print one line: hits, misses and which programs compiled.",
 )
+@click.option(
+    "--why",
+    is_flag=True,
+    help="For each compile, print one line: a hit, or the reason for a miss.",
+)
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="LIST",
+    help="Record every requested kernel in the file LIST, for kcache warm.",
+)
 @directory_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(*, stats: bool, directory: str | None, command: tuple[str, ...]) -> None:
+def run(
+    *,
+    stats: bool,
+    why: bool,
+    record: str | None,
+    directory: str | None,
+    command: tuple[str, ...],
+) -> None:
     """Run COMMAND, and answer its NVRTC compiles from the cache.
 
     When the program or one of its child processes looks for NVRTC, it finds kcache's library. This
@@ -36,4 +54,5 @@ def run(*, stats: bool, directory: str | None, command: tuple[str, ...]) -> None
     if directory is not None:  # a value that is given as an option has to be right
         with suppress(BackendError):
             is_cache(named_directory(directory))
-    raise click.exceptions.Exit(run_command(command, stats=stats, directory=directory))
+    code = run_command(command, stats=stats, why=why, record=record, directory=directory)
+    raise click.exceptions.Exit(code)

@@ -16,7 +16,6 @@ from kcache.cli.open_cache import (
     load_settings,
     may_write,
     open_cache,
-    open_existing,
 )
 from kcache.cli.terminal import columns, counted, interruptible, progress, say, show
 from kcache.config import Config
@@ -49,6 +48,7 @@ __all__ = ["warm"]
     help="Target, such as sm_90. Replaces the targets in FILE.  [repeatable]",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be compiled; compile nothing.")
+@click.option("--check", is_flag=True, help="Likewise; exit with 1 if any would be compiled.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but warnings and errors.")
 @json_option("object")
 @directory_option
@@ -58,28 +58,34 @@ def warm(
     jobs: int | None,
     archs: tuple[str, ...],
     dry_run: bool,
+    check: bool,
     quiet: bool,
     as_json: bool,
     directory: str | None,
 ) -> None:
     """Compile every kernel that FILE lists and that is not in the cache yet, in parallel.
 
-    FILE is a list in TOML or JSON, or a recording of a program that ran with KCACHE_RECORD=FILE. No
-    GPU is needed. If a kernel does not compile, the command compiles the others and exits with 1.
+    FILE is a list in TOML or JSON, or a recording of a program: KCACHE_RECORD=FILE, or kcache run
+    --record FILE. No GPU is needed. If a kernel does not compile, the command compiles the others
+    and exits with 1.
     """
     if quiet and as_json:
         raise click.UsageError("--quiet and --json exclude each other.")
     wanted = read_list(file, archs)
     if not wanted:
         say(f"warning: {file} lists no kernels")
-    if dry_run:
-        _show_plan(wanted, _cached(wanted, directory), as_json=as_json, quiet=quiet)
-        return
-    may_write("warm", directory)
     config, _ = load_settings(directory, changes=True)
+    if dry_run or check:
+        cached = _cached(wanted, config.directory.value)
+        _show_plan(wanted, cached, as_json=as_json, quiet=quiet)
+        raise click.exceptions.Exit(int(check and not all(cached)))
+    may_write("warm", directory)
     started = time.perf_counter()
     with open_cache(
-        config.directory.value, relocation=_relocation(config), workers=_workers(config, jobs)
+        config.directory.value,
+        relocation=_relocation(config),
+        workers=_workers(config, jobs),
+        on_miss="compile",
     ) as cache:
         outcome = _Outcome(wanted, _compile(cache, wanted, jobs), time.perf_counter() - started)
         _tell_failures(outcome)
@@ -238,12 +244,9 @@ def _named(wanted: ListedKernel) -> dict[str, object]:
 
 
 def _cached(wanted: list[ListedKernel], directory: str | None) -> list[bool]:
-    """Tell for each kernel whether it is in the cache; change nothing."""
+    """Tell for each kernel whether the cache, a layer or a remote has it; change nothing."""
     found = [False] * len(wanted)
-    cache = open_existing(directory, changes=True)
-    if cache is None:
-        return found
-    with cache:
+    with open_cache(directory, read_only=True) as cache:
         for folder, numbers in _by_directory(wanted):
             with contextlib.chdir(folder):
                 for number in numbers:

@@ -1,0 +1,117 @@
+"""A recorded run: warmed elsewhere, checked beforehand, and then run without any compile."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from dropin.conftest import CLIENTS, KCACHE, Dropin, Told, needs
+
+from kcache.dropin import build
+
+#: Fails at its first unknown kernel, as the settings say.
+STRICT = {"KCACHE_ON_MISS": "error"}
+
+
+@pytest.fixture(params=["cupy_compiler", "core", "linked"])
+def command(
+    request: pytest.FixtureRequest, real: Path, dropin: Dropin, include: Path
+) -> Sequence[object]:
+    """A program of CuPy's compiler, one of cuda.core, and one in C."""
+    if request.param != "linked":
+        needs("cupy" if request.param == "cupy_compiler" else "cuda.core")
+        return sys.executable, CLIENTS / f"{request.param}.py", include
+    compiler, headers = build.compiler(), real.parent.parent / "include"
+    if compiler is None or not (headers / "nvrtc.h").exists():
+        pytest.skip("there is no C compiler, or no nvrtc.h")
+    program = dropin.folder / "linked"
+    flags = [f"-I{headers}", str(real), f"-Wl,-rpath,{real.parent}"]
+    subprocess.run([compiler, CLIENTS / "linked.c", "-o", program, *flags], check=True)
+    return program, include
+
+
+def test_a_recorded_list_is_all_that_is_needed(
+    command: Sequence[object], dropin: Dropin, include: Path
+) -> None:
+    def kcache(*arguments: str, **more: str) -> Told:
+        return dropin.bare(*KCACHE, *arguments, **more)
+
+    recorded = kcache("run", "--record", "list.jsonl", *map(str, command))
+    assert recorded.output == dropin.bare(*command).output
+
+    new = {"KCACHE_DIR": str(dropin.folder / "new")}
+    check = kcache("warm", "list.jsonl", "--check", "--json", **new)
+    assert check.code == 1
+    assert json.loads(check.output)["missing"] > 0
+    refused = dropin.run(*command, **STRICT, **new)
+    assert refused.code != 0
+    assert (refused.hits, refused.misses) == (0, 0), refused.line
+
+    assert kcache("warm", "list.jsonl", **new).code == 0
+    assert kcache("warm", "list.jsonl", "--check", **new).code == 0
+    told = dropin.run(*command, **STRICT, **new)
+    assert (told.code, told.output) == (0, recorded.output)
+
+    (include / "scale.h").write_text("#define SCALE 3\n")
+    assert kcache("warm", "list.jsonl", "--check", **new).code == 1
+    assert dropin.run(*command, **STRICT, **new).code != 0
+
+
+def test_the_log_of_the_refused_compile_has_the_reason(
+    nvrtc: tuple[int, int], dropin: Dropin, include: Path
+) -> None:
+    needs("cuda.core")
+    command = (sys.executable, CLIENTS / "core.py", include)
+    dropin.run(*command)
+    header = include / "scale.h"
+    header.write_text("#define SCALE 3\n")
+    told = dropin.run(*command, **STRICT)
+    assert "NVRTC_ERROR_COMPILATION" in told.errors
+    what = "scale<float> is not in the cache, and KCACHE_ON_MISS=error allows no compile"
+    assert f"kcache: {what}: the header {header} changed\n" in told.errors
+
+
+def test_what_the_cache_can_not_answer_is_not_compiled_either(
+    nvrtc: tuple[int, int], dropin: Dropin, include: Path, tmp_path: Path
+) -> None:
+    """The server leaves a source that is not UTF-8 to NVRTC."""
+    needs("cuda.bindings")
+    code = (
+        "from cuda.bindings import nvrtc\n"
+        "_, program = nvrtc.nvrtcCreateProgram(b'// \\xff', b'k.cu', 0, [], [])\n"
+        "print(int(nvrtc.nvrtcCompileProgram(program, 0, [])[0]))\n"
+        "log = b' ' * nvrtc.nvrtcGetProgramLogSize(program)[1]\n"
+        "nvrtc.nvrtcGetProgramLog(program, log); print(log.decode())\n"
+    )
+    command = (sys.executable, "-c", code)
+    assert dropin.run(*command).output.startswith("0\n")
+    told = dropin.run(*command, **STRICT)
+    assert told.output.startswith("6\nkcache: the cache can't answer this program, and KCACHE_ON")
+    assert "not UTF-8" in told.output
+
+
+@pytest.mark.parametrize("way", ["--why", "KCACHE_LOG"])
+def test_each_compile_is_explained(
+    way: str, nvrtc: tuple[int, int], dropin: Dropin, include: Path
+) -> None:
+    needs("cuda.core")
+    command = (sys.executable, str(CLIENTS / "core.py"), str(include))
+    option = ["--why"] if way == "--why" else []
+    variables = {} if way == "--why" else {"KCACHE_LOG": "debug"}
+    header, flags = include / "scale.h", re.IGNORECASE | re.MULTILINE
+
+    def line() -> str:
+        told = dropin.bare(*KCACHE, "run", *option, *command, **variables)
+        assert told.output == dropin.bare(*command).output, told.errors
+        (found,) = re.findall(r"^kcache: debug: ((?:hit|miss): .*)$", told.errors, flags)
+        return found
+
+    assert line() == "miss: scale<float> is compiled: this cache remembers no such kernel"
+    assert line() == "hit: scale<float>"
+    header.write_text("#define SCALE 3\n")
+    assert line() == f"miss: scale<float> is compiled: the header {header} changed"
