@@ -14,7 +14,7 @@ from kcache.errors import BackendError, ConfigError, KcacheError
 from kcache.util import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from kcache.config import Config
     from kcache.kernels.find import Finder
@@ -28,6 +28,8 @@ __all__ = [
     "agent_problem",
     "build_remotes",
     "open_layer",
+    "open_layers",
+    "open_remotes",
     "remote_status",
     "tell_of_remotes",
     "with_layers",
@@ -40,12 +42,7 @@ def with_layers(finder: Finder, config: Config) -> Finder:
     Raises:
         ConfigError: a layer that the program named is not safe, or no cache.
     """
-    remote = config.remote
-    layers = _open_layers(
-        remote.value,
-        strict=remote.source == "argument",
-        key_file=config.signing_key_file.value,
-    )
+    layers = open_layers(config)
     if not layers:
         return finder
     from kcache.kernels.layered import LayeredFinder
@@ -59,16 +56,16 @@ def with_layers(finder: Finder, config: Config) -> Finder:
     )
 
 
-def _open_layers(
-    addresses: Sequence[Address], *, strict: bool, key_file: str | None = None
-) -> list[Layer]:
-    """Return the layers among the addresses of tiers, in order.
+def open_layers(config: Config) -> list[Layer]:
+    """Return the layers that the settings name, in order.
 
     A layer that can't be used is left out, with a warning.
 
     Raises:
-        ConfigError: one is not safe, or no cache; only if `strict`.
+        ConfigError: one that the program named is not safe, or no cache.
     """
+    addresses, source = config.remote
+    key_file = config.signing_key_file.value
     layers: list[Layer] = []
     for address in addresses:
         if address.kind != "layer":
@@ -76,7 +73,7 @@ def _open_layers(
         try:
             layers.append(open_layer(address, key_file))
         except ConfigError as error:
-            if strict:
+            if source == "argument":
                 raise
             log.warning_once(f"{error}. The cache works without it")
         except (KcacheError, OSError) as error:
@@ -116,14 +113,21 @@ def open_layer(address: Address, key_file: str | None) -> Layer:
 
 def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
     """Return the `RemoteKernels` for the settings, or None if they name no remote."""
-    addresses = _remote_addresses(config)
-    if not addresses or config.disable.value:
+    client = open_remotes(config)
+    if client is None:
         return None
     from kcache.kernels.remotes import RemoteKernels
 
     writes = not finder.engine.read_only
-    client = _client(config, addresses, log.warning_once)
     return RemoteKernels(finder, client, writes=writes, wait=config.wait.value)
+
+
+def open_remotes(config: Config) -> Client | None:
+    """Return a client of the agent for the remotes that the settings name, or None if none."""
+    addresses = _remote_addresses(config)
+    if not addresses or config.disable.value:
+        return None
+    return _client(config, addresses, log.warning_once)
 
 
 def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -> None:

@@ -1,0 +1,155 @@
+"""ProgramCache: kcache as the cache of `cuda.core.Program.compile(cache=)`, and `compile`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.integrations.engine_entries import EngineEntries
+from kcache.kernel_cache import compile as compile_cached
+
+try:
+    from cuda.core import ObjectCode, ProgramOptions
+    from cuda.core.utils import ProgramCacheResource
+except ImportError as error:
+    raise ImportError(
+        f"cuda.core has no interface for a cache of programs ({error}); allowed: cuda-core 1.2 or "
+        "later. Until then its own caches work as before, and `kcache run` caches its compiles"
+    ) from error
+
+if TYPE_CHECKING:
+    from kcache.kernels.compiled_kernel import CompiledKernel
+
+__all__ = ["ProgramCache", "compile"]
+
+_CODE = "code"
+_MAKERS = {
+    "cubin": ObjectCode.from_cubin,
+    "ptx": ObjectCode.from_ptx,
+    "ltoir": ObjectCode.from_ltoir,
+}
+
+
+class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
+    """A cache for `Program.compile(cache=)`: checked, capped, shared and counted as `KernelCache`.
+
+    `get` and item assignment raise nothing that goes wrong in the cache: their errors would reach
+    the caller of `Program.compile`. Wrong arguments raise the errors that cuda.core's own caches
+    raise.
+
+    Threads: safe to share. Processes: any number may share a directory. Crash: a process may be
+    killed at any instant.
+
+    Args:
+        path: the directory; by default that of the user's cache, which its kernels share.
+        max_size_bytes: the cap in bytes; by default that of the cache, 1 GiB.
+
+    Raises:
+        ConfigError: `max_size_bytes` is not positive, or `path` is unsafe.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, max_size_bytes: int | None = None
+    ) -> None:
+        if max_size_bytes is not None and max_size_bytes <= 0:
+            raise ConfigError(f"max_size_bytes={max_size_bytes} is not allowed; it is positive")
+        self._entries = EngineEntries("cuda-core/1", directory=path, max_size=max_size_bytes)
+
+    def __getitem__(self, key: bytes | str) -> bytes:
+        found: bytes | None = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def get(self, key: bytes | str, default: Any = None) -> Any:  # noqa: ANN401  as the base
+        """Return the code under a key, or `default`."""
+        entry = self._entries.get(self._key(key))
+        return default if entry is None else entry.payload.get(_CODE, default)
+
+    def __setitem__(self, key: bytes | str, value: object) -> None:
+        self._entries.put(self._key(key), {_CODE: _code(value)})
+
+    def __delitem__(self, key: bytes | str) -> None:
+        if not self._entries.delete(self._key(key)):
+            raise KeyError(key)
+
+    def __len__(self) -> int:
+        return len(self._entries.all_keys())
+
+    def clear(self) -> None:
+        """Delete all programs, and nothing else."""
+        for key in self._entries.all_keys():
+            self._entries.delete(key)
+
+    def close(self) -> None:
+        """Close the cache. Idempotent."""
+        self._entries.close()
+
+    def _key(self, key: object) -> str:
+        name = key.encode() if isinstance(key, str) else key
+        if not isinstance(name, (bytes, bytearray)):
+            raise ArgumentTypeError(f"cache keys must be bytes or str, not {type(key).__name__}")
+        return self._entries.key_of(bytes(name))
+
+
+def _code(value: object) -> bytes:
+    """Return the code in a value; that of an ObjectCode may be in a file."""
+    code = value.code if isinstance(value, ObjectCode) else value
+    if isinstance(code, str) and isinstance(value, ObjectCode):
+        try:
+            with open(code, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"a path-backed ObjectCode can't be cached: {code} no longer exists"
+            ) from None
+    if not isinstance(code, (bytes, bytearray, memoryview)):
+        kind = type(value).__name__
+        raise ArgumentTypeError(f"cache values must be bytes-like or ObjectCode, not {kind}")
+    return bytes(code)
+
+
+def compile(
+    source: str,
+    options: ProgramOptions | None = None,
+    name_expressions: Sequence[str | bytes] = (),
+    *,
+    target_type: str = "cubin",
+) -> ObjectCode:
+    """Return what `Program(source, "c++", options).compile(target_type)` returns, from the cache.
+
+    It also does what `Program.compile(cache=)` refuses: include paths, whose headers are checked at
+    each call, and name expressions. The cache is the one of `kcache.compile`.
+
+    Args:
+        source: CUDA C++. A `Program` does not tell its source.
+        options: of cuda.core.
+        name_expressions: for `ObjectCode.get_kernel`.
+        target_type: `"cubin"`, `"ptx"` or `"ltoir"`.
+
+    Raises:
+        ConfigError: `target_type` is another one, or the options make no such code.
+        CompileError: the compiler refused the source.
+    """
+    if not isinstance(source, str):
+        raise ArgumentTypeError(f"source is {type(source).__name__}; allowed: the text of a source")
+    if target_type not in _MAKERS:
+        allowed = ", ".join(_MAKERS)
+        raise ConfigError(f"target_type={target_type!r} is not allowed; allowed: {allowed}")
+    options = ProgramOptions() if options is None else options
+    flags = [flag.decode() for flag in options.as_bytes("nvrtc", target_type)]
+    texts = [each.decode() if isinstance(each, bytes) else each for each in name_expressions]
+    name = options.name or "default_program"
+    kernel = compile_cached(source, texts, source_name=name, extra_options=tuple(flags))
+    pairs = zip(name_expressions, texts, strict=True)
+    mapping = {given: kernel.lowered_names[text].encode() for given, text in pairs}
+    return _MAKERS[target_type](_output(kernel, target_type), name=name, symbol_mapping=mapping)
+
+
+def _output(kernel: CompiledKernel, target_type: str) -> bytes:
+    code: bytes | None = getattr(kernel, target_type)
+    if code is None:
+        raise ConfigError(f"target_type={target_type!r}: these options make none")
+    return code

@@ -1,0 +1,179 @@
+"""EngineEntries: the entries of one framework in the user's cache, its layers and its remotes."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from kcache.engine.opening import engine_of, open_configured
+from kcache.entry import Entry, encode, open_envelope
+from kcache.errors import BackendError, CorruptEntryError
+from kcache.kernels.find import RequestCounts
+from kcache.kernels.tiers import open_layers, open_remotes
+from kcache.remote.layer import Layers
+from kcache.remote.protocol import Upload
+from kcache.remote.remote_client import RemoteError
+from kcache.util import log
+
+if TYPE_CHECKING:
+    import os
+
+    from kcache.remote.source import Source
+
+__all__ = ["EngineEntries"]
+
+T = TypeVar("T")
+
+#: So many of the 64 digits of a key are the framework's own, at the end, where they change nothing
+#: about the order of the keys. They tell its entries from others without a look into these.
+_MARK_DIGITS = 8
+#: So many names that were asked for in vain are remembered with the time.
+_MOST_MISSED = 1024
+
+
+class EngineEntries:
+    """Entries of a framework under its own names, in the cache that the settings name.
+
+    They share the directory, the cap and the counts with the kernels of `KernelCache`. Nothing that
+    goes wrong in the cache is raised: it is logged, and costs a miss or an entry.
+
+    The time between a miss and the put of the same name counts as the time that a hit saves.
+
+    Threads: safe to share. Processes, crash and fork: as `CacheEngine`.
+
+    Args:
+        framework: its name, and the format of its entries, such as `"triton/1"`.
+        directory: of the cache; by default that of the settings.
+        max_size: the cap; by default that of the settings.
+
+    Raises:
+        ConfigError: an argument is not allowed.
+    """
+
+    def __init__(
+        self,
+        framework: str,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+        max_size: int | None = None,
+    ) -> None:
+        opened = open_configured({"directory": directory, "max_size": max_size}, None)
+        config = opened.config
+        self._framework = framework.encode()
+        self._mark = hashlib.sha256(self._framework).hexdigest()[:_MARK_DIGITS]
+        self._producer = f"kcache-{framework}"
+        self._reads = not (config.disable.value or config.recache.value)
+        self.engine = engine_of(opened, config.memory_size.value, producer=self._producer)
+        self._counts = RequestCounts(self.engine.counters, misses=not config.disable.value)
+        self._sources: list[tuple[Source, str]] = []
+        self._remotes = None
+        if config.remote.value and not config.disable.value:
+            layers = Layers(open_layers(config), partial(self.engine.report, "layer"))
+            self._sources.append((layers, "layer_hits"))
+            self._remotes = open_remotes(config)
+            if self._remotes is not None:
+                self._sources.append((self._remotes, "remote_hits"))
+        self._missed: dict[str, float] = {}
+
+    def key_of(self, name: bytes) -> str:
+        """Return the engine's key for a name of the framework."""
+        digest = hashlib.sha256(self._framework + b"\0" + name).hexdigest()
+        return digest[:-_MARK_DIGITS] + self._mark
+
+    def get(self, key: str) -> Entry | None:
+        """Return the entry under a key of `key_of`, counted as a hit or a miss; raises nothing."""
+        return self._surviving(lambda: self._get(key), None)
+
+    def _get(self, key: str) -> Entry | None:
+        if not self._reads:
+            return None
+        started = time.perf_counter()
+        entry, from_memory = self.engine.fetch(key)
+        if entry is None and self._sources:
+            entry = self._from_elsewhere(key)
+        if from_memory and not self.engine.read_only:
+            with suppress(BackendError):  # the engine does so once a minute
+                self.engine.backend.touch(key)
+        if entry is not None:
+            saved = self._counts.saved(key, entry.cost)
+            self.engine.counters.hit(saved, time.perf_counter() - started, from_memory)
+        else:
+            self._counts.miss()
+            if len(self._missed) >= _MOST_MISSED:
+                self._missed.clear()
+            self._missed[key] = time.perf_counter()
+        return entry
+
+    def _from_elsewhere(self, key: str) -> Entry | None:
+        """Return the first sound entry of a layer or remote, kept here, or None."""
+        for source, count in self._sources:
+            for entry, keep in self._offered(source, key):
+                if keep:
+                    self.engine.put(key, entry)
+                self.engine.counters.add(count)
+                return entry
+        return None
+
+    def _offered(self, source: Source, key: str) -> Iterator[tuple[Entry, bool]]:
+        with suppress(RemoteError, OSError):  # it has said so
+            for offer in source.offers(key):
+                try:
+                    if offer.problem is not None:
+                        raise offer.problem
+                    entry = open_envelope(offer.envelope, offer.key, self._producer.encode())
+                    entry.payload  # noqa: B018  is all of it sound?
+                except CorruptEntryError as error:
+                    self.engine.refuse(key, error)
+                else:
+                    yield entry, offer.keep
+
+    def put(self, key: str, payload: dict[str, bytes]) -> None:
+        """Store an entry here and in the writable remotes, if possible; raises nothing."""
+        self._surviving(lambda: self._put(key, payload), None)
+
+    def _put(self, key: str, payload: dict[str, bytes]) -> None:
+        missed = self._missed.pop(key, None)
+        seconds = 0.0 if missed is None else time.perf_counter() - missed
+        if missed is not None:
+            self.engine.counters.add("compiles")
+            self.engine.counters.add("compile_seconds", seconds)
+            self._counts.saved(key, seconds)  # counts for hits of other processes alone
+        entry = Entry(payload, {"compile_seconds": seconds})
+        self.engine.put(key, entry)
+        if self._remotes is not None and self._remotes.writable and not self.engine.read_only:
+            envelope = encode(key, entry, producer=self._producer.encode())
+            if self._remotes.put(Upload((key, envelope), None)):
+                self.engine.counters.add("remote_puts")
+
+    def delete(self, key: str) -> bool:
+        """Delete the entry under a key of `key_of`; tell whether it was there."""
+        return self._surviving(lambda: self.engine.delete(key), False)
+
+    def all_keys(self) -> list[str]:
+        """Return the keys of all entries of this framework."""
+        return self._surviving(self._marked, [])
+
+    def _marked(self) -> list[str]:
+        keys = (info.key for info in self.engine.backend.scan())
+        return [key for key in keys if key.endswith(self._mark)]
+
+    def close(self) -> None:
+        """Close the cache. Idempotent."""
+        if self._remotes is not None:
+            self._remotes.close()
+        self.engine.close()
+
+    def _surviving(self, call: Callable[[], T], otherwise: T) -> T:
+        """Return what a call returns; if it fails, log why, and return `otherwise`."""
+        try:
+            return call()
+        except Exception as error:  # the framework must never notice
+            log.warning_once(
+                f"the cache of {self._framework.decode()} failed, continuing without it "
+                f"({type(error).__name__}: {error})"
+            )
+            return otherwise

@@ -1,0 +1,159 @@
+"""`ProgramCache` and `compile` for cuda.core; `test_nvidia_cache` has NVIDIA's tests of its contract."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import write
+
+import kcache
+
+core = pytest.importorskip("cuda.core")
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+from kcache.integrations.cuda_core import ProgramCache, compile  # noqa: E402
+
+SOURCE = 'extern "C" __global__ void k(float* x) { x[0] = 1; }'
+TEMPLATE = '#include "scale.h"\ntemplate <class T> __global__ void t(T* x) { *x *= SCALE; }'
+
+
+@pytest.fixture
+def programs(tmp_path: Path):
+    with ProgramCache(tmp_path / "programs") as made:
+        yield made
+
+
+def _stored(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("file/*/*") if len(path.name) == 64]
+
+
+def test_a_second_process_hits(tmp_path: Path) -> None:
+    program = core.Program(SOURCE, "c++", core.ProgramOptions(arch="sm_90"))
+    plain = program.compile("cubin")
+    with ProgramCache(tmp_path / "programs") as first:
+        made = program.compile("cubin", cache=first)
+    with ProgramCache(tmp_path / "programs") as second:
+        found = program.compile("cubin", cache=second)
+        assert bytes(found.code) == bytes(made.code) == bytes(plain.code)
+    with kcache.open_engine(tmp_path / "programs") as engine:
+        total = engine.total_stats()
+    assert (total.hits, total.misses, total.compiles) == (1, 1, 1)
+    assert total.saved_seconds == total.compile_seconds > 0
+
+
+def test_it_shares_the_directory_with_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvrtc: tuple[int, int]
+) -> None:
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "shared"))
+    options = kcache.CompileOptions(arch="sm_90")
+    with kcache.KernelCache() as kernels, ProgramCache() as programs:
+        kernels.get_or_compile(SOURCE, (), options)
+        programs[b"a"] = b"1"
+        programs["b"] = bytearray(b"2")
+        assert (len(programs), kernels.entry_count) == (2, 3)
+        assert kernels.stats().stale == 0
+        programs.clear()
+        assert (len(programs), kernels.entry_count) == (0, 1)
+        assert programs.get(b"a") is None
+
+
+@pytest.mark.parametrize("harm", ["truncated", "removed", "closed", "replaced by a file"])
+def test_what_goes_wrong_raises_nothing(harm: str, tmp_path: Path, programs: ProgramCache) -> None:
+    folder = tmp_path / "programs"
+    with ProgramCache(folder) as other:
+        other[b"k"] = b"code" * 100
+    if harm == "truncated":
+        (path,) = _stored(folder)
+        os.truncate(path, 100)
+    elif harm == "closed":
+        programs.close()
+        shutil.rmtree(folder)
+    else:
+        shutil.rmtree(folder)
+        if harm == "replaced by a file":
+            folder.write_text("not a directory")
+    assert programs.get(b"k") is None
+    programs[b"k"] = b"new"
+    assert programs.get(b"k") in (None, b"new")
+    with pytest.raises(KeyError):
+        del programs[b"never stored"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(1, b""), (None, b""), (b"k", "text"), (b"k", None), (b"k", 7)]
+)
+def test_wrong_arguments(key: object, value: object, programs: ProgramCache) -> None:
+    with pytest.raises(TypeError, match="bytes"):
+        programs[key] = value  # type: ignore[index]
+
+
+def test_the_cap_holds(tmp_path: Path) -> None:
+    with ProgramCache(tmp_path / "programs", max_size_bytes=20_000) as programs:
+        for number in range(40):
+            programs[str(number)] = bytes(1500)
+            assert sum(path.stat().st_size for path in _stored(tmp_path / "programs")) <= 20_000
+        programs["large"] = bytes(30_000)
+        assert programs.get("large") is None
+        assert len(programs) > 5
+
+
+def test_a_layer_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ProgramCache(tmp_path / "layer") as layer:
+        layer[b"k"] = b"from the layer"
+    monkeypatch.setenv("KCACHE_REMOTE", f"file://{tmp_path}/layer")
+    with ProgramCache(tmp_path / "own") as own:
+        assert own.get(b"k") == b"from the layer"
+        assert own.get(b"missing") is None
+
+
+def test_compile_does_what_compile_with_a_cache_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
+    header = write(tmp_path / "include/scale.h", "#define SCALE 2\n")
+    options = core.ProgramOptions(arch="sm_90", include_path=[str(header.parent)], name="scale.cu")
+    names = ["t<float>", b"t<int>"]
+
+    def plain() -> object:
+        program = core.Program(TEMPLATE, "c++", options)
+        return program.compile("cubin", name_expressions=names)
+
+    for value in (2, 2, 3):
+        header.write_text(f"#define SCALE {value}\n")
+        wanted, got = plain(), compile(TEMPLATE, options, names)
+        assert bytes(got.code) == bytes(wanted.code)
+        assert got.symbol_mapping == wanted.symbol_mapping
+        assert (got.name, got.code_type) == (wanted.name, wanted.code_type)
+    ptx = compile(TEMPLATE, options, names, target_type="ptx")
+    assert b"Generated by NVIDIA NVVM Compiler" in bytes(ptx.code)
+
+
+def test_compile_refuses(tmp_path: Path) -> None:
+    options = core.ProgramOptions(arch="sm_90")
+    with pytest.raises(TypeError, match="Program; allowed: the text"):
+        compile(core.Program(SOURCE, "c++", options))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="allowed: cubin, ptx, ltoir"):
+        compile(SOURCE, options, target_type="exe")
+    with pytest.raises(ValueError, match="make none"):
+        compile(SOURCE, options, target_type="ltoir")
+    with pytest.raises(kcache.CompileError):
+        compile("nonsense", options)
+
+
+def test_an_older_cuda_core_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "cuda/__init__.py", "")
+    write(tmp_path / "cuda/core/__init__.py", "class ObjectCode: ...\nclass ProgramOptions: ...\n")
+    write(tmp_path / "cuda/core/utils.py", "")
+    done = subprocess.run(
+        [sys.executable, "-c", "import kcache.integrations.cuda_core"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "allowed: cuda-core 1.2 or later" in done.stderr.splitlines()[-1]
