@@ -245,8 +245,8 @@ def _flexible(phrase: str) -> re.Pattern[str]:
 
 
 MEASURED = (
-    "Measured on 2026-11-20 by `python bench/ratios.py --write-docs` "
-    "(`bench/results/2026-11-20.json`)"
+    "Measured on 2026-11-23 by `python bench/ratios.py --quick` "
+    "(`bench/results/2026-11-23-quick.json`)"
 )
 
 
@@ -266,10 +266,10 @@ MEASURED = (
         "some 12ms",
         "30 to 40 minutes",
         "It is 8x as fast; `python bench/ratios.py` says so.",
-        "Measured on 2026-11-20 by `python bench/ratios.py --write-docs`: 12.34 ms.",
-        "Measured on 2026-11-20 by `python bench/ratios.py` (`bench/results/none.json`): 12.34 ms.",
+        "Measured on 2026-11-23 by `python bench/ratios.py --quick`: 12.34 ms.",
+        "Measured on 2026-11-23 by `python bench/ratios.py` (`bench/results/none.json`): 12.34 ms.",
         f"{MEASURED}: 12.34 ms.",
-        "It is in `bench/results/2026-11-20.json`.\n\nIt takes 12 ms.",
+        "It is in `bench/results/2026-11-23-quick.json`.\n\nIt takes 12 ms.",
     ],
 )
 def test_the_scanner_finds(text: str) -> None:
@@ -284,7 +284,7 @@ def test_the_scanner_finds(text: str) -> None:
         "```text\n12 ms\n```",
         "``````{doctest}\n>>> 1\n12 ms\n``````",
         "<!-- figures: targets -->\n12 ms\n<!-- end figures -->",
-        f"{MEASURED}: 3.17 us, a ratio of 11.5 times.",
+        f"{MEASURED}: 19.4 us, a ratio of 1.99 times.",
     ],
 )
 def test_the_scanner_lets_pass(text: str) -> None:

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from harness.measure import Round, clean_environment, interleave
 from harness.plan import Found, Plan
 
 import kcache
-from chapters.warm_up import kernel_list, run_warm
 
 CORES = 2
 #: The targets for two cores.
@@ -52,15 +50,12 @@ def many(plan: Plan, folder: Path) -> Found:
     for cores in (1, CORES):
         tasks += [
             partial(_together, case, names, cores, folder),
-            partial(_warmed, case, names, cores, folder),
             partial(_bare, names, cores),
         ]
     rounds = interleave(plan.costly, tasks)
     ratio = partial(Comparison("many", rounds).ratio, against="one at a time", at_least=True)
     figure = f"`compile_many` of {count} CUB kernels, {CORES} at a time"
     yield ratio(figure, f"many {CORES}", other="many 1", target=TARGET)
-    figure = f"`kcache warm` of {count} CUB kernels, {CORES} at a time, a process from start to end"
-    yield ratio(figure, f"warm {CORES}", other="warm 1", target=TARGET)
     figure = f"bare NVRTC, the same {count} kernels, {CORES} processes: the limit"
     yield ratio(figure, f"bare {CORES}", against="bare NVRTC, one at a time", other="bare 1")
     beside = partial(Comparison("many", rounds).ratio, against=f"{CORES} processes of bare NVRTC")
@@ -81,16 +76,6 @@ def _together(case: Case, names: Sequence[str], jobs: int, folder: Path) -> Roun
 
 def _is_kernel(result: object) -> bool:
     return isinstance(result, kcache.CompiledKernel)
-
-
-def _warmed(case: Case, names: Sequence[str], jobs: int, folder: Path) -> Round:
-    path = folder / "many.json"
-    cases = [replace(case, names=(name,)) for name in names]
-    path.write_text(json.dumps(kernel_list(cases, (case.arch,))), encoding="utf-8")
-    seconds, _, made = run_warm(path, tempfile.mkdtemp(dir=folder), jobs)
-    if made["failed"] or made["compiled"] != len(names):
-        raise RuntimeError(f"kcache warm: not everything was compiled: {made}")
-    return {f"warm {jobs}": seconds}
 
 
 def _bare(names: Sequence[str], processes: int) -> Round:

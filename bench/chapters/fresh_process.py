@@ -31,16 +31,8 @@ for kind in ("PTX", "CUBIN", "ProgramLog"):
     getattr(nvrtc, f"nvrtcGet{{kind}}")(program, bytearray(size))
 nvrtc.nvrtcDestroyProgram(program)
 """
-#: Prints the resident bytes at the end, on a line of its own.
-_PRINT_NOW = """
-with open("/proc/self/status", encoding="ascii") as status:
-    fields = dict(line.split(":", 1) for line in status)
-print(int(fields["VmRSS"].split()[0]) * 1024)
-"""
-#: How much longer the first miss of a process may take than a compile in the process, and how much
-#: more memory its process may hold than that of a hit.
+#: How much longer the first miss of a process may take than a compile in the process.
 ADDED_SECONDS = 0.060
-ADDED_BYTES = 5_000_000
 _IMPORT = """\
 from time import perf_counter
 start = perf_counter()
@@ -71,13 +63,6 @@ cupy.RawModule(code={source!r}, backend="nvrtc").compile()
 #: Peer's task, our task, the name of ours, the name of the peer's, target.
 _IMPORTS = (
     ("core import", "import", "`import kcache`, in the process", "`import cuda.core`", 1 / 10),
-    (
-        "core names",
-        "names",
-        "`from kcache import KernelCache, CompileOptions`",
-        "`from cuda.core import Program, ProgramOptions`",
-        None,
-    ),
     ("cupy import", "import", "`import kcache`, in the process", "CuPy, `import cupy`", None),
 )
 
@@ -89,8 +74,6 @@ def start(plan: Plan, folder: Path) -> Found:
         "bare": "pass",
         "hit": job.hit_code,
         "import": _IMPORT.format("import kcache"),
-        # What `import kcache` does not import until it is used.
-        "names": _IMPORT.format("from kcache import KernelCache, CompileOptions"),
     }
     case = SELF_CONTAINED
     given = {"arch": case.arch, "std": case.std, "source": case.source, "names": case.names}
@@ -112,7 +95,7 @@ def start(plan: Plan, folder: Path) -> Found:
         plan.processes, [partial(_process, name, code, folder) for name, code in codes.items()]
     )
     yield from _ratios(rounds, [name for name in codes if name in peers])
-    yield from _misses(plan, codes, rounds, folder)
+    yield from _misses(codes, rounds)
     for what, found in zip(("a `cuda` module", "libnvrtc"), loaded, strict=True):
         answer = "yes" if found == "True" else "no"
         figure = f"the hit in a fresh process loads {what}"
@@ -131,8 +114,8 @@ def start(plan: Plan, folder: Path) -> Found:
             yield Timing("start", rows[name], "process: start to end", rounds.summary(name))
 
 
-def _misses(plan: Plan, codes: dict[str, str], rounds: Rounds, folder: Path) -> Found:
-    """The first miss of a process beside a compile in the process, and what it leaves in memory."""
+def _misses(codes: dict[str, str], rounds: Rounds) -> Found:
+    """The first miss of a process beside a compile in the process."""
     if "bindings" in codes:
         figure = "a process with one miss, from start to end"
         against = "bare NVRTC by cuda.bindings, likewise"
@@ -145,20 +128,6 @@ def _misses(plan: Plan, codes: dict[str, str], rounds: Rounds, folder: Path) -> 
             "60 ms at most",
             added <= ADDED_SECONDS,
         )
-    tasks = [partial(_resident, name, codes[name], folder) for name in ("hit", "miss")]
-    held = interleave(plan.memory_rounds, tasks)
-    bytes_more = Summary.of(held.less("miss", "hit")).median
-    yield Fact(
-        "start",
-        "resident memory of the program after a miss, beyond that after a hit",
-        f"{bytes_more / 1e6:.1f} MB",
-        "5 MB at most",
-        bytes_more <= ADDED_BYTES,
-    )
-
-
-def _resident(name: str, code: str, folder: Path) -> Round:
-    return {name: float(run_python(code + _PRINT_NOW, folder).output.split()[-1])}
 
 
 def _core(folder: Path) -> dict[str, str]:
@@ -168,7 +137,6 @@ def _core(folder: Path) -> dict[str, str]:
             directory=str(folder / "core"), source=case.source, arch=case.arch
         ),
         "core import": _IMPORT.format("import cuda.core"),
-        "core names": _IMPORT.format("from cuda.core import Program, ProgramOptions"),
     }
 
 

@@ -1,4 +1,4 @@
-"""The chapter about growth: what a put at the cap, opening and memory cost among more entries."""
+"""The chapter about growth: what a put at the cap and opening cost among more entries."""
 
 import os
 import time
@@ -8,9 +8,8 @@ from pathlib import Path
 
 from contenders.contenders import CONTENDERS, FILE_STREAM, OURS, PLAIN, Contender, available
 from contenders.population import Population, remove
-from contenders.puts_at_cap import UNUSED, Putting
-from contenders.resident_memory import task as memory_task
-from harness.findings import Absent, Comparison, Point, Ratio
+from contenders.puts_at_cap import Putting
+from harness.findings import Absent, Comparison, Point
 from harness.measure import Round, Rounds, interleave
 from harness.plan import KIB, Found, Plan
 
@@ -24,8 +23,6 @@ FEW, BESIDE_PEER = 1_000, 10_000
 TOO_LONG = 3.0
 #: How often a round opens a cache, unless this many seconds allow fewer times.
 OPENINGS, OPENING_SECONDS = 20, 0.2
-#: How many times the memory a process may take that looks after more entries.
-MEMORY_TARGET = 1.05
 
 
 def growth(plan: Plan, folder: Path) -> Found:
@@ -40,7 +37,6 @@ def growth(plan: Plan, folder: Path) -> Found:
         for each in contenders
     }
     os.sync()  # so that the measurement has no later writes in it
-    yield from _memory(plan, contenders, filled)
     yield from _opening(plan, contenders, filled)
     yield from _puts(plan, contenders, filled)
     remove(population for each in filled.values() for population in each)
@@ -56,7 +52,7 @@ def _puts(plan: Plan, contenders: list[Contender], filled: dict[str, list[Popula
         for population in filled[each.name]:
             if not population.count:
                 continue
-            putting = Putting(population, 2 * UNUSED)
+            putting = Putting(population)
             too_slow = _settle(putting)
             if too_slow is not None:
                 yield too_slow
@@ -95,7 +91,6 @@ def _put_ratios(
                 f"{each.name} {many}",
                 f"among {FEW:,}",
                 f"{each.name} {FEW}",
-                # The target of `file` is for 100 KiB: see the chapter "files".
                 target=2.0 if each.backend == "lmdb" else None,
             )
     for each, other in _pairs(contenders):
@@ -170,73 +165,3 @@ def _open(population: Population) -> Round:
         if held is not None and held > population.cap:
             raise RuntimeError(f"{population.name}: {held} bytes in use")
     return {f"{population.name} {population.count}": seconds / count}
-
-
-# -- memory --------------------------------------------------------------------------------------
-
-
-def _memory(plan: Plan, contenders: list[Contender], filled: dict[str, list[Population]]) -> Found:
-    """Memory of new processes that open a population; then read 1,000 times, and put.
-
-    A wrapper's population holds nothing that it could read.
-    """
-    few, many = FEW, plan.counts[-1]
-    chosen = [each for each in contenders if each.on_disk and each.backend in (None, *PLAIN)]
-    tasks = [
-        memory_task(f"{each.name} {population.count}", population)
-        for each in chosen
-        for population in filled[each.name]
-        if population.count in (few, many)
-    ]
-    rounds = interleave(plan.memory_rounds, tasks)
-    charts = {
-        "used anonymous": "memory that no file is behind, after gets and puts, against entries",
-        "peak": "peak of resident memory against entries",
-    }
-    for stage, chart in charts.items():
-        for each in chosen:
-            for count in (few, many):
-                summary = rounds.summary(f"{each.name} {count} {stage}")
-                yield Point(CHAPTER, chart, each.name, each.role, count, "entries", "B", summary)
-    yield from (ratio for each in chosen for ratio in _more_entries(each, rounds, few, many))
-    for each, other in _pairs(chosen):
-        yield _bytes(
-            rounds,
-            f"{each.name}, peak of resident memory among {many:,} entries",
-            f"{each.name} {many} peak",
-            other.name,
-            f"{other.name} {many} peak",
-        )
-
-
-def _more_entries(each: Contender, rounds: Rounds, few: int, many: int) -> Iterator[Ratio]:
-    """What more entries add. LMDB's mapped pages belong to the page cache."""
-    kind = " anonymous" if each.backend == "lmdb" else ""
-    words = {
-        f"opened{kind}": "open, usage",
-        f"used{kind}": "the same, 1,000 gets, 1,000 puts at the cap",
-    }
-    if each.role != OURS:
-        words = {"peak": "open, 1,000 gets, puts at the cap for a fifth of a second; peak"}
-    for stage, what in words.items():
-        yield _bytes(
-            rounds,
-            f"{each.name},{kind or ' resident'} memory of a process, {many:,} entries: {what}",
-            f"{each.name} {many} {stage}",
-            f"{few:,} entries",
-            f"{each.name} {few} {stage}",
-            target=MEMORY_TARGET if each.role == OURS else None,
-        )
-
-
-def _bytes(
-    rounds: Rounds,
-    figure: str,
-    ours: str,
-    against: str,
-    other: str,
-    *,
-    target: float | None = None,
-) -> Ratio:
-    sides = rounds.summary(ours), rounds.summary(other)
-    return Ratio(CHAPTER, figure, against, "B", *sides, rounds.ratio(ours, other), target)

@@ -1,7 +1,5 @@
 """The chapter about the main job: every kernel of the corpus, compiled once and hit ever after."""
 
-import hashlib
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,6 @@ from harness.corpus import NAMES, MissingHeadersError, load
 from harness.findings import Absent, Comparison, Fact, Ratio, Timing
 from harness.main_job import Job
 from harness.measure import Round, Rounds, Summary, interleave
-from harness.miss_stopwatch import COMPILING, PARTS, REST, Stopwatch
 from harness.plan import Found, Plan
 
 #: The most that a miss may take, as a ratio to the bare compile.
@@ -67,14 +64,13 @@ def _kernel(plan: Plan, job: Job, peer: CoreCache | None) -> Found:
         tasks: list[Callable[[], Round]] = [job.bare, job.miss, *hits]
         # For a kernel that takes many seconds, a quick run has one cold compile by cuda.core and no
         # ratio.
-        brief = name in COSTLY and not plan.splits
+        brief = name in COSTLY and plan.brief
         if headers:
             hits.append(job.once)
             tasks.append(job.once)
         filled: Round = {}
         if peer is not None:
-            digest = partial(_digest, headers)
-            beside: list[Callable[[], Round]] = [peer.disk, peer.memory, peer.fresh_process, digest]
+            beside: list[Callable[[], Round]] = [peer.disk, peer.memory, peer.fresh_process]
             filled = peer.cold()
             hits += beside
             tasks += beside
@@ -93,21 +89,6 @@ def _kernel(plan: Plan, job: Job, peer: CoreCache | None) -> Found:
         yield _added(name, interleave(_PAIRS, [job.bare, job.miss]))
     if peer is not None:
         yield from _beside_peer(name, len(headers), rounds)
-    if plan.splits and headers:
-        yield from _split(plan, job, rounds)
-
-
-def _digest(headers: tuple[str, ...]) -> Round:
-    """What a caller of cuda.core does for every request whose headers shall not be stale ones.
-
-    Read and hash them; to know which they are would cost more.
-    """
-    start = time.perf_counter()
-    digest = hashlib.sha256()
-    for header in headers:
-        digest.update(Path(header).read_bytes())
-    digest.digest()
-    return {"digest": time.perf_counter() - start}
 
 
 def _beside_bare(name: str, headers: int, rounds: Rounds) -> Found:
@@ -141,11 +122,6 @@ def _beside_peer(name: str, headers: int, rounds: Rounds) -> Found:
     if headers:
         once = f"`{name}`, hit, headers verified once per process, from memory"
         yield ratio(once, "once", f"{IN_MEMORY} {lax}", "peer memory")
-        added = zip(rounds["peer memory"], rounds["digest"], strict=True)
-        for each in added:
-            rounds.add({"peer digested": sum(each)})
-        digested = f"{IN_MEMORY} hit, the same headers read and hashed by its caller"
-        yield ratio(f"{hit}, from memory", "memory", digested, "peer digested")
     yield Ratio(
         "kernels",
         f"`{name}`, peak resident memory of the fresh process",
@@ -159,18 +135,3 @@ def _beside_peer(name: str, headers: int, rounds: Rounds) -> Found:
 
 def _verified(headers: int) -> str:
     return f"hit, {headers} headers verified" if headers else "hit"
-
-
-def _split(plan: Plan, job: Job, rounds: Rounds) -> Found:
-    """Where a miss's time beyond the bare compile goes, by a stopwatch in misses of their own."""
-    split = Rounds()
-    for _ in range(plan.splits):
-        with Stopwatch() as watch:
-            job.miss()
-        split.add({part: watch.seconds.get(part, 0.0) for part in (*PARTS, REST)})
-    column = f"what a miss adds to the compile: `{job.case.name}`"
-    recorded = Summary.of(rounds.less("inside", "bare"))
-    yield Timing("kernels", "recording what the compiler asks", column, recorded)
-    for part in (*PARTS, REST):
-        if part != COMPILING:
-            yield Timing("kernels", part, column, split.summary(part))

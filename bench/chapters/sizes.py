@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import lmdb
 from contenders.contenders import (
@@ -21,12 +22,15 @@ from contenders.contenders import (
     available,
 )
 from contenders.population import key
+from harness.corpus import NAMES, load
 from harness.findings import Comparison, Point
+from harness.main_job import Job
 from harness.measure import Round, Rounds, interleave, per_item, raw_read
 from harness.plan import KIB, Found, Plan
 
-from chapters.backends import whole_outputs
-
+#: The kernels whose outputs show how kernels compress. `trivial` is not among them: its CUBIN is
+#: almost all header.
+REAL = NAMES[1:]
 #: The size for which ratios are reported.
 USUAL = 100 * KIB
 #: A get or put goes over values of this many bytes in all, so that they are not all in the
@@ -132,6 +136,22 @@ def _noise(size: int) -> bytes:
 def noise(size: int, number: int) -> bytes:
     """Returns bytes that do not compress, others for each number."""
     return number.to_bytes(8, "little") + _noise(size)[8:]
+
+
+@cache
+def whole_outputs() -> bytes:
+    """Returns PTX and CUBIN of the real kernels, one after another."""
+    return b"".join(part for name in REAL for part in _outputs(name))
+
+
+def _outputs(name: str) -> tuple[bytes, bytes]:
+    with TemporaryDirectory() as folder:
+        job = Job(load(name), Path(folder))
+        with job.empty_cache() as opened:
+            kernel = job.request(opened)
+    if not (kernel.ptx and kernel.cubin):
+        raise RuntimeError(f"{name}: no PTX or no CUBIN")
+    return kernel.ptx, kernel.cubin
 
 
 @cache

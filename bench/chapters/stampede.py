@@ -5,13 +5,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from contenders.contenders import BY_NAME, FILE_STREAM, available
 from harness.corpus import MissingHeadersError, generated_source, load
-from harness.findings import Absent, Comparison, Fact, Point, Timing
+from harness.findings import Absent, Comparison, Fact, Timing
 from harness.main_job import Job
 from harness.measure import Round, Rounds, clean_environment, interleave
 from harness.plan import Found, Plan
@@ -19,7 +18,6 @@ from harness.plan import Found, Plan
 import kcache
 
 CROWD = 16
-CROWDS = (1, 2, 4, 8, CROWD)
 #: The length of a source in bytes that includes nothing and compiles for about half a second.
 SOURCE = 128 << 10
 OURS = "kcache `file`"
@@ -59,8 +57,8 @@ print(int(compiled))
 
 
 def stampede(plan: Plan, folder: Path) -> Found:
-    """Sixteen processes and one kernel with headers; one to sixteen and one without."""
-    for part in (_sixteen, _crowds):
+    """Sixteen processes and one kernel with headers; the same without, beside the peer."""
+    for part in (_sixteen, _beside):
         place = folder / part.__name__
         place.mkdir()
         yield from part(plan, place)
@@ -162,53 +160,34 @@ def _ratios(rounds: Rounds) -> Found:
         yield Timing("stampede", row, column, rounds.summary(name))
 
 
-# -- one to sixteen processes, a kernel without headers --------------------------------------------
+# -- sixteen processes, a kernel without headers, beside the peer ----------------------------------
 
 
-def _crowds(plan: Plan, folder: Path) -> Found:
+def _beside(plan: Plan, folder: Path) -> Found:
     job = Job(generated_source(SOURCE), folder)
     compiles: dict[str, set[int]] = defaultdict(set)
 
-    def run(who: str, count: int) -> Round:
+    def run(who: str) -> Round:
         place = tempfile.mkdtemp(dir=folder)
         code = _code(job, place) if who == OURS else _core_code(job, place)
-        seconds, made = _start_and_wait(code, count, folder)
-        compiles[f"{who} {count}"].add(made)
-        return {f"{who} {count}": seconds}
+        seconds, made = _start_and_wait(code, CROWD, folder)
+        compiles[who].add(made)
+        return {who: seconds}
 
     peers, lacking = available("stampede", (BY_NAME[FILE_STREAM],))
     yield from lacking
-    who = [OURS, *(each.name for each in peers)]
-    tasks: list[Callable[[], Round]] = [
-        partial(run, name, count) for count in CROWDS for name in who
-    ]
-    tasks.append(job.bare)
-    interleave(1, tasks[: len(who)])  # compiles every module once
-    rounds = interleave(plan.stampedes, tasks)
-    ratio = Comparison("stampede", rounds).ratio
+    names = [OURS, *(each.name for each in peers)]
+    rounds = interleave(plan.stampedes, [partial(run, name) for name in names])
     kernel = f"one cold kernel of {SOURCE >> 10} KiB"
-    chart = "one cold kernel: from the first start to the last end"
-    for count in CROWDS:
-        for name in who:
-            role = "ours" if name == OURS else "peer"
-            taken = rounds.summary(f"{name} {count}")
-            yield Point("stampede", chart, name, role, count, "processes", "s", taken)
-        bare = rounds.summary("bare")
-        yield Point("stampede", chart, "bare NVRTC, once", "floor", count, "processes", "s", bare)
-    for count in CROWDS:
-        for name in who:
-            made = sorted(compiles[f"{name} {count}"])
-            figure = f"compiles of {kernel} by {_processes(count)}: {name}"
-            target = "1" if name == OURS else ""
-            found = ", ".join(map(str, made))
-            yield Fact("stampede", figure, found, target, name != OURS or made == [1])
-    if FILE_STREAM in who:
+    for name in names:
+        made = sorted(compiles[name])
+        figure = f"compiles of {kernel} by {CROWD} processes: {name}"
+        target = "1" if name == OURS else ""
+        found = ", ".join(map(str, made))
+        yield Fact("stampede", figure, found, target, name != OURS or made == [1])
+    for peer in peers:
         figure = f"{CROWD} processes, {kernel}, until the last has ended"
-        yield ratio(figure, f"{OURS} {CROWD}", FILE_STREAM, f"{FILE_STREAM} {CROWD}")
-
-
-def _processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"
+        yield Comparison("stampede", rounds).ratio(figure, OURS, peer.name, peer.name)
 
 
 def _core_code(job: Job, directory: str) -> str:

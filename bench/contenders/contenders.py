@@ -1,11 +1,11 @@
 """Contenders: every cache that is compared, behind the same four functions.
 
-`CONTENDERS` has kcache with each backend and the peers, each at the settings that `settings` names.
+`CONTENDERS` has kcache with each backend and the peers, each with its documented settings.
 All of them are given the same keys, 64 hexadecimal digits, and values as bytes; all return bytes.
 A peer that can't be imported here is left out by `available`, which says why.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from harness.findings import Absent, Fact
-from harness.plan import Found, Plan
+from harness.findings import Absent
+from harness.plan import Found
 
 import kcache
 from contenders.sqlite import SqliteCache
@@ -61,11 +61,6 @@ class Contender:
         role: `OURS` or `PEER`.
         open: opens it in a folder, under a cap in bytes.
         needs: the modules without which it can't be opened.
-        settings: what was set, beside the folder and the cap.
-        syncs: what a put forces to the disk.
-        verifies: what a get checks.
-        records: how a get records the use.
-        evicts: how a put at the cap finds what to evict.
         on_disk: whether it outlives its process.
         backend: the name of kcache's backend, such as "file"; None for what is none.
     """
@@ -74,11 +69,6 @@ class Contender:
     role: str
     open: Callable[[Path, int], Opened]
     needs: tuple[str, ...]
-    settings: str
-    syncs: str
-    verifies: str
-    records: str
-    evicts: str
     on_disk: bool = True
     backend: str | None = None
 
@@ -150,22 +140,12 @@ def sqlite(folder: Path, cap: int) -> Opened:
     return Opened(cache.get, cache.put, cache.used, cache.close)
 
 
-# -- what each does ------------------------------------------------------------------------------
+# -- who there is --------------------------------------------------------------------------------
 
 
 def _kcache(backend: str) -> Contender:
-    in_order = backend.endswith("lmdb")
     return Contender(
-        f"kcache `{backend}`",
-        OURS,
-        partial(ours, backend=backend),
-        ("kcache",),
-        settings="the defaults; `memory_size=0`, so that every get reaches the backend",
-        syncs="the data, not LMDB's meta page" if in_order else "nothing",
-        verifies="XXH3-128 of the whole entry",
-        records="noted, written with a later put" if in_order else "the file's mtime",
-        evicts="an index by use" if in_order else "a sample of 2,048 files",
-        backend=backend,
+        f"kcache `{backend}`", OURS, partial(ours, backend=backend), ("kcache",), backend=backend
     )
 
 
@@ -174,108 +154,20 @@ MEMORY = Contender(
     OURS,
     partial(ours, backend="file", memory_size=1 << 30),
     ("kcache",),
-    settings="`memory_size` of 1 GiB, above `file`",
-    syncs="nothing",
-    verifies="verified when it was read from the disk",
-    records="at most once a minute",
-    evicts="a linked list",
     on_disk=False,
 )
 PEERS = (
-    Contender(
-        FILE_STREAM,
-        PEER,
-        file_stream,
-        ("cuda.core.utils",),
-        settings="`max_size_bytes`",
-        syncs="each value",
-        verifies="nothing",
-        records="the file's atime",
-        evicts="a scan of all files",
-    ),
-    Contender(
-        IN_MEMORY,
-        PEER,
-        in_memory,
-        ("cuda.core.utils",),
-        settings="`max_size_bytes`",
-        syncs="nothing",
-        verifies="nothing",
-        records="moved to the end of a list",
-        evicts="a linked list",
-        on_disk=False,
-    ),
-    Contender(
-        DISKCACHE,
-        PEER,
-        diskcache,
-        ("diskcache",),
-        settings="`size_limit`, `eviction_policy='least-recently-used'`, else the defaults: "
-        "values of 32 KiB and more in files",
-        syncs="nothing but checkpoints (`synchronous=NORMAL`)",
-        verifies="nothing",
-        records="a row written",
-        evicts="an index by use",
-    ),
-    Contender(
-        JAX,
-        PEER,
-        jax,
-        ("jax._src.lru_cache", "filelock"),
-        settings="`max_size`",
-        syncs="nothing",
-        verifies="nothing",
-        records="a file written",
-        evicts="a scan of all files",
-    ),
-    Contender(
-        SQLITE,
-        PEER,
-        sqlite,
-        ("sqlite3",),
-        settings="one table written for this benchmark (`bench/contenders/sqlite.py`): WAL, "
-        "`synchronous=NORMAL`",
-        syncs="nothing but checkpoints (`synchronous=NORMAL`)",
-        verifies="nothing",
-        records="a row written",
-        evicts="an index by use",
-    ),
+    Contender(FILE_STREAM, PEER, file_stream, ("cuda.core.utils",)),
+    Contender(IN_MEMORY, PEER, in_memory, ("cuda.core.utils",), on_disk=False),
+    Contender(DISKCACHE, PEER, diskcache, ("diskcache",)),
+    Contender(JAX, PEER, jax, ("jax._src.lru_cache", "filelock")),
+    Contender(SQLITE, PEER, sqlite, ("sqlite3",)),
 )
 CONTENDERS = (*map(_kcache, BACKENDS), *PEERS)
 ON_DISK = tuple(contender for contender in CONTENDERS if contender.on_disk)
 BY_NAME = {contender.name: contender for contender in (*CONTENDERS, MEMORY)}
 #: cuda.core's two caches.
 CUDA_CORE = (BY_NAME[FILE_STREAM], BY_NAME[IN_MEMORY])
-
-
-# -- peers: a table of what each does ------------------------------------------------------------
-
-#: The rows of that table, and the attribute of a `Contender` that fills each.
-_ROWS = {
-    "opened with": "settings",
-    "a put forces to the disk": "syncs",
-    "a get verifies": "verifies",
-    "a get records the use": "records",
-    "a put at the cap finds what to evict by": "evicts",
-}
-
-
-def peers(plan: Plan, folder: Path) -> Found:
-    """What a put and a get include in each: read in their sources, not measured.
-
-    Nothing of this is a target, so no fact here has one.
-    """
-    del plan, folder
-    contenders, absent = available("peers", CONTENDERS)
-    yield from absent
-    yield from _described(contenders)
-
-
-def _described(contenders: list[Contender]) -> Iterator[Fact]:
-    for row, attribute in _ROWS.items():
-        for contender in contenders:
-            found = getattr(contender, attribute)
-            yield Fact("peers", f"{row}: {contender.name}", found, "", met=True)
 
 
 def peer_module(submodule: str = "") -> ModuleType:

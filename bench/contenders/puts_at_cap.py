@@ -29,11 +29,11 @@ class Putting:
         seconds: what one put took when it was tried first.
     """
 
-    def __init__(self, population: Population, first: int = UNUSED) -> None:
+    def __init__(self, population: Population) -> None:
         self.population = population
         self.opened = population.open()
         #: The number of the next new entry.
-        self.next = first
+        self.next = UNUSED
         self.seconds = 0.0
 
     @property

@@ -209,9 +209,9 @@ class Findings:
         found.facts += (Fact(**values) for values in plain["facts"])
         for values in plain["timings"]:
             found.timings.append(Timing(**{**values, "seconds": Summary(**values["seconds"])}))
-        for values in plain.get("points", ()):  # results from before 2026-11-22 have none
+        for values in plain["points"]:
             found.points.append(Point(**{**values, "y": Summary(**values["y"])}))
-        found.absent += (Absent(**values) for values in plain.get("absent", ()))
-        took = plain.get("took", {}).items()
+        found.absent += (Absent(**values) for values in plain["absent"])
+        took = plain["took"].items()
         found.took |= {name: Took(**values) for name, values in took}
         return found

@@ -1,11 +1,9 @@
 """Names: who is measured, and on whose side: ours, a peer's, or a floor's."""
 
-#: The names of peers in figures. Results from before 2026-11-22 have the class names.
+#: The names of peers in figures.
 PEERS = {
     "cuda.core FileStream": "cuda.core FileStream",
     "cuda.core InMemory": "cuda.core InMemory",
-    "FileStreamProgramCache": "cuda.core FileStream",
-    "InMemoryProgramCache": "cuda.core InMemory",
     "cuda.core": "cuda.core",
     "CuPy": "CuPy",
     "cupy": "CuPy",

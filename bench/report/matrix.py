@@ -12,20 +12,15 @@ from report.notation import quantity, table
 
 
 def matrix(facts: Iterable[Fact]) -> str:
-    """Returns facts that compare as a table of what and who, the fewer as columns; "" if none."""
+    """Returns facts that compare as a table, a row for what and a column for who; "" if none."""
     cells: dict[tuple[str, str], Fact] = {}
     for fact in facts:
         if whom := compared(fact):
             cells[whom] = fact
     everything = list(dict.fromkeys(what for what, _ in cells))
     everyone = sorted(dict.fromkeys(who for _, who in cells), key=lambda w: not w.startswith(OURS))
-    if len(everyone) <= max(len(everything), 7):
-        rows = [(what, *(cell(cells.get((what, who))) for who in everyone)) for what in everything]
-        head = ("", *everyone)
-    else:
-        rows = [(who, *(cell(cells.get((what, who))) for what in everything)) for who in everyone]
-        head = ("", *everything)
-    return table(head, rows) if cells else ""
+    rows = [(what, *(cell(cells.get((what, who))) for who in everyone)) for what in everything]
+    return table(("", *everyone), rows) if cells else ""
 
 
 def cell(fact: Fact | None) -> str:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts", "build_finder", "log_hit"]
 
-#: How many times its encoded size a decoded manifest takes in memory, as measured by
-#: bench/harness/memory_tier_bytes.py. The memory tier charges this much.
+#: How many times its encoded size a decoded manifest takes in memory, as measured with tracemalloc.
+#: The memory tier charges this much.
 VIEW_FACTOR = 4
 #: How many requests with checked headers are remembered, for `header_check="once"`.
 _MAX_CHECKED = 4096

@@ -15,7 +15,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 #: How many bytes are charged for each item beside its payload: for key, entry, mappings, metadata
-#: of the usual size and the map's slot (measured by bench/bench_memory_tier.py).
+#: of the usual size and the map's slot (measured with tracemalloc).
 ITEM_OVERHEAD = 4352
 
 

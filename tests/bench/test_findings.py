@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness.findings import Fact, Findings
-from harness.names import peer_of, role_of
+from harness.findings import Findings
 from report import tables
 from report.evidence import RESULTS, Evidence
 from report.matrix import LINES, comparison, matrix
-from report.notation import aligned, number, quantity, size, table
+from report.notation import number, quantity, size, table
 
 from .sample import evidence, findings, ratio
 
@@ -55,11 +54,6 @@ def test_numbers_and_sizes() -> None:
     assert [size(value) for value in (512, 100 << 10, 16 << 20)] == ["512 B", "100 KiB", "16 MiB"]
 
 
-def test_a_bar_in_a_cell_does_not_end_it() -> None:
-    text = aligned(table(("a", "b"), [("x | y", "**1**")]))
-    assert text.splitlines()[2].split("  ") == ["x | y", "1"]
-
-
 def test_a_figure_is_not_parted_from_its_unit() -> None:
     row = table(("a",), [("53.1 ms",), ("12.3 k/s",), ("1,024 MB",), ("3 kB of it",)])
     assert row.splitlines()[2:] == [
@@ -68,12 +62,6 @@ def test_a_figure_is_not_parted_from_its_unit() -> None:
         "| 1,024\u00a0MB |",
         "| 3 kB of it |",
     ]
-
-
-def test_names_have_one_role_each() -> None:
-    names = ("kcache `file`", "cuda.core FileStream", "SQLite", "raw LMDB get", "hot from disk")
-    assert [role_of(name) for name in names] == ["ours", "peer", "peer", "floor", "ours"]
-    assert peer_of("`FileStreamProgramCache`, likewise") == "cuda.core FileStream"
 
 
 def test_a_target_is_ours_to_meet() -> None:
@@ -90,14 +78,6 @@ def test_what_each_one_does_is_one_matrix() -> None:
     assert lines[2:] == ["| truncated entry | miss | **served** |", "| synchronised |  | never |"]
 
 
-def test_many_columns_become_rows() -> None:
-    facts = [Fact("peers", f"syncs: kcache `{n}`", str(n), "", met=True) for n in range(8)]
-    lines = matrix(facts).splitlines()
-    assert lines[0] == "|  | syncs |"
-    assert lines[2] == "| kcache `0` | 0 |"
-    assert len(lines) == 2 + 8
-
-
 def test_every_peer_and_every_floor_has_a_table() -> None:
     text = "\n".join(tables.beside(evidence()))
     assert [line for line in text.splitlines() if line.startswith("#")] == [
@@ -106,14 +86,6 @@ def test_every_peer_and_every_floor_has_a_table() -> None:
         "#### To the floor: bare NVRTC",
     ]
     assert "an empty one" not in text
-
-
-def test_a_figure_stands_once_in_the_page() -> None:
-    text = tables.whole(evidence(), lambda chart: "")
-    head = "| figure |  | compared with |"
-    tables_of_ratios = [part for part in text.split("\n\n") if part.startswith(head)]
-    for figure in ("`cub`, miss", "`cub`, hit", "import", "kcache `file`, get of 100 KiB"):
-        assert sum(f"| {figure} |" in part for part in tables_of_ratios) == 1
 
 
 def test_what_failed_and_what_is_absent_is_said() -> None:

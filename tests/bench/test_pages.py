@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from harness.findings import Findings
 from report import pages
 
 from .sample import evidence
@@ -129,12 +128,6 @@ def test_what_was_not_measured_is_said(site: Path, name: str) -> None:
     (part,) = pages.write_pages(evidence())
     assert (part.page, part.name) == (page, name)
     assert pages.NOTHING in page.read_text(encoding="utf-8")
-
-
-def test_an_empty_run_fills_no_table(site: Path) -> None:
-    page = site / "README.md"
-    page.write_text(PAGE.format("readme"), encoding="utf-8")
-    assert pages.write_pages(evidence(Findings("2026-11-22", "x", {}, {})))
 
 
 def test_an_unknown_name_is_refused(site: Path) -> None:

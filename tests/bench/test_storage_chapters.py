@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 from chapters.damage import _facts
-from chapters.file_counts import files
 from chapters.growth import growth
-from chapters.lmdb_million import million
-from chapters.many_processes import crowd
-from chapters.sizes import kernel_like, noise, sizes
+from chapters.sizes import sizes
 from contenders.contenders import (
     BY_NAME,
     CONTENDERS,
@@ -24,9 +21,8 @@ from contenders.contenders import (
     Opened,
 )
 from contenders.fault_probes import MISS, SMALL_COUNT, flipped, oversize, run, truncated
-from contenders.sqlite import SqliteCache
-from harness.findings import Absent, Fact, Point, Ratio
-from harness.plan import KIB, QUICK, Plan
+from harness.findings import Point, Ratio
+from harness.plan import KIB, QUICK
 from harness.worker_processes import Workers
 
 SMALL = replace(
@@ -35,11 +31,6 @@ SMALL = replace(
     calls=2,
     value_sizes=(KIB, 100 * KIB),
     counts=(100, 1_000),
-    file_counts=(50, 100),
-    crowds=(1, 2),
-    crowd_rounds=1,
-    crowd_seconds=0.05,
-    memory_rounds=1,
 )
 
 
@@ -48,7 +39,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes long: nothing of it is about what is tested here."""
     monkeypatch.setattr(os, "sync", lambda: None)  # waits for whatever else this machine writes
     from chapters import growth as growth_module
-    from chapters import many_processes as crowd_module
     from chapters import sizes as sizes_module
 
     chosen = tuple(
@@ -57,7 +47,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth_module, "CONTENDERS", chosen)
     monkeypatch.setattr(growth_module, "BESIDE_PEER", 1_000)
     monkeypatch.setattr(growth_module, "FEW", 100)
-    monkeypatch.setattr(crowd_module, "ON_DISK", chosen)
     monkeypatch.setattr(sizes_module, "CONTENDERS", chosen)
 
 
@@ -104,30 +93,12 @@ def test_growth_has_every_target_that_names_4_kib(tmp_path: Path) -> None:
             "an empty one",
             1.5,
         ) in promised
-        memory = {
-            figure for figure, _, target in promised if target == 1.05 and f"`{backend}`" in figure
-        }
-        assert len(memory) == 2
     assert set(points(found, "put of 4 KiB at the cap against entries", FILE_STREAM)) == {
         100,
         1_000,
     }
     assert set(points(found, "opening against entries", "kcache `file`")) == {100, 1_000}
     assert not list(tmp_path.rglob("*-cache"))
-
-
-def test_files_have_their_targets_beside_the_peer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs_the_peer()
-    from chapters import file_counts as files_module
-
-    monkeypatch.setattr(files_module, "BESIDE_PEER", 100)
-    found = list(files(SMALL, tmp_path))
-    assert {target for *_, target in with_target(found)} == {2.0, 100.0}
-    mean, most = (each for each in found if isinstance(each, Fact))
-    assert 0 < float(mean.found) < 500
-    assert int(most.found.replace(",", "")) >= float(mean.found)
 
 
 def test_sizes_have_points_for_each_size_and_ratios_at_100_kib(
@@ -153,59 +124,9 @@ def test_sizes_have_points_for_each_size_and_ratios_at_100_kib(
     assert not list(tmp_path.iterdir())
 
 
-def test_values_are_as_long_as_they_should_be_and_differ() -> None:
-    assert len(noise(5_000, 1)) == 5_000
-    assert noise(5_000, 1) != noise(5_000, 2)
-
-
-def test_what_stands_for_kernels_compresses_alike_at_every_size(
-    nvrtc: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import zlib
-
-    from chapters import backends
-    from chapters import sizes as sizes_module
-
-    monkeypatch.setattr(backends, "REAL", ("trivial",))
-    try:
-        backends.whole_outputs.cache_clear()
-        sizes_module._material.cache_clear()
-        once = len(backends.whole_outputs())
-        small, large = (kernel_like(size, 1) for size in (once, 8 * once))
-    finally:
-        backends.whole_outputs.cache_clear()
-        sizes_module._material.cache_clear()
-    assert (len(small), len(large)) == (once, 8 * once)
-    # Repeated as it is, the large one would be compressed eight times better.
-    assert len(zlib.compress(large)) / len(large) > 0.6 * len(zlib.compress(small)) / len(small)
-
-
-def test_crowd_adds_up_what_its_processes_manage(tmp_path: Path) -> None:
-    needs_the_peer()
-    found = list(crowd(SMALL, tmp_path))
-    assert not [each for each in found if isinstance(each, Absent)]
-    for kind in ("get", "put"):
-        line = points(found, f"{kind}s of 4 KiB in a second against processes", "kcache `file`")
-        assert set(line) == {1, 2}
-        assert min(line.values()) > 1
-
-
 def test_a_worker_that_ends_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="a worker ended with status 1"):
         Workers("no_such_module_at_all", 1, ())
-
-
-def test_a_million_is_left_to_the_full_run(tmp_path: Path) -> None:
-    (absent,) = million(QUICK, tmp_path)
-    assert isinstance(absent, Absent)
-    assert Plan().million == 1_000_000
-
-
-def test_million_measures_each_operation(tmp_path: Path) -> None:
-    found = list(million(replace(SMALL, million=3_000), tmp_path))
-    charts = {each.chart for each in found if isinstance(each, Point)}
-    assert len(charts) == 4
-    assert sorted(target for *_, target in with_target(found) if target) == [1.5, 2.0]
 
 
 # -- probes ----------------------------------------------------------------------------------------
@@ -242,22 +163,11 @@ def naive(folder: Path, cap: int) -> Opened:
 
 
 def test_a_cache_that_checks_nothing_is_found_out(tmp_path: Path) -> None:
-    wrong = Contender("naive", "peer", naive, (), *[""] * 5)
+    wrong = Contender("naive", "peer", naive, ())
     for number, (probe, outcome) in enumerate(
         {truncated: "served", flipped: "served", oversize: f"0 of {SMALL_COUNT} kept"}.items()
     ):
         assert probe(wrong, tmp_path / str(number)) == outcome
-
-
-def test_an_entry_that_is_whole_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from contenders import fault_probes
-
-    monkeypatch.setattr(fault_probes, "_where", lambda folder: (tmp_path / "other", 0))
-    (tmp_path / "other").write_bytes(b"x" * 9)
-    with pytest.raises(RuntimeError, match="the damage did not reach the value"):
-        flipped(BY_NAME["kcache `file`"], tmp_path / "it")
 
 
 def test_a_process_that_is_killed_is_a_finding(
@@ -284,19 +194,3 @@ def test_kcache_is_one_column_and_says_which_backend_fails() -> None:
     assert (other.figure, other.found, other.met) == (f"damage: {DISKCACHE}", "served", False)
     (bad,) = _facts("damage", "miss", {**fine, "kcache `lmdb`": "served"})
     assert (bad.found, bad.met) == ("`file` miss, `lmdb` served", False)
-
-
-# -- the table that many would write ---------------------------------------------------------------
-
-
-def test_sqlite_counts_what_it_holds(tmp_path: Path) -> None:
-    cache = SqliteCache(tmp_path, 10_000)
-    cache.fill((f"{number}", bytes(1_000)) for number in range(5))
-    assert cache.used() == 5_000
-    assert cache.put("0", bytes(2_000))
-    assert cache.used() == 6_000
-    assert not cache.put("large", bytes(10_001))
-    assert cache.put("full", bytes(10_000))
-    assert cache.used() == 10_000
-    assert [cache.get(f"{number}") for number in range(5)] == [None] * 5
-    cache.close()
