@@ -6,7 +6,7 @@ From its facts, `causes` in `miss_causes` decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kcache.admin.miss_causes import (
@@ -23,7 +23,7 @@ from kcache.admin.miss_causes import (
 from kcache.admin.request_diff import Cause, contrast
 from kcache.backend import EntryInfo, NoBackend
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.nvrtc.inventory import KERNEL, OTHER, Item, Opened, describe, look_into
+from kcache.nvrtc.inventory import DEFAULT_NAMES, KERNEL, OTHER, Item, Opened, describe, look_into
 from kcache.nvrtc.metadata import RequestSummary
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class _Gathering:
             if opened is None or opened.entry is None or opened.item.kind != KERNEL:
                 continue
             other = RequestSummary.read(opened.entry.metadata, info.key)
-            if _alike(other, about):
+            if _alike(other, about, opened.item.names, self._request.kernels()):
                 rank = (len(contrast(other, about)), -(other.created or 0.0))
                 if best is None or rank < best:
                     best, near = rank, Near(info.key, other)
@@ -177,16 +177,21 @@ def _slot(key: str, opened: Opened | None) -> Slot:
     return Slot(key, item.kind, problem, RequestSummary.read(entry.metadata, key))
 
 
-def _alike(other: RequestSummary, about: RequestSummary) -> bool:
-    """Tell whether two requests have the same source, which may have been edited or renamed."""
-    from kcache.nvrtc.request import DEFAULT_NAME
+def _alike(
+    other: RequestSummary, about: RequestSummary, there: Sequence[str], asked: Sequence[str]
+) -> bool:
+    """Tell whether two requests have the same source, which may have been edited or renamed.
 
+    A default name that every source has says nothing. Then they have a kernel of the same name.
+    """
     if other.source_hash is not None and other.source_hash == about.source_hash:
         return True
     if other.source_name != about.source_name:
         return False
-    # A default name that every source has says nothing.
-    return about.source_name != DEFAULT_NAME or other.names == about.names
+    if about.source_name not in DEFAULT_NAMES:
+        return True
+    mangled = tuple(f"_Z{len(name)}{name}" for name in asked)
+    return any(name in asked or name.startswith(mangled) for name in there)
 
 
 def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from kcache.engine.journal import UNCACHEABLE
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
 
 __all__ = ["RequestCompiler"]
-
-#: The name of a kernel where it is defined, whatever qualifiers it has.
-_KERNEL = re.compile(r"__global__[\w\s]*?(?:__\w+__\s*\([^()]*\)[\w\s]*?)?\b(\w+)\s*\(")
 
 
 class RequestCompiler:
@@ -108,5 +104,4 @@ def _title(request: Request, names: Sequence[str] = ()) -> str:
     """Return the source and its kernels; before the compile, those that request or source name."""
     from kcache.nvrtc.inventory import title_of  # as above
 
-    found = names or request.names or _KERNEL.findall(request.source)
-    return title_of(request.source_name, found)
+    return title_of(request.source_name, names or request.kernels())

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kcache.entry import JSON
 
 __all__ = [
+    "DEFAULT_NAMES",
     "DAMAGED",
     "KERNEL",
     "MANIFEST",
@@ -51,7 +52,7 @@ KERNEL, MANIFEST, OTHER, DAMAGED, UNREADABLE = (
 )
 
 #: The names of sources that the caller did not name: kcache's own, and NVRTC's.
-_DEFAULT_NAMES = (DEFAULT_NAME, "default_program", "")
+DEFAULT_NAMES = (DEFAULT_NAME, "default_program", "")
 #: How the option that names the target begins.
 _TARGET = ("--gpu-architecture", "-arch")
 #: Exceptions that reading a foreign entry may raise.
@@ -110,7 +111,7 @@ class Opened(NamedTuple):
 def title_of(source_name: str, names: Sequence[str]) -> str:
     """Return a source and its kernels; of a source that was not named, the kernels alone."""
     listed = ", ".join(names)
-    if not listed or source_name not in _DEFAULT_NAMES:
+    if not listed or source_name not in DEFAULT_NAMES:
         return ": ".join(filter(None, (source_name, listed)))
     return listed if len(names) == 1 else f"{len(names)} kernels: {listed}"
 

@@ -94,6 +94,12 @@ class Request(NamedTuple):
             flags |= flags_of(text.encode("utf-8", "surrogateescape"))
         return "the source uses the time of the compile" if asks_clock(flags) else None
 
+    def kernels(self) -> tuple[str, ...]:
+        """Return the name expressions; without any, the kernels that the source seems to define."""
+        from kcache.util.gpu_code import kernels_in  # a hit does not need it
+
+        return self.names or tuple(kernels_in(self.source))
+
     @property
     def texts(self) -> tuple[str, ...]:
         """All texts of the caller that the compiler may read as C++."""

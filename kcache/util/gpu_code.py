@@ -1,17 +1,24 @@
-"""GpuCode: reads the names of kernels, and the architecture, from PTX or a CUBIN."""
+"""GpuCode: reads names of kernels, and the architecture, from a source, PTX or a CUBIN."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["arch_of", "kernels_of"]
+__all__ = ["arch_of", "kernels_in", "kernels_of"]
 
 _TARGET = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
+#: The name of a kernel where its source defines it, whatever qualifiers it has.
+_DEFINED = re.compile(r"__global__[\w\s]*?(?:__\w+__\s*\([^()]*\)[\w\s]*?)?\b(\w+)\s*\(")
 #: A kernel in PTX ("Kernel Entry Points", PTX ISA). Longer patterns take ten times as long.
 _ENTRY = re.compile(rb"\.entry\s+([\w$%]+)")
 #: A kernel's bank of constants, named in a CUBIN's table of section names. Device functions have
 #: none. NVIDIA describes it nowhere: seen in each CUBIN of NVRTC 12.4 to 13.5, sm_75 to sm_120.
 _CONSTANTS = re.compile(rb"\0\.nv\.constant0\.([\w$%]+)(?=\0)")
+
+
+def kernels_in(source: str) -> list[str]:
+    """Return the names of the kernels that a source itself seems to define."""
+    return _DEFINED.findall(source)
 
 
 def kernels_of(ptx: bytes | None, cubin: bytes | None) -> list[str]:
