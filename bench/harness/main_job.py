@@ -1,6 +1,6 @@
 """The main job: one kernel of the corpus, compiled bare, cold, and hit in every way there is.
 
-Shared by `bench_main_job.py`, which times each by itself, and `ratios.py`, which compares them.
+The chapters compare them.
 NVRTC's own cache is off everywhere: by an option in bare compiles, in the environment of new
 processes, and in kcache's workers always.
 """

@@ -19,16 +19,16 @@ CALLS = Path(__file__).parent / "calls.py"
 @pytest.mark.parametrize(
     ("mode", "count", "seed"),
     [
-        ([], 2000, 11),
-        (["threads"], 500, 12),
-        (["forks"], 800, 13),
+        ([], 400, 11),
+        (["threads"], 150, 12),
+        (["forks"], 500, 13),
         pytest.param([], 6000, 14, id="long"),
     ],
 )
 def test_random_calls(
     mode: list[str], count: int, seed: int, real: Path, dropin: Dropin, long: bool
 ) -> None:
-    if count > 2000 and not long:
+    if count > 400 and not long:
         pytest.skip("with --long")
     command = (sys.executable, CALLS, real, seed, count, *mode)
     wanted, told = dropin.bare(*command), dropin.run(*command)

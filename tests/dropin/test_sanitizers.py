@@ -15,6 +15,8 @@ from dropin.conftest import CLIENTS, Dropin, Told
 
 from kcache.dropin import build, protocol
 
+pytestmark = pytest.mark.slow  # each sanitizer builds the library and NVRTC's client anew
+
 _QUIET = {
     "ASAN_OPTIONS": "detect_leaks=1",
     "UBSAN_OPTIONS": "halt_on_error=1",

@@ -115,21 +115,35 @@ def test_a_new_worker_makes_what_a_new_process_makes(expected: Expected) -> None
         assert clean.log == expected[source][2]
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_a_harmless_option_leaves_nothing_behind(example: str, expected: Expected) -> None:
+def _used(process: WorkerProcess, example: str) -> None:
+    """Compile every probe with an option that is taken for harmless."""
     assert are_harmless(parse_options([example]))
     named = "-arch" in example or "--gpu-architecture" in example
-    flags = (example,) if named else ("-arch=sm_80", example)
+    for source in PROBES.values():
+        process.ask(ask(source, (example,) if named else ("-arch=sm_80", example)), None)
+
+
+def _check(process: WorkerProcess, expected: Expected, after: str) -> None:
+    """Compare what a worker makes with what new ones make."""
+    for each in PLAIN:
+        assert asked(process, *probe(*each)) == expected[each], f"{each} after {after}"
+
+
+def test_harmless_options_leave_nothing_behind(expected: Expected) -> None:
+    """All of them, one after another in one worker."""
     with worker() as process:
+        for example in EXAMPLES:
+            _used(process, example)
+        _check(process, expected, "all")
 
-        def check() -> None:
-            for each in PLAIN:
-                assert asked(process, *probe(*each)) == expected[each], f"{each} after {example}"
 
-        check()
-        for source in PROBES.values():
-            process.ask(ask(source, flags), None)
-        check()
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_harmless_option_leaves_nothing_behind(example: str, expected: Expected) -> None:
+    with worker() as process:
+        _check(process, expected, "nothing")
+        _used(process, example)
+        _check(process, expected, example)
         for source in REFUSED:
             assert asked(process, source, ARCH_FLAGS) == expected[source]
 
@@ -240,8 +254,7 @@ def test_a_worker_is_not_used_again_after_others(pids: Pids, source: str, flags:
 TAINTS = ["-G", "--device-debug", "-Ofc=max", "--restrict"]
 
 
-@pytest.mark.parametrize("taint", TAINTS)
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("taint", "arch"), [*zip(TAINTS, ["sm_80", "sm_90"] * 2, strict=True)])
 def test_own_requests_taint_nothing(cache: kcache.KernelCache, taint: str, arch: str) -> None:
     options = ARCH.replace(arch=arch)
     tainting = options.replace(extra_options=[taint])
