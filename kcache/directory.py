@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
-from kcache.util.locks import RangeLocks
+from kcache.util.locks import lock
 from kcache.util.open_file import MARKER, NotOursError, open_own
 from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
 
@@ -284,8 +284,8 @@ def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]],
         BackendError: the file can't be written, or is not ours.
     """
     try:
-        locks = RangeLocks(open_own(files.slots, os.O_RDWR | os.O_CREAT))
-        with locks.held(_LOCKED, 1, timeout=_PATIENCE):
+        with open_own(files.slots, os.O_RDWR | os.O_CREAT) as file:
+            lock(file, _LOCKED, timeout=_PATIENCE)
             about = _read(files.path)
             if about is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), files.marker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from kcache.backend import Backend
 from kcache.engine.opening import engine_of, open_configured, warn_if_elsewhere
-from kcache.errors import CompileError
+from kcache.errors import CompileError, KcacheError
 from kcache.kernels.find import build_finder
 from kcache.kernels.request_factory import ClosedRequests, Requests
 from kcache.nvrtc import PRODUCER
@@ -174,21 +175,24 @@ class KernelCache:
             CompileError: the compiler refused the source; `.log` has its whole log.
             MissError: the kernel is not cached, and `on_miss` is `"error"`.
             CompilerNotFoundError: NVRTC is not installed.
+            KcacheError: the process has no descriptors left.
             OSError: the source is a path, and its file can't be read.
         """
         if unknown:
             raise _unexpected(self.get_or_compile, unknown)
         started = time.perf_counter()
-        request = self._requests.make(
-            source, names, options, headers, extra_key=extra_key, source_name=source_name
-        )
-        kernel = self._finder.get(request, started)
-        if kernel is not None:
-            return kernel
         try:
-            return self._on_miss().get(request)
+            request = self._requests.make(
+                source, names, options, headers, extra_key=extra_key, source_name=source_name
+            )
+            kernel = self._finder.get(request, started)
+            return self._on_miss().get(request) if kernel is None else kernel
         except CompileError as error:
             raise error.with_traceback(None)  # noqa: B904  ours tells nothing about the source
+        except OSError as error:  # an import of ours may need one, too
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise KcacheError(f"kcache has no descriptors left: {error}") from error
+            raise
 
     def _get_or_compile_for(self, around: Surroundings, call: CompileRequest) -> CompiledKernel:
         """Return the kernel that a program of the drop-in asks for."""

@@ -15,8 +15,8 @@ import lmdb
 
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.forks import after_fork, at_end, at_fork, is_ending
-from kcache.util.locks import RangeLocks
-from kcache.util.open_file import NotOursError, OpenFile, identity
+from kcache.util.locks import Patience
+from kcache.util.open_file import NotOursError, OwnFile, identity
 from kcache_backends import _lmdb_files as files
 from kcache_backends import _lmdb_records as records
 from kcache_backends._lmdb_files import DAMAGE
@@ -99,8 +99,9 @@ class Environment:
         self._outgrown = False
         #: Why this process can't open it any more.
         self._lost = ""
-        self._lock_file: OpenFile | None = None
-        self._locks: RangeLocks | None = None
+        self._patience = Patience(PATIENCE)
+        #: Held by the thread that waits for other processes to let it write.
+        self._writer = threading.RLock()
         #: Held to write, to open and to close; and whether a fork holds it.
         self._busy, self._suspended = threading.RLock(), False
         after_fork(self)
@@ -219,7 +220,8 @@ class Environment:
                 yield own
                 return
             with self._noted(operation, lmdb.Error, OSError):  # others are the caller's
-                locks.enter_context(self._lock().held(_WRITING, 1, timeout=wait))
+                locks.enter_context(_held(self._writer, wait))
+                locks.enter_context(self._locked(_WRITING, wait))
                 locks.enter_context(_held(self._busy, wait))
                 txn = self._begin()
             with self._transaction(txn, uses):
@@ -306,7 +308,7 @@ class Environment:
     # -- opening and closing: the caller holds `_busy` -----------------------------------------
 
     def _begin_anew(self) -> None:
-        with self._lock().held(_OPENING, 1, timeout=HARDLY):
+        with self._locked(_OPENING, HARDLY):
             theirs = self.is_replaced()
             self._close()
             if not theirs:
@@ -323,8 +325,6 @@ class Environment:
         self.env = env = self._open()
         if env is not None:
             self._file = identity(os.stat(self._data, follow_symlinks=False))
-            near = 0 if self._lock_file is None else self._lock_file.fd
-            self._numbers = files.descriptors(self.root, near)
             self.wide = env.info()["map_size"] > self.map_size
             self._outgrown = False
 
@@ -332,8 +332,10 @@ class Environment:
         """Open the database, or for reading only if the medium or the rights allow no more."""
         if not self.read_only:
             try:
-                with self._lock().held(_OPENING, 1, timeout=PATIENCE):
-                    return files.open_database(self.root, self.map_size, read_only=False)
+                with self._locked(_OPENING, PATIENCE) as file:
+                    env = files.open_database(self.root, self.map_size, read_only=False)
+                    self._numbers = files.descriptors(self.root, file.fd)
+                    return env
             except NotOursError:
                 raise
             except OSError as error:
@@ -341,26 +343,20 @@ class Environment:
                     raise
         return files.open_database(self.root, self.map_size, read_only=True)
 
-    def _lock(self) -> RangeLocks:
-        """Return the locks of the file `lock` that is in the folder now, made if it is missing.
+    def _locked(self, which: int, patience: float) -> OwnFile:
+        """Return the folder's file `lock`, of which a byte is locked until it is closed.
 
         Raises:
             NotOursError: the folder has files of somebody else.
-            BackendError: the program has closed the file.
-            OSError: it can't be opened.
+            OSError: it can't be opened; TimeoutError: another process has the lock all the time.
         """
-        file = self._lock_file
-        if file is not None and not file.is_open():
-            raise BackendError(f"{self.root}: {_CLOSED}")
-        if file is None or self._locks is None or not file.is_at(f"{self.root}/lock"):
-            self._lock_file = file = files.open_lock(self.root)
-            self._locks = RangeLocks(file)
-        return self._locks
+        file = files.open_lock(self.root)
+        self._patience.lock(file, which, seconds=patience)
+        return file
 
     def _is_whole(self) -> bool:
         """Tell whether the program has left the descriptors alone, as far as known."""
-        whole = self._lock_file is None or self._lock_file.is_open()
-        return whole and all(files.leads_to(each, at) for each, at in self._numbers.items())
+        return all(files.leads_to(each, at) for each, at in self._numbers.items())
 
     def _close(self) -> None:
         """Close the database, unless that would close files of the program.

@@ -23,7 +23,7 @@ from kcache.util.locks import pread
 from kcache.util.open_file import (
     MARKER,
     NotOursError,
-    OpenFile,
+    OwnFile,
     has_header,
     identity,
     open_own,
@@ -115,25 +115,26 @@ def is_nearly_full(root: str, size: int) -> bool:
 # -- whose it is -----------------------------------------------------------------------------------
 
 
-def open_lock(root: str) -> OpenFile:
+def open_lock(root: str) -> OwnFile:
     """Return the file `lock` of a folder that is ours, or that is empty and becomes ours.
 
     Raises:
         NotOursError: it has files of somebody else. Nothing was changed.
         OSError: it can't be opened or made.
     """
-    new = not os.path.isdir(root) or set(os.listdir(root)) <= {_LOCK, MARKER}
-    if new:
-        claim(root)
-    try:
-        file = open_own(os.path.join(root, _LOCK), os.O_RDWR | (os.O_CREAT if new else 0))
-    except FileNotFoundError:
-        raise _foreign(root) from None
-    if not (has_header(file, _MARK) if new else pread(file.fd, len(_MARK), 0) == _MARK):
+    path = os.path.join(root, _LOCK)
+    with suppress(FileNotFoundError):
+        file = open_own(path, os.O_RDWR)
+        if pread(file.fd, len(_MARK), 0) == _MARK:
+            return file
+    if os.path.isdir(root) and not set(os.listdir(root)) <= {_LOCK, MARKER}:
         raise _foreign(root)
-    if new:
-        os.fsync(file.fd)
-    return OpenFile(os.dup(file.fd))
+    claim(root)
+    file = open_own(path, os.O_RDWR | os.O_CREAT)
+    if not has_header(file, _MARK):
+        raise _foreign(root)
+    os.fsync(file.fd)
+    return file
 
 
 def _foreign(root: str) -> NotOursError:

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import Protocol
 
-from kcache.util.locks import RangeLocks, pread, pwrite
+from kcache.util.locks import lock, pread, pwrite, unlock
 from kcache.util.open_file import OwnFile, open_or_replace
 
 __all__ = ["ByteLocks", "FileLocks", "KeyLocks"]
@@ -45,16 +45,18 @@ class ByteLocks:
     """
 
     def __init__(self, file: OwnFile) -> None:
-        self._ranges = RangeLocks(file)
+        self._file = file
 
     def acquire(self, key: str) -> bool:
-        taken = self._ranges.claim(_offset(key), 1)
-        if not taken and not self._ranges.supported:
-            raise OSError(errno.ENOLCK, "this file system has no locks")
-        return taken
+        try:
+            if lock(self._file, _offset(key)):
+                return True
+        except TimeoutError:
+            return False
+        raise OSError(errno.ENOLCK, "this file system has no locks")
 
     def release(self, key: str) -> None:
-        self._ranges.release(_offset(key), 1)
+        unlock(self._file, _offset(key))
 
 
 class FileLocks:

@@ -13,9 +13,9 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Generator, Hashable
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from kcache.util.forks import after_fork
@@ -23,11 +23,10 @@ from kcache.util.forks import after_fork
 if TYPE_CHECKING:
     from typing import Self
 
-    from kcache.util.open_file import OpenFile, OwnFile
+    from kcache.util.open_file import OwnFile
 
 __all__ = [
     "Patience",
-    "RangeLocks",
     "Turn",
     "Turns",
     "is_locked",
@@ -53,20 +52,16 @@ _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 if sys.platform == "win32":  # untested: no Windows machine in CI
     import msvcrt
 
-    def _range_lock(fd: int, start: int, length: int, *, wait: bool) -> bool:
-        while True:
-            os.lseek(fd, start, os.SEEK_SET)
-            try:
-                msvcrt.locking(fd, msvcrt.LK_NBLCK, length)
-            except OSError:
-                if not wait:
-                    return False
-                time.sleep(0.001)
-            else:
-                return True
+    def _range_lock(fd: int, start: int, length: int) -> bool:
+        os.lseek(fd, start, os.SEEK_SET)
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, length)
+        except OSError:
+            return False
+        return True
 
     def _is_locked(fd: int, start: int, length: int) -> bool:
-        if _range_lock(fd, start, length, wait=False):
+        if _range_lock(fd, start, length):
             _range_unlock(fd, start, length)
             return False
         return True
@@ -83,7 +78,7 @@ else:
     # two of one process exclude each other, and closing another one drops no lock. See fcntl(2). On
     # other systems, the POSIX record lock is the closest.
     if sys.platform == "darwin":  # the numbers are those of its <fcntl.h>; untested
-        _OFD, _SETLK, _SETLKW, _GETLK = True, 90, 91, 92
+        _OFD, _SETLK, _GETLK = True, 90, 92
         _FLOCK = struct.Struct("qqihh")
         _KIND = slice(20, 22)
 
@@ -93,7 +88,6 @@ else:
     else:
         _OFD = hasattr(fcntl, "F_OFD_SETLK")
         _SETLK: int = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
-        _SETLKW: int = getattr(fcntl, "F_OFD_SETLKW", fcntl.F_SETLKW)
         _GETLK: int = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
         _FLOCK = struct.Struct("hhqqi4x")
         _KIND = slice(0, 2)
@@ -101,16 +95,15 @@ else:
         def _flock(kind: int, start: int, length: int) -> bytes:
             return _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
 
-    def _range_lock(fd: int, start: int, length: int, *, wait: bool) -> bool:
+    def _range_lock(fd: int, start: int, length: int) -> bool:
         try:
             if _OFD:
-                command = _SETLKW if wait else _SETLK
-                fcntl.fcntl(fd, command, _flock(fcntl.F_WRLCK, start, length))
+                fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_WRLCK, start, length))
             else:
-                flags = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+                flags = fcntl.LOCK_EX | fcntl.LOCK_NB
                 fcntl.lockf(fd, flags, length, start, os.SEEK_SET)
         except OSError as error:
-            if not wait and error.errno in (errno.EAGAIN, errno.EACCES):
+            if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
             raise
         return True
@@ -145,7 +138,7 @@ def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) ->
     pause = _FIRST_PAUSE
     deadline: float | None = None
     try:
-        while not _range_lock(file.fd, start, length, wait=False):
+        while not _range_lock(file.fd, start, length):
             now = time.monotonic()
             deadline = now + timeout if deadline is None else deadline
             if now >= deadline:
@@ -156,6 +149,7 @@ def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) ->
         if error.errno not in _UNSUPPORTED:
             raise
         return False
+    file.locked = True
     return True
 
 
@@ -169,7 +163,7 @@ def is_locked(file: OwnFile, start: int, length: int = 1) -> bool:
 
 
 def unlock(file: OwnFile, start: int, length: int = 1) -> None:
-    """Release a lock even if a child process, forked by code that is not Python's, has the file."""
+    """Release the locks on a byte range, which goes on to the end of all files if `length` is 0."""
     with suppress(OSError, ValueError):  # it is closed
         _range_unlock(file.fd, start, length)
 
@@ -189,13 +183,17 @@ class Patience:
         self.seconds = seconds
         self._given_up: dict[Hashable, float] = {}
 
-    def lock(self, file: OwnFile, start: int, length: int = 1) -> bool:
+    def lock(
+        self, file: OwnFile, start: int, length: int = 1, *, seconds: float | None = None
+    ) -> bool:
         """Do what the function `lock` does, for as many seconds as is worth while."""
-        given_up = time.monotonic() < self._given_up.get(start, 0.0)
+        most = self.seconds if seconds is None else seconds
+        if time.monotonic() < self._given_up.get(start, 0.0):
+            most = 0.0
         try:
-            return lock(file, start, length, timeout=0.0 if given_up else self.seconds)
+            return lock(file, start, length, timeout=most)
         except TimeoutError:
-            if not given_up:
+            if most:
                 self._given_up[start] = time.monotonic() + _GIVEN_UP
             raise
 
@@ -304,122 +302,6 @@ class Turn:
     def __exit__(self, *_: object) -> None:
         self.over = True
         self._turns.wake()
-
-
-# -- for modules that keep a file open -------------------------------------------------------------
-
-
-class _Number(NamedTuple):
-    """A descriptor that the caller keeps open."""
-
-    fd: int
-
-
-class RangeLocks:
-    """Exclusive locks on byte ranges of an open file, between threads and between processes.
-
-    Threads: a lock on one range excludes other threads too, through a mutex per range. Processes:
-    the kernel releases every lock when the holder dies, SIGKILL included. Fork: a child must make a
-    new object over a newly opened file. On a file system without locks, `held` still excludes
-    threads, and `supported` is False.
-
-    Args:
-        file: an `OpenFile`, which stays open as long as this object is used; or a descriptor, which
-            the caller must keep open as long.
-    """
-
-    def __init__(self, file: OpenFile | OwnFile | int) -> None:
-        self._file = _Number(file) if isinstance(file, int) else file
-        self.supported = True
-        self._mutexes: dict[int, threading.RLock] = {}
-        #: Ranges for which a wait was in vain, and until when a new wait is not worth while.
-        self._given_up: dict[int, float] = {}
-        self._guard = threading.Lock()
-
-    def _mutex(self, start: int) -> threading.RLock:
-        mutex = self._mutexes.get(start)
-        if mutex is None:
-            with self._guard:
-                mutex = self._mutexes.setdefault(start, threading.RLock())
-        return mutex
-
-    @contextmanager
-    def held(self, start: int, length: int, *, timeout: float | None = None) -> Generator[None]:
-        """Hold the range while the block runs; wait for it, at most `timeout` seconds if given.
-
-        After a wait that timed out, further waits end at once for a minute. A thread must not ask
-        for a range that it holds.
-
-        Raises:
-            TimeoutError: somebody else held it all the time (a process that was stopped, say).
-        """
-        if timeout is not None and time.monotonic() < self._given_up.get(start, 0.0):
-            timeout = 0.0
-        mutex = self._mutex(start)
-        try:
-            if not mutex.acquire(timeout=-1 if timeout is None else timeout):
-                raise self._timed_out(start, timeout)
-            if timeout is None:
-                self._acquire(start, length, wait=True)
-            else:
-                self._acquire_within(start, length, timeout)
-            yield
-        finally:
-            # Asked for, not remembered: an interrupt (Ctrl-C) can come before it could be
-            # remembered.
-            while mutex._is_owned():  # type: ignore[attr-defined]  # pyright: ignore
-                self._unlock(start, length)
-                mutex.release()
-
-    @property
-    def fd(self) -> int:
-        """The descriptor; valid as long as this object is referenced."""
-        return self._file.fd
-
-    def _timed_out(self, start: int, timeout: float | None) -> TimeoutError:
-        """Return the error, and let further waits end at once for a while, as they would add up."""
-        if timeout:
-            self._given_up[start] = time.monotonic() + _GIVEN_UP
-        return TimeoutError(errno.ETIMEDOUT, "the lock timed out: another process holds it")
-
-    def _acquire_within(self, start: int, length: int, timeout: float) -> None:
-        """Take the range by asking repeatedly, because the kernel's own wait has no limit."""
-        pause = _FIRST_PAUSE
-        deadline: float | None = None
-        while not self._acquire(start, length, wait=False) and self.supported:
-            now = time.monotonic()
-            deadline = now + timeout if deadline is None else deadline
-            if now >= deadline:
-                raise self._timed_out(start, timeout)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _unlock(self, start: int, length: int) -> None:
-        if self.supported:
-            _range_unlock(self._file.fd, start, length)
-
-    def claim(self, start: int, length: int) -> bool:
-        """Take the range until it is released or the file closed; tell whether it was free.
-
-        It does not wait, and does not exclude threads that use the same object. It is always False
-        on a file system without locks.
-        """
-        return self._acquire(start, length, wait=False)
-
-    def release(self, start: int, length: int) -> None:
-        """Release a claimed range; nothing happens if it is not held."""
-        self._unlock(start, length)
-
-    def _acquire(self, start: int, length: int, *, wait: bool) -> bool:
-        if not self.supported:
-            return False
-        try:
-            return _range_lock(self._file.fd, start, length, wait=wait)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-            self.supported = False
-            return False
 
 
 # -- reading and writing at an offset, also on systems without such calls --------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from kcache.util.forks import is_ending
@@ -67,7 +67,8 @@ def warning(message: str, *args: object) -> None:
     if _heard is not None:
         _heard.append(message % _texts(args))
     elif not is_ending():
-        _logger().warning(message, *_texts(args))
+        with suppress(OSError):  # no descriptor is left for its import
+            _logger().warning(message, *_texts(args))
 
 
 def warning_once(message: str) -> None:

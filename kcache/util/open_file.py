@@ -17,7 +17,7 @@ from stat import S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
 from typing import TYPE_CHECKING
 
 from kcache.util.forks import after_fork
-from kcache.util.locks import RangeLocks, pread, pwrite
+from kcache.util.locks import lock, pread, pwrite, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,6 @@ __all__ = [
     "MARKER",
     "SAFE",
     "NotOursError",
-    "OpenFile",
     "OwnFile",
     "has_header",
     "identity",
@@ -88,13 +87,21 @@ class OwnFile(FileIO):
     gone. A lock on the file ends with it.
 
     Threads: each opens a file of its own. Fork: a child closes its copy, so that the locks belong
-    to the parent alone. A program must not close descriptors that are not its own while a thread
-    uses kcache.
+    to the parent alone. It may not know of a file that another thread is just opening, so `close`
+    releases a lock before it closes the file. A program must not close descriptors that are not its
+    own while a thread uses kcache.
     """
 
-    __slots__ = ()
+    #: Whether it has been locked; see `kcache.util.locks.lock`.
+    locked = False
     # A function of Python could be interrupted before it closes the file.
     __del__ = FileIO.close
+
+    def close(self) -> None:
+        """Release the locks on the file, and close it. Idempotent."""
+        if self.locked and not self.closed:
+            unlock(self, 0, 0)
+        super().close()
 
     @property
     def fd(self) -> int:
@@ -111,7 +118,7 @@ class OwnFile(FileIO):
     def after_fork(self) -> None:
         """Close the file in a child process, which releases no lock of its parent."""
         with suppress(OSError):
-            self.close()
+            super().close()
 
 
 def opened(path: str, flags: int) -> OwnFile:
@@ -127,71 +134,6 @@ def opened(path: str, flags: int) -> OwnFile:
         if isinstance(error.filename, int):  # FileIO refused the number
             os.close(error.filename)
         raise IsADirectoryError(error.errno, error.strerror, path) from None
-
-
-class OpenFile:
-    """An open file, closed with the last reference to this object and never before.
-
-    Python counts the users: code that reads, writes or locks has a reference to this object
-    meanwhile. To close the file, drop the reference. It stays open for a thread that works with it
-    until that thread is done.
-
-    Threads: safe to share. Fork: the child closes its copy of the file at once, because the
-    parent's locks belong to it and must end with the parent. The number then leads to `os.devnull`
-    until the last reference is gone, so that no other file gets it while code still uses it. Exit:
-    a daemon thread's reference keeps the file open.
-
-    Args:
-        fd: the descriptor; it belongs to this object from here on.
-        status: of the file, if the caller already has it.
-    """
-
-    __slots__ = ("__weakref__", "fd", "identity")
-
-    def __init__(self, fd: int, status: os.stat_result | None = None) -> None:
-        self.fd = fd
-        #: Device and inode, which identify the file.
-        self.identity = identity(os.fstat(fd) if status is None else status)
-        after_fork(self)
-
-    def is_open(self) -> bool:
-        """Tell whether the number still leads to the file.
-
-        It does not if the program has closed descriptors that are not its own, as programs do that
-        become daemons.
-        """
-        try:
-            return identity(os.fstat(self.fd)) == self.identity
-        except OSError:
-            return False
-
-    def is_at(self, path: str) -> bool:
-        """Tell whether `path` leads to this file: it was not removed, moved or replaced."""
-        try:
-            return identity(os.stat(path, follow_symlinks=False)) == self.identity
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-    def after_fork(self) -> None:
-        """Close the file in a child process, and keep the number reserved."""
-        if not self.is_open():
-            return
-        number, self.fd = self.fd, -1
-        os.close(number)
-        try:  # this takes the lowest free number, which may be a different one
-            nothing = os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
-            if nothing != number:
-                os.dup2(nothing, number, inheritable=False)
-                os.close(nothing)
-            self.identity = identity(os.fstat(number))
-            self.fd = number
-        except OSError:
-            # Without /dev: no other thread or program runs yet, and later uses fail with EBADF.
-            return
-
-    def __del__(self, close=os.close) -> None:  # type: ignore[no-untyped-def]  # os may be gone at exit
-        if getattr(self, "fd", -1) >= 0 and self.is_open():
-            close(self.fd)
 
 
 def is_own(status: os.stat_result) -> bool:
@@ -275,9 +217,10 @@ def open_or_replace(path: str, flags: int, is_sound: Callable[[OwnFile], bool]) 
             raise NotOursError(f"it is no file of kcache, and there is no {MARKER} beside it", path)
         # Several processes may find the damage. One sets the file aside; the others then find the
         # new file.
-        with RangeLocks(file).held(_ASIDE, 1, timeout=1.0):
-            if file.is_at(path):
-                _set_aside(path)
+        lock(file, _ASIDE, timeout=1.0)
+        if file.is_at(path):
+            _set_aside(path)
+        file.close()
     raise NotOursError("it is no file of kcache, time and again", path)
 
 

@@ -20,7 +20,8 @@ from kcache.engine import key_locks as keylocks_module
 from kcache.engine.key_locks import KeyLocks
 from kcache.engine.single_flight import Busy, Flight, Made, Work
 from kcache.engine.stats import Counters
-from kcache.util.locks import RangeLocks
+from kcache.util import locks as byte_locks
+from kcache.util.open_file import OwnFile, open_own
 
 KEY = key("flight")
 LONG = 60.0
@@ -505,14 +506,13 @@ class TestProcesses:
         self, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         inside, go = threading.Event(), threading.Event()
-        claim = RangeLocks.claim
 
-        def slow_claim(self: RangeLocks, start: int, length: int) -> bool:
+        def slow_lock(file: OwnFile, start: int) -> bool:
             inside.set()
             assert go.wait(LONG)
-            return claim(self, start, length)
+            return byte_locks.lock(file, start)
 
-        monkeypatch.setattr(RangeLocks, "claim", slow_claim)
+        monkeypatch.setattr(keylocks_module, "lock", slow_lock)
         locks = KeyLocks(path)
         thread = threading.Thread(target=lambda: locks.acquire(KEY))
         thread.start()
@@ -662,12 +662,10 @@ def test_the_lock_of_a_key_is_where_it_is_said_to_be(path: str) -> None:
     """Another implementation of the format must lock the same bytes."""
     one = KeyLocks(path, byte_locks=True)
     assert one.acquire(KEY)
-    with open(path, "r+b") as file:
-        others = RangeLocks(file.fileno())
+    with open_own(path, os.O_RDWR) as file:
         offset = 8192 + (int(KEY[:16], 16) >> 2)
-        assert not others.claim(offset, 1)
-        assert others.claim(offset - 1, 1)
-        assert others.claim(offset + 1, 1)
+        held = [byte_locks.is_locked(file, offset + at) for at in (-1, 0, 1)]
+    assert held == [False, True, False]
     assert keylocks_module._TABLE == 8192
 
 

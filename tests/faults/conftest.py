@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from core.conftest import _nothing_is_left_behind  # noqa: F401
 from faults.places import mounted
+from remote.conftest import redis_server  # noqa: F401
 
 import kcache
 

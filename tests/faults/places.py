@@ -18,7 +18,8 @@ from core.helpers import key, look
 
 from backends import raw
 from kcache import Entry
-from kcache.util.locks import RangeLocks
+from kcache.util.locks import is_locked
+from kcache.util.open_file import open_own
 from kcache_backends._lmdb_records import stored_size
 
 __all__ = [
@@ -89,15 +90,14 @@ def disk_bound(name: str, cap: int, *, writers: int, largest: int, entries: int)
 
 
 def held_locks(place: Path, name: str) -> int:
-    """Returns how many of a cache's locks somebody holds. Nobody may want one meanwhile."""
+    """Returns how many of a cache's locks somebody holds."""
     ranges = [(number, 1) for number in range(2)]
     path = place / name / "lock"
     if not is_lmdb(name):
         ranges = [(32 * shard, 32) for shard in range(SHARDS)] + [(32 * SHARDS, 1)]
         path = place / name / "counters"
-    with path.open("r+b") as file:
-        locks = RangeLocks(file.fileno())
-        return sum(not locks.claim(start, length) for start, length in ranges)
+    with open_own(str(path), os.O_RDWR) as file:
+        return sum(is_locked(file, start, length) for start, length in ranges)
 
 
 # -- entries that tell damage ----------------------------------------------------------------------

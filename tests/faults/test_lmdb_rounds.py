@@ -213,7 +213,7 @@ class Cycle:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("method", ["_refresh", "_open", "_lock", "_begin", "is_replaced"])
+@pytest.mark.parametrize("method", ["_refresh", "_open", "_locked", "_begin", "is_replaced"])
 def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:
@@ -261,6 +261,8 @@ def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
             for thread in threads:
                 thread.join(60)
                 assert not thread.is_alive(), "it waits for ever"
+            for number in range(count):  # those beside the removal may have failed
+                assert kept.put(key(number), sealed(number, 3, 2000))
             assert dropped[-1]() is None
         monkeypatch.undo()
         kept.close()

@@ -14,8 +14,8 @@ from core.helpers import fork, key, wait
 from faults.places import is_whole, sealed
 
 from kcache import CacheEngine, open_engine
-from kcache.util.locks import RangeLocks
-from kcache.util.open_file import open_own
+from kcache.util import locks
+from kcache.util.open_file import OwnFile, open_own
 from kcache_backends import _lmdb_environment
 
 OPENING, WRITING = 0, 1
@@ -64,8 +64,8 @@ def write_and_stop(place: Path) -> Callable[[Callable[[], None]], object]:
 
 def open_and_stop(place: Path) -> Callable[[Callable[[], None]], object]:
     def work(stop: Callable[[], None]) -> None:
-        file = open_own(str(place / "lmdb" / "lock"), os.O_RDWR)
-        with RangeLocks(file).held(OPENING, 1):
+        with open_own(str(place / "lmdb" / "lock"), os.O_RDWR) as file:
+            assert locks.lock(file, OPENING)
             stop()
 
     return work
@@ -82,16 +82,16 @@ def all_hit(engine: CacheEngine, count: int = 20) -> None:
 def vain(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long each wait for a lock was that was in vain."""
     waited: list[float] = []
-    real = RangeLocks._acquire_within
+    real = locks.lock
 
-    def within(locks: RangeLocks, start: int, length: int, timeout: float) -> None:
+    def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) -> bool:
         try:
-            real(locks, start, length, timeout)
+            return real(file, start, length, timeout=timeout)
         except TimeoutError:
             waited.append(timeout)
             raise
 
-    monkeypatch.setattr(RangeLocks, "_acquire_within", within)
+    monkeypatch.setattr(locks, "lock", lock)
     monkeypatch.setattr(_lmdb_environment, "PATIENCE", PATIENCE)
     return waited
 
@@ -154,10 +154,10 @@ def test_a_fork_waits_for_no_thread_that_waits_for_a_stopped_process(
 ) -> None:
     fill(tmp_path)
     waiting, over = threading.Event(), threading.Event()
-    real = RangeLocks._acquire
+    real = locks._range_lock
 
-    def acquire(locks: RangeLocks, start: int, length: int, *, wait: bool) -> bool:
-        taken = real(locks, start, length, wait=wait)
+    def acquire(fd: int, start: int, length: int) -> bool:
+        taken = real(fd, start, length)
         if start == WRITING and not taken:
             waiting.set()
             assert over.wait(60)
@@ -166,7 +166,7 @@ def test_a_fork_waits_for_no_thread_that_waits_for_a_stopped_process(
     with opened(tmp_path) as engine, stopped(write_and_stop(tmp_path)):
         all_hit(engine)
         with monkeypatch.context() as patch:
-            patch.setattr(RangeLocks, "_acquire", acquire)
+            patch.setattr(locks, "_range_lock", acquire)
             patch.setattr(_lmdb_environment, "FORK_PATIENCE", 30.0)
             writer = threading.Thread(
                 target=lambda: engine.backend.batch().__enter__(), daemon=True

@@ -86,6 +86,68 @@ agreed(cache, source, options)
     survives(tmp_path, code)
 
 
+@pytest.mark.parametrize("free", [0, 1, 3, 4, 5])
+def test_few_descriptors_are_left_before_the_first_use(tmp_path, free):
+    """An import of ours raised OSError, and a worker that was half started an IndexError."""
+    code = f"""
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+taken = []
+try:
+    while True:
+        taken.append(os.dup(0))
+except OSError:
+    pass
+for fd in taken[:{free}]:
+    os.close(fd)
+try:
+    kernel = cache.get_or_compile(source, (), options)
+except kcache.KcacheError as error:
+    assert {free} < 2 and "no descriptors left" in str(error), error
+    kernel = None
+for fd in taken[{free}:]:
+    os.close(fd)
+assert kernel is None or kernel.ptx == compile_fresh(source, options.flags()).ptx
+agreed(cache, source, options)
+"""
+    survives(tmp_path, code)
+
+
+_INTERPRETER = """
+import os, sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+code, isolated, place, out = sys.argv[1:]
+kind = ("isolated", "legacy")[not int(isolated)]
+try:
+    made = interpreters.create(kind)
+except TypeError:
+    made = interpreters.create(isolated=bool(int(isolated)))
+run = getattr(interpreters, "exec", interpreters.run_string)
+wrong = run(made, f"import sys; sys.path[:] = {sys.path!r}; place, out = {place!r}, {out!r}" + code)
+assert wrong is None, wrong.formatted
+os._exit(0)  # an interpreter with threads can't be ended
+"""
+_WITHIN = """
+from pathlib import Path
+import kcache
+from nvrtc.reference import *
+cache = kcache.KernelCache(place)
+for _ in range(2):
+    kernel = cache.get_or_compile("__global__ void k() {}", (), ARCH)
+Path(out).write_bytes(kernel.ptx)
+"""
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["", "isolated"])
+def test_a_sub_interpreter(tmp_path, isolated):
+    """An isolated one may start no process, nor a daemon thread: it compiles in place."""
+    python(_INTERPRETER, _WITHIN, int(isolated), tmp_path / "cache", tmp_path / "out")
+    fresh = compile_fresh("__global__ void k() {}", ARCH.flags()).ptx
+    assert (tmp_path / "out").read_bytes() == fresh
+
+
 @pytest.mark.parametrize("folder", ["/proc/self/fd", "/dev/fd"])
 @pytest.mark.parametrize("how", ["option", "source"])
 def test_a_path_of_the_process_itself(tmp_path, folder, how):

@@ -206,10 +206,11 @@ class WorkerPool:
         """End idle workers after a while."""
         if self._timer is None:
             timer = threading.Timer(IDLE_SECONDS, self._end_idle)
-            timer.daemon = True
-            # Python 3.12 starts no thread once the main thread has ended. The other threads may go
-            # on and compile. Then the workers end with the interpreter, which is soon.
+            # Python 3.12 starts no thread once the main thread has ended, though the others may go
+            # on and compile, nor a daemon in a sub-interpreter. Then the workers end with the
+            # interpreter.
             with suppress(RuntimeError):
+                timer.daemon = True
                 timer.start()
                 self._timer = timer
 

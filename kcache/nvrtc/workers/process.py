@@ -142,8 +142,8 @@ class WorkerProcess:
             self._begin()
             self.hello = Hello.unpack(receive(self._fds[2], self._read))
             self._silence = _SILENCE
-        except (WireError, OSError, ValueError) as error:
-            self.end()
+        except (WireError, OSError, ValueError, RuntimeError) as error:
+            self.end()  # Python starts no process in an isolated sub-interpreter: RuntimeError
             how = f"can't be started: {error}" if self._process is None else self._how(error)
             raise NoWorkerError(f"a worker {how}") from error
         if self.hello.error:
@@ -303,7 +303,7 @@ class WorkerProcess:
 
     def _close(self, *numbers: int) -> None:
         """Close descriptors, unless the program has closed them and opened others."""
-        for number in numbers[: len(self._fds)]:
+        for number in filter(range(len(self._fds)).__contains__, numbers):
             if number >= len(self._files) or self._is_open(number):
                 with suppress(OSError):
                     os.close(self._fds[number])
