@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from kcache.backend import Backend
 from kcache.engine.opening import engine_of, open_configured, warn_if_elsewhere
 from kcache.errors import CompileError, KcacheError
-from kcache.kernels.find import build_finder
+from kcache.kernels.find import Finder
 from kcache.kernels.request_factory import ClosedRequests, Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
@@ -130,20 +129,17 @@ class KernelCache:
             given,
         )
         self.config = config = opened.config
-        self._disabled = config.disable.value
         share = int(config.memory_size.value * _REQUEST_SHARE)
         #: Requests by their arguments. If a program repeats a request, this takes one look-up.
         self._requests = Requests(share, record_to=config.record.value)
         self._async: AsyncFront | None = None
         self.engine = engine_of(opened, config.memory_size.value - share, producer=PRODUCER)
-        self._finder = build_finder(self.engine, config)
+        self._finder = Finder(self.engine, config)
         if config.remote.value and self._finder.reads:
-            from kcache.kernels.tiers import with_layers  # few programs use remotes
+            from kcache.kernels.tiers import layers_below  # few programs use remotes
 
-            self._finder = with_layers(self._finder, config)
-        #: Only a miss needs it.
+            self._finder.below = layers_below(self._finder, config)
         self._resolver: Resolver | None = None
-        self._ask_remotes_at = 0.0 if config.remote.value and not self._disabled else math.inf
 
     def get_or_compile(
         self,
@@ -196,14 +192,13 @@ class KernelCache:
 
     def _get_or_compile_for(self, around: Surroundings, call: CompileRequest) -> CompiledKernel:
         """Return the kernel that a program of the drop-in asks for."""
-        started, request = time.perf_counter(), self._requests.make_for(around, call)
+        started, request = time.perf_counter(), self._requests.of(call, around)
         kernel = self._finder.get(request, started)
         return self._on_miss().get(request) if kernel is None else kernel
 
     def _rehearse_for(self, around: Surroundings, call: CompileRequest) -> None:
         """Look up a kernel that is not there, without counting it, to warm up the way of a hit."""
-        missing = self._requests.make_for(around, call, record=False)
-        self._finder.find(missing, 0.0, again=True)
+        self._finder.look(self._requests.of(call, around, record=False), 0.0, again=True)
 
     async def aget_or_compile(
         self,
@@ -248,8 +243,7 @@ class KernelCache:
         """Return a kernel, or the error of its compile, for each request, in order.
 
         `jobs` threads compile the kernels that are not in the cache. Equal requests are compiled
-        once. Processes with the same requests share the work: each process compiles kernels that no
-        other process has begun.
+        once. Processes with the same requests share the work, each in an order of its own.
 
         Args:
             requests: `CompileRequest` objects. Source text, a tuple of the fields in their order,
@@ -289,9 +283,11 @@ class KernelCache:
         request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
-        kernel = None if self._disabled else self._finder.find(request, started)
-        if kernel is None and started >= self._ask_remotes_at:
-            kernel, self._ask_remotes_at = self._on_miss().find_remotely(request, started)
+        kernel = manifest = None
+        if not self.config.disable.value:
+            kernel, manifest = self._finder.look(request, started)
+        if kernel is None and self.config.remote.value:
+            kernel = self._on_miss().find_remotely(request, started, manifest)
         if kernel is None:
             warn_if_elsewhere(self._opened)
             self.engine.counters.add("misses")
@@ -326,17 +322,17 @@ class KernelCache:
             source_name=source_name,
             record=False,
         )
-        aside, checked = set_aside(self.config), self._finder.checked(request)
+        aside, checked = set_aside(self.config), self._finder.headers.checked(request)
         return explain(self.engine, request, set_aside=aside, checked=checked)
 
-    def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[object]:
         """Record every request in a `with` block, for `kcache warm`.
 
         Each kernel adds one line to the file at `path`, even if it is a hit. Several processes may
         record into one file. If the file can't be written, kcache logs this once and goes on. A
         file that `KCACHE_RECORD` names is recorded into from the start, without this method.
         """
-        return self._requests.recording(path)
+        return closing(self._requests.record(path))
 
     @property
     def directory(self) -> Path | None:
@@ -386,7 +382,6 @@ class KernelCache:
     def clear_memory(self) -> None:
         """Empty the memory tier of this process. The backend keeps its entries."""
         self._requests.forget()
-        self._finder.headers.forget()
         self.engine.memory.clear()
 
     def trim(

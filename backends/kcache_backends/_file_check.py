@@ -10,10 +10,7 @@ from kcache.backend import is_key
 from kcache_backends._files import is_temporary, listing
 from kcache_backends._shards import ShardCount, read_counts
 
-__all__ = ["ANY_SIZE", "Changing", "check_shard", "recorded_in"]
-
-#: Larger than the size of any real file or directory.
-ANY_SIZE = 1 << 62
+__all__ = ["Changing", "check_shard", "recorded_in"]
 
 Changing = Callable[[], AbstractContextManager[tuple[ShardCount | None, Callable[[], object]]]]
 

@@ -19,9 +19,19 @@ from typing import NamedTuple
 from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
 from kcache.util.open_file import OwnFile, open_own
 
-__all__ = ["PATIENCE", "SHARDS", "ShardCount", "ShardCounters", "open_counters", "read_counts"]
+__all__ = [
+    "ANY_SIZE",
+    "PATIENCE",
+    "SHARDS",
+    "ShardCount",
+    "ShardCounters",
+    "open_counters",
+    "read_counts",
+]
 
 SHARDS = 256
+#: Larger than the size of any real file or directory.
+ANY_SIZE = 1 << 62
 
 #: How long a process waits for a lock, in seconds. A holder keeps it for a few milliseconds.
 PATIENCE = 10.0

@@ -14,16 +14,13 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
 from kcache.directory import claim, make_folder
 from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
 from kcache.util.locks import Patience, Turns
 from kcache.util.open_file import opened
-from kcache_backends._coldest import SAMPLE, ColdSample, Used
-from kcache_backends._examine import examine, glance
-from kcache_backends._file_check import ANY_SIZE, check_shard, recorded_in
 from kcache_backends._files import (
     failure,
     is_directory,
@@ -39,12 +36,16 @@ from kcache_backends._files import (
 )
 from kcache_backends._files import sync_directory as sync
 from kcache_backends._shards import (
+    ANY_SIZE,
     PATIENCE,
     SHARDS,
     ShardCount,
     ShardCounters,
     open_counters,
 )
+
+if TYPE_CHECKING:
+    from kcache_backends._coldest import ColdSample, Used
 
 __all__ = ["FileBackend"]
 
@@ -112,7 +113,7 @@ class FileBackend(Backend):
         self._touch_due: dict[str, int] = {}
         self._noted: dict[str, int] = {}
         self._write_notes_at = 0
-        self._cold = ColdSample(self._path, self._fullest, self._look, self._is_locked, clock)
+        self._cold: ColdSample | None = None
         #: Whoever changes a shard has a turn: a file system may have no locks.
         self._turns = Turns()
         self._patience = Patience(PATIENCE)
@@ -199,7 +200,8 @@ class FileBackend(Backend):
 
     def delete(self, key: str) -> int:
         """Remove `key`; return the bytes freed, 0 if it was absent."""
-        self._cold.deleted(key)
+        if self._cold is not None:
+            self._cold.deleted(key)
         path = self._path(key)
         shard = int(key[:2], 16)
         with self._translated("delete"), self._turns.turn():
@@ -251,6 +253,12 @@ class FileBackend(Backend):
         if self._read_only:
             return iter(sorted(self.scan(), key=lambda info: info.used_ns))
         self._write_notes()
+        if self._cold is None:
+            from kcache_backends._coldest import ColdSample  # a hit does not need it
+
+            self._cold = ColdSample(
+                self._path, self._fullest, self._look, self._is_locked, self._clock
+            )
         return self._cold.entries()
 
     def scan(self) -> Iterator[EntryInfo]:
@@ -269,6 +277,8 @@ class FileBackend(Backend):
 
         Open for reading only, it takes no locks: a shard that is being written may look wrong.
         """
+        from kcache_backends._file_check import check_shard, recorded_in
+
         with self._translated("check"):
             if not os.path.isdir(self._root):
                 return
@@ -395,6 +405,8 @@ class FileBackend(Backend):
 
     def _examine(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
         """List a locked shard: correct its record and return it with (mtime, key) of each entry."""
+        from kcache_backends._examine import examine
+
         return examine(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
 
     def _require_credible(self, key: str, size: int) -> None:
@@ -425,6 +437,9 @@ class FileBackend(Backend):
         At most `SAMPLE` entries of a shard are examined; it has more beyond half a million in all.
         A shard whose holder was stopped has none.
         """
+        from kcache_backends._coldest import SAMPLE
+        from kcache_backends._examine import glance
+
         with self._translated("coldest"), self._turns.turn():
             counters = self._open_counters()
             with counters.file:

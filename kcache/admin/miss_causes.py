@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.admin.request_diff import Cause, contrast, include_paths
-from kcache.engine import journal
 from kcache.nvrtc.inventory import DAMAGED, OTHER
 from kcache.nvrtc.metadata import RequestSummary
 from kcache.util.units import local_time
@@ -32,14 +31,14 @@ __all__ = [
 _TOLD = 2
 
 _EVENTS = {
-    journal.EVICTED: "it was evicted to stay under the cap",
-    journal.TRIMMED: "it was evicted by a trim",
-    journal.DELETED: "it was deleted",
-    journal.CLEARED: "the cache was cleared",
-    journal.MOVED: "the entries were moved to another backend",
-    journal.REFUSED: "it was found damaged, or of another version, and not used",
-    journal.REJECTED: "it was compiled, and not stored: there is no room for it",
-    journal.UNCACHEABLE: "it was compiled, and must not be cached",
+    "evicted": "it was evicted to stay under the cap",
+    "trimmed": "it was evicted by a trim",
+    "deleted": "it was deleted",
+    "cleared": "the cache was cleared",
+    "moved": "the entries were moved to another backend",
+    "refused": "it was found damaged, or of another version, and not used",
+    "rejected": "it was compiled, and not stored: there is no room for it",
+    "uncacheable": "it was compiled, and must not be cached",
 }
 _DIFFERENCES = {
     "changed": ("header_changed", "the header {} changed"),
@@ -241,7 +240,7 @@ def _decisive(events: Sequence[Event], own: Event, everything: Event | None) -> 
     The entry may have come back in between, which the journal does not tell. An entry that can't be
     stored at all would be missing in any case.
     """
-    if everything is None or own.what in (journal.REJECTED, journal.UNCACHEABLE):
+    if everything is None or own.what in ("rejected", "uncacheable"):
         return own
     return max(own, everything, key=lambda event: [each is event for each in events].index(True))
 
@@ -297,7 +296,7 @@ def _changed(facts: Facts) -> list[Cause]:
         found += include_paths(old, facts.about)
     # Perhaps it was compiled since then, but the cache could not store the result.
     last = _last(facts.events, facts.own.key)
-    if last is not None and last.what in (journal.REJECTED, journal.UNCACHEABLE):
+    if last is not None and last.what in ("rejected", "uncacheable"):
         since = 0.0 if old is None or old.created is None else old.created
         if last.at > since:
             found.append(_event(last))

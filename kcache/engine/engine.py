@@ -9,14 +9,11 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from kcache.backend import KEY_LENGTH, Backend, Usage, check_key, key_error
 from kcache.config import DEFAULT_MAX_SIZE, DEFAULT_WAIT
-from kcache.engine.eviction import DELETE_BATCH, LOW_WATER, Eviction, check_size
-from kcache.engine.journal import CLEARED, DELETED, EVICTED, REFUSED, REJECTED, TRIMMED, Journal
-from kcache.engine.stats import NOTES, Counters, Flusher, Stats, StatsFile
+from kcache.engine.stats import Counters, Flusher, Stats, StatsFile
 from kcache.entry import Entry, encode, open_envelope
 from kcache.errors import (
     BackendError,
@@ -32,7 +29,9 @@ from kcache.util.memory_tier import MemoryTier, Touches
 if TYPE_CHECKING:
     from typing import Self
 
-    from kcache.engine.create import Creator
+    from kcache.engine.eviction import Eviction
+    from kcache.engine.journal import Journal, What
+    from kcache.engine.single_flight import Flight
 
 __all__ = ["CacheEngine"]
 
@@ -69,7 +68,7 @@ class CacheEngine:
         lock_file: processes lock it, so that `get_or_create` makes each entry only once. With None,
             this is true only for the threads of one process.
         wait: how many seconds `get_or_create` waits while somebody else makes the entry.
-        journal: records which entries left the cache, and why; None records nothing.
+        journal: opens the journal, which records why entries left the cache; None records nothing.
         clock: monotonic seconds, for tests.
 
     Raises:
@@ -87,31 +86,32 @@ class CacheEngine:
         stats_file: StatsFile | None = None,
         lock_file: str | None = None,
         wait: float = DEFAULT_WAIT,
-        journal: Journal | None = None,
+        journal: Callable[[], Journal] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_size("max_size", max_size, least=1)
-        check_size("memory_size", memory_size, least=0)
+        _check_size("max_size", max_size, least=1)
+        _check_size("memory_size", memory_size, least=0)
         if not (isinstance(wait, (int, float)) and wait >= 0):
             raise ConfigError(f"wait={wait!r} is not allowed; allowed: seconds, at least 0")
         self.backend = backend
         self.read_only = read_only
         self.counters = Counters()
-        self._noted = self.counters.noted
         self.memory: MemoryTier[str, Entry] = MemoryTier(memory_size)
-        self.journal = Journal() if journal is None else journal
+        self._open_journal = journal
+        self._journal: Journal | None = None
         self.producer = producer
         self._producer = producer.encode()
         self._read = backend.get if read_only else backend.use
         self._no_memory = memory_size == 0
         self._clock = clock
         self._room = Turns()
-        self._eviction = Eviction(backend, max_size)
+        #: The cap, in stored bytes; a migration lowers it for a while.
+        self.max_size = max_size
         self._touches: Touches[str] = Touches(TOUCH_INTERVAL)
         #: The locks by which processes exclude each other for one key; None if they don't.
         self.lock_file = None if read_only else lock_file
         self._wait = wait
-        self._creator: Creator | None = None
+        self._flight: Flight | None = None
         self._flusher = Flusher(self.counters, stats_file)
         self._next_flush = _now() + FLUSH_INTERVAL
         self._reported: set[str] = set()
@@ -120,15 +120,6 @@ class CacheEngine:
         at_end()
         self._end_with_child()
         after_fork(self)
-
-    @property
-    def max_size(self) -> int:
-        """The cap, in stored bytes; a migration lowers it for a while."""
-        return self._eviction.max_size
-
-    @max_size.setter
-    def max_size(self, size: int) -> None:
-        self._eviction.max_size = size
 
     # -- the four operations -------------------------------------------------------------------
 
@@ -142,19 +133,11 @@ class CacheEngine:
             ConfigError: `key` is not 64 hexadecimal digits.
         """
         started = _now()
-        if started >= self._next_flush:
-            self._flush_now()
-        if self._no_memory:
-            entry, from_memory = self._load(key), False
-        else:
-            entry, from_memory = self.fetch(key)
+        entry, from_memory = self.fetch(key)
         if entry is None:
             self.counters.add("misses")
         else:
-            noted = self._noted  # like `Counters.hit`, without the call
-            noted.append((entry.cost, _now() - started, from_memory))
-            if len(noted) >= NOTES:
-                self.counters.values()
+            self.counters.hit(entry.cost, _now() - started, from_memory)
         return entry
 
     def put(self, key: str, entry: Entry) -> bool:
@@ -177,19 +160,19 @@ class CacheEngine:
         if cost > self.max_size:
             self.counters.add("rejected")
             log.debug("entry %s of %d bytes exceeds the cap of %d", key, cost, self.max_size)
-            self.journal.note(REJECTED, key, f"{cost} bytes, and the cap is {self.max_size}")
+            self.note("rejected", key, f"{cost} bytes, and the cap is {self.max_size}")
             self._forget(key)
             return False
         with self._room.turn(), self._surviving("put"):
-            stored = self._eviction.put(key, blob, cost, self._evict)
-            self.journal.flush()
+            stored = self._eviction(partial(self._evict, "evicted")).put(key, blob, cost)
+            self._flush_journal()
             if stored:
                 self.counters.add("puts")
                 if not self._no_memory:
                     self.memory.put(key, entry, len(blob))
                 return True
             self.counters.add("rejected")
-            self.journal.note(REJECTED, key, "nothing could be evicted for it")
+            self.note("rejected", key, "nothing could be evicted for it")
         self.memory.delete(key)
         return False
 
@@ -206,13 +189,18 @@ class CacheEngine:
         entry = self.find(key)
         if entry is not None:
             return entry
-        if self._creator is None:
-            from kcache.engine.create import Creator  # a hit does not need it
 
-            with self._room.turn():
-                if self._creator is None:
-                    self._creator = Creator(self, self.lock_file, wait=self._wait)
-        return self._creator.get(key, create)
+        def make() -> tuple[Entry, Entry]:
+            self.counters.add("misses")
+            made = create()
+            self.put(key, made)
+            return made, made
+
+        def adopt(made: Entry) -> Entry:
+            self.counters.hit(made.cost, 0.0, True)
+            return made
+
+        return self.flight.run(key, partial(self.find, key, again=True), make, adopt)
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
         """Remove `key` from every tier, `noted` in the journal; tell whether the backend held it.
@@ -223,7 +211,7 @@ class CacheEngine:
         check_key(key)
         removed = self._forget(key) > 0
         if removed and noted:
-            self.journal.note(DELETED, key)
+            self.note("deleted", key)
         return removed
 
     # -- the whole cache -----------------------------------------------------------------------
@@ -237,20 +225,20 @@ class CacheEngine:
         Raises:
             ConfigError: `max_size` or `older_than` is negative.
         """
-        goal = int(self.max_size * LOW_WATER) if max_size is None else max_size
-        check_size("max_size", goal, least=0)
+        eviction = self._eviction(partial(self._evict, "trimmed"))
+        goal = eviction.low_water if max_size is None else max_size
+        _check_size("max_size", goal, least=0)
         if older_than is not None and not older_than >= 0:
             raise ConfigError(f"older_than={older_than!r} is not allowed; allowed: seconds, >= 0")
         if self.read_only:
             return 0
         freed = 0
-        evict = partial(self._evict, event=TRIMMED)
         with self._room.turn(), self._surviving("trim"):
             if older_than is not None:
-                freed = self._eviction.unused(time.time_ns() - older_than * 1e9, evict)
+                freed = eviction.unused(time.time_ns() - older_than * 1e9)
             if older_than is None or max_size is not None:
-                freed += self._eviction.trim_to(goal, evict)
-            self.journal.flush()
+                freed += eviction.trim_to(goal)
+            self._flush_journal()
         return freed
 
     def clear(self) -> int:
@@ -260,13 +248,11 @@ class CacheEngine:
         removed = 0
         if not self.read_only:
             with self._surviving("clear"):
-                entries = self.backend.scan()
-                while batch := list(islice(entries, DELETE_BATCH)):
-                    with self.backend.batch():
-                        deleted = sum(self._delete(info.key) > 0 for info in batch)
-                    removed += deleted
+                keys = (info.key for info in self.backend.scan())
+                for freed in self._eviction(self._delete).each(keys):
+                    removed += freed > 0
             self.memory.clear()
-            self.journal.note(CLEARED)
+            self.note("cleared")
         return removed
 
     def stats(self) -> Stats:
@@ -304,8 +290,8 @@ class CacheEngine:
     def close(self) -> None:
         """Flush the statistics and close the backend. Idempotent."""
         self._closed = True  # from now on, no warning tells what a thread fails at
-        if self._creator is not None:
-            self._creator.close()
+        if self._flight is not None:
+            self._flight.close()
         self._at_end()
 
     def __enter__(self) -> Self:
@@ -333,6 +319,32 @@ class CacheEngine:
             return entry, True
         return self._load(key, again=again), False
 
+    @property
+    def journal(self) -> Journal:
+        """Records which entries left the cache, and why; a hit does not need it."""
+        if self._journal is None:
+            from kcache.engine.journal import Journal
+
+            made = (self._open_journal or Journal)()
+            self._journal = self._journal or made  # another thread may have been faster
+        return self._journal
+
+    def note(self, what: What, key: str = "", detail: str = "") -> None:
+        """Note in the journal what happened to an entry, or to all of them."""
+        with self._surviving("journal"):
+            self.journal.note(what, key, detail)
+
+    @property
+    def flight(self) -> Flight:
+        """Lets one thread of one process make an entry; a hit does not need it."""
+        if self._flight is None:
+            from kcache.engine.single_flight import Flight
+
+            with self._room.turn():
+                if self._flight is None:
+                    self._flight = Flight(self.lock_file, wait=self._wait, counters=self.counters)
+        return self._flight
+
     def find(self, key: str, *, again: bool = False) -> Entry | None:
         """Return the entry under `key`, counted as a hit, or None, not counted."""
         started = _now()
@@ -350,18 +362,14 @@ class CacheEngine:
         if not isinstance(key, str) or len(key) != KEY_LENGTH or not key.isalnum():
             raise key_error(key)
         try:
-            if self._no_memory:
-                blob = self._read(key)
-                if blob is not None:
-                    return open_envelope(blob, key, self._producer)
-            else:
-                changes = self.memory.changes
-                blob = self._read(key)
-                if blob is not None:
-                    entry = open_envelope(blob, key, self._producer)
+            changes = self.memory.changes
+            blob = self._read(key)
+            if blob is not None:
+                entry = open_envelope(blob, key, self._producer)
+                if not self._no_memory:
                     entry.payload  # noqa: B018  lets go of the envelope
                     self.memory.put(key, entry, len(blob), unless_since=changes)
-                    return entry
+                return entry
         except CorruptEntryError as error:
             check_key(key)
             if not again:
@@ -377,7 +385,7 @@ class CacheEngine:
 
     def refuse(self, key: str, error: CorruptEntryError) -> None:
         """Count, note and log why an entry is not served."""
-        self.journal.note(REFUSED, key, str(error))
+        self.note("refused", key, str(error))
         if isinstance(error, IncompatibleEntryError):
             self.counters.add("stale")
             log.info("entry %s is ignored: %s", key, error)
@@ -395,7 +403,12 @@ class CacheEngine:
             return self.backend.delete(key)
         return 0
 
-    def _evict(self, key: str, event: str = EVICTED) -> int:
+    def _eviction(self, evict: Callable[[str], int]) -> Eviction:
+        from kcache.engine.eviction import Eviction  # a hit does not need it
+
+        return Eviction(self.backend, self.max_size, evict)
+
+    def _evict(self, event: What, key: str) -> int:
         """Delete one entry to make room, counted and noted; return the bytes freed."""
         size = self._delete(key)
         self.memory.delete(key)
@@ -421,6 +434,10 @@ class CacheEngine:
         self._reported.add(operation)
         kind = type(error).__name__
         say("cache %s failed, continuing without it (%s: %s)", operation, kind, error)
+
+    def _flush_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.flush()
 
     def _flush_now(self) -> None:
         self._next_flush = _now() + FLUSH_INTERVAL
@@ -448,3 +465,9 @@ def _end(backend: Backend, flusher: Flusher) -> None:
             close()
         except SURVIVED as error:
             log.debug("closing failed: %s", error)
+
+
+def _check_size(name: str, value: int, *, least: int) -> None:
+    """Raise ConfigError unless `value` is a number of bytes, `least` or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: an integer >= {least}, bytes")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TypeAlias
 
 from kcache.backend import Backend
-from kcache.errors import ConfigError, FullError
+from kcache.errors import FullError
 from kcache.util import log
 
-__all__ = ["DELETE_BATCH", "EVICT_BATCH", "LOW_WATER", "Eviction", "check_size"]
-
-Evict: TypeAlias = Callable[[str], int]
+__all__ = ["DELETE_BATCH", "EVICT_BATCH", "LOW_WATER", "Eviction"]
 
 #: A trim goes down to this share of the cap, so that the next puts have room without a trim.
 LOW_WATER = 0.9
@@ -34,45 +31,49 @@ class Eviction:
 
     Args:
         backend: what to evict from.
-        max_size: the cap, in stored bytes; may be changed between two calls.
+        max_size: the cap, in stored bytes.
+        evict: deletes one entry, counts it and returns the bytes freed.
 
-    Every method is given `evict`, which deletes one entry, counts it and returns the bytes freed.
+    Attributes:
+        low_water: the bytes that a trim goes down to.
     """
 
-    def __init__(self, backend: Backend, max_size: int) -> None:
+    def __init__(self, backend: Backend, max_size: int, evict: Callable[[str], int]) -> None:
         self._backend = backend
-        self.max_size = max_size
+        self._max_size = max_size
+        self._evict = evict
+        self.low_water = int(max_size * LOW_WATER)
 
-    def put(self, key: str, blob: bytes, cost: int, evict: Evict) -> bool:
+    def put(self, key: str, blob: bytes, cost: int) -> bool:
         """Make room for `blob`, of `cost` stored bytes, and put it; tell whether there was room."""
         try:
-            return self._put_once(key, blob, cost, evict)
+            return self._put_once(key, blob, cost)
         except FullError as error:
             log.debug("no room for %s below the cap (%s): evicting", key, error)
-            self.free_some(evict)
-            return self._put_once(key, blob, cost, evict)
+            self.free_some()
+            return self._put_once(key, blob, cost)
 
-    def _put_once(self, key: str, blob: bytes, cost: int, evict: Evict) -> bool:
+    def _put_once(self, key: str, blob: bytes, cost: int) -> bool:
         with self._backend.batch():
-            if not self.make_room(cost, evict):
+            if not self.make_room(cost):
                 return False
             self._backend.put(key, blob)
             return True
 
-    def make_room(self, incoming: int, evict: Evict) -> bool:
+    def make_room(self, incoming: int) -> bool:
         """Evict enough for `incoming` more bytes; tell whether there is room now."""
-        allowed = self.max_size - incoming
-        low = int(self.max_size * LOW_WATER) - incoming
+        allowed = self._max_size - incoming
+        low = self.low_water - incoming
         if self._backend.usage().bytes > allowed:
-            self._evict_to(allowed, low if low >= 0 else allowed, evict)
+            self._evict_to(allowed, low if low >= 0 else allowed)
             return self._backend.usage().bytes <= allowed
         return True
 
-    def free_some(self, evict: Evict) -> None:
+    def free_some(self) -> None:
         """Evict a tenth of the stored bytes, for a backend that finds no room below the cap."""
-        self.trim_to(int(self._backend.usage().bytes * LOW_WATER), evict, most=FREE_BATCH)
+        self.trim_to(int(self._backend.usage().bytes * LOW_WATER), most=FREE_BATCH)
 
-    def trim_to(self, goal: int, evict: Evict, *, most: int = DELETE_BATCH) -> int:
+    def trim_to(self, goal: int, *, most: int = DELETE_BATCH) -> int:
         """Evict what exceeds `goal` now; what others put meanwhile does not count.
 
         Others may write after every `most` entries.
@@ -81,22 +82,25 @@ class Eviction:
         freed = 0
         while freed < excess:
             with self._backend.batch():
-                step = self._evict_to(goal, goal, evict, most=most)
+                step = self._evict_to(goal, goal, most=most)
             if not step:
                 break
             freed += step
         return freed
 
-    def unused(self, since: float, evict: Evict) -> int:
+    def unused(self, since: float) -> int:
         """Evict entries last used before `since`, in nanoseconds since 1970; return bytes freed."""
-        freed = 0
-        unused = (info.key for info in self._backend.scan() if info.used_ns < since)
-        while batch := list(islice(unused, DELETE_BATCH)):
-            with self._backend.batch():
-                freed += sum(map(evict, batch))
-        return freed
+        return sum(self.each(info.key for info in self._backend.scan() if info.used_ns < since))
 
-    def _evict_to(self, needed: int, wanted: int, evict: Evict, *, most: int | None = None) -> int:
+    def each(self, keys: Iterable[str]) -> Iterator[int]:
+        """Evict entries; yield the bytes that each freed. Others may write after each batch."""
+        left = iter(keys)
+        while batch := list(islice(left, DELETE_BATCH)):
+            with self._backend.batch():
+                freed = [*map(self._evict, batch)]
+            yield from freed
+
+    def _evict_to(self, needed: int, wanted: int, *, most: int | None = None) -> int:
         """Evict until `needed` bytes at most are stored, then on towards `wanted`.
 
         At most `most` entries in all, if given. Returns the bytes freed.
@@ -110,14 +114,8 @@ class Eviction:
             info = next(candidates, None)
             if info is None:
                 break
-            size = evict(info.key)
+            size = self._evict(info.key)
             freed, used = freed + size, used - size
             if size == 0 or (used <= needed and extra == 0):
                 used = self._backend.usage().bytes  # another process evicts or writes: check again
         return freed
-
-
-def check_size(name: str, value: int, *, least: int) -> None:
-    """Raise ConfigError unless `value` is a number of bytes, `least` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: an integer >= {least}, bytes")

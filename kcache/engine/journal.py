@@ -17,27 +17,14 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Literal, TypeAlias, get_args
 
 from kcache.directory import CacheDirectory
 from kcache.util.locks import pread
 from kcache.util.open_file import OwnFile, open_or_replace, open_own
 from kcache.util.record import Record
 
-__all__ = [
-    "CLEARED",
-    "DELETED",
-    "EVENTS",
-    "EVICTED",
-    "LIMIT",
-    "MOVED",
-    "REFUSED",
-    "REJECTED",
-    "TRIMMED",
-    "UNCACHEABLE",
-    "Event",
-    "Journal",
-    "limit_for",
-]
+__all__ = ["EVENTS", "LIMIT", "Event", "Journal", "What", "limit_for"]
 
 #: The size in bytes at which a new file begins: at least the last 1,800 events are kept.
 LIMIT = 128 << 10
@@ -47,9 +34,10 @@ _LEAST = 8 << 10
 #: Events. An entry was removed to stay under the cap; by a trim that somebody asked for; by itself;
 #: with all others; with all others, to another backend; because it was damaged, or of another
 #: version or program. Or it was not stored: for lack of room; because it must not be.
-EVICTED, TRIMMED, DELETED, CLEARED, MOVED = "evicted", "trimmed", "deleted", "cleared", "moved"
-REFUSED, REJECTED, UNCACHEABLE = "refused", "rejected", "uncacheable"
-EVENTS = frozenset((EVICTED, TRIMMED, DELETED, CLEARED, MOVED, REFUSED, REJECTED, UNCACHEABLE))
+What: TypeAlias = Literal[
+    "evicted", "trimmed", "deleted", "cleared", "moved", "refused", "rejected", "uncacheable"
+]
+EVENTS = frozenset[str](get_args(What))
 
 #: Events that one call writes.
 _TOGETHER = 64
@@ -119,12 +107,12 @@ class Journal:
         self._clock = clock
         self._lines: list[str] = []
 
-    def note(self, what: str, key: str = "", detail: str = "") -> None:
+    def note(self, what: What, key: str = "", detail: str = "") -> None:
         """Append an event; without a key, it is about all entries."""
         if not self._silent:
             self._write(self._line(what, key, detail))
 
-    def later(self, what: str, key: str) -> None:
+    def later(self, what: What, key: str) -> None:
         """Append an event soon, together with others, so that the file is opened once for many."""
         if not self._silent:
             self._lines.append(self._line(what, key, ""))

@@ -8,18 +8,13 @@ import sys
 from contextlib import suppress
 from typing import Protocol
 
-from kcache.util.locks import lock, pread, pwrite, unlock
-from kcache.util.open_file import OwnFile, open_or_replace
+from kcache.util.locks import lock, unlock
+from kcache.util.open_file import OwnFile, has_header, open_or_replace
 
 __all__ = ["ByteLocks", "FileLocks", "KeyLocks"]
 
-#: The file is a table. Each row has 15 bytes of a key, and a count of how often a value was made
-#: for it, modulo 255 and never 0. The last 16 bytes of the file are the mark of this format. The
-#: locks are on bytes behind the table, where no data is stored.
-_SLOTS = 511
-_NOTE = 16
-_TABLE = (_SLOTS + 1) * _NOTE
-_MARK = b"kcache-flight/1\0"
+#: The whole contents of the file. The locks are on bytes behind it, where no data is stored.
+_MARK = b"kcache-flight/2\0"
 #: Without byte locks, keys share this many lock files. So no file per key is left behind.
 _STRIPES = 64
 
@@ -101,15 +96,11 @@ class _Opened:
 
 
 def _is_ours(file: OwnFile) -> bool:
-    """Tell whether a file is ours, by the mark behind the table. A new file gets the mark."""
-    size, at = os.fstat(file.fd).st_size, _TABLE - len(_MARK)
-    if size == 0:
-        return pwrite(file.fd, _MARK, at) == len(_MARK)
-    return size == _TABLE and pread(file.fd, len(_MARK), at) == _MARK
+    return has_header(file, _MARK)
 
 
 class KeyLocks:
-    """One lock for each key, between processes, and a count of what was made for each.
+    """One lock for each key, between processes.
 
     Threads: the caller has one thread at a time ask for a key. Crash: the kernel releases the locks
     of a killed process. Fork: a child must call `after_fork`. The file is opened when it is first
@@ -148,26 +139,6 @@ class KeyLocks:
                 opened.locks.release(key)
             self._held.pop(key, None)  # last: until here, it counts as held
 
-    def end(self, key: str) -> None:
-        """Count that something was made for a key, well or not. Never fails."""
-        count = self.ends(key)
-        with suppress(OSError):
-            # Kept in a variable: the descriptor is open only as long as the object lives.
-            opened = self._open()
-            pwrite(opened.file.fd, _raw(key) + bytes([count % 255 + 1]), _slot(key))
-
-    def ends(self, key: str) -> int:
-        """Return a number that changes whenever something was made for a key.
-
-        There is room for 511 keys; a newer one can replace an older one.
-        """
-        with suppress(OSError):
-            opened = self._open()
-            found = pread(opened.file.fd, _NOTE, _slot(key))
-            if len(found) == _NOTE and found[:-1] == _raw(key):
-                return found[-1]
-        return 0
-
     def close(self) -> None:
         """Close the file once no lock in it is held. Idempotent; the next call opens it again."""
         self._opened = None
@@ -193,12 +164,4 @@ _inherited: list[_Opened] = []
 
 
 def _offset(key: str) -> int:
-    return _TABLE + (int(key[:16], 16) >> 2)
-
-
-def _raw(key: str) -> bytes:
-    return bytes.fromhex(key[: 2 * _NOTE - 2])
-
-
-def _slot(key: str) -> int:
-    return _NOTE * (int(key[-8:], 16) % _SLOTS)
+    return len(_MARK) + (int(key[:16], 16) >> 2)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kcache.engine.engine import CacheEngine
+    from kcache.engine.journal import Journal
 
 __all__ = [
     "READ_SIZE",
@@ -346,17 +347,21 @@ def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") ->
         producer: of its entries; without one, nothing is noted in the journal.
     """
     from kcache.engine.engine import CacheEngine
-    from kcache.engine.journal import Journal, limit_for
     from kcache.engine.stats import StatsFile
 
     config, files = opened.config, opened.directory
     read_only, cap = _is_read_only(config), config.max_size.value
-    journal = Journal(
-        None if files is None or opened.given or not producer else files.path,
-        config.backend.value,
-        read_only=read_only,
-        limit=limit_for(cap),
-    )
+
+    def open_journal() -> Journal:
+        from kcache.engine.journal import Journal, limit_for  # a hit does not need it
+
+        return Journal(
+            None if files is None or opened.given or not producer else files.path,
+            config.backend.value,
+            read_only=read_only,
+            limit=limit_for(cap),
+        )
+
     return CacheEngine(
         opened.backend,
         max_size=cap,
@@ -366,5 +371,5 @@ def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") ->
         stats_file=None if read_only or files is None else StatsFile(files.stats),
         lock_file=None if files is None else files.flight,
         wait=config.wait.value,
-        journal=journal,
+        journal=open_journal,
     )

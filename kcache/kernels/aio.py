@@ -4,67 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
-from kcache.engine.single_flight import Busy, copied
-from kcache.kernels.job_threads import JobThreads, usable_cores
-from kcache.kernels.resolver import Answer
+from kcache.engine.single_flight import copied
+from kcache.errors import CompileError
+from kcache.nvrtc.workers.cores import usable_cores
 
 if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.request_factory import Requests
     from kcache.kernels.resolver import Resolver
+    from kcache.kernels.sources import Found
     from kcache.nvrtc.request import CompileRequest, Request
 
 __all__ = ["AsyncFront"]
 
+T = TypeVar("T")
+
 #: How many threads look for hits. They never wait for a compile.
 _LOOKING = 2
 
-#: The future that one task waits for. Each task has its own, so that cancelling one task cancels no
-#: other.
-Waiter: TypeAlias = "asyncio.Future[CompiledKernel]"
-
 
 class _Pending:
-    """One request under way, and the tasks that joined it.
-
-    Its result may be older than the question of a task that joined later, because a header may have
-    been edited in between. So a second, later look answers the tasks that joined, one look for all
-    of them.
+    """One request under way in one event loop.
 
     Attributes:
-        asked: the request as it was asked for.
-        first: the future of the task that began it.
-        joined: the futures of those that joined.
-        request: made of `asked` by the thread that looks.
+        task: finds the answer.
+        waiting: how many tasks wait for it.
+        request: made by the thread that looks.
     """
 
-    __slots__ = ("asked", "first", "joined", "request")
+    __slots__ = ("request", "task", "waiting")
 
-    def __init__(self, asked: CompileRequest, first: Waiter) -> None:
-        self.asked = asked
-        self.first = first
-        self.joined: list[Waiter] = []
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Found]
+        self.waiting = 0
         self.request: Request | None = None
-
-    def waiting(self) -> list[Waiter]:
-        """Return the tasks that joined and were not cancelled."""
-        return [waiter for waiter in self.joined if not waiter.done()]
 
 
 class AsyncFront:
     """Answers requests of any number of event loops from threads of its own.
 
     Two threads look into the cache, and one for each core compiles, so that no hit waits for a
-    compile. Tasks that ask for the same kernel at the same time cause one compile. A task that is
-    cancelled stops waiting; a compile that has begun goes on for the others, and for the cache.
+    compile. Tasks of one loop that ask for the same kernel at the same time cause one compile. A
+    task that is cancelled stops waiting; a compile that has begun goes on for the others, and for
+    the cache.
 
     Threads: safe to share. Fork: a child begins anew.
     """
@@ -76,10 +63,10 @@ class AsyncFront:
 
     def _begin_anew(self) -> None:
         self._process = os.getpid()
+        #: By event loop and arguments; each loop has one thread.
         self._pending: dict[Hashable, _Pending] = {}
-        self._guard = threading.Lock()
-        self._looking = ThreadPoolExecutor(_LOOKING, thread_name_prefix="kcache-look")
-        self._compiling = JobThreads(usable_cores())
+        self._looking = ThreadPoolExecutor(_LOOKING, "kcache-look")
+        self._compiling = ThreadPoolExecutor(usable_cores(), "kcache")
 
     async def get(self, asked: CompileRequest) -> CompiledKernel:
         """Return the requested kernel.
@@ -88,102 +75,106 @@ class AsyncFront:
             ConfigError: an argument is not allowed; CompileError: the compiler refused the source;
             CompilerNotFoundError: there is no compiler.
         """
-        asked, call = _frozen(asked)
+        asked, arguments = _frozen(asked)
         if not self._resolver.finder.reads:
-            call = object()  # all tasks want a compile
-        waiter: Waiter = asyncio.get_running_loop().create_future()
+            arguments = object()  # all tasks want a compile
         if self._process != os.getpid():
             self._begin_anew()
-        mine = _Pending(asked, waiter)
-        with self._guard:
-            pending = self._pending.setdefault(call, mine)
-            if pending is not mine:
-                pending.joined.append(waiter)
-        if pending is mine:
-            self._submit(mine, call).add_done_callback(partial(self._land, call, mine))
-        return await waiter
+        loop = asyncio.get_running_loop()
+        call = loop, arguments
+        older = self._pending.get(call)
+        before = None if older is None else await self._older_answer(older)
+        pending = self._pending.get(call)
+        joins = pending is not None
+        if pending is None:
+            pending = self._pending[call] = _Pending()
+            pending.task = loop.create_task(self._answer(asked, pending, before))
+            pending.task.add_done_callback(lambda _: self._forget(call, pending))
+        error = await self._error_of(pending)
+        if joins:
+            self._count_joined(pending, error)
+        if error is not None:
+            raise error
+        if before is not None and not before[0].cached:
+            self._resolver.finder.engine.counters.add("coalesced")
+        return pending.task.result()[0]
+
+    async def _older_answer(self, older: _Pending) -> Found | None:
+        """Wait for a request that was under way before this one; return its answer.
+
+        It may be older than this question, as a header may have been edited in between. So those
+        who wait for it look again, one for all of them.
+
+        Raises:
+            Exception: its error, if that can't be too old.
+        """
+        error = await self._error_of(older)
+        if error is None:
+            return older.task.result()
+        if older.request is None or older.request.self_contained:
+            self._count_joined(older, error)
+            raise error
+        return None
 
     def close(self) -> None:
         """Let the threads end after the pending requests."""
         self._looking.shutdown(wait=False)
-        self._compiling.close()
+        self._compiling.shutdown(wait=False)
 
-    def _land(self, call: Hashable, pending: _Pending, done: Future[Answer]) -> None:
-        """Give the first task the outcome, and look again for those that joined it."""
-        with self._guard:
-            if self._pending.get(call) is pending:
-                del self._pending[call]
-        _settle([pending.first], done)
-        joined = pending.waiting()
-        if not joined:
-            return
-        error = done.exception()
-        request = pending.request
-        if error is not None and (request is None or request.self_contained):
-            self._resolver.finder.counts.joined(None, 1 + len(joined), waited=True)
-            _settle(joined, done)
-            return
-        first = None if error is not None else done.result()
-        again = self._submit(pending, None, first)
-        again.add_done_callback(partial(self._land_again, pending, first))
+    def _forget(self, call: Hashable, pending: _Pending) -> None:
+        if self._pending.get(call) is pending:
+            del self._pending[call]
 
-    def _land_again(self, pending: _Pending, first: Answer | None, done: Future[Answer]) -> None:
-        joined = pending.waiting()
-        kernel = None if done.exception() is not None else done.result().kernel
-        waited = first is None or not first.kernel.cached
-        self._resolver.finder.counts.joined(kernel, len(joined), waited=waited)
-        _settle(joined, done)
+    def _count_joined(self, pending: _Pending, error: Exception | None) -> None:
+        """Count a request that shares the answer of another one."""
+        counts = self._resolver.finder.counts
+        if error is None and pending.task.result()[0].cached:
+            counts.adopted(pending.task.result()[0])
+        elif error is None or isinstance(error, CompileError):
+            counts.miss()
 
-    def _submit(
-        self, pending: _Pending, call: Hashable, first: Answer | None = None
-    ) -> Future[Answer]:
-        """Look, and compile if necessary; return the future, which nobody can cancel.
+    async def _error_of(self, pending: _Pending) -> Exception | None:
+        """Wait for a request under way; return a copy of its error, or None.
 
-        `first` is the outcome that the joined tasks waited for, if this look is for them.
+        If the last task that waits for it is cancelled, it is abandoned.
         """
-        future: Future[Answer] = Future()
-        future.set_running_or_notify_cancel()
-
-        def find() -> None:
-            _run(lambda: self._find(pending, first), future, otherwise=compile_)
-
-        def compile_(request: Request) -> None:
-            def attempt(busy: Busy | None) -> Answer | Busy:
-                if busy is None and not self._wanted(pending, call):
-                    raise CancelledError
-                return self._resolver.attempt(request, busy)
-
-            try:
-                compiled = self._compiling.submit(attempt)
-            except RuntimeError:  # closed in the meantime, or no thread can be started
-                _run(lambda: Answer(self._resolver.get(request)), future)
-            else:
-                compiled.add_done_callback(lambda done: _run(done.result, future))
-
+        pending.waiting += 1
         try:
-            self._looking.submit(find)
-        except RuntimeError:  # for the same reasons
-            find()
-        return future
+            await asyncio.wait([pending.task])
+        except asyncio.CancelledError:
+            if pending.waiting == 1:
+                pending.task.cancel()
+            raise
+        finally:
+            pending.waiting -= 1
+        error = pending.task.exception()
+        return copied(error) if isinstance(error, Exception) else None
 
-    def _find(self, pending: _Pending, first: Answer | None) -> Answer | Request:
-        """Return the cached kernel, or one made of the first answer, or otherwise the request."""
-        started = time.perf_counter()
-        request = pending.request = self._requests.of(pending.asked)
-        kernel = self._resolver.finder.get(request, started)
-        if kernel is not None:
-            return Answer(kernel)
-        adopted = None if first is None else self._resolver.adopt(request, first)
-        return request if adopted is None else adopted
+    async def _answer(self, asked: CompileRequest, pending: _Pending, older: Found | None) -> Found:
+        """Look, and compile if necessary. `older` is what those have waited for who ask again."""
 
-    def _wanted(self, pending: _Pending, call: Hashable) -> bool:
-        """Tell whether a task still waits; if not, nobody can join any more."""
-        with self._guard:
-            if pending.waiting() or not pending.first.done():
-                return True
-            if self._pending.get(call) is pending:
-                del self._pending[call]
-            return False
+        def look() -> Found | None:
+            started = time.perf_counter()
+            request = pending.request = self._requests.of(asked)
+            kernel = self._resolver.finder.get(request, started)
+            if kernel is not None:
+                return kernel, None
+            return None if older is None else self._resolver.adopt(request, older)
+
+        def compile_() -> Found:
+            assert pending.request is not None
+            return self._resolver.answer(pending.request)
+
+        found = await _run(self._looking, look)
+        return await _run(self._compiling, compile_) if found is None else found
+
+
+def _run(pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
+    loop = asyncio.get_running_loop()
+    try:
+        return loop.run_in_executor(pool, work)
+    except RuntimeError:  # closed in the meantime
+        return loop.run_in_executor(None, work)
 
 
 def _frozen(asked: CompileRequest) -> tuple[CompileRequest, Hashable]:
@@ -201,41 +192,3 @@ def _frozen(asked: CompileRequest) -> tuple[CompileRequest, Hashable]:
     if names is not asked.names or headers:
         asked = asked.replace(names=names, headers=dict(headers))
     return asked, call
-
-
-def _run(
-    work: Callable[[], Answer | Request],
-    future: Future[Answer],
-    *,
-    otherwise: Callable[[Request], object] | None = None,
-) -> None:
-    """Settle a future with the outcome of `work`; pass an outcome without answer to `otherwise`."""
-    try:
-        found = work()
-        if isinstance(found, Answer):
-            future.set_result(found)
-        elif otherwise is not None:
-            otherwise(found)
-    except BaseException as error:  # the task that waits for the future gets this exception
-        future.set_exception(error)
-
-
-def _settle(waiters: Iterable[Waiter], done: Future[Answer]) -> None:
-    """Give the tasks the outcome, each loop in its own thread."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Waiter]] = {}
-    for waiter in waiters:
-        by_loop.setdefault(waiter.get_loop(), []).append(waiter)
-    for loop, of_loop in by_loop.items():
-        with suppress(RuntimeError):  # the loop was closed, and its tasks are gone
-            loop.call_soon_threadsafe(_settle_here, of_loop, done)
-
-
-def _settle_here(waiters: Iterable[Waiter], done: Future[Answer]) -> None:
-    error = done.exception()
-    for waiter in waiters:
-        if waiter.done():  # cancelled
-            continue
-        if error is None:
-            waiter.set_result(done.result().kernel)
-        else:
-            waiter.set_exception(copied(error) if isinstance(error, Exception) else error)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, as_completed
+from concurrent.futures import as_completed
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, TypeAlias
 
-from kcache.engine.single_flight import Busy
 from kcache.errors import ArgumentTypeError, CompileError, ConfigError
 from kcache.nvrtc.workers.cores import usable_cores
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import Request
@@ -22,6 +23,7 @@ __all__ = ["Progress", "compile_all"]
 
 #: Called with (number of finished requests, number of all requests).
 Progress = Callable[[int, int], object]
+_Result: TypeAlias = "CompiledKernel | CompileError"
 
 
 def compile_all(
@@ -33,62 +35,66 @@ def compile_all(
 ) -> list[CompiledKernel | CompileError]:
     """Return the result of each request, in order; see `KernelCache.compile_many`."""
     count = _jobs(jobs)
-    results: list[CompiledKernel | CompileError | None] = [None] * len(requests)
-    same = _same(requests)
-    done = 0
+    results: dict[int, _Result] = {}
 
-    def settle(indices: list[int], result: CompiledKernel | CompileError) -> None:
-        nonlocal done
-        for number, index in enumerate(indices):
-            results[index] = (
-                result if number == 0 else _once_more(resolver, requests[index], result)
-            )
-            done += 1
+    def settle(indices: list[int], result: _Result) -> None:
+        for index in indices:
+            again = index != indices[0]
+            results[index] = _once_more(resolver, requests[index], result) if again else result
             if progress is not None:
-                progress(done, len(requests))
+                progress(len(results), len(requests))
 
     missing: list[list[int]] = []
-    for indices in same:
+    for indices in _same(requests):
         found = resolver.finder.get(requests[indices[0]], time.perf_counter())
         if found is None:
             missing.append(indices)
         else:
             settle(indices, found)
+    # Each process has an order of its own, so that those with the same requests share the work.
+    missing.sort(key=lambda indices: hash((os.getpid(), requests[indices[0]].key)))
     if missing:
         firsts = [requests[indices[0]] for indices in missing]
         with resolver.holding_proofs():
             for number, result in _compiled(resolver, firsts, count):
                 settle(missing[number], result)
-    return [result for result in results if result is not None]
+    return [results[index] for index in range(len(requests))]
 
 
 def _compiled(
     resolver: Resolver, requests: Sequence[Request], jobs: int | None
-) -> Iterator[tuple[int, CompiledKernel | CompileError]]:
+) -> Iterator[tuple[int, _Result]]:
     """Yield (index, result) of each request, in the order in which they are done."""
-    left = set(range(len(requests)))
-    with suppress(RuntimeError):  # no thread can be started, or the interpreter is ending
-        from kcache.kernels.job_threads import JobThreads
-
-        workers = JobThreads(_threads(requests, jobs))
+    futures: dict[Future[_Result], int] = {}
+    pool = _pool(min(jobs or usable_cores(), len(requests)))
+    if pool is not None:
         try:
-            futures: dict[Future[CompiledKernel | CompileError], int] = {}
-            with suppress(RuntimeError):
+            with suppress(RuntimeError):  # no thread can be started
                 for number, request in enumerate(requests):
-                    futures[workers.submit(partial(_attempt, resolver, request))] = number
+                    futures[pool.submit(_result, resolver, request)] = number
             for future in as_completed(futures):
-                with suppress(CancelledError):
-                    result = future.result()
-                    left.discard(futures[future])
-                    yield futures[future], result
+                yield futures[future], future.result()
         finally:
-            workers.close(cancel=True)  # nothing is left to do unless something was raised
-    for number in sorted(left):
-        yield number, _attempt(resolver, requests[number], None, wait=True)
+            pool.shutdown(wait=False, cancel_futures=True)  # some are left if something was raised
+    for number in range(len(futures), len(requests)):
+        yield number, _result(resolver, requests[number])
 
 
-def _threads(requests: Sequence[Request], jobs: int | None) -> int:
-    return min(jobs or usable_cores(), len(requests))
+def _pool(count: int) -> ThreadPoolExecutor | None:
+    """Return threads, or None while the interpreter ends."""
+    try:
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(count, "kcache")
+    except RuntimeError:
+        return None
+
+
+def _result(resolver: Resolver, request: Request) -> _Result:
+    try:
+        return resolver.get(request)
+    except CompileError as error:
+        return error
 
 
 def _same(requests: Sequence[Request]) -> list[list[int]]:
@@ -99,29 +105,7 @@ def _same(requests: Sequence[Request]) -> list[list[int]]:
     return list(groups.values())
 
 
-@overload
-def _attempt(
-    resolver: Resolver, request: Request, busy: Busy | None
-) -> CompiledKernel | CompileError | Busy: ...
-@overload
-def _attempt(
-    resolver: Resolver, request: Request, busy: None, *, wait: Literal[True]
-) -> CompiledKernel | CompileError: ...
-def _attempt(
-    resolver: Resolver, request: Request, busy: Busy | None, *, wait: bool = False
-) -> CompiledKernel | CompileError | Busy:
-    try:
-        if wait:
-            return resolver.get(request)
-        answer = resolver.attempt(request, busy)
-    except CompileError as error:
-        return error
-    return answer if isinstance(answer, Busy) else answer.kernel
-
-
-def _once_more(
-    resolver: Resolver, request: Request, result: CompiledKernel | CompileError
-) -> CompiledKernel | CompileError:
+def _once_more(resolver: Resolver, request: Request, result: _Result) -> _Result:
     """Return the result for a request that repeats an earlier one, and count it."""
     found = None
     if not isinstance(result, CompileError):

@@ -7,9 +7,9 @@ set of a request holds, and `RequestCounts` counts requests. What a miss needs i
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.engine.stats import NOTES
 from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.util import log
@@ -19,17 +19,16 @@ if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.engine.stats import Counters
     from kcache.entry import Entry
+    from kcache.kernels.sources import SourceKernels
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
 
-__all__ = ["Checked", "Finder", "HeaderChecks", "RequestCounts", "build_finder", "log_hit"]
+__all__ = ["Finder", "HeaderChecks", "Holding", "RequestCounts", "log_hit"]
 
 #: How many times its encoded size a decoded manifest takes in memory, as measured with tracemalloc.
 #: The memory tier charges this much.
 VIEW_FACTOR = 4
-#: How many requests with checked headers are remembered, for `header_check="once"`.
-_MAX_CHECKED = 4096
 #: How many kernels are remembered as known to this process.
 _MAX_HAD = 65_536
 
@@ -62,39 +61,22 @@ class RequestCounts:
         self._had.add(key)
         return cost
 
-    def miss(self, amount: int = 1) -> None:
+    def miss(self) -> None:
         """Count a request that the cache could not answer."""
         if self._misses:
-            self._counters.add("misses", amount)
+            self._counters.add("misses")
 
     def adopted(self, kernel: CompiledKernel) -> None:
-        """Count a request that gets the kernel that another thread has just compiled."""
+        """Count a request that gets the kernel that another one has just got."""
         self._counters.hit(self.saved(kernel.key, kernel.compile_seconds), 0.0, True)
 
-    def joined(self, kernel: CompiledKernel | None, count: int, *, waited: bool) -> None:
-        """Count requests that share one answer; one of them was counted already.
 
-        `kernel` is None after an error; `waited` tells whether a compile ran meanwhile.
-        """
-        if waited and kernel is not None:
-            self._counters.add("coalesced", count)
-        for _ in range(count - 1):
-            if kernel is not None and kernel.cached:
-                self.adopted(kernel)
-            else:
-                self.miss()
+class Holding(NamedTuple):
+    """A header set that holds, the key of its kernel, and the paths of its headers."""
 
-
-class Checked(NamedTuple):
-    """The result of a header check: where the kernel is, and the headers it was made from."""
-
+    header_set: StoredHeaderSet
     key: str
     dependencies: tuple[str, ...]
-
-
-def _asked(request: Request) -> tuple[str, str, str]:
-    """Return what a check is valid for: a header set may require a certain source name."""
-    return request.key, request.location, request.source_name
 
 
 class HeaderChecks:
@@ -104,71 +86,69 @@ class HeaderChecks:
 
     Args:
         engine: where the manifests live.
-        once: check the headers of a request once per process, not on every request.
-
-    Attributes:
-        once: as given.
+        once: check the headers of a request once, as long as its manifest is in memory.
     """
 
     def __init__(self, engine: CacheEngine, *, once: bool) -> None:
         self._engine = engine
-        self.once = once
-        self._checked: dict[tuple[str, str, str], Checked] = {}
-        self._digests: FileDigests | None = None
+        self._once = once
 
-    @property
+    @cached_property
     def digests(self) -> FileDigests:
         """The process's memory of file contents."""
-        if self._digests is None:
-            from kcache.nvrtc.files import FileDigests  # a request without headers does not need it
+        from kcache.nvrtc.files import FileDigests  # a request without headers does not need it
 
-            self._digests = FileDigests()
-        return self._digests
+        return FileDigests()
 
-    def known(self, request: Request) -> Checked | None:
-        """Return the result of an earlier check that is still sufficient, or None."""
-        return self._checked.get(_asked(request)) if self.once else None
+    def holding(self, request: Request, *, again: bool) -> tuple[Manifest | None, Holding | None]:
+        """Return the manifest of a request, and the header set in it that holds now, if any.
 
-    def note(self, request: Request, checked: Checked) -> None:
-        """Remember the result of a check, if one check per process is enough."""
-        if self.once:
-            if len(self._checked) >= _MAX_CHECKED:
-                self._checked.clear()
-            self._checked[_asked(request)] = checked
-
-    def forget(self) -> None:
-        """Forget which headers were checked."""
-        self._checked.clear()
-
-    def matching(
-        self, request: Request, digests: FileDigests, *, again: bool
-    ) -> tuple[Manifest, StoredHeaderSet] | None:
-        """Return the manifest of a request and the header set in it that holds now, or None."""
-        manifest, from_memory = self.manifest(request, again=again)
-        if manifest is None:
-            return None
-        header_set = manifest.matching(request.search, digests, request.location)
-        if header_set is None and from_memory:
+        Without such a set, the manifest was read just now.
+        """
+        manifest, from_memory = self._read(request.key, again=again)
+        asked = request.location, request.source_name  # a set may require a certain name
+        search, digests, location = request.search, self.digests, request.location
+        while manifest is not None:
+            holding = manifest.checked.get(asked)
+            if holding is not None and (
+                self._once or holding.header_set.holds(search, digests, location)
+            ):
+                return manifest, holding
+            header_set = manifest.matching(search, digests, location)
+            if header_set is not None:
+                paths = header_set.dependencies(search, location)
+                holding = Holding(header_set, header_set.result_key(request.key), paths)
+                manifest.checked[asked] = holding
+                return manifest, holding
+            if not from_memory:
+                if not again:
+                    self._engine.counters.add("stale")
+                break
             # Another process may have compiled the request with the present headers.
-            self._engine.memory.delete(request.key)
-            manifest, _ = self.manifest(request, again=again)
-            if manifest is not None:
-                header_set = manifest.matching(request.search, digests, request.location)
-        if header_set is None or manifest is None:
-            if not again:
-                self._engine.counters.add("stale")
-            return None
-        return manifest, header_set
+            manifest = self.manifest(request)
+            from_memory = False
+        return manifest, None
 
-    def manifest(self, request: Request, *, again: bool) -> tuple[Manifest | None, bool]:
-        """Return (the request's manifest or None, whether it came from memory)."""
-        entry, from_memory = self._engine.fetch(request.key, again=again)
+    def checked(self, request: Request) -> str:
+        """Return the key of the kernel if its headers need no second check; otherwise empty."""
+        manifest = getattr(self._engine.memory.peek(request.key), "view", None)
+        if not self._once or request.self_contained or manifest is None:
+            return ""
+        holding = manifest.checked.get((request.location, request.source_name))
+        return "" if holding is None else holding.key
+
+    def manifest(self, request: Request) -> Manifest | None:
+        """Return the manifest as it is stored now, also by other processes, or None."""
+        self._engine.memory.delete(request.key)
+        return self._read(request.key, again=True)[0]
+
+    def _read(self, key: str, *, again: bool) -> tuple[Manifest | None, bool]:
+        """Return (a manifest or None, whether it came from memory)."""
+        entry, from_memory = self._engine.fetch(key, again=again)
         if entry is None:
-            return None, from_memory
+            return None, False
         manifest = getattr(entry, "view", None)
-        if manifest is None:
-            manifest = self._decoded(request.key, entry, again=again)
-        return manifest, from_memory
+        return manifest or self._decoded(key, entry, again=again), from_memory
 
     def _decoded(self, key: str, entry: Entry, *, again: bool) -> Manifest | None:
         from kcache.nvrtc.manifest import Manifest
@@ -184,100 +164,88 @@ class HeaderChecks:
             self._engine.memory.put(key, entry, VIEW_FACTOR * entry.size)
         return manifest
 
-    def put(self, request: Request, manifest: Manifest) -> bool:
-        """Store the manifest of a request; tell whether it is stored now."""
+    def put(self, request: Request, manifest: Manifest, holding: Holding | None = None) -> bool:
+        """Store the manifest of a request, and what holds now; tell whether it is stored now."""
+        if holding is not None:
+            manifest.checked[request.location, request.source_name] = holding
         entry = manifest.to_entry()
         entry.view = manifest
         return self._engine.put(request.key, entry)
 
 
 class Finder:
-    """Finds the kernels of requests in an engine, and counts those found as hits.
+    """Finds the kernels of requests in a cache, then in the layers below, and counts the hits.
 
-    Threads: safe to share.
+    Threads: safe to share. Fork: a child may go on using it.
 
     Args:
         engine: where kernels and manifests live.
-        check_once: check the headers of a request once per process, not on every request.
-        reads: whether `get` looks into the cache.
-        writes: whether misses are counted.
+        config: the settings.
 
     Attributes:
+        reads: whether `get` looks into the cache.
         headers: which header set of a request holds.
         counts: how many requests were answered, and how.
+        below: the layers, asked for what the cache does not have. A miss in all of them is not
+            remembered, because a layer may be filled while programs use it. None if there are none.
     """
 
-    def __init__(self, engine: CacheEngine, *, check_once: bool, reads: bool, writes: bool) -> None:
+    def __init__(self, engine: CacheEngine, config: Config) -> None:
+        disabled = config.disable.value
         self.engine = engine
-        self.reads = reads
-        self.headers = HeaderChecks(engine, once=check_once)
-        self.counts = RequestCounts(engine.counters, misses=writes)
+        self.reads = not (disabled or config.recache.value)
+        self.headers = HeaderChecks(engine, once=config.header_check.value == "once")
+        self.counts = RequestCounts(engine.counters, misses=not disabled)
+        self.below: SourceKernels | None = None
 
     def get(self, request: Request, started: float) -> CompiledKernel | None:
-        """Return the result of `find` if the cache is to be read, otherwise None."""
-        if not self.reads:
-            return None
-        if request.self_contained:  # like `find`, without the call
-            return self._load(request.key, (), started, again=False) or self._load_named(
-                request, started, again=False
-            )
-        return self.find(request, started)
+        """Return the kernel if the cache is to be read, counted as a hit; otherwise None.
 
-    def find(
-        self, request: Request, started: float, *, again: bool = False
-    ) -> CompiledKernel | None:
-        """Return the cached kernel, counted as a hit, or None, not counted.
-
-        `started` is the `time.perf_counter` value at which the request came. With `again`, stale
-        and damaged entries are not counted, because they were a moment ago.
+        `started` is the `time.perf_counter` value at which the request came.
         """
-        if request.self_contained:
-            return self._load(request.key, (), started, again=again) or self._load_named(
-                request, started, again=again
-            )
-        headers = self.headers
-        if headers.once:
-            checked = headers.known(request)
-            if checked is not None:
-                return self._load(checked.key, checked.dependencies, started, again=again)
-        return self._find_checked(headers, request, started, again=again)
+        return self.look(request, started)[0] if self.reads else None
 
-    def checked(self, request: Request) -> str:
-        """Return the key of the kernel if its headers need no second check; otherwise empty."""
-        known = self.headers.known(request)
-        return "" if known is None or request.self_contained else known.key
+    def look(
+        self, request: Request, started: float, *, again: bool = False
+    ) -> tuple[CompiledKernel | None, Manifest | None]:
+        """Return the kernel, counted as a hit, or None, not counted; and the request's manifest.
+
+        With `again`, stale and damaged entries are not counted, because they were a moment ago.
+        """
+        manifest = None
+        if request.self_contained:
+            kernel = self._load(request.key, (), started, again=again)
+            if kernel is None and request.named_key:  # an output that shows the source's name
+                kernel = self._load(request.named_key, (), started, again=again)
+        else:
+            kernel, manifest = self._look_by_headers(request, started, again=again)
+        if kernel is None and self.below is not None:
+            found = self.below.find(request, started, manifest, again=again)
+            kernel = None if found is None else found[0]
+        return kernel, manifest
 
     def close(self) -> None:
-        """Close what is open beside the engine; nothing here. Idempotent."""
+        """Close the layers. Idempotent."""
+        if self.below is not None:
+            self.below.close()
 
-    def _find_checked(
-        self, headers: HeaderChecks, request: Request, started: float, *, again: bool
-    ) -> CompiledKernel | None:
-        """Return the kernel of the header set that holds now, or None."""
-        digests = headers.digests
-        reads = digests.reads
-        found = headers.matching(request, digests, again=again)
-        if found is None:
-            return None
-        manifest, header_set = found
-        dependencies = header_set.dependencies(request.search, request.location)
-        key = header_set.result_key(request.key)
-        kernel = self._load(key, dependencies, started, again=again)
-        if kernel is not None:
-            if headers.once:
-                headers.note(request, Checked(key, dependencies))
-            if digests.reads != reads and header_set.remember(
-                request.search, digests, request.location
-            ):
-                headers.put(request, manifest)
-        return kernel
-
-    def _load_named(
+    def _look_by_headers(
         self, request: Request, started: float, *, again: bool
-    ) -> CompiledKernel | None:
-        """Return the kernel whose output shows this name of the source, or None."""
-        key = request.named_key
-        return self._load(key, (), started, again=again) if key else None
+    ) -> tuple[CompiledKernel | None, Manifest | None]:
+        """Return the kernel of the header set that holds now, or None; and the manifest."""
+        headers = self.headers
+        reads = headers.digests.reads
+        manifest, holding = headers.holding(request, again=again)
+        if manifest is None or holding is None:
+            return None, manifest
+        kernel = self._load(holding.key, holding.dependencies, started, again=again)
+        if kernel is None:  # it was evicted
+            return None, headers.manifest(request) if again else manifest
+        if headers.digests.reads != reads and holding.header_set.remember(
+            request.search, headers.digests, request.location
+        ):
+            headers.put(request, manifest, holding)
+        return kernel, manifest
 
     def _load(
         self, key: str, dependencies: tuple[str, ...], started: float, *, again: bool
@@ -300,10 +268,7 @@ class Finder:
             saved = self.counts.saved(key, entry.cost)
         if log.debugging():
             log_hit(entry)
-        counters = engine.counters
-        counters.noted.append((saved, time.perf_counter() - started, from_memory))
-        if len(counters.noted) >= NOTES:  # like `Counters.hit`, without the call
-            counters.values()
+        engine.counters.hit(saved, time.perf_counter() - started, from_memory)
         return kernel
 
 
@@ -316,10 +281,3 @@ def log_hit(entry: Entry, source: str = "") -> None:
     names = texts_of(about.get("functions"))
     where = f" from a {source}" if source else ""
     log.debug("hit%s: %s", where, title_of(text_of(about.get("source_name")), names))
-
-
-def build_finder(engine: CacheEngine, config: Config) -> Finder:
-    """Return the finder for the settings, without layers; see `tiers.with_layers`."""
-    once, disabled = config.header_check.value == "once", config.disable.value
-    reads = not (disabled or config.recache.value)
-    return Finder(engine, check_once=once, reads=reads, writes=not disabled)

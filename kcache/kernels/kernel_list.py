@@ -10,7 +10,8 @@ import difflib
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kcache.errors import ConfigError
@@ -93,7 +94,7 @@ def _is_recording(path: str, data: bytes) -> bool:
 def _recorded(path: str, data: bytes, archs: Sequence[str]) -> Iterator[ListedKernel]:
     for request, directory in read_recording(path, data):
         options = request.options or CompileOptions()
-        with _Located(f"{path}: {request.source_name}"):
+        with _located(f"{path}: {request.source_name}"):
             for arch in archs or (None,):
                 target = options if arch is None else _for_arch(options, arch)
                 yield _wanted(request.replace(options=target), directory, request.source_name)
@@ -138,7 +139,7 @@ class _Written:
 
     def kernels(self, document: object) -> Iterator[ListedKernel]:
         """Yield every kernel for every architecture."""
-        with _Located(self._path):
+        with _located(self._path):
             top = _table(document, "it")
             _check_keys(top, _TOP)
             tables = top.get("kernels")
@@ -146,13 +147,13 @@ class _Written:
                 raise ConfigError(
                     "kernels: none are listed; allowed: [[kernels]] with source or text"
                 )
-        with _Located(f"{self._path}, defaults"):
+        with _located(f"{self._path}, defaults"):
             defaults = _table(top.get("defaults", {}), "defaults")
             _check_keys(defaults, _SHARED)
             self._options(defaults)
             list(self._targets(defaults))
         for number, each in enumerate(cast("list[object]", tables), 1):
-            with _Located(f"{self._path}, kernel {number}"):
+            with _located(f"{self._path}, kernel {number}"):
                 table = _table(each, "it")
                 _check_keys(table, _KERNEL)
                 yield from self._kernel(_merged(defaults, table))
@@ -201,10 +202,8 @@ class _Written:
         """Yield (path below the list's folder, text) of each source; no path for a text."""
         if ("source" in table) == ("text" in table):
             raise ConfigError("it has neither or both of source and text; allowed: one of them")
-        if "text" in table:
-            text = table["text"]
-            if not isinstance(text, str):
-                raise ConfigError(f"text is {type(text).__name__}; allowed: CUDA C++ source text")
+        text = _text(table, "text", "CUDA C++ source text")
+        if text is not None:
             yield "", text
             return
         patterns = tuple(_texts(table, "source"))
@@ -238,24 +237,20 @@ class _Written:
 
     def _directory(self, table: _Table, path: str) -> str:
         """Return the working directory: that of `kcache compile`, unless the list names one."""
-        given = table.get("directory")
+        given = _text(table, "directory", "a path")
         if given is None:
             beside = bool(path) and "source_name" not in table
             folder = os.path.join(self._folder, os.path.dirname(path)) if beside else self._folder
             return folder.rstrip(os.sep) or os.sep
-        if not isinstance(given, str):
-            raise ConfigError(f"directory is {type(given).__name__}; allowed: a path")
         folder = os.path.normpath(os.path.join(self._folder, given))
         if not os.path.isdir(folder):
             raise ConfigError(f"directory={given!r}: no such directory in {self._folder}")
         return folder
 
     def _source_name(self, table: _Table, path: str) -> str:
-        given = table.get("source_name")
+        given = _text(table, "source_name", "text")
         if given is None:
             return os.path.basename(path) or DEFAULT_NAME
-        if not isinstance(given, str):
-            raise ConfigError(f"source_name is {type(given).__name__}; allowed: text")
         return self._filled(given).replace("{path}", path).replace("{name}", os.path.basename(path))
 
     def _filled(self, text: str) -> str:
@@ -276,18 +271,13 @@ class _Written:
 # -- values ----------------------------------------------------------------------------------------
 
 
-class _Located:
-    """Adds the position in the file to every ConfigError that leaves the block."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if isinstance(error, ConfigError):
-            raise ConfigError(f"{self._where}: {error}") from error
+@contextmanager
+def _located(where: str) -> Generator[None]:
+    """Add the position in the file to every ConfigError that leaves the block."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _table(value: object, what: str) -> dict[str, object]:
@@ -313,6 +303,13 @@ def _merged(defaults: _Table, table: _Table) -> _Table:
         if not (own_arch and name in ("arch", "archs"))
     }
     return {**kept, **table}
+
+
+def _text(table: _Table, name: str, allowed: str) -> str | None:
+    given = table.get(name)
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(f"{name} is {type(given).__name__}; allowed: {allowed}")
+    return given
 
 
 def _texts(table: _Table, name: str) -> Iterable[str]:

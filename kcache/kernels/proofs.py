@@ -18,13 +18,13 @@ from kcache.nvrtc.workers import PROCESS_ID
 from kcache.util import log
 
 if TYPE_CHECKING:
-    from kcache.kernels.compile import RequestCompiler
     from kcache.kernels.find import Finder
     from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
 
-__all__ = ["Verdict", "prove", "provable"]
+__all__ = ["Verdict", "prove"]
 
 
 class Verdict(NamedTuple):
@@ -39,16 +39,8 @@ class Verdict(NamedTuple):
     kernel: CompiledKernel
 
 
-def provable(finder: Finder, request: Request) -> StoredHeaderSet | None:
-    """Return a header set that holds here and whose kernel may be good here; None without one."""
-    manifest, _ = finder.headers.manifest(request, again=True)
-    if manifest is None:
-        return None
-    return manifest.provable(request.search, finder.headers.digests, request.location)
-
-
 def prove(
-    finder: Finder, compiler: RequestCompiler, request: Request, header_set: StoredHeaderSet
+    finder: Finder, frontend: Frontend, request: Request, header_set: StoredHeaderSet
 ) -> Verdict | None:
     """Compile a stored kernel once more under other paths; return the verdict, or None.
 
@@ -56,7 +48,7 @@ def prove(
 
     Args:
         finder: of the cache that the kernel is in.
-        compiler: compiles.
+        frontend: compiles.
         request: a request whose headers are as `header_set` says.
         header_set: the header set that leads to the kernel.
     """
@@ -66,7 +58,7 @@ def prove(
         return None
     try:
         kernel = CompiledKernel.from_entry(entry, key, ())
-        proof = compiler.compile_elsewhere(request, header_set)
+        proof = frontend.compile_elsewhere(request, header_set)
     except KcacheError as error:
         log.debug(
             "the proof that %s does not depend on its location failed: %s",
@@ -74,6 +66,7 @@ def prove(
             error,
         )
         return None
+    finder.engine.counters.add("proofs")
     if proof.compiled is None:
         return Verdict(good=False, kernel=kernel) if proof.conclusive else None
     return Verdict(_equal(kernel, proof.compiled), kernel)

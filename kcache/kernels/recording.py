@@ -44,6 +44,9 @@ class RequestRecorder:
 
     Args:
         path: the file, made with mode 0600 when the first request comes: sources may be secret.
+
+    Attributes:
+        closed: whether `close` was called.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -56,13 +59,13 @@ class RequestRecorder:
         # There is no lock, because a fork could leave it locked: `setdefault` decides which thread
         # writes.
         self._seen: dict[str, object] = {}
-        self._closed = False
+        self.closed = False
         self._failed = False
 
     def note(self, request: Request) -> None:
         """Write the request down unless this object has done so before."""
         key = request.key + (request.source_name if request.anywhere else request.location)
-        if key in self._seen or self._closed:
+        if key in self._seen or self.closed:
             return
         mine = object()
         if self._seen.setdefault(key, mine) is mine:
@@ -70,7 +73,7 @@ class RequestRecorder:
 
     def close(self) -> None:
         """Write nothing from here on. Idempotent."""
-        self._closed = True
+        self.closed = True
 
     def _write(self, request: Request) -> None:
         try:

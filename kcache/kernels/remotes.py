@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kcache.engine.single_flight import Made
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
-from kcache.kernels.resolver import Answer
 from kcache.kernels.sources import SourceKernels
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.remote.client import Lease
@@ -16,9 +14,8 @@ from kcache.remote.protocol import Upload
 from kcache.remote.remote_client import RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kcache.kernels.find import Finder
+    from kcache.kernels.sources import Found
     from kcache.nvrtc.request import Request
     from kcache.remote.client import Client
 
@@ -60,72 +57,58 @@ class RemoteKernels:
 
     # -- finding ---------------------------------------------------------------------------------
 
-    def find(self, request: Request, started: float) -> Made[Answer] | None:
-        """Return the kernel of a request from a remote, kept here and counted as a hit, or None."""
+    def find(self, request: Request, started: float, here: Manifest | None) -> Found | None:
+        """Return the kernel of a request from a remote, kept here and counted as a hit, or None.
+
+        `here` is the manifest of the local cache.
+        """
         counters = self._finder.engine.counters
+        found = None
         try:
-            taken = self._kernels.find(request, started)
+            found = self._kernels.find(request, started, here)
         except RemoteError:  # its reason was logged
             counters.add("remote_errors")
             return None
         except OSError as error:
             self._finder.engine.report("remote", error)
-            taken = None
-        if taken is None:
+        if found is None:
             counters.add("remote_misses")
-            return None
-        answer = Answer(taken.kernel, taken.header_set)
-        return Made(answer, reusable=True, stored=taken.stored)
+        return found
 
     # -- compiling -------------------------------------------------------------------------------
 
-    def compute(
-        self, request: Request, compile_: Callable[[Lease | None], Made[Answer]]
-    ) -> Made[Answer]:
-        """Return the kernel from a remote; otherwise compile it as the only machine.
+    def find_or_lease(
+        self, request: Request, here: Manifest | None
+    ) -> tuple[Found | None, Lease | None]:
+        """Return the kernel from a remote; otherwise the right to compile it as the only machine.
 
-        Raises:
-            Whatever `compile_` does.
+        It waits for the kernel that another machine makes. It returns neither if there are no
+        leases, or if the wait was too long; then the request is compiled.
         """
-        found = self.find(request, time.perf_counter())
-        lease: Lease | None = None
-        if found is None and self._client.leases and self._writes:
-            found, lease = self._lease(request)
-        if found is not None:
-            return found
-        try:
-            return compile_(lease)
-        finally:
-            if lease is not None and not lease.ended:
-                self._client.release(lease)
-
-    def _lease(self, request: Request) -> tuple[Made[Answer] | None, Lease | None]:
-        """Take the lease of a request, or wait for the kernel that another machine makes under it.
-
-        It returns neither if there are no leases, or if the wait was too long; then the request is
-        compiled.
-        """
+        found = self.find(request, time.perf_counter(), here)
+        lease: Lease | bool = self._client.leases and self._writes
         deadline = time.monotonic() + self._wait
         pause = FIRST_LOOK
-        while True:
+        while found is None and lease:
             lease = self._client.lease(request.key)
-            if lease is False:
-                return None, None
+            if lease is True:
+                if time.monotonic() >= deadline:
+                    self._finder.engine.counters.add("wait_timeouts")
+                    return None, None
+                time.sleep(pause)
+                pause = min(2 * pause, LAST_LOOK)
+            # Another machine may have given back the lease between the look and this request.
+            found = None if lease is False else self.find(request, time.perf_counter(), here)
             if isinstance(lease, Lease):
-                # Another machine may have given back the lease between the look and this request
-                # for it.
-                found = self.find(request, time.perf_counter())
-                if found is not None:
-                    self._client.release(lease)
-                return found, None if found is not None else lease
-            if time.monotonic() >= deadline:
-                self._finder.engine.counters.add("wait_timeouts")
-                return None, None
-            time.sleep(pause)
-            pause = min(2 * pause, LAST_LOOK)
-            found = self.find(request, time.perf_counter())
-            if found is not None:
-                return found, None
+                if found is None:
+                    return None, lease
+                self.release(lease)
+        return found, None
+
+    def release(self, lease: Lease) -> None:
+        """Give back a lease, unless it went with an upload."""
+        if not lease.ended:
+            self._client.release(lease)
 
     def upload(
         self,

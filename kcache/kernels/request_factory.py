@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, NoReturn, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from kcache.config import compiler_variables
 from kcache.errors import ArgumentTypeError, ConfigError
@@ -24,9 +23,6 @@ __all__ = ["ClosedRequests", "Requests", "with_target"]
 _REQUEST_OVERHEAD = 2048
 #: How many characters a path has at most (PATH_MAX of Linux).
 _LONGEST_PATH = 4096
-
-_Call = tuple["str | os.PathLike[str]", "str | tuple[str, ...]", CompileOptions | None, str]
-_CallFor = tuple[str, tuple[str, ...], CompileOptions | None, str, "Surroundings"]
 
 
 class ClosedRequests:
@@ -53,7 +49,7 @@ class Requests:
     """
 
     def __init__(self, memory_size: int, *, record_to: str | None = None) -> None:
-        self._known: MemoryTier[_Call | _CallFor, Request] = MemoryTier(memory_size)
+        self._known: MemoryTier[tuple[object, ...], Request] = MemoryTier(memory_size)
         self._compiler: str | None = None
         self.recorders: tuple[RequestRecorder, ...] = ()
         if record_to is not None:
@@ -68,111 +64,59 @@ class Requests:
         *,
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
+        surroundings: Surroundings | None = None,
         record: bool = True,
     ) -> Request:
         """Return the request that the arguments make, remembered if that is cheap.
 
-        The recorders get it, unless `record` is false.
+        With `surroundings`, another process makes it. The recorders get it, unless `record` is
+        false.
 
         Raises:
             OSError: the source is a path, and its file can't be read.
             ConfigError: an argument is not allowed, or no architecture is given and there is no
                 GPU; CompilerNotFoundError: there is no compiler.
         """
-        call: _Call | None = None
+        call: tuple[object, ...] | None = None
         request = None
-        if not (headers or extra_key):
-            try:
-                expressions = names if isinstance(names, (str, tuple)) else tuple(names)
-                call = (source, expressions, options, source_name)
-                request = self._known.get(call)
-            except TypeError:  # wrong types; `_make` names them
-                call = None
-        if request is None and isinstance(source, os.PathLike):
+        if not isinstance(source, str) and isinstance(source, os.PathLike):
             from kcache.nvrtc.request import read_source
 
             source, source_name = read_source(source, source_name)
-            return self.make(
+        if not (headers or extra_key):
+            try:
+                expressions = names if isinstance(names, (str, tuple)) else tuple(names)
+                call = (source, expressions, options, source_name, surroundings)
+                request = self._known.get(call)
+            except TypeError:  # wrong types; `_make` names them
+                call = None
+        # A request with includes depends on the working directory, and that may have changed.
+        if request is None or not _is_valid(request):
+            compiler = None if surroundings is None else surroundings.compiler
+            request = self._make(
                 source,
                 names,
                 options,
                 headers,
                 extra_key=extra_key,
                 source_name=source_name,
-                record=record,
-            )
-        # A request with includes depends on the working directory, and that may have changed.
-        if (
-            request is None
-            or not (request.anywhere or request.is_here())
-            or request.variables != compiler_variables()
-        ):
-            request = self._make(
-                cast("str", source),
-                names,
-                options,
-                headers,
-                extra_key=extra_key,
-                source_name=source_name,
+                compiler=compiler,
+                surroundings=surroundings,
             )
             if call is not None:
                 self._known.put(call, request, 2 * len(request.source) + _REQUEST_OVERHEAD)
         if record:
-            self._record(request)
+            for recorder in self.recorders:
+                recorder.note(request)
         return request
 
     def record(self, path: str | os.PathLike[str]) -> RequestRecorder:
-        """Record every request from now on into a file; return the recorder."""
+        """Record every request into a file, until the recorder that this returns is closed."""
         from kcache.kernels.recording import RequestRecorder  # few programs record their requests
 
         recorder = RequestRecorder(path)
-        self.recorders = (*self.recorders, recorder)
+        self.recorders = (*(each for each in self.recorders if not each.closed), recorder)
         return recorder
-
-    def recording(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-        """Record every request from now on into a file, to the end of the block."""
-        recorder = self.record(path)
-
-        @contextmanager
-        def block() -> Generator[None]:
-            try:
-                yield
-            finally:
-                self.recorders = tuple(each for each in self.recorders if each is not recorder)
-                recorder.close()
-
-        return block()
-
-    def make_for(
-        self, surroundings: Surroundings, call: CompileRequest, *, record: bool = True
-    ) -> Request:
-        """Return the request that another process makes, remembered and recorded likewise.
-
-        Raises:
-            ConfigError: an argument is not allowed.
-        """
-        source = cast("str", call.source)  # the other process sends texts, not paths
-        key = (source, tuple(call.names), call.options, call.source_name, surroundings)
-        request = None if call.headers else self._known.get(key)
-        if request is None or not request.is_here():
-            request = self._make(
-                source,
-                call.names,
-                call.options,
-                call.headers,
-                source_name=call.source_name,
-                compiler=surroundings.compiler,
-                surroundings=surroundings,
-            )
-            if not call.headers:
-                self._known.put(key, request, 2 * len(source) + _REQUEST_OVERHEAD)
-        if record:
-            self._record(request)
-        return request
-
-    def _record(self, request: Request) -> None:
-        for recorder in self.recorders:
-            recorder.note(request)
 
     def of_all(self, given: Iterable[object]) -> list[Request]:
         """Return the requests that the given arguments make.
@@ -197,7 +141,13 @@ class Requests:
                 raise type(error)(f"requests[{number}]: {error}") from error
         return made
 
-    def of(self, call: CompileRequest) -> Request:
+    def of(
+        self,
+        call: CompileRequest,
+        surroundings: Surroundings | None = None,
+        *,
+        record: bool = True,
+    ) -> Request:
         """Return the request that the arguments in `call` make; errors as for `make`."""
         return self.make(
             call.source,
@@ -206,6 +156,8 @@ class Requests:
             call.headers,
             extra_key=call.extra_key,
             source_name=call.source_name,
+            surroundings=surroundings,
+            record=record,
         )
 
     def for_compiler(self, request: Request, identity: str) -> Request:
@@ -265,6 +217,13 @@ class Requests:
             compiler=compiler,
             surroundings=surroundings,
         )
+
+
+def _is_valid(request: Request) -> bool:
+    """Tell whether a remembered request is what the same arguments make now."""
+    if not (request.anywhere or request.is_here()):
+        return False
+    return request.surroundings is not None or request.variables == compiler_variables()
 
 
 def _check_places(source: object, names: object, options: object) -> None:

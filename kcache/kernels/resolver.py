@@ -1,66 +1,42 @@
 """Resolver: handles a request that missed, from beginning to end.
 
-1. `Resolver.get`: one thread of one process goes on, and the others wait (`engine.single_flight`).
-2. `Resolver.compute`: if the cache has the kernel for another location, a compile may prove that it
-   is good here, too (`proofs`).
-3. Otherwise the request is compiled (`compile`). The kernel and its manifest are stored (`store`).
+1. `Resolver.answer`: one thread of one process goes on, and the others wait for it
+   (`engine.single_flight`). It looks again (`find`), and asks remotes (`remotes`).
+2. If the cache has the kernel for another location, a compile may prove that it is good here, too
+   (`proofs`).
+3. Otherwise the request is compiled (`nvrtc.frontend`). The kernel and its manifest are stored
+   (`store`).
 4. With eager relocation, a proof shows that the kernel is good in other locations (`proof_queue`).
-5. The threads that waited find the kernel in the cache (`find`), or adopt the result.
+5. The threads that waited find the kernel in the cache, or adopt the answer.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
-from kcache.engine.single_flight import Made, Work
 from kcache.errors import CompileError
 from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.util import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from typing import Self
 
     from kcache.config import Config
-    from kcache.engine.single_flight import Busy, Flight
     from kcache.entry import Entry
-    from kcache.kernels.compile import RequestCompiler
     from kcache.kernels.find import Finder
     from kcache.kernels.proof_queue import ProofQueue
     from kcache.kernels.remotes import RemoteKernels
-    from kcache.nvrtc.files import FileDigests
-    from kcache.nvrtc.frontend import Frontend
-    from kcache.nvrtc.manifest import StoredHeaderSet
+    from kcache.kernels.sources import Found
+    from kcache.nvrtc.frontend import Frontend, Outcome
+    from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
     from kcache.remote.client import Lease
 
-__all__ = ["Answer", "Factories", "Resolver"]
-
-
-class Answer(NamedTuple):
-    """A kernel, and the header set that it was compiled with if it was compiled just now."""
-
-    kernel: CompiledKernel
-    header_set: StoredHeaderSet | None = None
-
-
-class Factories(NamedTuple):
-    """The parts that a resolver needs beside the cache; each is built when it is first needed.
-
-    Attributes:
-        config: the settings.
-        frontend: builds the compiler's frontend.
-        flight: builds the single flight.
-        for_compiler: returns the request for the compiler that has run, by its identity.
-    """
-
-    config: Config
-    frontend: Callable[[FileDigests], Frontend]
-    flight: Callable[[], Flight[Answer]]
-    for_compiler: Callable[[Request, str], Request]
+__all__ = ["Resolver"]
 
 
 class Resolver:
@@ -71,8 +47,10 @@ class Resolver:
 
     Args:
         finder: of the cache that missed.
-        factories: of the parts that are built when they are first needed.
-        writes: whether compiled kernels are stored.
+        config: the settings.
+        build_frontend: builds the compiler's frontend when it is first needed; who waits needs
+            none.
+        for_compiler: returns the request for the compiler that has run, by its identity.
         eager: whether stored kernels are proven to be good in other locations, in the background.
         remotes: asked before a compile, and told of it; None if there are none.
 
@@ -83,88 +61,67 @@ class Resolver:
     def __init__(
         self,
         finder: Finder,
-        factories: Factories,
+        config: Config,
+        build_frontend: Callable[[], Frontend],
+        for_compiler: Callable[[Request, str], Request],
         *,
-        writes: bool,
         eager: bool = False,
         remotes: RemoteKernels | None = None,
     ) -> None:
         self.finder = finder
         self.remotes = remotes
-        self._factories = factories
-        self._writes = writes
+        self._config = config
+        self._build_frontend = build_frontend
+        self._for_compiler = for_compiler
+        self._writes = not config.disable.value
         self._eager = eager
+        self._frontend: Frontend | None = None
         self._proofs: ProofQueue | None = None
-        self._compiler: RequestCompiler | None = None
-        self._flight: Flight[Answer] | None = None
         self._closed = False
 
     def get(self, request: Request) -> CompiledKernel:
         """Return the kernel of a request that missed; wait if somebody else compiles it.
 
         Raises:
-            CompileError: the compiler refused it; CompilerNotFoundError: there is none.
-        """
-        if not self._is_shared(request):
-            return self.compute(request).value.kernel
-        with _Miss(self, request) as miss:
-            return self._flights().run(request.key, miss.work()).kernel
-
-    def attempt(self, request: Request, busy: Busy | None = None) -> Answer | Busy:
-        """Return the answer, or `Busy` if somebody else compiles it; see `Flight.attempt`.
-
-        Raises:
-            CompileError: the compiler refused it; CompilerNotFoundError: there is none.
-        """
-        if not self._is_shared(request):
-            return self.compute(request).value
-        with _Miss(self, request) as miss:
-            return self._flights().attempt(request.key, miss.work(), busy)
-
-    def compute(self, request: Request, lease: Lease | None = None) -> Made[Answer]:
-        """Compile a request, counted as a miss, and store the outcome if it may be stored.
-
-        `lease` is returned when the outcome has reached the remotes.
-
-        Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none; MissError:
                 the settings allow no compile.
         """
-        from kcache.kernels.store import KernelWriter  # a waiting thread needs none
+        return self.answer(request)[0]
 
-        started = time.perf_counter()
-        if self._factories.config.on_miss.value == "error":
-            self.finder.counts.miss()
-            raise self._compilers().refusal(request)
-        if self._writes and self.finder.reads and not request.self_contained:
-            proven = self._prove_here(request, started)
-            if proven is not None:
-                return Made(proven, reusable=True, stored=True)
-        self.finder.counts.miss()
-        request, outcome = self._compilers().compile(request)
-        if outcome.uncacheable is not None:
-            kernel = CompiledKernel.of(outcome.compiled, request.key, ())
-            return Made(Answer(kernel), reusable=False, stored=False)
-        if self._closed:  # the client has left, so no result is written any more
-            kernel = CompiledKernel.of(outcome.compiled, request.key, ())
-            return Made(Answer(kernel), reusable=False, stored=False)
-        header_set = outcome.header_set
-        upload = self._upload(request, header_set, lease)
-        kernel, stored = KernelWriter(self.finder).store(
-            request, outcome.compiled, header_set, upload
+    def answer(self, request: Request) -> Found:
+        """Return the kernel, and the header set that it was compiled with; raises as `get`."""
+        manifest: Manifest | None = None
+        # Nobody else can use what is not to be stored, so everybody compiles it at once.
+        if not self.finder.reads or request.uncacheable() is not None:
+            if self._writes and not request.self_contained:
+                manifest = self.finder.headers.manifest(request)
+            return self._compile(request, manifest)[0]
+
+        def find() -> Found | None:
+            nonlocal manifest
+            kernel, manifest = self.finder.look(request, time.perf_counter(), again=True)
+            return None if kernel is None else (kernel, None)
+
+        def make() -> tuple[Found, Found | None]:
+            if self.remotes is None:
+                return self._compile(request, manifest)
+            return self._ask(self.remotes, request, manifest)
+
+        return self.finder.engine.flight.run(
+            request.key,
+            find,
+            make,
+            partial(self.adopt, request),
+            asker=request.location + request.source_name,
+            timeless=request.self_contained,
         )
-        around = request.surroundings
-        eager = self._eager or (around is not None and around.alone)
-        if eager and stored and header_set is not None and header_set.may_be_good_elsewhere:
-            self._queue().add(request, header_set)
-        return Made(Answer(kernel, header_set), reusable=True, stored=stored)
 
-    def adopt(self, request: Request, answer: Answer) -> Answer | None:
+    def adopt(self, request: Request, found: Found) -> Found | None:
         """Return the kernel that another thread has compiled meanwhile, if it is good here, too.
 
         It is not good if a header was edited after that compile had read it.
         """
-        kernel, header_set = answer
+        kernel, header_set = found
         if header_set is not None:
             if not header_set.holds(request.search, self.finder.headers.digests, request.location):
                 return None
@@ -177,7 +134,7 @@ class Resolver:
         elif not request.self_contained or kernel.key not in (request.key, request.named_key):
             return None
         self.finder.counts.adopted(kernel)
-        return Answer(kernel.replace(cached=True))
+        return kernel.replace(cached=True), header_set
 
     def holding_proofs(self) -> AbstractContextManager[None]:
         """Begin no proof in the background during the block."""
@@ -189,19 +146,16 @@ class Resolver:
             self._proofs.finish()
 
     def find_remotely(
-        self, request: Request, started: float
-    ) -> tuple[CompiledKernel | None, float]:
-        """Return (the kernel if a remote has it, counted as a hit, when to ask again).
-
-        Before that time of `time.perf_counter`, no remote will be asked.
-        """
-        if self.remotes is None:
-            return None, math.inf
-        found = self.remotes.find(request, started)
-        return None if found is None else found.value.kernel, self.remotes.nothing_until
+        self, request: Request, started: float, manifest: Manifest | None
+    ) -> CompiledKernel | None:
+        """Return the kernel if a remote has it, counted as a hit."""
+        if self.remotes is None or started < self.remotes.nothing_until:
+            return None
+        found = self.remotes.find(request, started, manifest)
+        return None if found is None else found[0]
 
     def close(self) -> None:
-        """Finish the proofs, close the lock file, and disconnect. Idempotent.
+        """Finish the proofs, and disconnect. Idempotent.
 
         The kernel of a compile that goes on in another thread is not stored.
         """
@@ -211,44 +165,120 @@ class Resolver:
         finally:
             if self.remotes is not None:
                 self.remotes.close()
-            if self._flight is not None:
-                self._flight.close()
 
-    def _upload(
-        self, request: Request, header_set: StoredHeaderSet | None, lease: Lease | None
-    ) -> Callable[[str, Entry], None] | None:
-        """Return a function that sends a kernel's entry to the remotes, if there are any."""
+    # -- remotes, proof, compile, store ------------------------------------------------------------
+
+    def _ask(
+        self, remotes: RemoteKernels, request: Request, manifest: Manifest | None
+    ) -> tuple[Found, Found | None]:
+        """Return the kernel from a remote; otherwise compile it as the only machine."""
+        found, lease = remotes.find_or_lease(request, manifest)
+        if found is not None:
+            return found, found
+        try:
+            return self._compile(request, manifest, lease)
+        finally:
+            if lease is not None:
+                remotes.release(lease)
+
+    def _compile(
+        self, request: Request, manifest: Manifest | None, lease: Lease | None = None
+    ) -> tuple[Found, Found | None]:
+        """Compile a request, counted as a miss; return the outcome, and what others may adopt.
+
+        It is stored if it may be stored. `manifest` is the one that is stored now. `lease` is
+        returned when the outcome has reached the remotes.
+        """
+        from kcache.kernels.store import store  # a waiting thread needs none
+
+        if self._config.on_miss.value == "error":
+            from kcache.kernels.reasons import refusal
+
+            self.finder.counts.miss()
+            raise refusal(self.finder, self._config, request)
+        if manifest is not None and self._writes and self.finder.reads:
+            proven = self._prove_here(request, manifest)
+            if proven is not None:
+                return proven, proven
+        self.finder.counts.miss()
+        outcome = self._run(request)
+        ran = self._for_compiler(request, outcome.identity)
+        if ran is not request:  # the library was replaced
+            request, manifest = ran, self.finder.headers.manifest(ran)
+        # After `close`, the client has left, so no result is written any more.
+        if outcome.uncacheable is not None or self._closed:
+            return (CompiledKernel.of(outcome.compiled, request.key, ()), None), None
+        header_set, upload = outcome.header_set, None
         remotes = self.remotes
-        if remotes is None:
-            return None
-        return lambda key, entry: remotes.upload(request, key, entry, header_set, lease)
+        if remotes is not None:
 
-    def _compilers(self) -> RequestCompiler:
-        if self._compiler is None:
-            from kcache.kernels.compile import RequestCompiler
+            def upload(key: str, entry: Entry) -> None:
+                remotes.upload(request, key, entry, header_set, lease)
 
-            self._compiler = RequestCompiler(self.finder, self._factories, writes=self._writes)
-        return self._compiler
+        kernel, stored = store(
+            self.finder, request, outcome.compiled, header_set, manifest=manifest, upload=upload
+        )
+        around = request.surroundings
+        eager = self._eager or (around is not None and around.alone)
+        if eager and stored and header_set is not None and header_set.may_be_good_elsewhere:
+            self._queue().add(request, header_set)
+        found = kernel, header_set
+        return found, found
 
-    def _is_shared(self, request: Request) -> bool:
-        """Tell whether others can use the outcome, too, so that one compile is enough."""
-        return self.finder.reads and request.uncacheable() is None
+    def _run(self, request: Request) -> Outcome:
+        """Run the compiler, counted and logged."""
+        outcome = self._logged(request) if log.debugging() else self._outcome(request)
+        uncacheable = outcome.uncacheable if self._writes else None
+        engine = self.finder.engine
+        engine.counters.add("compiles")
+        engine.counters.add("compile_seconds", outcome.compiled.seconds)
+        if uncacheable is not None:
+            engine.counters.add("uncacheable")
+            log.debug("%s is not cached: %s", request.source_name, uncacheable)
+            engine.note("uncacheable", request.key, uncacheable)
+        return outcome
 
-    def _prove_here(self, request: Request, started: float) -> Answer | None:
+    def _logged(self, request: Request) -> Outcome:
+        """Run the compiler, and log for which reason."""
+        from kcache.kernels.reasons import reason, title  # few programs log this
+
+        why = reason(self.finder, self._config, request)
+        try:
+            outcome = self._outcome(request)
+        except CompileError:
+            log.debug("miss: %s does not compile", title(request))
+            raise
+        names = CompiledKernel.of(outcome.compiled, "", ()).functions()
+        log.debug("miss: %s is compiled: %s", title(request, names), why)
+        return outcome
+
+    def _outcome(self, request: Request) -> Outcome:
+        return self._front().compile(request, track=self._writes)
+
+    def _front(self) -> Frontend:
+        if self._frontend is None:
+            self._frontend = self._build_frontend()
+        return self._frontend
+
+    # -- proofs ------------------------------------------------------------------------------------
+
+    def _prove_here(self, request: Request, manifest: Manifest) -> Found | None:
         """Return a kernel of another location if a proof shows now that it is good here, too.
 
         The key's lock is held. The proof takes the time of a compile, so no time is saved.
         """
-        from kcache.kernels.proofs import provable, prove
-        from kcache.kernels.store import KernelWriter
+        from kcache.kernels.proofs import prove
+        from kcache.kernels.store import store_verdict
 
-        header_set = provable(self.finder, request)
+        started = time.perf_counter()
+        digests = self.finder.headers.digests
+        header_set = manifest.provable(request.search, digests, request.location)
         if header_set is None:
             return None
-        verdict = prove(self.finder, self._compilers(), request, header_set)
+        verdict = prove(self.finder, self._front(), request, header_set)
         if verdict is None:
             return None
-        judged = KernelWriter(self.finder).store_verdict(request, header_set, good=verdict.good)
+        judged = store_verdict(self.finder, request, header_set, manifest, good=verdict.good)
         if not judged.good_at(request.location):
             return None
         if self.remotes is not None:
@@ -256,28 +286,25 @@ class Resolver:
         self.finder.counts.saved(verdict.kernel.key, 0.0)
         self.finder.engine.counters.hit(0.0, time.perf_counter() - started, False)
         paths = judged.dependencies(request.search, request.location)
-        return Answer(verdict.kernel.replace(cached=True, dependencies=paths), judged)
+        return verdict.kernel.replace(cached=True, dependencies=paths), judged
 
     def _prove_later(self, request: Request, header_set: StoredHeaderSet) -> None:
         """Prove a stored kernel, and store the verdict; for the queue."""
         from kcache.kernels.proofs import prove
-        from kcache.kernels.store import KernelWriter
+        from kcache.kernels.store import store_verdict
 
-        verdict = prove(self.finder, self._compilers(), request, header_set)
+        finder = self.finder
+        verdict = prove(finder, self._front(), request, header_set)
         if verdict is None:
             return
 
-        def store() -> Made[Answer]:
-            judged = KernelWriter(self.finder).store_verdict(request, header_set, good=verdict.good)
-            return Made(Answer(verdict.kernel, judged), reusable=True, stored=True)
-
-        def adopt(_: Answer) -> Answer | None:
-            return None
+        def judge() -> tuple[StoredHeaderSet, None]:
+            now = finder.headers.manifest(request)
+            return store_verdict(finder, request, header_set, now, good=verdict.good), None
 
         # Under the key's lock, so that no header set of another process is lost.
-        work: Work[Answer] = Work(lambda: None, store, adopt, location=request.location)
-        judged = self._flights().run(request.key, work).header_set
-        if verdict.good and judged is not None and self.remotes is not None:
+        judged = finder.engine.flight.run(request.key, lambda: None, judge, lambda _: None)
+        if verdict.good and self.remotes is not None:
             self.remotes.upload_proven(request, judged)
 
     def _queue(self) -> ProofQueue:
@@ -288,52 +315,3 @@ class Resolver:
                 if self._proofs is None:
                     self._proofs = ProofQueue(self._prove_later)
         return self._proofs
-
-    def _flights(self) -> Flight[Answer]:
-        if self._flight is None:
-            with self.finder.engine.counters.lock:
-                if self._flight is None:
-                    self._flight = self._factories.flight()
-        return self._flight
-
-
-class _Miss:
-    """One request on its way through the flight; counts the miss if it ends without an answer."""
-
-    def __init__(self, resolver: Resolver, request: Request) -> None:
-        self._resolver = resolver
-        self._request = request
-        self._compiled = False
-
-    def work(self) -> Work[Answer]:
-        request = self._request
-        return Work(
-            self._find,
-            self._compute,
-            self._adopt,
-            timeless=request.self_contained,
-            location=request.location,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A leader counts its miss when it compiles. This counts the miss of a thread that waited
-        # for it.
-        if kind is not None and issubclass(kind, CompileError) and not self._compiled:
-            self._resolver.finder.counts.miss()
-
-    def _find(self) -> Answer | None:
-        kernel = self._resolver.finder.find(self._request, time.perf_counter(), again=True)
-        return None if kernel is None else Answer(kernel)
-
-    def _compute(self) -> Made[Answer]:
-        self._compiled = True
-        resolver, request = self._resolver, self._request
-        if resolver.remotes is None:
-            return resolver.compute(request)
-        return resolver.remotes.compute(request, lambda lease: resolver.compute(request, lease))
-
-    def _adopt(self, answer: Answer) -> Answer | None:
-        return self._resolver.adopt(self._request, answer)

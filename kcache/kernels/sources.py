@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.entry import Entry, open_envelope
 from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
-from kcache.kernels.find import VIEW_FACTOR, Checked, log_hit
+from kcache.kernels.find import VIEW_FACTOR, Holding, log_hit
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.util import log
 
@@ -19,21 +19,10 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.remote.source import Source
 
-__all__ = ["SourceKernels", "Taken"]
+__all__ = ["Found", "SourceKernels"]
 
-
-class Taken(NamedTuple):
-    """A kernel from a source.
-
-    Attributes:
-        kernel: the kernel.
-        header_set: the one that holds here; None if there are no headers.
-        stored: whether it is in the cache now.
-    """
-
-    kernel: CompiledKernel
-    header_set: StoredHeaderSet | None
-    stored: bool
+#: A kernel, and the header set that holds here; None if there are no headers, or they are unknown.
+Found: TypeAlias = "tuple[CompiledKernel, StoredHeaderSet | None]"
 
 
 class SourceKernels:
@@ -55,33 +44,45 @@ class SourceKernels:
         self._source = source
         self._count = count
 
-    def find(self, request: Request, started: float, *, again: bool = False) -> Taken | None:
+    def find(
+        self, request: Request, started: float, here: Manifest | None, *, again: bool = False
+    ) -> Found | None:
         """Return the kernel of a request, counted as a hit, or None.
 
-        With `again`, damaged entries are not counted, because they were a moment ago.
+        `here` is the manifest of the local cache. With `again`, damaged entries are not counted,
+        because they were a moment ago.
 
         Raises:
             Exception: whatever the source raises.
         """
         if request.self_contained:
-            keys = (request.key, request.named_key) if request.named_key else (request.key,)
-            return self.find_under(keys, started, again=again)
-        for manifest, keep in self._manifests(request.key, again):
-            digests = self._finder.headers.digests
-            header_set = manifest.matching(request.search, digests, request.location)
+            named = request.named_key
+            keys = (request.key, named) if named else (request.key,)
+            return self._find_under(keys, started, again=again)
+        for manifest, keep in self._manifests(request.key, again=again):
+            headers = self._finder.headers
+            header_set = manifest.matching(request.search, headers.digests, request.location)
             if header_set is None:
                 continue
             key = header_set.result_key(request.key)
             paths = header_set.dependencies(request.search, request.location)
-            found = self.find_under((key,), started, paths, header_set, again=again)
+            found = self._find_under((key,), started, paths, header_set, again=again)
             if found is not None:
-                keeps = keep or self._finder.engine.memory.max_size > 0
-                kept = keeps and self._keep_manifest(request, manifest, header_set, keep=keep)
-                self._finder.headers.note(request, Checked(key, paths))
-                return found._replace(stored=found.stored and kept)
+                header_set.remember(request.search, headers.digests, request.location)
+                both = _merged(here, manifest, header_set)
+                holding = Holding(header_set, key, paths)
+                both.checked[request.location, request.source_name] = holding
+                entry = both.to_entry()
+                entry.view = both
+                self._keep(request.key, entry, VIEW_FACTOR * entry.size, keep=keep)
+                return found
         return None
 
-    def find_under(
+    def close(self) -> None:
+        """Close the source. Idempotent."""
+        self._source.close()
+
+    def _find_under(
         self,
         keys: Sequence[str],
         started: float,
@@ -89,25 +90,37 @@ class SourceKernels:
         header_set: StoredHeaderSet | None = None,
         *,
         again: bool,
-    ) -> Taken | None:
+    ) -> Found | None:
         """Return the kernel under one of the keys, counted as a hit, or None; raises as `find`."""
         finder = self._finder
         engine = finder.engine
         for key, entry, keep in self._entries(keys, again=again):
             try:
-                kernel = _with_code(CompiledKernel.from_entry(entry, key, dependencies))
+                kernel = CompiledKernel.from_entry(entry, key, dependencies)
+                if kernel.ptx is kernel.cubin is kernel.ltoir is None:
+                    raise CorruptEntryError("the entry holds no kernel")
             except CorruptEntryError as error:
-                self._refuse(key, error, again)
+                self._refuse(key, error, again=again)
                 continue
             entry.view = kernel
-            kept = self._keep(key, entry, entry.size, keep=keep)
+            self._keep(key, entry, entry.size, keep=keep)
             saved = finder.counts.saved(key, kernel.compile_seconds)
             engine.counters.hit(saved, time.perf_counter() - started, False)
             engine.counters.add(self._count)
             if log.debugging():
                 log_hit(entry, self._count.removesuffix("_hits"))
-            return Taken(kernel, header_set, kept)
+            return kernel, header_set
         return None
+
+    def _manifests(self, key: str, *, again: bool) -> Iterator[tuple[Manifest, bool]]:
+        for _, entry, keep in self._entries((key,), again=again):
+            try:
+                manifest = Manifest.from_entry(entry)
+            except CorruptEntryError as error:
+                self._refuse(key, error, again=again)
+            else:  # another machine's notes about its own files say nothing about files here
+                sets = [StoredHeaderSet(header_set.raw) for header_set in manifest.header_sets]
+                yield Manifest(sets), keep
 
     def _entries(self, keys: Sequence[str], *, again: bool) -> Iterator[tuple[str, Entry, bool]]:
         """Yield the offered entries under some keys in order, and whether to keep each."""
@@ -119,55 +132,26 @@ class SourceKernels:
                 entry = open_envelope(envelope, key, producer)
                 entry.payload  # noqa: B018  is all of it sound?
             except CorruptEntryError as error:
-                self._refuse(key, error, again)
+                self._refuse(key, error, again=again)
             else:
                 yield key, entry, keep
 
-    def _manifests(self, key: str, again: bool) -> Iterator[tuple[Manifest, bool]]:
-        for _, entry, keep in self._entries((key,), again=again):
-            try:
-                manifest = Manifest.from_entry(entry)
-            except CorruptEntryError as error:
-                self._refuse(key, error, again)
-            else:  # another machine's notes about its own files say nothing about files here
-                sets = [StoredHeaderSet(header_set.raw) for header_set in manifest.header_sets]
-                yield Manifest(sets), keep
-
-    def _keep_manifest(
-        self, request: Request, manifest: Manifest, holding: StoredHeaderSet, *, keep: bool
-    ) -> bool:
-        """Merge the header sets into those of the local cache, the one that holds first."""
-        headers = self._finder.headers
-        here, _ = headers.manifest(request, again=True)
-        known = [] if here is None else list(here.header_sets)
-        present = {header_set.raw for header_set in known}
-        others = [v for v in manifest.header_sets if v.raw not in present and v is not holding]
-        both = Manifest([*known, *others])
-        holding.remember(request.search, headers.digests, request.location)
-        both.add(holding)
-        entry = both.to_entry()
-        entry.view = both
-        return self._keep(request.key, entry, VIEW_FACTOR * entry.size, keep=keep)
-
-    def _keep(self, key: str, entry: Entry, size: int, *, keep: bool) -> bool:
-        """Keep an entry in the cache, or only in memory; tell whether it is in the cache."""
+    def _keep(self, key: str, entry: Entry, size: int, *, keep: bool) -> None:
+        """Keep an entry in the cache, or only in memory."""
         engine = self._finder.engine
-        kept = keep and engine.put(key, entry)
-        if not kept and engine.memory.max_size:
+        if not (keep and engine.put(key, entry)) and engine.memory.max_size:
             engine.memory.put(key, entry, size)
-        return kept
 
-    def _refuse(self, key: str, error: CorruptEntryError, again: bool) -> None:
+    def _refuse(self, key: str, error: CorruptEntryError, *, again: bool) -> None:
         if not again:
             self._finder.engine.refuse(key, error)
 
 
-def _with_code(kernel: CompiledKernel) -> CompiledKernel:
-    """Return a kernel that contains code.
-
-    Raises:
-        CorruptEntryError: it has none: the entry holds something else.
-    """
-    if kernel.ptx is None and kernel.cubin is None and kernel.ltoir is None:
-        raise CorruptEntryError("the entry holds no kernel")
-    return kernel
+def _merged(here: Manifest | None, theirs: Manifest, holding: StoredHeaderSet) -> Manifest:
+    """Return the header sets of both manifests, the one that holds first."""
+    known = [] if here is None else list(here.header_sets)
+    present = {header_set.raw for header_set in known}
+    others = [v for v in theirs.header_sets if v.raw not in present and v is not holding]
+    both = Manifest([*known, *others])
+    both.add(holding)
+    return both

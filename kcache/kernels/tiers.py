@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kcache import environment
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from kcache.config import Config
     from kcache.kernels.find import Finder
     from kcache.kernels.remotes import RemoteKernels
+    from kcache.kernels.sources import SourceKernels
     from kcache.remote.address import Address
     from kcache.remote.agent_setup import Setup
     from kcache.remote.client import Client
@@ -27,33 +29,29 @@ if TYPE_CHECKING:
 __all__ = [
     "agent_problem",
     "build_remotes",
+    "layers_below",
     "open_layer",
     "open_layers",
     "open_remotes",
     "remote_status",
     "tell_of_remotes",
-    "with_layers",
 ]
 
 
-def with_layers(finder: Finder, config: Config) -> Finder:
-    """Return a finder that also looks into the layers that the settings name, if they name any.
+def layers_below(finder: Finder, config: Config) -> SourceKernels | None:
+    """Return the layers that the settings name, to be asked after a cache; None without any.
 
     Raises:
         ConfigError: a layer that the program named is not safe, or no cache.
     """
     layers = open_layers(config)
     if not layers:
-        return finder
-    from kcache.kernels.layered import LayeredFinder
+        return None
+    from kcache.kernels.sources import SourceKernels
+    from kcache.remote.layer import Layers
 
-    return LayeredFinder(
-        finder.engine,
-        check_once=finder.headers.once,
-        reads=finder.reads,
-        writes=not config.disable.value,
-        layers=layers,
-    )
+    source = Layers(layers, partial(finder.engine.report, "layer"))
+    return SourceKernels(finder, source, "layer_hits")
 
 
 def open_layers(config: Config) -> list[Layer]:

@@ -1,11 +1,10 @@
-"""Wiring: builds the parts for a miss from the settings: flight, compiler, remotes, resolver."""
+"""Wiring: builds the parts for a miss from the settings: compiler, remotes, resolver."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kcache.engine.single_flight import Flight
-from kcache.kernels.resolver import Answer, Factories, Resolver
+from kcache.kernels.resolver import Resolver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from kcache.engine.opening import OpenedBackend
     from kcache.kernels.find import Finder
     from kcache.kernels.remotes import RemoteKernels
-    from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.request import Request
 
@@ -29,29 +27,25 @@ def build_resolver(
     Args:
         finder: of the cache.
         opened: its directory, with its settings.
-        for_compiler: see `Factories`.
+        for_compiler: see `Resolver`.
     """
-    engine, config = finder.engine, opened.config
-    #: The file through which processes exclude each other; None if they can't.
-    shared = None if engine.read_only else opened.directory
+    config = opened.config
 
-    def build_flight() -> Flight[Answer]:
-        path = None if shared is None else shared.flight
-        return Flight(path, wait=config.wait.value, counters=engine.counters)
-
-    def build_frontend(digests: FileDigests) -> Frontend:
+    def build_frontend() -> Frontend:
         from kcache.nvrtc.compiler import Limits  # a waiting thread needs none
         from kcache.nvrtc.frontend import Frontend
         from kcache.nvrtc.workers.slots import Slots
 
+        shared = None if finder.engine.read_only else opened.directory
         slots = None if shared is None else Slots(shared.slots, config.wait.value)
         limits = Limits(config.workers.value, config.compile_timeout.value, slots)
-        return Frontend(digests, limits)
+        return Frontend(finder.headers.digests, limits)
 
     return Resolver(
         finder,
-        Factories(config, build_frontend, build_flight, for_compiler),
-        writes=not config.disable.value,
+        config,
+        build_frontend,
+        for_compiler,
         eager=_proves_eagerly(config),
         remotes=_remotes(finder, config) if config.remote.value else None,
     )

@@ -27,7 +27,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
@@ -350,10 +350,12 @@ class StoredHeaderSet:
 class Manifest:
     """The header sets of one request, most recently stored first."""
 
-    __slots__ = ("header_sets",)
+    __slots__ = ("checked", "header_sets")
 
     def __init__(self, header_sets: list[StoredHeaderSet]) -> None:
         self.header_sets = header_sets
+        #: (location, source's name) -> the `Holding` of the last check there, for `Finder`.
+        self.checked: dict[tuple[str, str], Any] = {}
 
     def matching(
         self, search: HeaderSearch, digests: FileDigests, location: str

@@ -38,3 +38,7 @@ class Source(Protocol):
             Exception: at the end, if a member did not answer.
         """
         ...
+
+    def close(self) -> None:
+        """Close what is open. Idempotent."""
+        ...

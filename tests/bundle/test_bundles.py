@@ -449,9 +449,12 @@ def test_sqlite_is_imported_by_who_reads_a_bundle(tmp_path: Path) -> None:
     path.write_bytes(bundle_of(kernels(1), tmp_path / "cache"))
     code = """
 import sys, kcache
+from kcache.remote.bundle import Bundle
+from kcache.remote.seal import make_sealer
 with kcache.KernelCache(sys.argv[1], remote=f"file://{sys.argv[2]}") as cache:
     print("sqlite3" in sys.modules)
-    print(cache._finder._layers[0].get(sys.argv[3]) is not None, "sqlite3" in sys.modules)
+bundle = Bundle(sys.argv[2], sealer=make_sealer(None))
+print(bundle.get(sys.argv[3]) is not None, "sqlite3" in sys.modules)
 """
     assert output_of(code, tmp_path / "own", path, key(0)).split() == ["False", "True", "True"]
 

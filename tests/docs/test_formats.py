@@ -19,7 +19,6 @@ from docs.tables import dumps, read, section, tables
 import kcache
 from kcache import Entry, KernelCache
 from kcache.engine.journal import EVENTS, Journal
-from kcache.engine.key_locks import KeyLocks
 from kcache.engine.stats import FIELDS, Stats, StatsFile
 from kcache.entry import FORMAT_VERSION, MAX_SECTIONS, decode, encode
 from kcache.nvrtc import PRODUCER
@@ -278,15 +277,3 @@ def test_the_journal(tmp_path: Path) -> None:
         assert fields["event"] in EVENTS
         assert (fields["key"], fields["backend"]) == (KEY[:32], "file")
         assert fields["detail"] == "a detail"
-
-
-def test_the_table_of_the_locks(tmp_path: Path) -> None:
-    locks = KeyLocks(str(tmp_path / "flight"))
-    locks.end(KEY)
-    locks.end(KEY)
-    locks.close()
-    data = (tmp_path / "flight").read_bytes()
-    (layout,) = tables("Locks")
-    fields, rest = read(layout, data[int(KEY[-8:], 16) % 511 * 16 :][:16])
-    assert rest == b""
-    assert fields == {"key": bytes.fromhex(KEY)[:15], "made": 2}

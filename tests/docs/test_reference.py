@@ -115,7 +115,6 @@ def causes() -> set[str]:
         "cli/commands/why",
         "kernel_cache",
         "kernels/request_factory",
-        "kernels/compile",
         "nvrtc/metadata",
     ):
         path = ROOT / "kcache" / f"{module}.py"

@@ -1,4 +1,4 @@
-"""Waits that would never end: circles of makers, leaders that hang, and what opens and never reads."""
+"""Waits that would never end: leaders that hang, and what opens and never reads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from core.helpers import entry, key, output_of, python
 
-from kcache import BackendError, Entry, open_engine
+from kcache import BackendError, open_engine
 from kcache.engine.journal import Journal
 from kcache.engine.key_locks import KeyLocks
-from kcache.engine.single_flight import Flight, Made, Work
+from kcache.engine.single_flight import Flight
 from kcache.engine.stats import Counters, StatsFile
 
 LONG = 120.0
-A, B, C = sorted((key("a"), key("b"), key("c")))
+A = key("a")
 
 
 @pytest.fixture(autouse=True)
@@ -50,88 +50,22 @@ def run_all(*works: Callable[[], object]) -> list[object]:
     return results
 
 
-# -- circles ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("keys", [(A, B), (B, A), (A, B, C), (C, B, A)])
-@pytest.mark.parametrize("engines", ["one", "one each", "no file"])
-def test_makers_that_ask_for_each_others_keys_all_end(
-    keys: tuple[str, ...], engines: str, tmp_path: Path
-) -> None:
-    """They waited 300 s for one another."""
-    gate = threading.Barrier(len(keys))
-    made = []
-    opened = [open_engine(tmp_path) for _ in keys]
-    if engines == "no file":
-        for engine in opened:
-            engine.lock_file = None
-
-    def ask(number: int) -> Entry:
-        engine = opened[number if engines == "one each" else 0]
-
-        def create() -> Entry:
-            gate.wait(LONG)
-            made.append(number)
-            following = keys[(number + 1) % len(keys)]
-            inner = engine.get_or_create(following, lambda: entry(10))
-            return entry(inner.size + 1)
-
-        return engine.get_or_create(keys[number], create)
-
-    results = run_all(*(lambda n=n: ask(n) for n in range(len(keys))))
-    assert sorted(made) == list(range(len(keys)))
-    assert all(isinstance(result, Entry) for result in results), results
-    for engine in opened:
-        assert engine.stats().wait_timeouts == 0
-        engine.close()
-
-
-CIRCLE = """
-import sys, time
-from pathlib import Path
-from kcache import Entry, open_engine
-place, mine, other = sys.argv[1:]
-engine = open_engine(place)
-def create():
-    Path(place, f"{mine[:4]}.begun").touch()
-    while not Path(place, f"{other[:4]}.begun").exists():
-        time.sleep(0.001)
-    engine.get_or_create(other, lambda: Entry({"a": b"inner"}))
-    return Entry({"a": b"outer"})
-engine.get_or_create(mine, create)
-assert engine.stats().wait_timeouts == 0
-engine.close()
-"""
-
-
-def test_processes_whose_makers_ask_for_each_others_keys_both_end(tmp_path: Path) -> None:
-    with open_engine(tmp_path) as engine:
-        engine.put(key(1), entry())
-    results = run_all(
-        lambda: python(CIRCLE, str(tmp_path), A, B).returncode,
-        lambda: python(CIRCLE, str(tmp_path), B, A).returncode,
-    )
-    assert results == [0, 0]
-
-
 # -- leaders that hang -----------------------------------------------------------------------------
 
 
 class Hanging:
     """A leader that begins and does not end before it is let."""
 
-    def __init__(self, flight: Flight[str]) -> None:
+    def __init__(self, flight: Flight) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: flight.run(A, Work(lambda: None, self._make, str))
-        )
+        self._thread = threading.Thread(target=lambda: flight.run(A, lambda: None, self._make, str))
         self._thread.start()
         assert self.begun.wait(LONG)
 
-    def _make(self) -> Made[str]:
+    def _make(self) -> tuple[str, str]:
         self.begun.set()
         assert self.go.wait(LONG)
-        return Made("late", reusable=True, stored=False)
+        return "late", "late"
 
     def end(self) -> None:
         self.go.set()
@@ -143,14 +77,12 @@ def test_of_many_threads_that_lose_patience_one_makes_the_value(
     locked: bool, tmp_path: Path
 ) -> None:
     """All 24 compiled at once."""
-    flight: Flight[str] = Flight(
-        str(tmp_path / "flight") if locked else None, wait=0.3, counters=Counters()
-    )
+    flight = Flight(str(tmp_path / "flight") if locked else None, wait=0.3, counters=Counters())
     hanging = Hanging(flight)
     at_once, most, made = 0, 0, 0
     guard, values = threading.Lock(), []
 
-    def make() -> Made[str]:
+    def make() -> tuple[str, str]:
         nonlocal at_once, most, made
         with guard:
             made, at_once = made + 1, at_once + 1
@@ -159,13 +91,12 @@ def test_of_many_threads_that_lose_patience_one_makes_the_value(
         with guard:
             at_once -= 1
         values.append("made")
-        return Made("made", reusable=True, stored=True)
+        return "made", "made"
 
     def look() -> str | None:
         return values[0] if values else None
 
-    work = Work(look, make, str)
-    assert run_all(*(lambda: flight.run(A, work) for _ in range(24))) == ["made"] * 24
+    assert run_all(*(lambda: flight.run(A, look, make, str) for _ in range(24))) == ["made"] * 24
     assert (made, most) == (1, 1)
     hanging.end()
     flight.close()
@@ -173,31 +104,33 @@ def test_of_many_threads_that_lose_patience_one_makes_the_value(
 
 def test_of_many_threads_that_wait_for_another_process_one_makes_the_value(tmp_path: Path) -> None:
     """Two did: the one that looked at the lock, and the first of those that waited for it."""
-    flight: Flight[str] = Flight(str(tmp_path / "flight"), wait=0.3, counters=Counters())
+    flight = Flight(str(tmp_path / "flight"), wait=0.3, counters=Counters())
     other = KeyLocks(str(tmp_path / "flight"))  # opened anew, and so as another process has it
     assert other.acquire(A)
     made: list[int] = []
     values: list[str] = []
 
-    def make() -> Made[str]:
+    def make() -> tuple[str, str]:
         made.append(1)
         threading.Event().wait(0.1)
         values.append("made")
-        return Made("made", reusable=True, stored=True)
+        return "made", "made"
 
-    work = Work(lambda: values[0] if values else None, make, str)
-    assert run_all(*(lambda: flight.run(A, work) for _ in range(24))) == ["made"] * 24
+    def look() -> str | None:
+        return values[0] if values else None
+
+    assert run_all(*(lambda: flight.run(A, look, make, str) for _ in range(24))) == ["made"] * 24
     assert len(made) == 1
     other.release(A)
     flight.close()
 
 
 def test_a_successor_that_hangs_too_is_replaced_in_turn(tmp_path: Path) -> None:
-    flight: Flight[str] = Flight(None, wait=0.2, counters=Counters())
+    flight = Flight(None, wait=0.2, counters=Counters())
     hanging = Hanging(flight)
     go, calls, guard = threading.Event(), [], threading.Lock()
 
-    def make() -> Made[str]:
+    def make() -> tuple[str, str]:
         with guard:
             calls.append(1)
             first = len(calls) == 1
@@ -205,10 +138,12 @@ def test_a_successor_that_hangs_too_is_replaced_in_turn(tmp_path: Path) -> None:
             assert go.wait(LONG)
         else:
             go.set()
-        return Made("made", reusable=True, stored=True)
+        return "made", "made"
 
-    work = Work(lambda: "made" if go.is_set() else None, make, str)
-    assert run_all(*(lambda: flight.run(A, work) for _ in range(6))) == ["made"] * 6
+    def look() -> str | None:
+        return "made" if go.is_set() else None
+
+    assert run_all(*(lambda: flight.run(A, look, make, str) for _ in range(6))) == ["made"] * 6
     assert len(calls) == 2
     hanging.end()
 

@@ -26,7 +26,7 @@ MOST = {
         "delete": 11,
     },
     "lmdb": {
-        "open and close": 105,
+        "open and close": 140,
         "hit in memory": 0,
         "usage": 4,
         "hit": 4,

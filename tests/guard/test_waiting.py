@@ -12,7 +12,7 @@ from guard.operations import key
 
 from kcache.engine import single_flight
 from kcache.engine.key_locks import KeyLocks
-from kcache.engine.single_flight import Flight, Made, Work
+from kcache.engine.single_flight import Flight
 from kcache.engine.stats import Counters
 
 pytestmark = pytest.mark.skipif(
@@ -55,15 +55,15 @@ def test_a_waiter_looks_seldom(seconds: float, clock: Clock, tmp_path: Path) -> 
         seen["looks"] += 1
         return None
 
-    def make() -> Made[str]:
-        return Made("made alone", reusable=True, stored=True)
+    def make() -> tuple[str, str]:
+        return "made alone", "made alone"
 
     path = str(tmp_path / "flight")
     other = KeyLocks(path)  # opened on its own, so it excludes the flight's
     assert other.acquire(NAME)
     counters = Counters()
-    waits: Flight[str] = Flight(path, wait=seconds, counters=counters)
-    assert waits.run(NAME, Work(look, make, lambda value: value)) == "made alone"
+    waits = Flight(path, wait=seconds, counters=counters)
+    assert waits.run(NAME, look, make, str) == "made alone"
     waits.close()
     assert counters.snapshot().wait_timeouts == 1
     assert seconds <= sum(clock.pauses) < seconds + 0.05

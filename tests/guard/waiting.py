@@ -58,7 +58,6 @@ def waiter(text: str, home: Path, source: str, backend: str = "file") -> list[st
             for name, value in taken.items():
                 assert value is not None
                 inner.put(name, value)
-            locks.end(key)
             locks.release(key)
             locks.close()
             output, _ = process.communicate("go on\n")

@@ -189,32 +189,6 @@ def test_as_many_at_a_time_as_asked_for(
     assert [k.cubin for k in kernels] == cubins(numbers)  # type: ignore[union-attr]
 
 
-def test_a_kernel_that_somebody_else_compiles_is_waited_for_last(
-    cache: kcache.KernelCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one worker goes on with what is free, and comes back for the other's result."""
-    begun, go = threading.Event(), threading.Event()
-    compile_request = compiler.compile_request
-
-    def held(request: Any, *args: Any) -> Any:
-        if request.source == source(0):
-            begun.set()
-            assert go.wait(LONG)
-        elif request.source == source(3):
-            go.set()  # the last of the free ones lets the first go on
-        return compile_request(request, *args)
-
-    monkeypatch.setattr(compiler, "compile_request", held)
-    other = threading.Thread(target=lambda: cache.get_or_compile(source(0), (), ARCH))
-    other.start()
-    assert begun.wait(LONG)
-    kernels = cache.compile_many([(source(n), (), ARCH) for n in range(4)], jobs=1)
-    other.join(LONG)
-    assert [k.cubin for k in kernels] == cubins([0, 1, 2, 3])  # type: ignore[union-attr]
-    assert [k.cached for k in kernels] == [True, False, False, False]  # type: ignore[union-attr]
-    assert cache.stats().compiles == 4
-
-
 MANY = """
 import sys
 import kcache

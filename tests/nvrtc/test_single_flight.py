@@ -247,6 +247,16 @@ class TestThreads:
         with pytest.raises(kcache.CompileError):
             cache.get_or_compile("int x = ;", (), ARCH)
 
+    def test_an_error_is_shared_under_the_same_name_only(
+        self, cache: kcache.KernelCache, held: Held
+    ) -> None:
+        asking = [
+            Asking(1, lambda n=n: cache.get_or_compile("int x = ;", (), ARCH, source_name=n))
+            for n in ("a.cu", "b.cu")
+        ]
+        held.go.set()
+        assert [each.end()[0].source_name for each in asking] == ["a.cu", "b.cu"]
+
     def test_an_error_of_another_place_is_not_shared(
         self, cache: kcache.KernelCache, tmp_path: Path, held: Held
     ) -> None:
@@ -275,7 +285,7 @@ class TestThreads:
             asking = Asking(1, lambda: cache.get_or_compile(source, (), options))
             held.reached()
             others = Asking(5, lambda: cache.get_or_compile(source, (), options))
-            while cache._on_miss()._flights()._calls and _waiting(cache) < 5:
+            while _waiting(cache) < 5:
                 os.sched_yield()
             held.go.set()
             kernels = [*asking.end(), *others.end()]
@@ -311,7 +321,7 @@ class TestThreads:
 
 
 def _waiting(cache: kcache.KernelCache) -> int:
-    calls = list(cache._on_miss()._flights()._calls.values())
+    calls = list(cache.engine.flight._calls.values())
     return sum(len(call.done._cond._waiters) for call in calls)  # type: ignore[attr-defined]
 
 

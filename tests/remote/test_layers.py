@@ -14,8 +14,8 @@ from remote.fakes import until
 
 import kcache
 from kcache.errors import BackendError, ConfigError, CorruptEntryError
-from kcache.kernels.layered import LayeredFinder
 from kcache.remote.keys import make_keys, write_keys
+from kcache.remote.layer import DirectoryLayer
 from kcache.util import safe_path
 
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
@@ -100,20 +100,23 @@ def test_a_hit_takes_one_look_into_each_tier(
     with kcache.KernelCache(
         tmp_path / "own", backend=backend, remote=layer, memory_size=0
     ) as cache:
-        finder = cache._finder
-        assert isinstance(finder, LayeredFinder)
-        (below,) = finder._layers._layers
-        own, layered = cache.engine._read, below.get
+        own, layered = cache.engine._read, DirectoryLayer.get
+
+        def look(self: DirectoryLayer, key: str) -> bytes | None:
+            looks.append(f"layer {key}")
+            return layered(self, key)
+
         monkeypatch.setattr(
             cache.engine, "_read", lambda key: looks.append(f"own {key}") or own(key)
         )
-        monkeypatch.setattr(below, "get", lambda key: looks.append(f"layer {key}") or layered(key))
+        monkeypatch.setattr(DirectoryLayer, "get", look)
         assert cache.get_or_compile(source(), options=ARCH) == plain.replace(cached=True)
-        assert looks == [f"own {plain.key}", f"layer {plain.key}"]
+        assert looks[::2] == [f"own {plain.key}", f"layer {plain.key}"]
+        assert len(looks) == 3
         looks.clear()
         found = cache.get_or_compile(warned, options=ARCH, source_name="one.cu")
         assert found == named.replace(cached=True)
-        assert looks[2:] == [f"own {named.key}", f"layer {named.key}"]
+        assert looks[1::2] == [f"own {named.key}", f"layer {named.key}"]
         assert len({look.split()[1] for look in looks}) == 2
         assert cache.lookup(warned, options=ARCH, source_name="other.cu") is None
 
@@ -185,14 +188,15 @@ def test_what_fails_in_a_layer_costs_a_compile(
     with kcache.KernelCache(tmp_path / "second") as cache:
         made = cache.get_or_compile(header + source(1), options=options)
     layers = [f"file://{tmp_path}/{name}" for name in ("first", "second")]
-    with kcache.KernelCache(tmp_path / "own", remote=layers) as cache:
-        finder = cache._finder
-        assert isinstance(finder, LayeredFinder)
+    get = DirectoryLayer.get
 
-        def fail(_: str) -> bytes:
+    def fail(self: DirectoryLayer, key: str) -> bytes | None:
+        if self.path.endswith("first"):
             raise error("out of order")
+        return get(self, key)
 
-        monkeypatch.setattr(finder._layers._layers[0], "get", fail)
+    monkeypatch.setattr(DirectoryLayer, "get", fail)
+    with kcache.KernelCache(tmp_path / "own", remote=layers) as cache:
         found = cache.get_or_compile(header + source(1), options=options)
         assert found == made.replace(cached=True)
         assert not cache.get_or_compile(header + source(2), options=options).cached

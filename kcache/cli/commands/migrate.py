@@ -21,7 +21,6 @@ from kcache.cli.open_cache import (
 )
 from kcache.cli.terminal import counted, progress, say, show
 from kcache.directory import CacheDirectory
-from kcache.engine.journal import MOVED
 from kcache.engine.opening import backends_in
 from kcache.errors import KcacheError
 from kcache.nvrtc import PRODUCER
@@ -103,7 +102,7 @@ def migrate(
                     migration.move(info)
                     advance()
         if not keep:
-            engine.journal.note(MOVED, detail=f"to {target}")
+            engine.note("moved", detail=f"to {target}")
         empty = engine.backend.usage().entries == 0
     if empty and not keep:
         remove_emptied(files.backend(origin))  # LMDB's file does not shrink

@@ -12,7 +12,6 @@ from kcache.cli.filters import filter_options
 from kcache.cli.keys import SHORT, complete_keys, key_prefix, resolve
 from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
 from kcache.cli.terminal import counted, say, show
-from kcache.engine.journal import DELETED
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import KERNEL, items
 from kcache.util.units import format_size
@@ -87,7 +86,7 @@ def _delete(cache: KernelCache, key: str) -> int:
     """Delete an entry; return its bytes, 0 if it was gone."""
     size = cache.engine.backend.delete(key)
     if size:
-        cache.engine.journal.note(DELETED, key)
+        cache.engine.note("deleted", key)
     return size
 
 

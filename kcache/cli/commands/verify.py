@@ -9,7 +9,6 @@ from kcache.admin.verify import verify as examine
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing, why_none
 from kcache.cli.terminal import counted, plain, progress, say, show
-from kcache.engine.journal import REFUSED
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE
 from kcache.util.units import format_size
 
@@ -40,7 +39,7 @@ def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
         examine(cache.engine.backend, report, repair=repair, progress=progress, warn=_warn)
         for item in report.bad if repair else ():
             if item.kind == DAMAGED:
-                cache.engine.journal.note(REFUSED, item.key, item.problem)
+                cache.engine.note("refused", item.key, item.problem)
     show(_json(report) if as_json else "\n".join(_lines(report, repair=repair)))
     if not report.sound:
         raise click.exceptions.Exit(1)
