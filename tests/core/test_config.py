@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import QUICK, output_of, python
+from core.helpers import QUICK, python
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcache import ConfigError, KernelCache, UnknownBackendError, default_cache_directory
+from kcache import ConfigError, KernelCache, UnknownBackendError
 from kcache.config import VARIABLES, Config
 from kcache.remote.address import parse_addresses
 from kcache.util.units import format_size, parse_size
@@ -196,28 +196,6 @@ def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Config.load({"directory": Path("~/kc")}, environ={}).directory.value == "/home/me/kc"
 
 
-def test_the_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KCACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert default_cache_directory() == Path("/x/kcache")
-    monkeypatch.setenv("KCACHE_DIR", "/named")
-    assert default_cache_directory() == Path("/named")
-    assert not Path("/named").exists()
-
-
-def test_the_front_door_takes_arguments_before_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "environment"))
-    monkeypatch.setenv("KCACHE_MAX_SIZE", "5MB")
-    with KernelCache() as cache:
-        assert cache.directory == tmp_path / "environment"
-        assert cache.engine.max_size == 5_000_000
-    with KernelCache(tmp_path / "argument", max_size="6MB", memory_size=0) as cache:
-        assert cache.directory == tmp_path / "argument"
-        assert cache.engine.max_size == 6_000_000
-
-
 COMPILES_TWICE = """
 import kcache
 entry = kcache.Entry({"a": b"x"})
@@ -288,22 +266,6 @@ with kcache.KernelCache() as cache:
         done = python(code, environ={"KCACHE_DIR": str(place), "KCACHE_LOG": level})
         assert done.returncode == 0, done.stderr
         assert ("cache get failed" in done.stderr) is expected
-
-
-def test_a_relative_directory_stays_where_it_was_when_the_process_moves(tmp_path: Path) -> None:
-    code = """
-import os, sys, kcache
-os.chdir(sys.argv[1])
-engine = kcache.open_engine("cache")
-os.mkdir("elsewhere")
-os.chdir("elsewhere")
-engine.put("0" * 64, kcache.Entry({"a": b"x"}))
-assert engine.get("0" * 64) is not None
-engine.close()
-"""
-    output_of(code, tmp_path)
-    assert os.listdir(tmp_path / "elsewhere") == []
-    assert {"stats", "file"} <= set(os.listdir(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,15 @@ import linecache
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from random import Random
 from types import FrameType
 from typing import Any
 
 import pytest
-from core.helpers import entry, fork, key, look, stored_size, wait
+from core.helpers import fork, key, look, wait
 
-from kcache import CacheEngine, open_engine
 from kcache.util.locks import is_locked
 from kcache.util.open_file import open_own
 from kcache_backends.file import FileBackend
@@ -159,111 +157,3 @@ def test_an_operation_may_be_interrupted_at_any_line(operation: str, tmp_path: P
 
 
 # -- many processes ------------------------------------------------------------------------------
-
-CAP = 40_000
-LARGEST = 4_000
-
-
-def shared(name: int | str) -> str:
-    """Returns a key; all are in one shard, so that one listing shows one instant."""
-    return key(name, shard=SHARD)
-
-
-def storm(place: Path, seed: int, report: int) -> None:
-    """Puts, gets and deletes without end; writes a byte to `report` after each operation."""
-    random = Random(seed)
-    with open_engine(place, max_size=CAP) as engine:
-        while True:
-            number = random.randrange(60)
-            choice = random.randrange(10)
-            if choice < 7:
-                engine.put(shared(number), entry(random.randrange(LARGEST - 200), number))
-            elif choice < 9:
-                found = engine.get(shared(number))
-                assert found is None or set(found.payload["cubin"]) <= {number}
-            else:
-                engine.delete(shared(number))
-            os.write(report, b".")
-
-
-def kill_in_a_storm(place: Path, kills: int, random: Random) -> Iterator[CacheEngine]:
-    """Kills one of four writers again and again; yields after each kill, and replaces it."""
-    reading, writing = os.pipe()
-    children: list[int] = []
-
-    def start() -> None:
-        seed = random.randrange(1 << 30)
-        children.append(fork(lambda: storm(place, seed, writing)))
-
-    engine = open_engine(place, max_size=CAP)
-    try:
-        for _ in range(4):
-            start()
-        for _ in range(kills):
-            for _ in range(random.randrange(1, 40)):  # let them work a while
-                os.read(reading, 1)
-            victim = children.pop(random.randrange(len(children)))
-            os.kill(victim, signal.SIGKILL)
-            assert wait(victim) == -signal.SIGKILL
-            yield engine
-            start()
-    finally:
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            wait(child)
-        os.close(reading)
-        os.close(writing)
-        engine.close()
-
-
-def check_a_storm(place: Path, kills: int) -> None:
-    survived = 0
-    for engine in kill_in_a_storm(place, kills, Random(kills)):
-        survived += 1
-        assert look(place / "file").bytes <= (CAP + 5 * LARGEST) * 1.02
-        engine.put(shared("next"), entry(500))
-        for number in range(60):
-            found = engine.get(shared(number))
-            assert found is None or set(found.payload["cubin"]) <= {number}
-    assert survived == kills
-    with open_engine(place, max_size=CAP) as engine:
-        truth = look(place / "file")
-        assert engine.size_bytes >= truth.bytes
-        engine.trim(CAP // 2)
-        list(engine.backend.coldest())
-        truth = look(place / "file")
-        assert truth.temporary == []
-        assert truth.bytes <= CAP // 2
-        assert engine.backend.usage() == (truth.bytes, len(truth.entries))
-        assert engine.total_stats().corrupt == 0
-
-
-def test_writers_killed_at_random_leave_a_sound_cache(tmp_path: Path) -> None:
-    check_a_storm(tmp_path, kills=25)
-
-
-@pytest.mark.slow
-def test_writers_killed_at_random_many_times_leave_a_sound_cache(tmp_path: Path) -> None:
-    check_a_storm(tmp_path, kills=300)
-
-
-def test_writers_together_stay_below_the_cap_and_one_entry_each(tmp_path: Path) -> None:
-    writers = 4
-
-    def work(seed: int) -> None:
-        random = Random(seed)
-        with open_engine(tmp_path, max_size=CAP) as engine:
-            for number in range(150):
-                engine.put(shared(f"{seed} {number}"), entry(random.randrange(LARGEST - 200)))
-
-    children = {fork(lambda seed=seed: work(seed)) for seed in range(writers)}
-    largest_total = samples = 0
-    while children:
-        largest_total = max(largest_total, look(tmp_path / "file").bytes)
-        samples += 1
-        for child in list(children):
-            if os.waitpid(child, os.WNOHANG)[0]:
-                children.remove(child)
-    assert samples > 20
-    assert CAP * 0.8 < largest_total <= (CAP + writers * LARGEST) * 1.02
-    assert stored_size(LARGEST - 200) <= LARGEST

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
@@ -57,57 +56,6 @@ def stored(backend: Backend) -> set[str]:
 
 
 # -- what is served ------------------------------------------------------------------------------
-
-
-def test_an_entry_is_served_as_it_was_put(backend: Backend) -> None:
-    made = Entry({"ptx": b"text", "cubin": bytes(1000)}, {"log": "größer", "compile_seconds": 1.5})
-    engine = CacheEngine(backend)
-    assert engine.put(key(1), made)
-    assert engine.get(key(1)) == made
-    assert engine.get(key(2)) is None
-
-
-def test_the_last_entry_wins(backend: Backend) -> None:
-    engine = CacheEngine(backend)
-    for number in range(3):
-        engine.put(key(1), entry(number * 10, number))
-        assert engine.get(key(1)) == entry(number * 10, number)
-    assert engine.entry_count == 1
-    assert engine.size_bytes == stored_size(20)
-
-
-def test_delete_removes_from_every_tier_and_tells_whether_there_was_one(backend: Backend) -> None:
-    engine = CacheEngine(backend, memory_size=10**6)
-    engine.put(key(1), entry())
-    assert engine.delete(key(1)) is True
-    assert engine.delete(key(1)) is False
-    assert engine.get(key(1)) is None
-
-
-def test_clear_removes_everything_but_the_statistics(backend: Backend) -> None:
-    engine = CacheEngine(backend, memory_size=10**6)
-    for number in range(5):
-        engine.put(key(number), entry())
-    engine.get(key(1))
-    assert engine.clear() == 5
-    assert (engine.entry_count, engine.size_bytes, stored(backend)) == (0, 0, set())
-    assert all(engine.get(key(number)) is None for number in range(5))
-    assert engine.stats().hits == 1
-    assert engine.clear() == 0
-
-
-def test_get_or_create_creates_on_a_miss_only(backend: Backend) -> None:
-    engine = CacheEngine(backend)
-    made: list[int] = []
-
-    def create() -> Entry:
-        made.append(1)
-        return entry(10)
-
-    assert engine.get_or_create(key(1), create) == entry(10)
-    assert engine.get_or_create(key(1), create) == entry(10)
-    assert len(made) == 1
-    assert (engine.stats().hits, engine.stats().misses) == (1, 1)
 
 
 def test_what_create_raises_reaches_the_caller_and_nothing_is_stored(backend: Backend) -> None:
@@ -203,17 +151,6 @@ def test_32_bits_of_damage_anywhere_in_a_file_are_a_miss(tmp_path: Path) -> None
 # -- the cap -------------------------------------------------------------------------------------
 
 
-def test_the_cap_holds_after_every_put(backend: Backend) -> None:
-    random = Random(1)
-    cap = 20 * SIZE
-    engine = CacheEngine(backend, max_size=cap)
-    for number in range(400):
-        engine.put(key(random.randrange(100)), entry(random.randrange(cap // 2), number))
-        assert sum(info.size for info in backend.scan()) <= cap
-    assert engine.stats().evictions > 50
-    assert engine.stats().rejected == 0
-
-
 def test_the_cap_holds_at_every_instant(tmp_path: Path) -> None:
     """Sampled from another process; in one shard, so that a sample is one listing."""
     cap = 30 * SIZE
@@ -288,13 +225,6 @@ def test_the_cap_holds_while_every_entry_is_being_used(tmp_path: Path) -> None:
         assert engine.stats().errors == 0
 
 
-def test_the_cap_is_the_largest_entry_that_is_stored(backend: Backend) -> None:
-    engine = CacheEngine(backend, max_size=SIZE)
-    assert engine.put(key(1), entry(100))
-    assert not engine.put(key(2), entry(101))
-    assert stored(backend) == {key(1)}
-
-
 def test_an_oversized_entry_is_rejected_and_evicts_nothing(backend: Backend) -> None:
     engine = CacheEngine(backend, max_size=3 * SIZE)
     for number in range(3):
@@ -303,25 +233,6 @@ def test_an_oversized_entry_is_rejected_and_evicts_nothing(backend: Backend) -> 
     assert stored(backend) == {key(0), key(1), key(2)}
     stats = engine.stats()
     assert (stats.rejected, stats.evictions, stats.errors) == (1, 0, 0)
-
-
-def test_an_oversized_entry_does_not_leave_the_old_one_of_its_key_behind(backend: Backend) -> None:
-    engine = CacheEngine(backend, max_size=3 * SIZE, memory_size=10**6)
-    engine.put(key(1), entry(10))
-    engine.put(key(1), entry(3 * SIZE))
-    assert engine.get(key(1)) is None
-
-
-def test_a_put_evicts_down_to_nine_tenths(backend: Backend) -> None:
-    engine = CacheEngine(backend, max_size=20 * SIZE)
-    for number in range(20):
-        engine.put(key(number), entry())
-    assert engine.entry_count == 20
-    engine.put(key(20), entry())
-    assert engine.entry_count == 18
-    assert engine.stats().evictions == 3
-    assert engine.stats().bytes_evicted == 3 * SIZE
-    assert stored(backend) == {key(number) for number in range(3, 21)}
 
 
 def test_a_put_evicts_a_bounded_number_beyond_what_it_needs() -> None:
@@ -333,49 +244,6 @@ def test_a_put_evicts_a_bounded_number_beyond_what_it_needs() -> None:
         backend.put(key(number), blob)
     engine.put(key(count), entry())
     assert 0 < engine.stats().evictions <= EVICT_BATCH + 1
-
-
-@pytest.mark.parametrize("memory_size", [0, 10**6])
-def test_the_least_recently_used_goes_first_and_a_get_is_a_use(
-    memory_size: int, backend: Backend
-) -> None:
-    now = [1000.0]
-    engine = CacheEngine(backend, max_size=10 * SIZE, memory_size=memory_size, clock=lambda: now[0])
-    for number in range(10):
-        engine.put(key(number), entry())
-    for _ in range(3):  # a use that is repeated counts even where memory answers
-        for number in (0, 3, 4):
-            assert engine.get(key(number)) is not None
-        now[0] += TOUCH_INTERVAL + 1
-    for number in range(10, 14):
-        engine.put(key(number), entry())
-    assert {key(0), key(3), key(4)} <= stored(backend)
-    assert stored(backend).isdisjoint({key(1), key(2)})
-
-
-def test_replacing_an_entry_is_a_use(backend: Backend) -> None:
-    engine = CacheEngine(backend, max_size=10 * SIZE)
-    for number in range(10):
-        engine.put(key(number), entry())
-    engine.put(key(11), entry())  # evicts 0 and 1, and makes room for the replacement
-    engine.put(key(2), entry())
-    for number in range(12, 16):
-        engine.put(key(number), entry())
-    assert key(2) in stored(backend)
-    assert key(3) not in stored(backend)
-
-
-def test_a_cap_that_is_smaller_than_what_is_there_is_reached_by_the_next_put(
-    tmp_path: Path,
-) -> None:
-    open_directory(str(tmp_path))
-    with closing(FileBackend(tmp_path / "file")) as backend:
-        for number in range(5000):
-            backend.put(key(number), b"x" * 100)
-    with open_engine(tmp_path, max_size=10_000) as engine:
-        engine.put(key("new"), entry())
-        assert look(tmp_path / "file").bytes <= 10_000
-        assert engine.get(key("new")) == entry()
 
 
 def test_trim_goes_to_the_size_that_is_asked_for_even_in_a_large_cache(tmp_path: Path) -> None:
@@ -416,13 +284,6 @@ def test_trim_by_age_evicts_what_was_not_used_for_so_long(tmp_path: Path) -> Non
         assert engine.trim(older_than=0) == 2 * SIZE
 
 
-def test_trim_by_age_and_size_does_both(tmp_path: Path) -> None:
-    aged(tmp_path, {1: 1e6, 2: 40, 3: 30, 4: 20})
-    with open_engine(tmp_path) as engine:
-        assert engine.trim(2 * SIZE, older_than=3600) == 2 * SIZE
-        assert stored(engine.backend) == {key(3), key(4)}
-
-
 def test_trim_by_age_goes_through_more_entries_than_one_batch(tmp_path: Path) -> None:
     open_directory(str(tmp_path))
     with closing(FileBackend(tmp_path / "file", clock=lambda: 10**9)) as backend:
@@ -431,21 +292,6 @@ def test_trim_by_age_goes_through_more_entries_than_one_batch(tmp_path: Path) ->
     with open_engine(tmp_path) as engine:
         assert engine.trim(older_than=1e6) == DELETE_BATCH + 10
         assert engine.entry_count == 0
-
-
-def test_trim_by_age_removes_from_memory_what_it_evicts(tmp_path: Path) -> None:
-    with open_engine(tmp_path, memory_size="1MB") as engine:
-        engine.put(key(1), entry())
-        os.utime(path_of(tmp_path / "file", key(1)), (0, 0))
-        assert engine.trim(older_than=3600) == SIZE
-        assert engine.get(key(1)) is None
-
-
-def test_trim_by_age_changes_nothing_where_the_engine_is_read_only(tmp_path: Path) -> None:
-    aged(tmp_path, {1: 1e6})
-    with open_engine(tmp_path, read_only=True) as engine:
-        assert engine.trim(older_than=0) == 0
-        assert stored(engine.backend) == {key(1)}
 
 
 @pytest.mark.parametrize("age", [-1, -0.001, float("nan")])
@@ -461,36 +307,6 @@ def test_trim_removes_from_memory_what_it_evicts(backend: Backend) -> None:
     engine.put(key(1), entry())
     engine.trim(0)
     assert engine.get(key(1)) is None
-
-
-def test_looks_per_put_at_the_cap_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 5000
-    with open_engine(tmp_path, max_size=count * SIZE) as engine:
-        for number in range(count):
-            engine.put(key(number), entry())
-        looks = []
-        stat, scandir = os.stat, os.scandir
-
-        def counting_stat(*args: Any, **kwargs: Any) -> os.stat_result:
-            looks.append(1)
-            return stat(*args, **kwargs)
-
-        def counting_scandir(path: str) -> Any:
-            with scandir(path) as items:  # each of these will be looked at
-                looks.extend(1 for _ in items)
-            return scandir(path)
-
-        monkeypatch.setattr(os, "stat", counting_stat)
-        monkeypatch.setattr(os, "scandir", counting_scandir)
-        most = 0
-        for number in range(count, count + 1500):
-            before = len(looks)
-            engine.put(key(number), entry())
-            most = max(most, len(looks) - before)
-        monkeypatch.undo()
-        assert engine.stats().evictions >= 1500
-    assert len(looks) / 1500 <= 10
-    assert most <= 4096
 
 
 # -- the memory tier -----------------------------------------------------------------------------
@@ -526,14 +342,6 @@ def test_memory_answers_and_records_the_use_once_a_minute() -> None:
     assert engine.stats().memory_hits == engine.stats().hits == 20
 
 
-def test_what_was_read_is_answered_from_memory_the_next_time(backend: Backend) -> None:
-    CacheEngine(backend).put(key(1), entry())
-    engine = CacheEngine(backend, memory_size=10**6)
-    assert engine.get(key(1)) == entry()
-    assert engine.get(key(1)) == entry()
-    assert (engine.stats().hits, engine.stats().memory_hits) == (2, 1)
-
-
 def test_the_memory_tier_stays_within_its_bound(backend: Backend) -> None:
     engine = CacheEngine(backend, memory_size=50_000)
     for number in range(100):
@@ -541,14 +349,6 @@ def test_the_memory_tier_stays_within_its_bound(backend: Backend) -> None:
         engine.get(key(number // 2))
         assert engine.memory.size_bytes <= 50_000
     assert len(engine.memory) > 1
-
-
-def test_an_evicted_entry_is_not_served_from_memory(backend: Backend) -> None:
-    engine = CacheEngine(backend, max_size=3 * SIZE, memory_size=10**6)
-    for number in range(10):
-        engine.put(key(number), entry())
-    for number in range(10):
-        assert (engine.get(key(number)) is not None) == (key(number) in stored(backend))
 
 
 # -- races between a get that fills memory and what changes the entry ------------------------------
@@ -724,16 +524,6 @@ def test_read_only_of_what_is_not_there_is_a_backend_error(tmp_path: Path) -> No
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_new_process_finds_what_an_older_one_put(tmp_path: Path) -> None:
-    def write() -> None:
-        with open_engine(tmp_path) as engine:
-            engine.put(key(1), entry(5))
-
-    assert wait(fork(write)) == 0
-    with open_engine(tmp_path) as engine:
-        assert engine.get(key(1)) == entry(5)
-
-
 # -- closing -------------------------------------------------------------------------------------
 
 
@@ -812,67 +602,6 @@ def test_many_threads_share_an_engine(tmp_path: Path) -> None:
         assert engine.backend.usage() == (truth.bytes, len(truth.entries))
         assert truth.bytes <= cap
         assert engine.memory.size_bytes <= 30_000
-
-
-def test_a_forked_child_goes_on_while_threads_of_its_parent_were_at_work(tmp_path: Path) -> None:
-    with open_engine(tmp_path, max_size=60 * SIZE, memory_size=30_000) as engine:
-        done = threading.Event()
-
-        def work(seed: int) -> None:
-            for number in itertools.count():
-                if done.is_set():
-                    return
-                engine.put(key(number % 100), entry(100, number % 100))
-                engine.get(key(seed + number % 50))
-
-        def child() -> None:
-            for number in range(30):
-                engine.put(key(number), entry(100, number))
-                found = engine.get(key(number))
-                assert found is None or set(found.payload["cubin"]) == {number}
-            engine.flush()
-            engine.trim(0)
-            engine.close()
-
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-        for thread in threads:
-            thread.start()
-        try:
-            for _ in range(15):
-                assert wait(fork(child)) == 0
-        finally:
-            done.set()
-            for thread in threads:
-                thread.join()
-        truth = look(tmp_path / "file")
-        assert engine.backend.usage() == (truth.bytes, len(truth.entries))
-        assert engine.stats().errors == engine.stats().corrupt == 0
-
-
-def test_a_forked_child_takes_no_lock_of_the_engine_with_it(tmp_path: Path) -> None:
-    with open_engine(tmp_path, memory_size=30_000) as engine:
-        engine.put(key(1), entry())
-        holding, release = threading.Event(), threading.Event()
-
-        def hold() -> None:
-            with engine._room.turn(), engine.memory._lock, engine._flusher._turns.turn():
-                holding.set()
-                release.wait()
-
-        thread = threading.Thread(target=hold)
-        thread.start()
-        holding.wait()
-
-        def child() -> None:
-            engine.put(key(2), entry())
-            assert engine.get(key(1)) == entry()
-            engine.close()
-
-        try:
-            assert wait(fork(child)) == 0
-        finally:
-            release.set()
-            thread.join()
 
 
 def test_a_trim_does_not_chase_what_others_put_meanwhile() -> None:

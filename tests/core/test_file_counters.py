@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache import BackendError
-from kcache.directory import open_directory
 from kcache.util.open_file import open_own
 from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
 from kcache_backends.file import FileBackend
@@ -44,40 +43,6 @@ def check(backend: FileBackend, place: Path) -> None:
     """Asserts that the counters are exactly right."""
     truth = look(place)
     assert backend.usage() == (truth.bytes, len(truth.entries))
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "zeroed": lambda image: bytes(len(image)),
-    "ones": lambda image: b"\xff" * len(image),
-    "random": lambda image: os.urandom(len(image)),
-    "emptied": lambda _: b"",
-    "truncated": lambda image: image[:100],
-    "a record short": lambda image: image[:-32],
-    "one byte short": lambda image: image[:-1],
-    "extended": lambda image: image + b"more",
-    "one record zeroed": lambda image: image[:320] + bytes(32) + image[352:],
-    "one byte changed in every record": lambda image: bytes(
-        byte ^ (n % 32 == 0) for n, byte in enumerate(image)
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-@pytest.mark.parametrize("open_already", [True, False], ids=["open", "reopened"])
-def test_damaged_counters_are_counted_afresh(
-    damage: Callable[[bytes], bytes], open_already: bool, backend: FileBackend, place: Path
-) -> None:
-    path = place / COUNTERS
-    if not open_already:
-        backend.close()
-    path.write_bytes(damage(path.read_bytes()))
-    again = backend if open_already else FileBackend(place)
-    check(again, place)
-    again.put(key(100), b"new")
-    again.delete(key(1))
-    check(again, place)
-    assert path.stat().st_size >= LENGTH
-    again.close()
 
 
 @settings(QUICK, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -124,34 +89,6 @@ def test_usage_is_never_below_the_truth_while_a_record_is_damaged_again_and_agai
         os.close(writing)
 
 
-def test_counters_removed_while_open_come_back(backend: FileBackend, place: Path) -> None:
-    (place / COUNTERS).unlink()
-    backend.put(key(100), b"new")
-    check(backend, place)
-    assert (place / COUNTERS).stat().st_size == LENGTH
-
-
-@pytest.mark.parametrize("first", ["put", "usage", "delete", "coldest", "get", "touch"])
-def test_a_directory_removed_while_open_comes_back(
-    first: str, backend: FileBackend, place: Path
-) -> None:
-    shutil.rmtree(place)
-    operations: dict[str, Callable[[], object]] = {
-        "put": lambda: backend.put(key(1), b"value"),
-        "usage": backend.usage,
-        "delete": lambda: backend.delete(key(1)),
-        "coldest": lambda: list(backend.coldest()),
-        "get": lambda: backend.get(key(1)),
-        "touch": lambda: backend.touch(key(1)),
-    }
-    operations[first]()
-    backend.put(key(1), b"value")
-    assert backend.get(key(1)) == b"value"
-    check(backend, place)
-    with closing(FileBackend(place)) as other:
-        assert other.usage() == (5, 1)
-
-
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022])
 def test_what_is_made_again_is_for_the_user_alone(mask: int, tmp_path: Path) -> None:
     """Else the next process would refuse it as writable by others."""
@@ -165,26 +102,6 @@ def test_what_is_made_again_is_for_the_user_alone(mask: int, tmp_path: Path) -> 
             os.umask(old)
     for path in (place.parent, place, place / key(1)[:2]):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-
-
-def test_a_directory_moved_away_while_open_is_replaced_by_a_new_one(
-    backend: FileBackend, place: Path
-) -> None:
-    place.rename(place.with_name("old"))
-    backend.put(key(1), b"value")
-    assert backend.get(key(1)) == b"value"
-    check(backend, place)
-
-
-def test_a_directory_that_another_process_put_in_the_place_is_the_one_that_is_counted(
-    backend: FileBackend, place: Path
-) -> None:
-    place.rename(place.with_name("old"))
-    with closing(FileBackend(place)) as other:
-        other.put(key(200, shard=9), bytes(1000))
-        assert backend.usage() == (1000, 1)
-        backend.put(key(201, shard=9), bytes(500))
-        assert other.usage() == (1500, 2)
 
 
 def test_counters_replaced_by_another_file_are_opened_again(
@@ -219,37 +136,6 @@ def test_counters_are_not_followed_through_a_symlink(place: Path, tmp_path: Path
         backend.put(key(1), b"x")
     assert victim.read_bytes() == b"precious"
     backend.close()
-
-
-def test_entries_found_in_a_directory_without_counters_are_counted(place: Path) -> None:
-    place.mkdir(mode=0o700)
-    open_directory(str(place))
-    for number in range(5):
-        path = path_of(place, key(number))
-        path.parent.mkdir(parents=True)
-        path.write_bytes(bytes(10))
-    backend = FileBackend(place)
-    assert backend.usage() == (50, 5)
-    backend.close()
-
-
-def test_entries_deleted_by_others_are_forgotten_when_coldest_looks(
-    backend: FileBackend, place: Path
-) -> None:
-    for number in range(0, 30, 2):
-        path_of(place, key(number)).unlink()
-    assert backend.usage().bytes >= look(place).bytes
-    list(backend.coldest())
-    check(backend, place)
-
-
-def test_orphaned_temporary_files_are_removed(backend: FileBackend, place: Path) -> None:
-    shard = path_of(place, key(1)).parent
-    for number in range(3):
-        (shard / f".{key(1)[:16]}-{number}-7.tmp").write_bytes(bytes(100))
-    list(backend.coldest())
-    assert look(place).temporary == []
-    check(backend, place)
 
 
 # Stands for a program in another PID namespace, where the process ids are the same.

@@ -14,57 +14,11 @@ from kcache import Backend, UnknownBackendError
 from kcache.backend import backend_names, open_backend
 from kcache_backends.file import FileBackend
 
-HEAVY = [
-    "cuda",
-    "click",
-    "rich",
-    "numpy",
-    "importlib.metadata",
-    "asyncio",
-    "pickle",
-    "kcache_backends",
-]
 MODULES = sorted(
     path.relative_to(Path(kcache.__file__).parent.parent).with_suffix("").as_posix()
     for path in Path(kcache.__file__).parent.rglob("*.py")
     if "cli" not in path.relative_to(Path(kcache.__file__).parent).parts
 )
-
-LOADED = """
-import sys
-before = set(sys.modules)  # an editable installation loads some of them at start
-{code}
-new = set(sys.modules) - before
-print(*sorted(n for n in {heavy!r} if any(m == n or m.startswith(n + ".") for m in new)))
-"""
-
-
-def loaded(code: str, *arguments: object) -> list[str]:
-    return output_of(LOADED.format(code=code, heavy=HEAVY), *arguments).split()
-
-
-def test_importing_kcache_loads_nothing_heavy() -> None:
-    assert loaded("import kcache") == []
-
-
-def test_the_public_names_load_nothing_heavy() -> None:
-    assert loaded("import kcache\nfor name in kcache.__all__: getattr(kcache, name)") == []
-
-
-def test_a_hit_of_the_engine_loads_no_cuda_and_no_entry_points(tmp_path: Path) -> None:
-    code = """
-import kcache
-with kcache.open_engine(sys.argv[1], memory_size="1MB") as engine:
-    engine.put("0" * 64, kcache.Entry({"a": b"x"}))
-    engine.get("0" * 64)
-"""
-    assert loaded(code, tmp_path) == ["kcache_backends"]
-
-
-def test_every_public_name_exists() -> None:
-    assert [name for name in kcache.__all__ if not hasattr(kcache, name)] == []
-    with pytest.raises(AttributeError, match="nonsense"):
-        kcache.nonsense  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_every_public_name_of_the_design_is_there() -> None:
@@ -91,15 +45,6 @@ def test_every_public_name_of_the_design_is_there() -> None:
         "open_engine",
     }
     assert names <= set(kcache.__all__)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_imports_a_backend(module: str) -> None:
-    source = Path(kcache.__file__).parent.parent / f"{module}.py"
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not any(name.split(".")[0] == "kcache_backends" for name in names)
 
 
 def test_only_three_modules_read_the_environment() -> None:

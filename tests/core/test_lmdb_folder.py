@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -154,81 +153,6 @@ def test_files_that_others_put_beside_ours_are_never_removed(tmp_path: Path) -> 
         backend.put(key(1), b"1")
         assert backend.get(key(1)) == b"1"
     assert kept[0].exists()
-
-
-# -- pipes, links, devices -------------------------------------------------------------------------
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path, 0o600)
-
-
-def unix_socket(path: Path) -> None:
-    before = os.getcwd()
-    os.chdir(path.parent)  # the path of a socket has 107 bytes at most
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
-    finally:
-        os.chdir(before)
-
-
-def device(path: Path) -> None:
-    try:
-        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
-    except PermissionError:
-        pytest.skip("devices can't be made here")
-
-
-def hard_link(path: Path) -> None:
-    other = next(up for up in path.parents if up.name == "lmdb").parent / "somebodys"
-    other.write_bytes(b"somebody's" * 20_000)
-    os.link(other, path)
-
-
-def soft_link(path: Path) -> None:
-    other = next(up for up in path.parents if up.name == "lmdb").parent / "somebodys"
-    other.write_bytes(b"somebody's" * 20_000)
-    path.symlink_to(other)
-
-
-STRANGE = {
-    "pipe": pipe,
-    "socket": unix_socket,
-    "device": device,
-    "hard link": hard_link,
-    "link": soft_link,
-    "folder": lambda path: path.mkdir(),
-}
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", STRANGE)
-@pytest.mark.parametrize("name", ["db/data.mdb", "db/lock.mdb", "lock"])
-def test_what_is_no_file_is_neither_waited_for_nor_written(
-    name: str, kind: str, tmp_path: Path
-) -> None:
-    place = tmp_path / "lmdb"
-    with closing(LmdbBackend(place)) as backend:
-        backend.put(key(1), b"1")
-    (place / name).unlink()
-    STRANGE[kind](place / name)
-    for read_only in (True, False):
-        with closing(LmdbBackend(place, read_only=read_only)) as backend:
-            with suppress(BackendError):
-                assert backend.get(key(1)) in (None, b"1")
-            with suppress(BackendError):
-                list(backend.check(repair=True))
-            with suppress(BackendError):
-                backend.put(key(2), b"2")
-            with suppress(BackendError):
-                assert backend.get(key(2)) in (None, b"2")
-    if "link" in kind:
-        assert (tmp_path / "somebodys").read_bytes() == b"somebody's" * 20_000
-    if name != "lock":  # damage, and gone
-        with closing(LmdbBackend(place)) as backend:
-            backend.put(key(3), b"3")
-            assert backend.get(key(3)) == b"3"
 
 
 def test_a_folder_on_a_path_that_everybody_can_exchange_is_refused(tmp_path: Path) -> None:

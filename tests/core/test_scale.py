@@ -71,13 +71,6 @@ def test_a_put_at_the_cap_looks_at_few_files(crowded: Population) -> None:
     assert max(counts) <= MOST
 
 
-def test_opening_looks_at_no_entry(crowded: Population) -> None:
-    with Looks() as looks, crowded.open() as engine:
-        assert 0 < engine.size_bytes <= crowded.cap
-        assert engine.entry_count >= crowded.count - EVICT_BATCH - PUTS
-    assert looks.count < 20  # the directories and files of the engine itself
-
-
 # -- LMDB: transactions ----------------------------------------------------------------------------
 
 LAST_TRANSACTION = """

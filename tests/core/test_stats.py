@@ -23,8 +23,6 @@ from kcache import BackendError, Stats, open_engine
 from kcache.directory import open_directory
 from kcache.engine.stats import FIELDS, Counters, StatsFile
 
-HITS = FIELDS.index("hits")
-
 
 def amounts(**counts: float) -> list[float]:
     """Returns counts in the order of the file."""
@@ -58,23 +56,6 @@ def test_to_dict_is_json_and_holds_everything() -> None:
     assert (found["hits"], found["saved_seconds"], found["hit_rate"]) == (1, 0.5, 1.0)
 
 
-def test_a_snapshot_does_not_change() -> None:
-    counters = Counters()
-    before = counters.snapshot()
-    counters.add("misses")
-    assert (before.misses, counters.snapshot().misses) == (0, 1)
-    with pytest.raises(AttributeError):
-        before.misses = 5  # type: ignore[misc]
-
-
-def test_counts_are_whole_numbers() -> None:
-    counters = Counters()
-    counters.add("bytes_evicted", 10)
-    stats = counters.snapshot()
-    assert isinstance(stats.bytes_evicted, int)
-    assert isinstance(stats.compile_seconds, float)
-
-
 # -- the file ----------------------------------------------------------------------------------
 
 
@@ -93,14 +74,6 @@ def test_what_is_added_is_in_the_total_and_in_the_next_one(path: Path) -> None:
     assert again.total() == Stats(hits=13, misses=1, saved_seconds=0.25)
 
 
-def test_two_in_one_process_do_not_overwrite_each_other(path: Path) -> None:
-    files = [StatsFile(path) for _ in range(5)]
-    for number, file in enumerate(files):
-        file.add(amounts(hits=10**number))
-        file.add(amounts(hits=10**number))
-    assert files[0].total().hits == 22222
-
-
 def test_processes_add_up(path: Path) -> None:
     def work() -> None:
         file = StatsFile(path)
@@ -110,39 +83,6 @@ def test_processes_add_up(path: Path) -> None:
     children = [fork(work) for _ in range(6)]
     assert [wait(child) for child in children] == [0] * 6
     assert StatsFile(path).total() == Stats(hits=300, bytes_evicted=900)
-
-
-def test_threads_add_up(path: Path) -> None:
-    file = StatsFile(path)
-    threads = [
-        threading.Thread(target=lambda: [file.add(amounts(hits=1)) for _ in range(50)])
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert file.total().hits == 200
-
-
-def test_a_killed_process_loses_only_what_it_had_not_added(path: Path) -> None:
-    reading, writing = os.pipe()
-
-    def work() -> None:
-        file = StatsFile(path)
-        file.add(amounts(hits=7))
-        os.write(writing, b"x")
-        signal.pause()
-
-    child = fork(work)
-    os.read(reading, 1)
-    os.kill(child, signal.SIGKILL)
-    wait(child)
-    os.close(reading)
-    os.close(writing)
-    other = StatsFile(path)
-    other.add(amounts(hits=1))
-    assert other.total().hits == 8
 
 
 def test_zero_counts_from_there_on_for_every_process(path: Path) -> None:
@@ -235,42 +175,6 @@ def test_a_relative_path_is_not_followed_to_another_working_directory(
     assert StatsFile(tmp_path / "stats").total().hits == 1
 
 
-@pytest.mark.parametrize("kind", ["directory", "symlink", "no directory"])
-def test_a_file_that_cannot_be_written_is_a_backend_error(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "stats"
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "symlink":
-        (tmp_path / "victim").write_bytes(b"precious")
-        path.symlink_to(tmp_path / "victim")
-    else:
-        path = tmp_path / "missing" / "stats"
-    file = StatsFile(path)
-    for operation in (lambda: file.add(amounts(hits=1)), file.zero):
-        with pytest.raises(BackendError, match="stats"):
-            operation()
-    if kind == "directory":
-        with pytest.raises(BackendError):
-            file.total()
-    if kind == "symlink":
-        assert (tmp_path / "victim").read_bytes() == b"precious"
-
-
-def test_a_child_adds_to_a_record_of_its_own(path: Path) -> None:
-    file = StatsFile(path)
-    file.add(amounts(hits=1))
-
-    def child() -> None:
-        for _ in range(20):
-            file.add(amounts(hits=1))
-
-    children = [fork(child) for _ in range(3)]
-    for _ in range(20):
-        file.add(amounts(hits=1))
-    assert [wait(number) for number in children] == [0] * 3
-    assert file.total().hits == 81
-
-
 # -- through an engine ---------------------------------------------------------------------------
 
 ONE_HIT_AND_A_MISS = """
@@ -336,14 +240,6 @@ def test_counts_are_flushed_every_few_seconds(
             assert file.total().hits >= hits - 1
             engine.get(key(1))
             now[0] += 10
-
-
-def test_after_close_nothing_is_counted_twice(tmp_path: Path) -> None:
-    engine = open_engine(tmp_path)
-    engine.put(key(1), entry())
-    engine.close()
-    engine.close()
-    assert StatsFile(tmp_path / "stats").total().puts == 1
 
 
 def test_a_forked_child_does_not_count_again_what_its_parent_counted(tmp_path: Path) -> None:

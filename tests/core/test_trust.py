@@ -12,7 +12,6 @@ from core.helpers import entry, key, look, path_of
 from kcache import BackendError, ConfigError, KernelCache, open_engine
 from kcache.testing import MemoryBackend
 
-NAMES = ["file", "zstd", "lmdb", "zstd+lmdb"]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
