@@ -14,6 +14,7 @@ import costs
 import pytest
 from cli.browser import Browser, Tab, chromium, started
 from hypothesis import settings
+from nvrtc import reference
 
 import kcache
 
@@ -36,6 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="the long versions of the tests of faults: an hour"
     )
+    parser.addoption(
+        "--recompile", action="store_true", help="compile anew what tests compare with, each time"
+    )
 
 
 # The same random examples in every run, so that a green run stays green; or others in each, and a
@@ -48,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the random examples, and count what the run costs."""
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("others" if config.getoption("--long") else "same")
+    reference.RECOMPILE = config.getoption("--recompile")
     config.pluginmanager.register(costs)
 
 

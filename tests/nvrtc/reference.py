@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -18,6 +20,8 @@ from kcache.nvrtc.parsed_options import parse_options
 from kcache.nvrtc.workers.harmless import are_harmless
 
 ARCH = CompileOptions(arch="sm_80")
+#: Whether each bare compile is made anew (`--recompile`), also one of a text that stands alone.
+RECOMPILE = False
 
 #: A kernel whose machine code shows the value of the macro V.
 KERNEL = 'extern "C" __global__ void k(int* out) { *out = V; }\n'
@@ -71,7 +75,29 @@ def compile_fresh(
     """
     if not are_harmless(parse_options(flags)):
         return compile_clean(source, flags, names=names, headers=headers, source_name=source_name)
-    return _compile(source, flags, names, headers or {}, source_name)
+    if RECOMPILE or not _is_alone(source, flags, headers):
+        return _compile(source, flags, names, headers or {}, source_name)
+    variables = (item for item in os.environ.items() if item[0].startswith(("CUDA", "NV")))
+    surroundings = (os.getcwd(), *variables)
+    return _compile_once(source, tuple(flags), tuple(names), source_name, surroundings)
+
+
+def _is_alone(source: str, flags: Sequence[str], headers: Mapping[str, str] | None) -> bool:
+    """Tell whether nothing but the arguments decides: no directive, no macro of the compiler's."""
+    told = any(name in flag for flag in flags for name in ("include", "-I", "__"))
+    return not (headers or told or re.search(r"#|%:|\?\?|\\\n|__[A-Z]|_Pragma", source))
+
+
+@functools.lru_cache(maxsize=256)
+def _compile_once(
+    source: str,
+    flags: tuple[str, ...],
+    names: tuple[str, ...],
+    source_name: str,
+    _surroundings: tuple[object, ...],
+) -> Fresh:
+    """Compile, unless this process has compiled the same before."""
+    return _compile(source, flags, names, {}, source_name)
 
 
 def compile_clean(
