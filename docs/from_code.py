@@ -36,7 +36,7 @@ from from_code_markdown import (
 from man_page import MAN_PAGE, man_page
 
 import kcache.errors
-from kcache.admin.prometheus import _COUNTERS, exposition
+from kcache.admin.prometheus import counter_name, exposition
 from kcache.backend import Usage
 from kcache.cli.app import app as cli
 from kcache.config import VARIABLES, Variable
@@ -174,7 +174,7 @@ def statistics() -> Iterator[str]:
     said = items(sections(Stats)["Attributes"])
     rows = [("field", "unit", "meaning", "in Prometheus")]
     for name in FIELDS:
-        metric = f"`kcache_{_COUNTERS[name][0]}_total`"
+        metric = f"`kcache_{counter_name(name)}_total`"
         rows.append((f"`{name}`", unit(name), plain(said[name]), metric))
     derived = [name for name, kind in vars(Stats).items() if isinstance(kind, property)]
     for name in derived:

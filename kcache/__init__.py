@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         list_bundle,
         verify_bundle,
     )
-    from kcache.admin.miss_causes import Explanation
+    from kcache.admin.explain import Explanation
     from kcache.admin.request_diff import Cause
     from kcache.backend import Backend, EntryInfo, Usage
     from kcache.config import default_cache_directory
@@ -123,7 +123,7 @@ _MODULES = {
     "nvrtc.request": ("CompileRequest",),
     "engine.opening": ("open_engine",),
     "engine.stats": ("Stats",),
-    "admin.miss_causes": ("Explanation",),
+    "admin.explain": ("Explanation",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

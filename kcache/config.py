@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.errors import ConfigError
-from kcache.util.record import Record
 from kcache.util.units import Size, parse_flag, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -125,25 +124,27 @@ class Variable(NamedTuple):
     """An environment variable that kcache reads.
 
     Attributes:
-        name: of the variable.
-        setting: the field of `Config` that it sets.
+        setting: the field of `Config` that it sets; its own name is `KCACHE_` and this.
         allowed: what it may hold, in words.
         meaning: what it does, in words.
         parse: from text to the setting's value; raises ConfigError.
         default: the setting's value if neither argument nor variable gives one.
     """
 
-    name: str
     setting: str
     allowed: str
     meaning: str
     parse: Callable[..., Any]
     default: object
 
+    @property
+    def name(self) -> str:
+        """The name of the variable."""
+        return "KCACHE_DIR" if self.setting == "directory" else f"KCACHE_{self.setting.upper()}"
+
 
 VARIABLES: tuple[Variable, ...] = (
     Variable(
-        "KCACHE_BACKEND",
         "backend",
         "file, zstd, lmdb, zstd+lmdb, or a name that another package registers",
         "The backend that stores the entries.",
@@ -151,7 +152,6 @@ VARIABLES: tuple[Variable, ...] = (
         "file",
     ),
     Variable(
-        "KCACHE_DIR",
         "directory",
         "a path",
         "The directory of the cache. By default, it is in the user's cache directory.",
@@ -159,7 +159,6 @@ VARIABLES: tuple[Variable, ...] = (
         None,
     ),
     Variable(
-        "KCACHE_MAX_SIZE",
         "max_size",
         "bytes, or a size such as 512MB or 2GiB",
         "The cap. The stored bytes never exceed the cap; with the backends file and zstd, each "
@@ -168,7 +167,6 @@ VARIABLES: tuple[Variable, ...] = (
         DEFAULT_MAX_SIZE,
     ),
     Variable(
-        "KCACHE_MEMORY_SIZE",
         "memory_size",
         "bytes, or a size; 0 switches it off",
         "The size of the memory tier in each process.",
@@ -176,7 +174,6 @@ VARIABLES: tuple[Variable, ...] = (
         DEFAULT_MEMORY_SIZE,
     ),
     Variable(
-        "KCACHE_READ_ONLY",
         "read_only",
         "1 or 0",
         "Use the entries that are there, and write nothing.",
@@ -184,7 +181,6 @@ VARIABLES: tuple[Variable, ...] = (
         False,
     ),
     Variable(
-        "KCACHE_DISABLE",
         "disable",
         "1 or 0",
         "Compile every time, and neither read nor write the cache.",
@@ -192,7 +188,6 @@ VARIABLES: tuple[Variable, ...] = (
         False,
     ),
     Variable(
-        "KCACHE_RECACHE",
         "recache",
         "1 or 0",
         "Compile every time, and replace the entries that are there.",
@@ -200,7 +195,6 @@ VARIABLES: tuple[Variable, ...] = (
         False,
     ),
     Variable(
-        "KCACHE_HEADER_CHECK",
         "header_check",
         "always or once",
         "Check the headers on every request, or once per process.",
@@ -208,7 +202,6 @@ VARIABLES: tuple[Variable, ...] = (
         "always",
     ),
     Variable(
-        "KCACHE_RELOCATION",
         "relocation",
         "lazy or eager",
         "When to prove that a kernel does not depend on where its headers lie: when a second "
@@ -217,7 +210,6 @@ VARIABLES: tuple[Variable, ...] = (
         "lazy",
     ),
     Variable(
-        "KCACHE_WAIT",
         "wait",
         "seconds; 0 waits for nobody",
         "The time limit of a wait while another thread or process compiles the same kernel.",
@@ -225,7 +217,6 @@ VARIABLES: tuple[Variable, ...] = (
         DEFAULT_WAIT,
     ),
     Variable(
-        "KCACHE_WORKERS",
         "workers",
         "a number; with 0, the program compiles in its own process, and the results are not cached",
         "How many compiles may run at a time. Each runs in a separate process.",
@@ -233,7 +224,6 @@ VARIABLES: tuple[Variable, ...] = (
         None,
     ),
     Variable(
-        "KCACHE_COMPILE_TIMEOUT",
         "compile_timeout",
         "seconds",
         "The time limit of one compile.",
@@ -241,7 +231,6 @@ VARIABLES: tuple[Variable, ...] = (
         None,
     ),
     Variable(
-        "KCACHE_ON_MISS",
         "on_miss",
         "compile or error",
         "Compile a kernel that is not in the cache, or fail with the reason.",
@@ -249,7 +238,6 @@ VARIABLES: tuple[Variable, ...] = (
         "compile",
     ),
     Variable(
-        "KCACHE_SIGNING_KEY_FILE",
         "signing_key_file",
         "a path",
         "The keys that sign kernels for other machines. Unsigned kernels from there are not used.",
@@ -257,15 +245,13 @@ VARIABLES: tuple[Variable, ...] = (
         None,
     ),
     Variable(
-        "KCACHE_REMOTE",
         "remote",
         "addresses, with spaces or commas between them",
-        "Tiers beyond this cache, asked in this order before a kernel is compiled.",
+        "Layers and remotes, asked in this order before a kernel is compiled.",
         _parse_remote,
         (),
     ),
     Variable(
-        "KCACHE_RECORD",
         "record",
         "a path",
         "A file to record every requested kernel in, for kcache warm.",
@@ -273,7 +259,6 @@ VARIABLES: tuple[Variable, ...] = (
         None,
     ),
     Variable(
-        "KCACHE_LOG",
         "log",
         "debug, info, warning or error",
         "Log messages of this level and above to standard error.",
@@ -283,7 +268,7 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
-class Config(Record):
+class Config(NamedTuple):
     """Every setting with its source. See `VARIABLES` for what each means.
 
     `directory` is None if no setting names one. Then the cache looks for a usable default.
@@ -326,7 +311,7 @@ class Config(Record):
                 `complain`, also: a variable has a value that is not allowed.
         """
         given = {name: value for name, value in (arguments or {}).items() if value is not None}
-        known = cls._names
+        known = cls._fields
         for name in given:
             if name not in known:
                 raise ConfigError(f"no setting {name!r}; allowed: {', '.join(sorted(known))}")
@@ -395,7 +380,7 @@ def temporary_cache_directory() -> str:
 
 
 #: Variables that NVRTC 12.4 to 13.5 ask for and that may change their output. They are part of the
-#: key. If a compiler asks for others, its record tells.
+#: key. If a compiler asks for others, its trace tells.
 COMPILER_VARIABLES = (
     "CAN_FINALIZE_DEBUG",
     "DUMP_KNOBS_TO_FILE",

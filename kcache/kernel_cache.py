@@ -74,7 +74,7 @@ class KernelCache:
             this process compiles, and the results are not cached.
         compile_timeout: how many seconds one compile may take before it ends with a CompileError.
         on_miss: `"compile"`, or `"error"`: what is not cached is a MissError with the reason.
-        remote: addresses of tiers that are asked, in order, for what this cache does not have:
+        remote: addresses that are asked, in order, for what this cache does not have:
             layers (`"file:///opt/kernels"`), and remotes (`"https://"`, `"redis://"`, `"s3://"`,
             ...). By default `KCACHE_REMOTE`; `()` for none.
 

@@ -86,15 +86,30 @@ def diagnose(
         ConfigError: `directory` is not allowed.
     """
     config = Config.load({"directory": directory}, complain=lambda _: None)
-    broken = _broken_libraries()
-    if broken:
-        yield from broken
+    libraries = list(_libraries())
+    yield from libraries
+    if any(finding.level == PROBLEM for finding in libraries):
         return
-    versions = f"Python {platform.python_version()}", *map(_version, _LIBRARIES)
-    yield Finding(OK, "python", ", ".join(versions))
     yield from _settings(config)
     yield from _cache(config, directory, system)
     yield from _compiler(driver())
+
+
+def _libraries() -> Iterator[Finding]:
+    """Yield what can't be imported; if everything can, the versions."""
+    versions = [f"Python {platform.python_version()}"]
+    for name in _LIBRARIES:
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:  # a broken installation may raise anything
+            what = f"{name} can't be imported ({type(error).__name__}: {error})"
+            do = f"Install it again: pip install --force-reinstall {name}"
+            yield Finding(PROBLEM, "libraries", what, do)
+        else:
+            known = vars(module)
+            versions.append(f"{name} {known.get('__version__') or known.get('VERSION')}")
+    if len(versions) > len(_LIBRARIES):
+        yield Finding(OK, "python", ", ".join(versions))
 
 
 def _settings(config: Config) -> Iterator[Finding]:
@@ -108,27 +123,6 @@ def _settings(config: Config) -> Iterator[Finding]:
         if value:
             do = f"Unset {source}, unless that is what you want."
             yield Finding(WARNING, "settings", f"{source} is set: {effect}", do)
-
-
-def _broken_libraries() -> list[Finding]:
-    found: list[Finding] = []
-    for name in _LIBRARIES:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # a broken installation may raise anything
-            what = f"{name} can't be imported ({type(error).__name__}: {error})"
-            do = f"Install it again: pip install --force-reinstall {name}"
-            found.append(Finding(PROBLEM, "libraries", what, do))
-    return found
-
-
-def _version(name: str) -> str:
-    from importlib import metadata
-
-    try:
-        return f"{name} {metadata.version(name)}"
-    except metadata.PackageNotFoundError:
-        return f"{name} of unknown version"
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -184,7 +178,7 @@ def _entries(opened: OpenedBackend, directory: CacheDirectory) -> Iterator[Findi
         yield Finding(WARNING, "backend", sentence)
 
 
-# -- the place -------------------------------------------------------------------------------------
+# -- the directory -----------------------------------------------------------------------------
 
 
 def _directory(config: Config, path: str) -> Iterator[Finding]:
@@ -259,7 +253,7 @@ def _compiler(driver: Version | None) -> Iterator[Finding]:
         yield Finding(PROBLEM, "nvrtc", f"NVRTC, the compiler, can't be used: {error}", do)
         return
     yield Finding(OK, "nvrtc", f"NVRTC {version[0]}.{version[1]}, {path}")
-    if run.record is None:
+    if run.trace is None:
         what = f"kernels that include headers are compiled and not cached: {run.problem}"
         do = "What a compile depends on is recorded on Linux, x86-64 and AArch64, by worker "
         do += "processes that run a Python interpreter."

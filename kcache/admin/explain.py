@@ -1,39 +1,132 @@
 """Explain: says why a request would be compiled, or that it is in the cache.
 
-`explain` only reads: it changes no statistics, records no use of an entry, and runs no compiler.
-From its facts, `causes` in `miss_causes` decides.
+It only reads: it changes no statistics, records no use of an entry, and runs no compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.admin.miss_causes import (
-    Explanation,
-    Facts,
-    Near,
-    SetFacts,
-    Slot,
-    any_good,
-    aside,
-    causes,
-    set_aside,
-)
-from kcache.admin.request_diff import Cause, contrast
+from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.backend import EntryInfo, NoBackend
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.nvrtc.inventory import DEFAULT_NAMES, KERNEL, OTHER, Item, Opened, describe, look_into
+from kcache.nvrtc.inventory import (
+    DAMAGED,
+    DEFAULT_NAMES,
+    KERNEL,
+    OTHER,
+    UNREADABLE,
+    Item,
+    Opened,
+    describe,
+    look_into,
+)
 from kcache.nvrtc.metadata import RequestSummary
+from kcache.util.units import local_time
 
 if TYPE_CHECKING:
+    from kcache.config import Config
     from kcache.engine.engine import CacheEngine
+    from kcache.engine.journal import Event
     from kcache.nvrtc.files import FileDigests
-    from kcache.nvrtc.manifest import Difference, StoredHeaderSet
+    from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
-__all__ = ["Cause", "Explanation", "Near", "aside", "explain", "set_aside"]
+__all__ = ["Explanation", "Near", "aside", "explain", "set_aside"]
+
+#: How many clauses of one kind a sentence holds.
+_TOLD = 2
+
+_SETTINGS = {
+    "disable": ("disabled", "the cache is neither read nor written"),
+    "recache": ("recache", "everything is compiled, and replaces what is there"),
+}
+_EVENTS = {
+    "evicted": "it was evicted to stay under the cap",
+    "trimmed": "it was evicted by a trim",
+    "deleted": "it was deleted",
+    "cleared": "the cache was cleared",
+    "moved": "the entries were moved to another backend",
+    "refused": "it was found damaged, or of another version, and not used",
+    "rejected": "it was compiled, and not stored: there is no room for it",
+    "uncacheable": "it was compiled, and must not be cached",
+}
+#: Events after which an entry can't be there, whatever became of all entries.
+_NEVER_STORED = ("rejected", "uncacheable")
+_DIFFERENCES = {
+    "changed": ("header_changed", "the header {} changed"),
+    "gone": ("header_gone", "the header {} is gone"),
+    "appeared": ("header_appeared", "{} is there now, and was not when the compiler looked for it"),
+    "vanished": ("header_vanished", "{} is gone, and was there when the compiler looked for it"),
+    "identity": ("header_identity", "two headers of equal content became one file, or two"),
+    "answer": ("header_changed", "the compiler would find something else about {}"),
+    "variable": ("variable", "the environment variable {} has another value"),
+    "called": ("source_name", "the source was called {}, and its output may show that"),
+    "root": ("include_path", "the include directories are others"),
+}
+#: Kinds of entries that are not served.
+_PROBLEMS = {
+    DAMAGED: ("damaged", "its entry is damaged"),
+    OTHER: ("incompatible", "its entry is of another version or program"),
+    UNREADABLE: ("unreadable", "its entry is there, and can't be read"),
+}
+
+
+def set_aside(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the settings that bypass the cache, with a clause about each."""
+    for name in _SETTINGS:
+        value, source = getattr(config, name)
+        if value:
+            yield aside(name, f"{name if source == 'argument' else source} is set")
+
+
+def aside(setting: str, given: str) -> tuple[str, str]:
+    """Return the cause of a miss by `disable` or `recache`, with a clause about it."""
+    kind, effect = _SETTINGS[setting]
+    return kind, f"{given}: {effect}"
+
+
+class Near(NamedTuple):
+    """An entry that answers a request much like this one."""
+
+    key: str
+    about: RequestSummary
+
+
+class Explanation(NamedTuple):
+    """Why a request would be compiled, or that it would not.
+
+    Attributes:
+        hit: whether it would be answered from the cache.
+        causes: why not, the most certain first; empty for a hit.
+        key: the key of the request.
+        near: the entry that the request was compared with, if one is similar.
+        kernel: the key of the kernel, under which `kcache ls` shows it; empty if the headers decide
+            it, and no cached kernel fits them.
+        manifest: the key of the manifest that leads to the kernel; empty for a source without
+            headers.
+    """
+
+    hit: bool
+    causes: tuple[Cause, ...]
+    key: str
+    near: Near | None = None
+    kernel: str = ""
+    manifest: str = ""
+
+    @property
+    def clauses(self) -> str:
+        """The causes in one line; of many of one kind, the first and the number of others."""
+        told: list[str] = []
+        for _, group in groupby(self.causes, key=lambda cause: cause.kind):
+            alike = [cause.what for cause in group]
+            if len(alike) > _TOLD:
+                alike = [f"{alike[0]} (and {len(alike) - 1} more like it)"]
+            told += alike
+        return "; ".join(told)
 
 
 def explain(
@@ -57,57 +150,96 @@ def explain(
         digests: of files, as far as they are known.
         checked: key of the kernel, if the headers are not checked again.
     """
-    clauses = tuple(set_aside)
-    about = RequestSummary.of(request)
-    facts = Facts(about, Slot(request.key), request.self_contained, clauses)
-    facts = facts._replace(uncacheable=request.uncacheable() or "", absent=engine is None)
-    if engine is None:
-        return causes(facts._replace(unusable=unusable))
-    try:
-        gathering = _Gathering(engine, request, digests)
-        if checked:
-            facts = facts._replace(own=Slot(checked), self_contained=True)
-        facts = gathering.complete(facts, compare=compare)
-        if isinstance(engine.backend, NoBackend) and not facts.own.kind:
-            facts = facts._replace(unusable=engine.backend.reason)
-        return causes(facts)
-    except (BackendError, OSError) as error:
-        return causes(facts._replace(unusable=str(error)))
+    found = [Cause(kind, what) for kind, what in set_aside]
+    uncacheable = request.uncacheable()
+    if uncacheable:
+        found.append(Cause("uncacheable", f"it must not be cached: {uncacheable}"))
+    elif engine is not None:
+        try:
+            return _Look(engine, request, digests, checked).explanation(found, compare=compare)
+        except (BackendError, OSError) as error:
+            found.append(_unusable(str(error)))
+    elif unusable:
+        found.append(_unusable(unusable))
+    else:
+        found.append(Cause("no_cache", "there is no cache yet"))
+    kernel, manifest = (request.key, "") if request.self_contained else ("", request.key)
+    return Explanation(False, tuple(found), request.key, None, kernel, manifest)
 
 
-class _Gathering:
-    """Collects the facts about one request."""
+def _unusable(reason: str) -> Cause:
+    return Cause("unusable", f"the cache can't be used: {reason}")
 
-    def __init__(self, engine: CacheEngine, request: Request, digests: FileDigests | None) -> None:
+
+class _Set(NamedTuple):
+    """One header set of the request.
+
+    Attributes:
+        differences: from now: kind and path of each, and the header that a new file hides, if any.
+        key: of the kernel that it leads to.
+        kernel: the kernel's entry, if there is one.
+        elsewhere: whether the kernel was compiled in another directory, and no proof has shown that
+            it is good for this one, too.
+    """
+
+    differences: tuple[tuple[str, str, str], ...]
+    key: str
+    kernel: Opened | None
+    elsewhere: bool
+
+    @property
+    def about(self) -> RequestSummary | None:
+        """The request that the kernel was compiled for, if it is sound."""
+        if self.kernel is None or self.kernel.entry is None or self.kernel.item.kind != KERNEL:
+            return None
+        return RequestSummary.read(self.kernel.entry.metadata, self.key)
+
+
+class _Look:
+    """Looks what a cache has for one request, and finds the causes of a miss."""
+
+    def __init__(
+        self, engine: CacheEngine, request: Request, digests: FileDigests | None, checked: str
+    ) -> None:
         from kcache.nvrtc.files import FileDigests
 
         self._engine = engine
         self._request = request
         self._digests = FileDigests() if digests is None else digests
-
-    def complete(self, facts: Facts, *, compare: bool) -> Facts:
-        """Return all facts that are needed to find the causes."""
-        opened = self._in_memory(facts.own.key)
-        if facts.self_contained and facts.own.key == self._request.key and opened is None:
-            named = self._request.named_key
-            if named and self._stored(facts.own.key) is None and self._open(named) is not None:
-                facts = facts._replace(own=Slot(named))
-        sets = () if facts.self_contained else tuple(self._sets(opened))
-        if opened is None or not (facts.self_contained or any_good(sets)):
+        self._about = RequestSummary.of(request)
+        self._events = tuple(engine.journal.events())
+        self._alone = bool(checked) or request.self_contained
+        self._key = checked or request.key
+        self._opened = self._in_memory(self._key)
+        if self._alone and not checked and self._open(self._key) is None:
+            named = request.named_key
+            self._key = named if named and self._open(named) is not None else self._key
+        self._sets = tuple(self._header_sets())
+        if self._opened is None or not (self._alone or self._good()):
             # Another process may have stored a kernel for the headers as they are now.
-            opened = self._stored(facts.own.key)
-            sets = () if facts.self_contained else tuple(self._sets(opened))
-        own = _slot(facts.own.key, opened)
-        keys = (own.key, *(each.kernel.key for each in sets))
-        events = self._engine.journal.events()
-        told = tuple(e for e in events if not e.key or any(map(e.concerns, keys)))
-        facts = facts._replace(own=own, sets=sets, events=told)
-        if own.kind:
-            kernels = (each.kernel for each in sorted(sets, key=lambda s: len(s.differences)))
-            near = next((Near(k.key, k.about) for k in kernels if k.about is not None), None)
-            return facts._replace(near=near)
-        near = self._nearest(facts.about) if compare else None
-        return facts._replace(near=near, compared=compare)
+            self._opened = self._stored(self._key)
+            self._sets = tuple(self._header_sets())
+
+    def explanation(self, found: list[Cause], *, compare: bool) -> Explanation:
+        """Return the explanation, with the causes that were found before."""
+        backend, opened, near = self._engine.backend, self._opened, None
+        if opened is not None:
+            found += self._why_unused(opened)
+            sets = sorted(self._sets, key=lambda each: len(each.differences))
+            near = next((Near(s.key, s.about) for s in sets if s.about is not None), None)
+        elif isinstance(backend, NoBackend):
+            found.append(_unusable(backend.reason))
+        else:
+            near = self._nearest() if compare else None
+            found += self._why_nothing(near, compare=compare)
+        key, good = self._request.key, self._good()
+        kernel, manifest = (self._key, "") if self._alone else ("", self._key)
+        if good is not None and not good.elsewhere:
+            kernel = good.key
+        hit = not found
+        return Explanation(hit, tuple(found), key, None if hit else near, kernel, manifest)
+
+    # -- looking -----------------------------------------------------------------------------------
 
     def _open(self, key: str) -> Opened | None:
         return self._in_memory(key) or self._stored(key)
@@ -122,59 +254,150 @@ class _Gathering:
     def _stored(self, key: str) -> Opened | None:
         return look_into(self._engine.backend, EntryInfo(key, 0, 0), self._engine.producer)
 
-    def _sets(self, opened: Opened | None) -> Iterator[SetFacts]:
+    def _header_sets(self) -> Iterator[_Set]:
         """Yield the header sets of the manifest, if there is a sound one."""
         from kcache.nvrtc.manifest import Manifest
 
-        if opened is None or opened.entry is None:
+        if self._alone or self._opened is None or self._opened.entry is None:
             return
         request = self._request
         try:
-            header_sets = Manifest.from_entry(opened.entry).header_sets
-            for header_set in header_sets:
+            for header_set in Manifest.from_entry(self._opened.entry).header_sets:
                 found = header_set.differences(request.search, self._digests, request.location)
-                differences = tuple(self._told(header_set, each) for each in found)
-                kernel_key = header_set.result_key(request.key)
-                kernel = _slot(kernel_key, self._open(kernel_key))
+                differences = tuple(
+                    (each.kind, each.path, _shadowed(header_set, each.path, request.search))
+                    if each.kind == "appeared"
+                    else (each.kind, each.path, "")
+                    for each in found
+                )
+                key = header_set.result_key(request.key)
                 elsewhere = not header_set.good_at(request.location)
-                yield SetFacts(differences, kernel, elsewhere)
+                yield _Set(differences, key, self._open(key), elsewhere)
         except CorruptEntryError:  # intact, but without a manifest: the same as empty
             return
 
-    def _told(self, header_set: StoredHeaderSet, found: Difference) -> tuple[str, str, str]:
-        instead = None
-        if found.kind == "appeared":
-            instead = _shadowed(header_set, found.path, self._request.search)
-        return found.kind, found.path, instead or ""
+    def _good(self) -> _Set | None:
+        """Return the header set that holds, or None."""
+        good = [each for each in self._sets if not each.differences]
+        return min(good, key=lambda each: each.elsewhere, default=None)
 
-    def _nearest(self, about: RequestSummary) -> Near | None:
+    def _nearest(self) -> Near | None:
         """Return the latest kernel whose request differs least; None if all differ much.
 
         It reads every entry.
         """
         best: tuple[int, float] | None = None
         near: Near | None = None
-        backend, producer = self._engine.backend, self._engine.producer
-        for info in backend.scan():
-            opened = look_into(backend, info, producer)
+        for info in self._engine.backend.scan():
+            opened = look_into(self._engine.backend, info, self._engine.producer)
             if opened is None or opened.entry is None or opened.item.kind != KERNEL:
                 continue
             other = RequestSummary.read(opened.entry.metadata, info.key)
-            if _alike(other, about, opened.item.names, self._request.kernels()):
-                rank = (len(contrast(other, about)), -(other.created or 0.0))
+            if _alike(other, self._about, opened.item.names, self._request.kernels()):
+                rank = len(contrast(other, self._about)), -(other.created or 0.0)
                 if best is None or rank < best:
                     best, near = rank, Near(info.key, other)
         return near
 
+    # -- finding causes ----------------------------------------------------------------------------
 
-def _slot(key: str, opened: Opened | None) -> Slot:
-    if opened is None:
-        return Slot(key)
-    item, entry = opened
-    problem = item.problem or ("" if entry is not None else "unknown")
-    if entry is None or item.kind != KERNEL:
-        return Slot(key, item.kind, problem)
-    return Slot(key, item.kind, problem, RequestSummary.read(entry.metadata, key))
+    def _why_unused(self, opened: Opened) -> list[Cause]:
+        """Return why the entry is not used; nothing if it is a hit."""
+        good = self._good()
+        if opened.item.problem or opened.entry is None:
+            return [_problem(opened)]
+        if self._alone:
+            return []
+        return self._why_changed() if good is None else self._why_no_kernel(good)
+
+    def _why_nothing(self, near: Near | None, *, compare: bool) -> list[Cause]:
+        """Return why there is no entry."""
+        events, about = self._events, self._about
+        own, everything = _last(events, self._key), _last(events, "")
+        if own is not None:
+            # Not what came before an event of all entries: the entry may have come back in between.
+            last = next(event for event in reversed(events) if event in (own, everything))
+            return [_event(own if own.what in _NEVER_STORED else last)]
+        if not compare:
+            return [Cause("never", "nothing is cached under its key")]
+        if near is not None:
+            return contrast(near.about, about) or [_hardly_different(near.about, about)]
+        if everything is not None:
+            return [_event(everything, f"nothing is cached for {about.source_name}, and ")]
+        return [Cause("never", "this cache remembers no such kernel")]
+
+    def _why_no_kernel(self, found: _Set) -> list[Cause]:
+        """Return why the kernel for the present headers is not used; nothing if it is."""
+        if found.elsewhere:
+            what = "its output may name the directories of its headers, and was compiled for others"
+            return [Cause("directory", what)]
+        if found.kernel is not None:
+            sound = found.kernel.entry is not None and not found.kernel.item.problem
+            return [] if sound else [_problem(found.kernel)]
+        event = _last(self._events, found.key)
+        if event is not None:
+            return [_event(event)]
+        return [Cause("lost", "the headers are as they were, and the kernel is no longer there")]
+
+    def _why_changed(self) -> list[Cause]:
+        """Return the differences of the header set that differs least."""
+        if not self._sets:
+            return [Cause("lost", "the list of its headers is empty")]
+        nearest = min(self._sets, key=lambda each: len(each.differences))
+        found = [_difference(*each) for each in nearest.differences]
+        old, since = nearest.about, 0.0
+        if old is not None:
+            found += include_paths(old, self._about)
+            since = old.created or 0.0
+        # Perhaps it was compiled since then, but the cache could not store the result.
+        last = _last(self._events, self._key)
+        if last is not None and last.what in _NEVER_STORED and last.at > since:
+            found.append(_event(last))
+        return found
+
+
+def _problem(opened: Opened) -> Cause:
+    kind, what = _PROBLEMS.get(opened.item.kind, _PROBLEMS[UNREADABLE])
+    return Cause(kind, f"{what} ({opened.item.problem or 'unknown'})")
+
+
+def _difference(kind: str, path: str, instead: str) -> Cause:
+    name, text = _DIFFERENCES[kind]
+    what = f"{path} is new, and is found before {instead}" if instead else text.format(path)
+    return Cause(name, what, before=instead, path=path)
+
+
+def _hardly_different(old: RequestSummary, new: RequestSummary) -> Cause:
+    """Return why a request is not answered by an entry that `contrast` finds equal."""
+    was, now = old.source_name, new.source_name
+    if was != now:
+        what = f"the source is called {now}, was compiled as {was}, and its output may show that"
+        return Cause("source_name", what, was, now)
+    if old.source_hash is None:
+        what = "what is cached under its name is of an older kcache, and does not tell its source"
+        return Cause("unknown", what)
+    if old.request != new.request:
+        what = "the same options are written in another way"
+        return Cause("option", what, " ".join(old.flags), " ".join(new.flags))
+    when = "" if old.created is None else f", cached {_when(old.created)},"
+    what = f"an equal request's entry{when} is there, and the list of its headers is not"
+    return Cause("lost", what, at=old.created)
+
+
+def _last(events: Sequence[Event], key: str) -> Event | None:
+    """Return the last event of a key; for an empty key, of all entries."""
+    fitting = (e for e in reversed(events) if (e.concerns(key) if key else not e.key))
+    return next(fitting, None)
+
+
+def _event(event: Event, before: str = "") -> Cause:
+    detail = f" ({event.detail})" if event.detail else ""
+    what = f"{before}{_EVENTS[event.what]}{detail} {_when(event.at)}"
+    return Cause(event.what, what, at=event.at)
+
+
+def _when(seconds: float) -> str:
+    return f"{local_time(seconds):on %Y-%m-%d at %H:%M:%S}"
 
 
 def _alike(
@@ -194,8 +417,8 @@ def _alike(
     return any(name in asked or name.startswith(mangled) for name in there)
 
 
-def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch) -> str | None:
-    """Return the header of the set that a file at the absent `path` would hide."""
+def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch) -> str:
+    """Return the header of the set that a file at the absent `path` would hide, or nothing."""
     from kcache.nvrtc.search import RootedPath
 
     sections = header_set.sections()
@@ -205,4 +428,4 @@ def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch) -> s
     hidden = [each for each in read if each.path in sought]
     if not hidden:  # if the compiler looked beside the including file, the name is the longer one
         hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]
-    return search.path(hidden[0]) if hidden else None
+    return search.path(hidden[0]) if hidden else ""

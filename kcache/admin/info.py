@@ -116,8 +116,8 @@ def cache_lines(
 def told_kinds(kinds: Kinds) -> str:
     """Return the numbers in words, such as `"2 kernels, 1 manifest"`."""
     told = [
-        counted(kinds.kernels, "kernel", "kernels"),
-        counted(kinds.manifests, "manifest", "manifests"),
+        counted(kinds.kernels, "kernel"),
+        counted(kinds.manifests, "manifest"),
     ]
     if kinds.others:
         told.append(f"{kinds.others:,} of no use here")
@@ -138,19 +138,19 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
         ("evictions", f"{counted(stats.evictions)}, {format_size(stats.bytes_evicted)}"),
         ("corrupt", counted(stats.corrupt)),
         ("stale", counted(stats.stale)),
-        ("uncacheable", counted(stats.uncacheable, "compile", "compiles")),
+        ("uncacheable", counted(stats.uncacheable, "compile")),
         ("rejected", counted(stats.rejected)),
-        ("errors", counted(stats.errors, "operation", "operations")),
+        ("errors", counted(stats.errors, "operation")),
         (
             "coalesced",
-            f"{counted(stats.coalesced, 'request', 'requests')}, {stats.wait_timeouts:,} timed out",
+            f"{counted(stats.coalesced, 'request')}, {stats.wait_timeouts:,} timed out",
         ),
     ]
     if stats.remote_hits or stats.remote_misses or stats.remote_errors or stats.remote_puts:
-        asked = f"{counted(stats.remote_hits, 'hit', 'hits')}, "
-        asked += f"{counted(stats.remote_misses, 'miss', 'misses')}, "
+        asked = f"{counted(stats.remote_hits, 'hit')}, "
+        asked += f"{counted(stats.remote_misses, 'miss')}, "
         asked += f"{stats.remote_errors:,} without an answer; "
-        lines.append(("remotes", asked + counted(stats.remote_puts, "put", "puts")))
+        lines.append(("remotes", asked + counted(stats.remote_puts, "put")))
     return lines
 
 
@@ -173,11 +173,11 @@ def _mean(milliseconds: float, samples: int) -> str:
     return format_time(milliseconds / 1e3) if samples else "-"
 
 
-def remote_lines(tiers: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def remote_lines(remotes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return (address, counts) of each remote; zeros are left out."""
     lines: list[tuple[str, str]] = []
-    for tier in tiers:
-        told = [f"{tier[name]} {name}" for name in COUNTS if tier.get(name)]
-        state = f"{tier['breaker']}: {tier['reason']}" if tier.get("reason") else ""
-        lines.append((str(tier["address"]), ", ".join([*told, *filter(None, [state])]) or "-"))
+    for remote in remotes:
+        told = [f"{remote[name]} {name}" for name in COUNTS if remote.get(name)]
+        state = f"{remote['breaker']}: {remote['reason']}" if remote.get("reason") else ""
+        lines.append((str(remote["address"]), ", ".join([*told, *filter(None, [state])]) or "-"))
     return lines

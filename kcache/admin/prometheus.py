@@ -6,53 +6,18 @@ counters end in `_total`, units are seconds and bytes. Its functions are pure.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kcache.engine.stats import FIELDS, Stats
 from kcache.remote.counts import COUNTS
 
 if TYPE_CHECKING:
     from kcache.backend import Usage
-    from kcache.engine.stats import Stats
 
-__all__ = ["exposition"]
-
-#: Field of `Stats` -> name of the counter and its meaning.
-_COUNTERS = {
-    "hits": ("hits", "Requests answered from the cache."),
-    "memory_hits": ("memory_hits", "Those of the hits that the in-process tier answered."),
-    "misses": ("misses", "Requests that the cache could not answer."),
-    "compiles": ("compiles", "Compiles that succeeded."),
-    "uncacheable": ("uncacheable", "Compiles whose result must not be cached."),
-    "puts": ("puts", "Entries written."),
-    "evictions": ("evictions", "Entries evicted to stay under the cap."),
-    "bytes_evicted": ("evicted_bytes", "Stored bytes of the evicted entries."),
-    "stale": ("stale", "Entries found that no longer apply."),
-    "corrupt": ("corrupt", "Entries found damaged."),
-    "rejected": ("rejected", "Entries not stored for lack of room below the cap."),
-    "errors": (
-        "errors",
-        "Operations of the backend that failed; no request failed because of them.",
-    ),
-    "compile_seconds": ("compile_seconds", "Time spent in compiles that succeeded."),
-    "saved_seconds": ("saved_seconds", "Compile time that hits made unnecessary."),
-    "hit_seconds": ("hit_seconds", "Time spent in hits."),
-    "coalesced": ("coalesced", "Requests that waited for another's compile and got its outcome."),
-    "wait_timeouts": (
-        "wait_timeouts",
-        "Requests that waited for another compile until the time limit.",
-    ),
-    "unlocked": ("unlocked", "Requests that could not lock their key between processes."),
-    "proofs": ("proofs", "Compiles that only showed whether a kernel is good in another location."),
-    "layer_hits": ("layer_hits", "Those of the hits that a layer answered."),
-    "remote_hits": ("remote_hits", "Those of the hits that a remote answered."),
-    "remote_misses": ("remote_misses", "Requests for which no remote had a kernel."),
-    "remote_errors": (
-        "remote_errors",
-        "Requests that a remote did not answer, and no other one could.",
-    ),
-    "remote_puts": ("remote_puts", "Kernels handed to the agent, to be put to the remotes."),
-}
+__all__ = ["counter_name", "exposition"]
 
 
 def exposition(
@@ -60,7 +25,7 @@ def exposition(
     usage: Usage,
     max_size: int,
     about: Mapping[str, str],
-    tiers: Sequence[Mapping[str, Any]] = (),
+    remotes: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return counters, gauges and one info metric, every line ended.
 
@@ -69,24 +34,37 @@ def exposition(
         usage: the stored bytes and entries.
         max_size: the cap in bytes.
         about: labels of `kcache_info`.
-        tiers: the agent's counts of each remote; their metrics have the label `tier`.
+        remotes: the agent's counts of each remote; their metrics have the label `tier`.
     """
     lines: list[str] = []
     labels = ",".join(f'{name}="{_label(value)}"' for name, value in about.items())
     lines += _metric("info", "gauge", "Which cache this is about; always 1.", 1, f"{{{labels}}}")
-    for field, (name, meaning) in _COUNTERS.items():
-        lines += _metric(f"{name}_total", "counter", meaning, getattr(stats, field))
+    for field, meaning in _meanings().items():
+        lines += _metric(f"{counter_name(field)}_total", "counter", meaning, getattr(stats, field))
     lines += _metric("entries", "gauge", "Entries stored.", usage.entries)
     lines += _metric("size_bytes", "gauge", "Stored bytes.", usage.bytes)
     lines += _metric("max_size_bytes", "gauge", "The cap on the stored bytes.", max_size)
-    for name, meaning in COUNTS.items() if tiers else ():
+    for name, meaning in COUNTS.items() if remotes else ():
         full = f"kcache_tier_{name}_total"
         lines += (f"# HELP {full} {meaning[0].upper()}{meaning[1:]}.", f"# TYPE {full} counter")
-        for tier in tiers:
+        for remote in remotes:
             lines.append(
-                f'{full}{{tier="{_label(str(tier["address"]))}"}} {int(tier.get(name, 0))}'
+                f'{full}{{tier="{_label(str(remote["address"]))}"}} {int(remote.get(name, 0))}'
             )
     return "\n".join(lines) + "\n"
+
+
+def counter_name(field: str) -> str:
+    """Return the name of the counter for a field of `Stats`: its unit is at its end."""
+    return "evicted_bytes" if field == "bytes_evicted" else field
+
+
+def _meanings() -> dict[str, str]:
+    """Return the meaning of each field of `Stats`, from its docstring."""
+    told = re.split(r"\n {4}(\w+): ", inspect.cleandoc(Stats.__doc__ or ""))
+    meanings = dict(zip(told[1::2], told[2::2], strict=True))
+    found = {name: " ".join(meanings.get(name, name).split()).rstrip(".") for name in FIELDS}
+    return {name: f"{text[0].upper()}{text[1:]}." for name, text in found.items()}
 
 
 def _metric(name: str, kind: str, meaning: str, value: float, labels: str = "") -> Iterator[str]:

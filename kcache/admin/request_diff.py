@@ -38,12 +38,10 @@ def contrast(old: RequestSummary, new: RequestSummary) -> list[Cause]:
     """
     return [
         *_source(old, new),
-        *_target(old, new),
         *_sets("names", "name expression", old.names, new.names),
         *_options(old, new),
         *_headers(old, new),
-        *_extra_key(old, new),
-        *_compiler(old, new),
+        *_rest(old, new),
         *_bound(old, new),
     ]
 
@@ -51,25 +49,29 @@ def contrast(old: RequestSummary, new: RequestSummary) -> list[Cause]:
 def _source(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if old.source_hash is not None and old.source_hash != new.source_hash:
         yield Cause("source", "the source's text changed")
-    named = _is_named(old) or _is_named(new)
-    if old.source_name != new.source_name and named:
-        yield Cause(
-            "source_name",
-            f"the source is called {new.source_name}, and was {old.source_name}",
-            old.source_name,
-            new.source_name,
-        )
-
-
-def _is_named(about: RequestSummary) -> bool:
-    """Tell whether the source's name is part of the key, or was in the key of older versions."""
-    return about.bound is None or any(each.startswith("name=") for each in about.bound)
-
-
-def _target(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
+    was, now = old.source_name, new.source_name
+    # The name is a part of the key if a bound says so, and was one in the key of older versions.
+    named = (
+        b is None or any(each.startswith("name=") for each in b) for b in (old.bound, new.bound)
+    )
+    if was != now and any(named):
+        yield Cause("source_name", f"the source is called {now}, and was {was}", was, now)
     if old.arch != new.arch:
         what = f"the target changed from {old.arch or 'none'} to {new.arch}"
         yield Cause("arch", what, old.arch, new.arch)
+
+
+def _rest(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
+    if old.extra_key not in (None, new.extra_key):
+        how = "removed" if not new.extra_key else "changed" if old.extra_key else "added"
+        yield Cause("extra_key", f"extra_key was {how}")
+    if old.compiler != new.compiler:
+        was, now = (
+            each.compiler.removeprefix("nvrtc ")[:12] or "unknown" for each in (old, new)
+        )  # the build id of NVRTC itself
+        version = f"NVRTC {old.nvrtc}, " if old.nvrtc else ""
+        what = f"the compiler is another one: it was {version}build {was}, and is build {now}"
+        yield Cause("compiler", what, old.compiler, new.compiler)
 
 
 def _sets(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Iterator[Cause]:
@@ -127,32 +129,11 @@ def _headers(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     """Yield the differences of the in-memory headers."""
     if old.headers is None or new.headers is None:
         return
-    for name in sorted({*old.headers, *new.headers}):
-        if name not in new.headers:
-            yield Cause("memory_header", f"the in-memory header {name} was removed", before=name)
-        elif name not in old.headers:
-            yield Cause("memory_header", f"the in-memory header {name} was added", after=name)
-        elif old.headers[name] != new.headers[name]:
+    was, now = old.headers, new.headers
+    yield from _sets("memory_header", "in-memory header", sorted(was), sorted(now))
+    for name in sorted(was.keys() & now.keys()):
+        if was[name] != now[name]:
             yield Cause("memory_header", f"the in-memory header {name} changed", name, name)
-
-
-def _extra_key(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    if old.extra_key is not None and old.extra_key != new.extra_key:
-        how = "changed" if old.extra_key and new.extra_key else "added" if new.extra_key else ""
-        yield Cause("extra_key", f"extra_key {how or 'removed'}".replace("key ", "key was ", 1))
-
-
-def _compiler(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    if old.compiler != new.compiler:
-        version = f"NVRTC {old.nvrtc}, " if old.nvrtc else ""
-        what = f"the compiler is another one: it was {version}build {_short(old.compiler)}, "
-        what += f"and is build {_short(new.compiler)}"
-        yield Cause("compiler", what, old.compiler, new.compiler)
-
-
-def _short(compiler: str) -> str:
-    """Return the first digits of the build id of NVRTC itself."""
-    return compiler.removeprefix("nvrtc ")[:12] or "unknown"
 
 
 def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:

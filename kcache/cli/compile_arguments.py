@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from kcache import CompileOptions
+from kcache.cli.options import flag, repeatable
 from kcache.cli.output import OUTPUTS, OutputPath, named_by_suffix
 from kcache.cli.terminal import read_stdin, say
 from kcache.errors import ConfigError
@@ -186,33 +187,16 @@ _OF_THE_COMPILER = (
 )
 _OPTIONS = (
     click.option("--std", metavar="STD", help="C++ standard, such as c++17."),
-    click.option(
-        "-I",
-        "--include-path",
-        "include_paths",
-        metavar="DIR",
-        multiple=True,
-        help="Look for headers in DIR.  [repeatable]",
+    repeatable(
+        "-I", "--include-path", "include_paths", metavar="DIR", help="Look for headers in DIR."
     ),
-    click.option(
+    flag(
         "--cuda-headers",
-        is_flag=True,
         help="Look for headers in the directories of the installed CUDA headers, too.",
     ),
-    click.option(
-        "-D",
-        "--define",
-        "defines",
-        metavar="NAME[=VALUE]",
-        multiple=True,
-        help="Define a macro.  [repeatable]",
-    ),
-    click.option(
-        "--name",
-        "names",
-        metavar="EXPR",
-        multiple=True,
-        help="Instantiate a kernel, such as 'axpy<float>'.  [repeatable]",
+    repeatable("-D", "--define", "defines", metavar="NAME[=VALUE]", help="Define a macro."),
+    repeatable(
+        "--name", "names", metavar="EXPR", help="Instantiate a kernel, such as 'axpy<float>'."
     ),
     click.option(
         "--emit",
@@ -220,7 +204,7 @@ _OPTIONS = (
         help="The output to write.  [default: by the suffix of OUT, else cubin; ptx for "
         "compute_NN]",
     ),
-    click.option("--fast-math", is_flag=True, help="Use fast, less exact arithmetic."),
+    flag("--fast-math", help="Use fast, less exact arithmetic."),
     click.option(
         "-O",
         "--optimization",
@@ -234,19 +218,16 @@ _OPTIONS = (
         metavar="N",
         help="Limit the registers per thread.",
     ),
-    click.option("-G", "--debug", is_flag=True, help="Add debug information."),
-    click.option("--lineinfo", is_flag=True, help="Add line numbers for profilers."),
-    click.option(
+    flag("-G", "--debug", help="Add debug information."),
+    flag("--lineinfo", help="Add line numbers for profilers."),
+    repeatable(
         "--option",
         "extra_options",
         metavar="OPT",
-        multiple=True,
-        help="Pass another option to NVRTC, as in --option=-ftz=true.  [repeatable]",
+        help="Pass another option to NVRTC, as in --option=-ftz=true.",
     ),
-    click.option(
-        "--no-cache", is_flag=True, help="Compile without the cache: neither read nor write it."
-    ),
-    click.option("--recache", is_flag=True, help="Compile, and replace the entry in the cache."),
+    flag("--no-cache", help="Compile without the cache: neither read nor write it."),
+    flag("--recache", help="Compile, and replace the entry in the cache."),
 )
 
 

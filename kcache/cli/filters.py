@@ -8,6 +8,7 @@ from collections.abc import Callable
 import click
 
 from kcache.admin.filters import Filters, parse_filters
+from kcache.cli.options import repeatable
 
 __all__ = ["filter_options"]
 
@@ -35,18 +36,12 @@ def filter_options(function: Callable[..., object]) -> Callable[..., object]:
 
 
 _OPTIONS = (
-    click.option(
-        "--arch",
-        metavar="ARCH",
-        multiple=True,
-        help="Only kernels for this target, such as sm_90.  [repeatable]",
-    ),
-    click.option(
+    repeatable("--arch", metavar="ARCH", help="Only kernels for this target, such as sm_90."),
+    repeatable(
         "--name",
-        multiple=True,
         metavar="TEXT",
         help="Only kernels whose source name or name expression has TEXT in it. With * or ?, TEXT "
-        "is a pattern for all of the name.  [repeatable]",
+        "is a pattern for all of the name.",
     ),
     click.option(
         "--used-within",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
-
-import click
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from kcache.admin.environment_check import complaints, refused_directory
 from kcache.backend import NoBackend, require_backend
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOTHING_YET",
-    "directory_option",
-    "json_option",
     "load_settings",
     "may_write",
     "named_directory",
@@ -34,38 +30,15 @@ __all__ = [
 #: The message for a cache that nobody has made yet.
 NOTHING_YET = "nothing has been cached yet"
 
-F = TypeVar("F", bound=Callable[..., object])
 
-
-def directory_option(function: F) -> F:
-    """Give a command the option `--directory`."""
-    return click.option(
-        "--directory",
-        type=click.Path(),
-        metavar="DIR",
-        help="The cache's directory.  [default: $KCACHE_DIR, else the user's cache directory]",
-    )(function)
-
-
-def json_option(shape: str) -> Callable[[F], F]:
-    """Give a command the option `--json`, whose output is one `shape`."""
-    return click.option("--json", "as_json", is_flag=True, help=f"One JSON {shape}.")
-
-
-def open_cache(
-    directory: str | None,
-    *,
-    backend: str | None = None,
-    read_only: bool | None = None,
-    disable: bool | None = None,
-    recache: bool | None = None,
-    relocation: str | None = None,
-    workers: int | None = None,
-    on_miss: str | None = None,
-) -> KernelCache:
+def open_cache(directory: str | None, **settings: Any) -> KernelCache:  # noqa: ANN401
     """Return the cache in `directory`, or where the environment or the defaults say.
 
     This is for commands that compile: an error in the environment is a warning, as in any program.
+
+    Args:
+        directory: of the cache.
+        settings: arguments of `KernelCache`.
 
     Raises:
         ConfigError: an option is not allowed, or the directory that one names is unsafe.
@@ -73,16 +46,7 @@ def open_cache(
     """
     from kcache import KernelCache  # `kcache doctor` also runs if it can't be imported
 
-    return KernelCache(
-        directory,
-        backend=backend,
-        read_only=read_only,
-        disable=disable,
-        recache=recache,
-        relocation=relocation,
-        workers=workers,
-        on_miss=on_miss,
-    )
+    return KernelCache(directory, **settings)
 
 
 def open_existing(
@@ -115,11 +79,11 @@ def open_existing(
     if cache.directory is None:
         cache.close()
         return None
-    place = str(cache.directory)
-    if not is_cache(place):
+    path = str(cache.directory)
+    if not is_cache(path):
         cache.close()
         return None
-    files, named = CacheDirectory(place), cache.config.backend
+    files, named = CacheDirectory(path), cache.config.backend
     if backend is None:
         sentence = elsewhere(files, named, cache.engine.backend)
         if sentence:
@@ -127,7 +91,7 @@ def open_existing(
     if read_only or not os.path.isdir(files.backend(named.value)):
         return cache
     cache.close()
-    return open_cache(place, backend=backend)
+    return open_cache(path, backend=backend)
 
 
 def load_settings(

@@ -60,7 +60,7 @@ class CacheEngine:
     Args:
         backend: where the bytes live.
         max_size: the cap, in stored bytes, at least 1.
-        memory_size: bound of the in-process tier in bytes, `ITEM_OVERHEAD` per entry included; 0
+        memory_size: bound of the memory tier in bytes, `ITEM_OVERHEAD` per entry included; 0
             switches it off, and every get reaches the backend.
         producer: the maker of the payloads. Entries of another producer count as misses.
         read_only: never write, delete or record a use.
@@ -203,7 +203,7 @@ class CacheEngine:
         return self.flight.run(key, partial(self.find, key, again=True), make, adopt)
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
-        """Remove `key` from every tier, `noted` in the journal; tell whether the backend held it.
+        """Remove `key` everywhere here, `noted` in the journal; tell whether the backend held it.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.

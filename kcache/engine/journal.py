@@ -17,12 +17,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from kcache.directory import CacheDirectory
 from kcache.util.locks import pread
 from kcache.util.open_file import OwnFile, open_or_replace, open_own
-from kcache.util.record import Record
 
 __all__ = ["EVENTS", "LIMIT", "Event", "Journal", "What", "limit_for"]
 
@@ -52,7 +51,7 @@ _BEGINNING = re.compile(rb"\d{1,12}\.\d{3} [a-z]+ ")
 _LONGEST_BEGINNING = 40
 
 
-class Event(Record):
+class Event(NamedTuple):
     """What happened to an entry, or to all entries.
 
     Attributes:

@@ -7,7 +7,7 @@ before the default.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.backend import Backend, NoBackend, is_backend, open_backend, require_backend
 from kcache.config import (
@@ -206,7 +206,7 @@ def with_known_backend(config: Config, complain: Callable[[str], object]) -> Con
     except UnknownBackendError as error:
         told = str(error).removeprefix("backend=")
         complain(f"{source}={told}. It is ignored until then")
-    return config.replace(backend=Setting("file", "default"))
+    return config._replace(backend=Setting("file", "default"))
 
 
 def with_saved(
@@ -216,7 +216,7 @@ def with_saved(
 
     A saved setting that can't be used is ignored, and `complain` is called with a sentence.
     """
-    found: dict[str, Setting[object]] = {}
+    found: dict[str, Setting[Any]] = {}
     for name, text in directory.settings.items():
         try:
             value = parse_saved(name, text)
@@ -225,7 +225,7 @@ def with_saved(
             continue
         if getattr(config, name).source == "default":
             found[name] = Setting(value, MARKER)
-    return config.replace(**found) if found else config
+    return config._replace(**found) if found else config
 
 
 def parse_saved(name: str, text: object) -> object:

@@ -16,21 +16,21 @@ import zlib
 from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from kcache.errors import BackendError
 from kcache.util.locks import Turns, lock, pread, pwrite
 from kcache.util.open_file import OwnFile, has_header, open_or_replace, open_own
-from kcache.util.record import Record
 
 __all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]
 
 
-class Stats(Record):
+class Stats(NamedTuple):
     """A snapshot of what a cache has done.
 
     Attributes:
         hits: requests answered from the cache, from memory or from the backend.
-        memory_hits: those of `hits` that the in-process tier answered.
+        memory_hits: those of `hits` that the memory tier answered.
         misses: requests that the cache could not answer.
         compiles: compiles that were run to the end and succeeded.
         uncacheable: compiles whose result must not be cached (time macros, options that write,
@@ -108,13 +108,13 @@ class Stats(Record):
     def to_dict(self) -> dict[str, int | float]:
         """Return every field and every derived figure under its name, ready for JSON."""
         derived = ("hit_rate", "avg_compile_time_ms", "avg_cache_time_ms")
-        return dict(zip(FIELDS, self._values(), strict=True)) | {
+        return dict(zip(FIELDS, self, strict=True)) | {
             name: getattr(self, name) for name in derived
         }
 
 
 #: Names of the counted fields, in the order in which the file holds them. Only ever append to it.
-FIELDS: tuple[str, ...] = Stats._names
+FIELDS: tuple[str, ...] = Stats._fields
 _REALS = frozenset(("compile_seconds", "saved_seconds", "hit_seconds"))
 
 

@@ -183,12 +183,12 @@ def _frozen(asked: CompileRequest) -> tuple[CompileRequest, Hashable]:
     The working directory is not a part of it: both use the one at the time of the look.
     """
     try:
-        names = asked.names if isinstance(asked.names, str) else tuple(asked.names)
+        names = tuple(asked.names) if isinstance(asked.names, list) else asked.names
         headers = tuple(asked.headers.items()) if asked.headers else ()
         call = (asked.source, names, asked.options, headers, asked.extra_key, asked.source_name)
         hash(call)
     except (AttributeError, TypeError):  # wrong types; the code that makes the request names them
         return asked, object()
     if names is not asked.names or headers:
-        asked = asked.replace(names=names, headers=dict(headers))
+        asked = asked._replace(names=names, headers=dict(headers))
     return asked, call

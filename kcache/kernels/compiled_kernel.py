@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.entry import Entry
 from kcache.nvrtc import names_and_log
-from kcache.util.record import Record
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
@@ -44,7 +43,7 @@ class _LoweredNames(dict[str, str]):
         )
 
 
-class CompiledKernel(Record):
+class CompiledKernel(NamedTuple):
     """A compiled kernel. Immutable.
 
     Attributes:
@@ -71,6 +70,10 @@ class CompiledKernel(Record):
     compile_seconds: float
     dependencies: tuple[str, ...] = ()
     raw_log: bytes | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make it again from its fields: a mapping that is read-only can't be pickled."""
+        return _made, (dict(self.lowered_names), self._replace(lowered_names={})[:])
 
     def __repr__(self) -> str:
         """Return its names, architecture and sizes, never its code."""
@@ -177,3 +180,8 @@ class CompiledKernel(Record):
             dependencies=dependencies,
             raw_log=raw_log.encode("latin-1", "replace") if isinstance(raw_log, str) else None,
         )
+
+
+def _made(lowered_names: dict[str, str], fields: tuple[Any, ...]) -> CompiledKernel:
+    names = MappingProxyType(_LoweredNames(lowered_names))
+    return CompiledKernel(*fields)._replace(lowered_names=names)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ListedKernel", "read_list"]
 
-_OPTIONS = tuple(name for name in CompileOptions._names if name != "arch")
+_OPTIONS = tuple(name for name in CompileOptions._fields if name != "arch")
 #: The fields that `defaults` may hold, and the further fields of a kernel.
 _SHARED = ("archs", "arch", *_OPTIONS, "headers", "extra_key", "source_name", "directory")
 _KERNEL = ("source", "text", "names", *_SHARED)
@@ -97,7 +97,7 @@ def _recorded(path: str, data: bytes, archs: Sequence[str]) -> Iterator[ListedKe
         with _located(f"{path}: {request.source_name}"):
             for arch in archs or (None,):
                 target = options if arch is None else _for_arch(options, arch)
-                yield _wanted(request.replace(options=target), directory, request.source_name)
+                yield _wanted(request._replace(options=target), directory, request.source_name)
 
 
 # -- written by hand -------------------------------------------------------------------------------

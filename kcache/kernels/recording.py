@@ -134,7 +134,7 @@ def _encode(request: Request, roots: tuple[str, ...]) -> bytes:
         "names": request.names,
         "options": {
             name: value
-            for name in options._names
+            for name in options._fields
             if (value := getattr(options, name)) != getattr(defaults, name)
         },
         "headers": dict(request.headers),

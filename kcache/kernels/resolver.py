@@ -130,11 +130,11 @@ class Resolver:
             ):
                 return None
             paths = header_set.dependencies(request.search, request.location)
-            kernel = kernel.replace(dependencies=paths)
+            kernel = kernel._replace(dependencies=paths)
         elif not request.self_contained or kernel.key not in (request.key, request.named_key):
             return None
         self.finder.counts.adopted(kernel)
-        return kernel.replace(cached=True), header_set
+        return kernel._replace(cached=True), header_set
 
     def holding_proofs(self) -> AbstractContextManager[None]:
         """Begin no proof in the background during the block."""
@@ -286,7 +286,7 @@ class Resolver:
         self.finder.counts.saved(verdict.kernel.key, 0.0)
         self.finder.engine.counters.hit(0.0, time.perf_counter() - started, False)
         paths = judged.dependencies(request.search, request.location)
-        return verdict.kernel.replace(cached=True, dependencies=paths), judged
+        return verdict.kernel._replace(cached=True, dependencies=paths), judged
 
     def _prove_later(self, request: Request, header_set: StoredHeaderSet) -> None:
         """Prove a stored kernel, and store the verdict; for the queue."""

@@ -1,4 +1,4 @@
-"""Answers: asks the operating system the rarer questions of a record again.
+"""Answers: asks the operating system the rarer questions of a trace again.
 
 Each answer must have the form that `workers/recorder.py` wrote down when the compiler asked.
 """

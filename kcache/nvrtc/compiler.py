@@ -21,7 +21,7 @@ from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
-    from kcache.nvrtc.workers.messages import Ask, Hello, Record, Reply
+    from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Trace
     from kcache.nvrtc.workers.nvrtc import Nvrtc, Refused
     from kcache.nvrtc.workers.slots import Slots
 
@@ -68,13 +68,13 @@ class Run(NamedTuple):
     Attributes:
         compiled: what it returned.
         identity: of the library that compiled.
-        record: what it asked the operating system; None if nothing recorded that.
-        problem: why there is no record, or why the outcome can't be cached, or empty.
+        trace: what it asked the operating system; None if nothing recorded that.
+        problem: why there is no trace, or why the outcome can't be cached, or empty.
     """
 
     compiled: Compiled
     identity: str
-    record: Record | None
+    trace: Trace | None
     problem: str
 
 
@@ -249,9 +249,9 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
     _versions[hello.identity] = hello.version
     compiled = _compiled(request, reply.outputs, reply.lowered_names, reply.log, reply.seconds)
-    if reply.record is None:
+    if reply.trace is None:
         return Run(compiled, hello.identity, None, "this platform's compiles can't be recorded")
-    return Run(compiled, hello.identity, reply.record, reply.record.unfollowed)
+    return Run(compiled, hello.identity, reply.trace, reply.trace.unfollowed)
 
 
 def _compiled(

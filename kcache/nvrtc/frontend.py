@@ -14,7 +14,7 @@ from kcache.nvrtc.headers import SHOWN, HeaderSet, is_directory, only_names
 from kcache.nvrtc.manifest import ONLY, StoredHeaderSet
 from kcache.nvrtc.relocation import bound_of, called_of, moved
 from kcache.nvrtc.request import Request
-from kcache.nvrtc.workers.messages import Record
+from kcache.nvrtc.workers.messages import Trace
 from kcache.nvrtc.workers.texts import asks_clock
 from kcache.util import log
 
@@ -87,12 +87,12 @@ class Frontend:
                     raise
                 break  # it compiled a moment ago, so somebody is changing a header
             uncacheable = uncacheable or run.problem or self._unusable(request, run)
-            if uncacheable or run.record is None:
+            if uncacheable or run.trace is None:
                 return Outcome(run.compiled, run.identity, None, uncacheable)
             if request.self_contained:
                 return Outcome(run.compiled, run.identity, None, None)
-            self._remember(request, run.record, asked_at)
-            header_set = StoredHeaderSet.of(_header_set(request, run.record, run.compiled))
+            self._remember(request, run.trace, asked_at)
+            header_set = StoredHeaderSet.of(_header_set(request, run.trace, run.compiled))
             if header_set.holds(request.search, self._digests, request.location):
                 return Outcome(run.compiled, run.identity, header_set, None)
             log.debug("headers of %s changed during the compile: once more", request.source_name)
@@ -117,15 +117,15 @@ class Frontend:
             run = None
         if run is not None and run.identity != request.compiler:  # somebody replaced it
             return Proof(None, conclusive=False)
-        if run is not None and run.record is not None and not run.problem:
+        if run is not None and run.trace is not None and not run.problem:
             # LLVM asks for the real working directory, by `PWD`; see `Recorder.begin`.
             asked = {
                 path: each
-                for path, each in run.record.files.items()
+                for path, each in run.trace.files.items()
                 if each.kind != "d" or not is_directory(path, request.search)
             }
-            record = run.record._replace(files=asked)
-            found = _header_set(elsewhere.request, record, run.compiled)
+            trace = run.trace._replace(files=asked)
+            found = _header_set(elsewhere.request, trace, run.compiled)
             same = StoredHeaderSet.of(found).unbound().raw == header_set.unbound().raw
             if same and not found.bound.startswith(ONLY):
                 return Proof(run.compiled, conclusive=True)
@@ -135,35 +135,35 @@ class Frontend:
 
     def _unusable(self, request: Request, run: Run) -> str | None:
         """Return why a question of the compiler forbids caching the outcome, or None."""
-        record = run.record
-        if record is None:
+        trace = run.trace
+        if trace is None:
             return None
-        for path, answer in record.files.items():
+        for path, answer in trace.files.items():
             if asks_clock(answer.flags):
                 return f"{path} uses the time of the compile"
         if request.self_contained:
             texts = (request.source_name, *request.headers)
-            if not only_names(record, request.search, texts) or any(_more_variables(record)):
+            if not only_names(trace, request.search, texts) or any(_more_variables(trace)):
                 return "it reads files or variables although nothing in it says so"
         return None
 
-    def _remember(self, request: Request, record: Record, asked_at: int) -> None:
+    def _remember(self, request: Request, trace: Trace, asked_at: int) -> None:
         """Take over the digests of the files that the worker has read."""
-        for path, answer in record.files.items():
+        for path, answer in trace.files.items():
             if answer.opened:
                 absolute = request.search.path(request.search.rooted(path))
                 self._digests.remember(absolute, answer.stamp, answer.digest, read_at=asked_at)
 
 
-def _header_set(request: Request, record: Record, compiled: Compiled) -> HeaderSet:
+def _header_set(request: Request, trace: Trace, compiled: Compiled) -> HeaderSet:
     texts = (request.source_name, *request.headers)
-    found = HeaderSet.of(record, request.search, texts, _more_variables(record))
-    called = called_of(request, record, compiled)
-    return found._replace(called=called, bound=bound_of(request, record, compiled))
+    found = HeaderSet.of(trace, request.search, texts, _more_variables(trace))
+    called = called_of(request, trace, compiled)
+    return found._replace(called=called, bound=bound_of(request, trace, compiled))
 
 
-def _more_variables(record: Record) -> Iterator[tuple[str, str | None]]:
+def _more_variables(trace: Trace) -> Iterator[tuple[str, str | None]]:
     """Yield the variables that were asked for and are not in the key; see `config`."""
-    for name, value in record.variables.items():
+    for name, value in trace.variables.items():
         if name not in (*config.COMPILER_VARIABLES, _WORKING_DIRECTORY):
             yield name, value

@@ -1,6 +1,6 @@
 """HeaderSet: everything but the request that the result of a compile depends on.
 
-It is made from the record of the compile: everything that the compiler asked the operating system,
+It is made from the trace of the compile: everything that the compiler asked the operating system,
 with the answers. The outcome is good as long as every question gets the same answer. So nothing
 here knows what an include is. Files that were read, absent paths, directories and variables are
 answers like all others.
@@ -20,7 +20,7 @@ from kcache.nvrtc.files import SIZE
 from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, RootedPath
 
 if TYPE_CHECKING:
-    from kcache.nvrtc.workers.messages import Record
+    from kcache.nvrtc.workers.messages import Trace
 
 __all__ = [
     "FREE",
@@ -102,15 +102,15 @@ class HeaderSet(NamedTuple):
     @classmethod
     def of(
         cls,
-        record: Record,
+        trace: Trace,
         search: HeaderSearch,
         texts: Iterable[str],
         variables: Iterable[tuple[str, str | None]],
     ) -> HeaderSet:
-        """Return the set that a record makes.
+        """Return the set that a trace makes.
 
         Args:
-            record: of the compile.
+            trace: of the compile.
             search: its roots.
             texts: names of the source and of the in-memory headers.
             variables: those that the compiler asked for and that are not part of the key.
@@ -120,7 +120,7 @@ class HeaderSet(NamedTuple):
         files: dict[RootedPath, bytes] = {}
         denied: list[Denied] = []
         inodes: dict[RootedPath, tuple[int, int]] = {}
-        for path, answer in record.files.items():
+        for path, answer in trace.files.items():
             rooted = search.rooted(path)
             if answer.opened:
                 files[rooted] = answer.digest
@@ -147,7 +147,7 @@ class HeaderSet(NamedTuple):
             tuple(
                 sorted(
                     Other(question, search.rooted(path), answer)
-                    for (question, path), answer in record.others.items()
+                    for (question, path), answer in trace.others.items()
                 )
             ),
             tuple(sorted(variables, key=lambda pair: pair[0])),
@@ -185,14 +185,14 @@ class Sections(NamedTuple):
         return not how or name == called
 
 
-def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bool:
+def only_names(trace: Trace, search: HeaderSearch, texts: Iterable[str]) -> bool:
     """Tell whether a compile asked for no file but the names of texts that it has in memory.
 
     It opens none of these, but checks whether two of them are one file.
     """
     named = _names(texts, search)
     there = 0
-    for path, answer in record.files.items():
+    for path, answer in trace.files.items():
         rooted = search.rooted(path)
         absolute = search.path(rooted)
         if answer.kind == "d" and is_directory(absolute, search):
@@ -204,7 +204,7 @@ def only_names(record: Record, search: HeaderSearch, texts: Iterable[str]) -> bo
         if absolute not in named or answer.kind not in "-f" or answer.opened or answer.denied:
             return False
         there += answer.kind == "f"
-    return there <= 1 and not record.others
+    return there <= 1 and not trace.others
 
 
 def is_header(path: str) -> bool:

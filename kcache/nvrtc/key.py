@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import MappingProxyType
-from typing import Protocol
-
-from kcache.util.record import Record
+from typing import NamedTuple, Protocol, runtime_checkable
 
 __all__ = ["CacheKey", "SupportsFlags", "digest_fields", "hash_options", "hash_source"]
 
@@ -60,6 +58,7 @@ def hash_source(text: str) -> str:
     return _sha256(text.encode()).hexdigest()
 
 
+@runtime_checkable
 class SupportsFlags(Protocol):
     """Anything that can say which compiler flags it stands for, such as `CompileOptions`."""
 
@@ -74,13 +73,13 @@ def hash_options(options: Sequence[str] | SupportsFlags) -> str:
     `options` is a sequence of flags, or an object with a `flags()` method (`CompileOptions`).
     Order-sensitive, and each flag is length-prefixed: `["ab", "c"]` differs from `["a", "bc"]`.
     """
-    flags = options if isinstance(options, Sequence) else options.flags()
+    flags = options.flags() if isinstance(options, SupportsFlags) else options
     return digest_fields(
         "options", (("flag", flag.encode("utf-8", "surrogateescape")) for flag in flags)
     )
 
 
-class CacheKey(Record):
+class CacheKey(NamedTuple):
     """Everything that decides what the compiler returns, headers on disk excepted.
 
     The source's name and directories are among the options if the outcome depends on them, which

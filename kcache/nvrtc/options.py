@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from functools import lru_cache
+from typing import Any, NamedTuple, Never, Self, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.parsed_options import ParsedOptions, parse_options
-from kcache.util.record import Record
 
 __all__ = ["Arch", "CompileOptions", "parse_arch"]
 
@@ -54,7 +54,23 @@ def parse_arch(value: str | int | tuple[int, int]) -> Arch:
     return Arch(kind or "sm", int(number), suffix)
 
 
-class CompileOptions(Record):
+class _Options(NamedTuple):
+    """The fields of `CompileOptions`, in their canonical form."""
+
+    arch: str | None
+    std: str | None
+    fast_math: bool
+    optimization: int | None
+    lto: bool
+    debug: bool
+    lineinfo: bool
+    max_registers: int | None
+    defines: tuple[str, ...]
+    include_paths: tuple[str, ...]
+    extra_options: tuple[str, ...]
+
+
+class CompileOptions(_Options):
     """The options of a compile. Immutable; equal options give equal keys, in every process.
 
     Attributes:
@@ -78,40 +94,44 @@ class CompileOptions(Record):
         ArgumentTypeError: a value has a type that is not allowed.
     """
 
-    arch: str | int | tuple[int, int] | None = None
-    std: str | int | None = None
-    fast_math: bool = False
-    optimization: int | None = None
-    lto: bool = False
-    debug: bool = False
-    lineinfo: bool = False
-    max_registers: int | None = None
-    defines: Mapping[str, str | int | None] | Sequence[str] = ()
-    include_paths: Sequence[str | os.PathLike[str]] = ()
-    extra_options: Sequence[str] = ()
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
+    def __new__(  # noqa: PLR0917  as the fields of a dataclass
+        cls,
+        arch: str | int | tuple[int, int] | None = None,
+        std: str | int | None = None,
+        fast_math: bool = False,
+        optimization: int | None = None,
+        lto: bool = False,
+        debug: bool = False,
+        lineinfo: bool = False,
+        max_registers: int | None = None,
+        defines: Mapping[str, str | int | None] | Sequence[str] = (),
+        include_paths: Sequence[str | os.PathLike[str]] = (),
+        extra_options: Sequence[str] = (),
+        **unknown: Never,
+    ) -> Self:
         """Check every value and convert it to its canonical form."""
-        if self.arch is not None:
-            self._put("arch", str(parse_arch(self.arch)))
-        if self.std is not None:
-            match = re.fullmatch(_STD, str(self.std).lower(), re.ASCII)
-            if match is None:
-                raise ConfigError(f"std={self.std!r} is not allowed; allowed: c++NN, such as c++17")
-            self._put("std", f"c++{match[1]}")
-        for name in ("fast_math", "lto", "debug", "lineinfo"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ArgumentTypeError(f"{name}={value!r} is not allowed; allowed: True, False")
-        _check_int("optimization", self.optimization, 0, 3)
-        _check_int("max_registers", self.max_registers, 1, 1024)
-        self._put("defines", tuple(_defines(self.defines)))
-        self._put("include_paths", tuple(_paths(self.include_paths)))
-        self._put("extra_options", tuple(_texts("extra_options", self.extra_options)))
-        self._put("_hash", hash(self._values()))
+        if unknown:
+            from kcache.util.nearest import unexpected_argument
 
-    def __hash__(self) -> int:
-        return self.__dict__["_hash"]  # type: ignore[no-any-return]
+            raise unexpected_argument(cls, unknown, cls)
+        _check_int("optimization", optimization, 0, 3)
+        _check_int("max_registers", max_registers, 1, 1024)
+        return super().__new__(
+            cls,
+            None if arch is None else str(parse_arch(arch)),
+            None if std is None else _standard(std),
+            _flag("fast_math", fast_math),
+            optimization,
+            _flag("lto", lto),
+            _flag("debug", debug),
+            _flag("lineinfo", lineinfo),
+            max_registers,
+            tuple(_defines(defines)),
+            tuple(_paths(include_paths)),
+            tuple(_texts("extra_options", extra_options)),
+        )
 
     def replace(self, **changes: Any) -> CompileOptions:  # noqa: ANN401  any field's type
         """Return a copy with the given fields changed.
@@ -120,20 +140,17 @@ class CompileOptions(Record):
             ConfigError: there is no such field, or a value is not allowed.
         """
         for name in changes:
-            if name not in self._names:
+            if name not in self._fields:
                 from kcache.util.nearest import did_you_mean
 
-                more = did_you_mean(name, self._names)
-                raise ConfigError(f"no option {name!r}{more}; allowed: {', '.join(self._names)}")
-        return super().replace(**changes)
+                more = did_you_mean(name, self._fields)
+                raise ConfigError(f"no option {name!r}{more}; allowed: {', '.join(self._fields)}")
+        return CompileOptions(**{**self._asdict(), **changes})
 
     @property
     def parsed(self) -> ParsedOptions:
         """All flags as the compiler reads them."""
-        known = self.__dict__.get("_parsed")
-        if known is None:  # each request asks for it several times
-            self._put("_parsed", known := parse_options(self.flags()))
-        return cast("ParsedOptions", known)
+        return _parsed(self)
 
     @property
     def target(self) -> str | None:
@@ -167,6 +184,24 @@ class CompileOptions(Record):
             yield f"--maxrregcount={self.max_registers}"
         for define in self.defines:
             yield f"-D{define}"
+
+
+@lru_cache(maxsize=256)  # each request asks for it several times
+def _parsed(options: CompileOptions) -> ParsedOptions:
+    return parse_options(options.flags())
+
+
+def _standard(std: str | int) -> str:
+    match = re.fullmatch(_STD, str(std).lower(), re.ASCII)
+    if match is None:
+        raise ConfigError(f"std={std!r} is not allowed; allowed: c++NN, such as c++17")
+    return f"c++{match[1]}"
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{name}={value!r} is not allowed; allowed: True, False")
+    return value
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:

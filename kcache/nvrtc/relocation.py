@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.request import Request
-    from kcache.nvrtc.workers.messages import Record
+    from kcache.nvrtc.workers.messages import Trace
 
 __all__ = ["Moved", "bound_of", "called_of", "moved", "shows_name"]
 
@@ -114,14 +114,14 @@ def _source_elsewhere(search: HeaderSearch, told: dict[int, str], directory: str
     return told[SOURCE] + os.path.basename(search.source_name)
 
 
-def bound_of(request: Request, record: Record, compiled: Compiled) -> str:
+def bound_of(request: Request, trace: Trace, compiled: Compiled) -> str:
     """Return where an outcome is good; see `HeaderSet.bound`."""
     if request.shows_paths:  # the key has them
         return FREE
-    spelled, absolute = _paths(request, record)
+    spelled, absolute = _paths(request, trace)
     if _holds(compiled, absolute):
         return ONLY + request.location
-    flags = _flags(request, record)
+    flags = _flags(request, trace)
     marks = request.search.marks()
     if any(mark in text for text in request.texts for mark in marks):
         flags |= PATHS
@@ -133,7 +133,7 @@ def bound_of(request: Request, record: Record, compiled: Compiled) -> str:
     return bound if flags & PATHS else FREE
 
 
-def called_of(request: Request, record: Record, compiled: Compiled) -> str:
+def called_of(request: Request, trace: Trace, compiled: Compiled) -> str:
     """Return what the source has to be called for an outcome; see `HeaderSet.called`.
 
     That is its name if the outcome shows it, or if a text that was read could have computed with
@@ -144,7 +144,7 @@ def called_of(request: Request, record: Record, compiled: Compiled) -> str:
         return ""
     if _holds(compiled, [name]):
         return SHOWN + name
-    if _flags(request, record) & NAMES:
+    if _flags(request, trace) & NAMES:
         return UNPROVEN + name
     return IN_ANY_DIRECTORY + os.path.basename(name) if _has_internal(compiled) else ""
 
@@ -163,10 +163,10 @@ def _has_internal(compiled: Compiled) -> bool:
     return any(mark in output for output in outputs if output for mark in _INTERNAL)
 
 
-def _flags(request: Request, record: Record) -> int:
+def _flags(request: Request, trace: Trace) -> int:
     """Return what the texts that the compiler got may ask for; see `texts`."""
     flags = 0
-    for answer in record.files.values():
+    for answer in trace.files.values():
         flags |= answer.flags
     for text in request.texts:
         flags |= flags_of(text.encode("utf-8", "surrogateescape"))
@@ -178,14 +178,14 @@ def _other_letters(path: str) -> str:
     return codecs.encode(path, "rot13").replace(".", "_").swapcase()
 
 
-def _paths(request: Request, record: Record) -> tuple[list[str], list[str]]:
+def _paths(request: Request, trace: Trace) -> tuple[list[str], list[str]]:
     """Return the paths that tell where the compile was made, as the compiler may write them.
 
     First come the include directories as they were spelled, then the paths of the working
     directory.
     """
     search = request.search
-    used = {search.rooted(path).root for path in record.files}
+    used = {search.rooted(path).root for path in trace.files}
     spelled = {prefix for root, prefix in enumerate(search.prefixes) if prefix and root in used}
     absolute = {root for n, root in enumerate(search.roots) if n in used} | {search.base}
     return sorted(spelled), sorted(absolute - spelled)

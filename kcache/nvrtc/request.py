@@ -13,7 +13,6 @@ from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.search import SPELLING, HeaderSearch, may_include, may_name_file
 from kcache.nvrtc.workers.harmless import are_harmless
-from kcache.util.record import Record
 
 if TYPE_CHECKING:
     from kcache.nvrtc.surroundings import Surroundings
@@ -211,7 +210,7 @@ class Request(NamedTuple):
         )
 
 
-class CompileRequest(Record):
+class CompileRequest(NamedTuple):
     """The arguments of one `KernelCache.get_or_compile`, for `KernelCache.compile_many`. Immutable.
 
     Attributes:
@@ -243,7 +242,7 @@ def compile_request(given: object) -> CompileRequest:
         return given
     if isinstance(given, (str, os.PathLike)):
         return CompileRequest(cast("str | os.PathLike[str]", given))
-    fields = CompileRequest._names
+    fields = CompileRequest._fields
     values: dict[str, Any]
     if isinstance(given, Mapping):
         values = dict(cast("Mapping[str, Any]", given))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from kcache.errors import ConfigError
-from kcache.util.record import Record
 from kcache.util.units import parse_size
 
 __all__ = ["COMMON", "KINDS", "OPTIONS", "Address", "is_secret", "parse_addresses"]
@@ -75,7 +75,7 @@ _ALLOWED = (
 )
 
 
-class Address(Record):
+class Address(NamedTuple):
     """One layer or remote.
 
     Attributes:

@@ -30,10 +30,8 @@ class Setup(NamedTuple):
 
     def pack(self) -> bytes:
         """Return it as bytes with credentials, which must not get into files, logs or arguments."""
-        addresses = [address._values() for address in self.addresses]
-        return json.dumps(
-            [addresses, dict(self.settings), dict(self.environment)], sort_keys=True
-        ).encode()
+        about = [self.addresses, dict(self.settings), dict(self.environment)]
+        return json.dumps(about, sort_keys=True).encode()
 
     @classmethod
     def unpack(cls, packed: bytes) -> Setup:

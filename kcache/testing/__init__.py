@@ -1,20 +1,21 @@
 """For authors of backends: the contract as tests, a model, and backends to test against.
 
-`BackendContract` needs pytest and Hypothesis, `run_cache_machine` Hypothesis, the rest nothing:
-the extra `testing`. Nothing else in kcache imports this package.
+`BackendContract` and `CacheMachine` need pytest and Hypothesis, the extra `testing`; the rest
+needs nothing. Nothing else in kcache imports this package.
 """
 
 from __future__ import annotations
 
 import sys
 
+from kcache.testing.clock import FakeClock
+from kcache.testing.faulty import Fault, FaultyBackend, flipped, truncated
+from kcache.testing.memory import MemoryBackend
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kcache.testing.clock import FakeClock
     from kcache.testing.contract import BackendContract
-    from kcache.testing.faulty import Fault, FaultyBackend, flipped, truncated
-    from kcache.testing.machine import CacheMachine, HarmedMachine, run_cache_machine
-    from kcache.testing.memory import MemoryBackend
+    from kcache.testing.machine import CacheMachine
 
 __all__ = [
     "BackendContract",
@@ -22,38 +23,27 @@ __all__ = [
     "FakeClock",
     "Fault",
     "FaultyBackend",
-    "HarmedMachine",
     "MemoryBackend",
     "flipped",
-    "run_cache_machine",
     "truncated",
 ]
 
-_MODULES = {
-    "clock": ("FakeClock",),
-    "contract": ("BackendContract",),
-    "faulty": ("Fault", "FaultyBackend", "flipped", "truncated"),
-    "machine": ("CacheMachine", "HarmedMachine", "run_cache_machine"),
-    "memory": ("MemoryBackend",),
-}
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
-_NEEDS_TOOLS = ("contract", "machine")
+#: What needs pytest and Hypothesis, and the modules in which pytest explains failed assertions.
+_NEEDS_TOOLS = {"BackendContract": "contract", "CacheMachine": "machine"}
 _EXPLAINED = (
-    *_NEEDS_TOOLS,
-    *("_base", "_batches", "_children", "_processes", "_recency", "_threads", "_trouble"),
-    *("_usage", "_values"),
+    *_NEEDS_TOOLS.values(),
+    *("_base", "_batches", "_children", "_processes", "_recency", "_strangers", "_trouble"),
+    "_values",
 )
 
 
 def __getattr__(name: str) -> object:
-    module = _HOME.get(name)
-    if module is None:
+    if name not in _NEEDS_TOOLS:
         raise AttributeError(f"module 'kcache.testing' has no attribute {name!r}")
-    if module in _NEEDS_TOOLS:
-        _require()
+    _require()
     from importlib import import_module
 
-    value = getattr(import_module(f"kcache.testing.{module}"), name)
+    value = getattr(import_module(f"kcache.testing.{_NEEDS_TOOLS[name]}"), name)
     globals()[name] = value
     return value
 

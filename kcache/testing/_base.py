@@ -8,9 +8,11 @@ import struct
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
+from random import Random
 from types import FrameType
 
 import pytest
@@ -19,7 +21,16 @@ from kcache.backend import Backend, EntryInfo
 from kcache.testing._children import PATIENCE
 from kcache.testing.clock import FakeClock
 
-__all__ = ["MAX_SIZE", "ContractBase", "as_threads", "intact", "key", "sealed", "work_of"]
+__all__ = [
+    "MAX_SIZE",
+    "ContractBase",
+    "anything",
+    "as_threads",
+    "intact",
+    "key",
+    "sealed",
+    "work_of",
+]
 
 #: The cap of a place, unless a test names another: more than any test puts.
 MAX_SIZE = 64 << 20
@@ -67,6 +78,30 @@ def as_threads(*works: Callable[[], object]) -> None:
         assert not thread.is_alive(), "a thread hangs"
     if errors:
         raise errors[0]
+
+
+def anything(backend: Backend, random: Random, names: Sequence[str], largest: int) -> None:
+    """Do something to one of a few entries, and check what comes back."""
+    name, choice = random.choice(names), random.randrange(12)
+    if choice < 5:
+        size = random.randrange(_HEAD.size, largest)
+        backend.put(name, sealed(name, random.getrandbits(32), size))
+    elif choice < 6:
+        backend.delete(name)
+    elif choice < 8:
+        value = backend.get(name) if choice == 6 else backend.use(name)
+        assert value is None or intact(name, value)
+    elif choice < 9:
+        backend.touch(name)
+    elif choice < 10:
+        with backend.batch():
+            for info in islice(backend.coldest(), 1):
+                backend.delete(info.key)
+            backend.put(name, sealed(name, 7, 100))
+    else:
+        infos = list(backend.coldest() if choice == 10 else backend.scan())
+        assert len({info.key for info in infos}) == len(infos)
+        backend.usage()
 
 
 def work_of(act: Callable[[], object]) -> tuple[int, int]:

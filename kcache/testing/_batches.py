@@ -1,20 +1,23 @@
-"""The contract's promises about `batch`: changes that may take effect together."""
+"""The contract's promises about `batch`, and about threads: each may call every method."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from kcache.testing._base import ContractBase, as_threads, key, sealed
+from kcache.backend import EntryInfo
+from kcache.testing._base import ContractBase, anything, as_threads, key, sealed
 from kcache.testing._children import PATIENCE
-from kcache.testing.clock import FakeClock
 
 __all__ = ["BatchTests"]
 
 OLD, NEW = b"old" * 50, b"new!" * 2000
+FEW = [key(number) for number in range(4)]
 
 
 class StopError(Exception):
@@ -22,26 +25,10 @@ class StopError(Exception):
 
 
 class BatchTests(ContractBase):
-    """A batch changes what it would change without one, and a failed one does no harm."""
+    """A batch changes what it would change without one, and a failed one does no harm.
 
-    def test_what_a_batch_changed_is_there_after_it(self, place: Path) -> None:
-        """Puts, deletes and touches of a batch are there for everybody after it."""
-        clock = FakeClock()
-        with self.opened(place, clock=clock) as backend:
-            names = self.fill(backend, 6, clock=clock)
-            with backend.batch():
-                backend.delete(names[0])
-                backend.put(names[1], NEW)
-                self.pass_time(clock)
-                backend.touch(names[2])
-            self.agree(backend, place)
-            assert backend.get(names[0]) is None
-            assert backend.get(names[1]) == NEW
-            self.order(backend.coldest(), [*names[3:], names[1], names[2]])
-        if self.persistent:
-            with self.opened(place, clock=clock) as backend:
-                self.agree(backend, place)
-                assert backend.get(names[1]) == NEW
+    Threads never see a torn or mixed value, and the count is right when they are done.
+    """
 
     def test_a_batch_sees_its_own_changes(self, place: Path) -> None:
         """Within the block, `get`, `usage`, `delete`, `scan` and `coldest` know the changes."""
@@ -60,22 +47,6 @@ class BatchTests(ContractBase):
                 assert backend.delete(key(2)) == stored
                 assert backend.usage() == (0, 0)
             self.agree(backend, place, {})
-
-    def test_a_batch_evicts_and_puts_as_the_engine_does(self, place: Path) -> None:
-        """Deleting the coldest while iterating, then putting, works within a batch."""
-        clock = FakeClock()
-        with self.opened(place, clock=clock) as backend:
-            names = self.fill(backend, 30, clock=clock)
-            for number in range(30, 40):
-                with backend.batch():
-                    infos = backend.coldest()
-                    for _ in range(2):
-                        assert backend.delete(next(infos).key) > 0
-                    names = [*names[2:], key(number)]
-                    backend.put(key(number), NEW)
-                self.pass_time(clock)
-                self.agree(backend, place)
-            self.order(backend.coldest(), names)
 
     def test_an_exception_in_a_batch_reaches_the_caller(self, place: Path) -> None:
         """After it, all of the changes before it are there or none, and the backend works."""
@@ -96,20 +67,8 @@ class BatchTests(ContractBase):
                 backend.delete(key(3))
                 backend.delete(key(4))
 
-    def test_an_empty_batch_changes_nothing(self, place: Path) -> None:
-        """A batch in which nothing is changed leaves everything, even if it fails."""
-        with self.opened(place) as backend:
-            backend.put(key(1), OLD)
-            with backend.batch():
-                pass
-            with backend.batch():
-                assert backend.get(key(1)) == OLD
-            with pytest.raises(StopError), backend.batch():
-                raise StopError
-            self.agree(backend, place, {key(1): OLD})
-
     def test_batches_nest(self, place: Path) -> None:
-        """The inner batch's changes are there when the outer one ends."""
+        """An inner batch's changes are there when the outer one ends, even if another one fails."""
         with self.opened(place) as backend:
             with backend.batch():
                 backend.put(key(1), OLD)
@@ -117,65 +76,33 @@ class BatchTests(ContractBase):
                     backend.put(key(1), NEW)
                     backend.put(key(2), NEW)
                 assert backend.get(key(2)) == NEW
-                with backend.batch():
-                    backend.delete(key(1))
-                backend.put(key(3), NEW)
-            self.agree(backend, place, {key(2): NEW, key(3): NEW})
-
-    def test_an_exception_in_an_inner_batch(self, place: Path) -> None:
-        """If the outer batch goes on after it, the outer batch's own changes take effect."""
-        with self.opened(place) as backend:
-            with backend.batch():
-                backend.put(key(1), OLD)
                 with pytest.raises(StopError), backend.batch():  # noqa: PT012
-                    backend.put(key(2), NEW)
+                    backend.put(key(3), NEW)
                     raise StopError
-                backend.put(key(3), NEW)
+                backend.delete(key(1))
             self.agree(backend, place)
-            assert backend.get(key(1)) == OLD
-            assert backend.get(key(2)) in (None, NEW)
-            assert backend.get(key(3)) == NEW
+            assert backend.get(key(1)) is None
+            assert backend.get(key(2)) == NEW
+            assert backend.get(key(3)) in (None, NEW)
 
-    def test_other_threads_proceed(self, place: Path) -> None:
-        """A thread that reads and writes during another's batch ends, with it at the latest."""
+    def test_a_batch_is_of_one_thread(self, place: Path) -> None:
+        """Other threads read and write during a batch; if it fails, their changes stay."""
         with self.opened(place) as backend:
-            backend.put(key(1), OLD)
             inside, ended = threading.Event(), threading.Event()
 
             def batch() -> None:
-                with backend.batch():
+                with pytest.raises(StopError), backend.batch():  # noqa: PT012
                     backend.put(key(1), NEW)
                     inside.set()
-                    # Long enough for the other process to meet this batch. It may have to wait for
-                    # the batch.
                     ended.wait(0.2)
+                    raise StopError
 
             def other() -> None:
                 assert inside.wait(PATIENCE)
-                assert backend.get(key(1)) in (OLD, NEW)
+                backend.get(key(1))
                 backend.put(key(2), NEW)
                 backend.delete(key(3))
                 backend.usage()
-                ended.set()
-
-            as_threads(batch, other)
-            self.agree(backend, place, {key(1): NEW, key(2): NEW})
-
-    def test_a_batch_is_of_one_thread(self, place: Path) -> None:
-        """A batch that fails takes back nothing that another thread put meanwhile."""
-        with self.opened(place) as backend:
-            inside, ended = threading.Event(), threading.Event()
-
-            def batch() -> None:
-                with pytest.raises(StopError), backend.batch():  # noqa: PT012
-                    backend.put(key(1), NEW)
-                    inside.set()
-                    ended.wait(0.2)
-                    raise StopError
-
-            def other() -> None:
-                assert inside.wait(PATIENCE)
-                backend.put(key(2), NEW)
                 ended.set()
 
             as_threads(batch, other)
@@ -198,4 +125,38 @@ class BatchTests(ContractBase):
 
             as_threads(*(partial(work, number) for number in range(4)))
             self.sound(backend, [key(number) for number in range(4)])
+            self.agree(backend, place)
+
+    # -- threads -----------------------------------------------------------------------------------
+
+    def test_eight_threads_on_four_keys(self, place: Path) -> None:
+        """Any operations at once, with one handle or several: no torn or mixed value."""
+        with self.opened(place) as backend:
+
+            def work(seed: int) -> None:
+                own = self.opened(place) if self.shared and seed % 2 else nullcontext(backend)
+                random = Random(seed)
+                with own as handle:
+                    for _ in range(60):
+                        anything(handle, random, FEW, 20_000)
+
+            as_threads(*(partial(work, seed) for seed in range(8)))
+            self.sound(backend, FEW)
+            self.agree(backend, place)
+
+    def test_an_iteration_may_end_in_another_thread(self, place: Path) -> None:
+        """An iterator that one thread began can be continued, and dropped, by another."""
+        with self.opened(place) as backend:
+            names = self.fill(backend, 20)
+            for iterate in (backend.coldest, backend.scan):
+                infos = iterate()
+                found = [next(infos).key]
+                rest: list[EntryInfo] = []
+                as_threads(partial(rest.extend, infos))
+                found += [info.key for info in rest]
+                assert sorted(found) == sorted(names)
+                dropped = [iterate()]
+                next(dropped[0])
+                as_threads(dropped.clear)
+            backend.put(key("next"), b"next")
             self.agree(backend, place)

@@ -1,39 +1,21 @@
-"""Other processes of the contract suite: forked ones, killed ones, fresh ones."""
+"""Other processes of the contract suite: forked ones, and killed ones."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
-from inspect import getfile
-from pathlib import Path
 from random import Random
 
 import pytest
 
-__all__ = ["PATIENCE", "Writers", "run_forked", "run_fresh", "start", "wait"]
+__all__ = ["PATIENCE", "Writers", "run_forked", "start", "wait"]
 
 #: A child or thread that takes longer than this many seconds hangs. No test here takes this long.
 PATIENCE = 60
-
-_FRESH = """
-import importlib.util, json, sys
-source, name, folders, method, arguments = json.loads(sys.argv[1])
-sys.path[:] = folders
-spec = importlib.util.spec_from_file_location("contract_in_a_fresh_process", source)
-module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-suite = module
-for part in name.split("."):
-    suite = getattr(suite, part)
-getattr(suite(), method)(*arguments)
-"""
 
 
 def start(work: Callable[[], object], report: int | None = None) -> int:
@@ -82,22 +64,6 @@ def run_forked(work: Callable[[], object], meanwhile: Callable[[], object] | Non
             status = wait(pid)
     assert status != -signal.SIGALRM, "the child hangs"
     assert status == 0, f"the child ended with {status}:\n{text}"
-
-
-def run_fresh(suite: object, method: str, *arguments: str) -> None:
-    """Call a method of the suite, loaded again from its file, in a new interpreter."""
-    kind = type(suite)
-    if "<locals>" in kind.__qualname__:
-        pytest.skip("a class inside a function can't be made in a fresh process")
-    what = [getfile(kind), kind.__qualname__, [str(Path(p).absolute()) for p in sys.path]]
-    done = subprocess.run(
-        [sys.executable, "-c", _FRESH, json.dumps([*what, method, arguments])],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 class Writers:

@@ -13,6 +13,7 @@ import pytest
 from kcache.backend import Backend
 from kcache.errors import BackendError
 from kcache.testing._base import ContractBase, key, sealed
+from kcache.testing.faulty import flipped, truncated
 
 __all__ = ["TroubleTests"]
 
@@ -63,7 +64,7 @@ class TroubleTests(ContractBase):
                 self.agree(backend, place)
 
     def test_reading_only_changes_nothing(self, place: Path) -> None:
-        """No method changes a thing; those that would raise `BackendError`, or do nothing."""
+        """No method changes a thing; `put` raises `BackendError`, others may do nothing."""
         if not self.persistent:
             pytest.skip("nothing persists")
         with self.opened(place) as backend:
@@ -74,19 +75,10 @@ class TroubleTests(ContractBase):
             for name, act in EVERYTHING.items():
                 with suppress(BackendError) if name in CHANGES else nullcontext():
                     act(backend)
-            assert backend.get(key(1)) == sealed(key(1), 1, 100)
-        assert self.snapshot(place) == before
-
-    def test_reading_only_refuses_to_put(self, place: Path) -> None:
-        """A put that stores nothing says so, with `BackendError`."""
-        if not self.persistent:
-            pytest.skip("nothing persists")
-        with self.opened(place) as backend:
-            backend.put(key(1), b"value")
-        with self.opened(place, read_only=True) as backend:
             with pytest.raises(BackendError):
                 backend.put(key(1), b"other")
-            assert backend.get(key(1)) == b"value"
+            assert backend.get(key(1)) == sealed(key(1), 1, 100)
+        assert self.snapshot(place) == before
 
     def test_reading_only_where_there_is_nothing(self, place: Path) -> None:
         """A place that does not exist reads as an empty one, and is not created."""
@@ -109,19 +101,6 @@ class TroubleTests(ContractBase):
                     assert backend.get(key(1)) == b"value"
 
     # -- closed ----------------------------------------------------------------------------------
-
-    def test_close_is_idempotent(self, place: Path) -> None:
-        """Closing again does nothing, and raises nothing."""
-        backend = self.open(place)
-        backend.put(key(1), b"value")
-        for _ in range(3):
-            backend.close()
-        unused = self.open(place)
-        unused.close()
-        unused.close()
-        read_only = self.open(place, read_only=True)
-        read_only.close()
-        read_only.close()
 
     def test_closing_one_handle_leaves_the_others(self, place: Path) -> None:
         """Handles of one process are independent of each other."""
@@ -148,47 +127,43 @@ class TroubleTests(ContractBase):
                 act(backend)
         with suppress(BackendError):
             assert backend.get(key(0)) == sealed(key(0), 0, 100)
-        backend.close()
-
-    def test_closing_in_the_middle_of_an_iteration(self, place: Path) -> None:
-        """The iteration goes on, ends, or raises `BackendError`."""
-        for listing in ("coldest", "scan"):
-            backend = self.open(place)
-            self.fill(backend, 20)
-            infos = getattr(backend, listing)()
-            next(infos)
+        for _ in range(3):  # nothing to do
             backend.close()
-            with suppress(BackendError):
-                assert len(list(infos)) <= 19
-            del infos
+
+    def test_an_iteration_outlives_its_place(self, place: Path) -> None:
+        """If the handle is closed or the place removed, it goes on, ends or says `BackendError`."""
+        for listing in ("coldest", "scan"):
+            for harm in ("close", "remove") if self.persistent else ("close",):
+                with self.opened(place) as backend:
+                    self.fill(backend, 60)
+                    infos = getattr(backend, listing)()
+                    next(infos)
+                    if harm == "close":
+                        backend.close()
+                    else:
+                        shutil.rmtree(place)
+                    with suppress(BackendError):
+                        assert len({info.key for info in infos}) < 60
+                    del infos
         if self.persistent:
             with self.opened(place) as backend:
                 backend.put(key("next"), b"next")
                 self.agree(backend, place)
 
-    def test_close_releases_every_file(self, place: Path) -> None:
-        """No file of the place is open after the last handle was closed."""
-        if not os.path.isdir("/proc/self/fd"):
-            pytest.skip("this system does not tell which files are open")
-        for read_only in (False, True):
-            backend = self.open(place, read_only=read_only)
-            if not read_only:
-                self.fill(backend, 5)
-            list(backend.coldest())
-            next(iter(backend.coldest()), None)
-            backend.usage()
-            backend.close()
-            assert _open_files(place) == []
-
     def test_opening_many_times_leaks_nothing(self, place: Path) -> None:
-        """Handles that are opened and closed leave no file behind, here or in the place."""
+        """Handles that are opened and closed leave no file open or behind."""
         with self.opened(place) as backend:
             backend.put(key(1), b"value")
         opened = len(_open_files(Path("/")))
-        for _ in range(30):
-            with self.opened(place) as backend:
+        for number in range(30):
+            read_only = number % 2 > 0
+            with self.opened(place, read_only=read_only) as backend:
                 backend.use(key(1))
-                backend.put(key(2), b"value")
+                next(backend.coldest(), None)
+                backend.usage()
+                if not read_only:
+                    backend.put(key(2), b"value")
+        assert _open_files(place) == []
         assert len(_open_files(Path("/"))) <= opened
         assert list(self.leftovers(place)) == []
 
@@ -207,62 +182,16 @@ class TroubleTests(ContractBase):
                 if self.heals:
                     backend.put(key("next"), b"next")
                     assert backend.get(key("next")) == b"next"
-                    assert key("next") in self.look(place)
                     self.not_below_the_truth(backend, place)
-            with self.opened(place) as backend:
-                backend.put(key("new"), b"new")
-                self.agree(backend, place)
-            shutil.rmtree(place)
-
-    def test_a_removal_in_the_middle_of_an_iteration(self, place: Path) -> None:
-        """The iteration goes on, ends, or raises `BackendError`."""
-        if not self.persistent:
-            pytest.skip("there is no place to remove")
-        for listing in ("coldest", "scan"):
-            with self.opened(place) as backend:
-                self.fill(backend, 300)
-                infos = getattr(backend, listing)()
-                next(infos)
-                shutil.rmtree(place)
-                with suppress(BackendError):
-                    assert len({info.key for info in infos}) < 300
-
-    def test_damaged_bytes_raise_nothing_but_backend_errors(self, place: Path) -> None:
-        """A damaged value comes back as it is, as None, or as a `BackendError`; a put mends it.
-
-        The engine checks what it gets; the backend only has to survive it.
-        """
-        value = sealed(key(1), 1, 3000)
-        with self.opened(place) as backend:
-            for damage in (_flip_first, _flip_middle, _cut, _empty, _lengthen):
-                backend.put(key(1), value)
-                backend.put(key(2), value)
-                self.write_raw(place, key(1), damage(self.read_raw(place, key(1))))
-                for act in EVERYTHING.values():
-                    with suppress(BackendError):
-                        act(backend)
-                backend.put(key(1), value)
-                assert backend.get(key(1)) == value
-                backend.put(key(2), b"other")
-                assert backend.get(key(2)) == b"other"
-
-    def test_a_sound_place_has_nothing_to_mend(self, place: Path) -> None:
-        """`check` yields nothing, and changes nothing, where all is well."""
-        with self.opened(place) as backend:
-            assert list(backend.check()) == []
-            names = self.fill(backend, 20)
-            for name in names[::3]:
-                backend.delete(name)
-            expected = {name: backend.get(name) or b"" for name in self.look(place)}
-            for repair in (False, True, False):
-                assert list(backend.check(repair=repair)) == []
-                self.agree(backend, place, expected)
+            shutil.rmtree(place, ignore_errors=True)
 
     def test_what_repair_mends_stays_mended(self, place: Path) -> None:
         """After damage, `check(repair=True)` leaves a place in which `check` finds nothing."""
         with self.opened(place) as backend:
             names = self.fill(backend, 6, size=3000)
-            for name, damage in zip(names, (_flip_first, _cut, _empty, _lengthen), strict=False):
+            for name, damage in zip(
+                names, (flipped(), flipped(1500), truncated(700), truncated(0)), strict=False
+            ):
                 self.write_raw(place, name, damage(self.read_raw(place, name)))
             for sentence in backend.check():
                 assert isinstance(sentence, str)
@@ -282,24 +211,3 @@ def _open_files(below: Path) -> list[str]:
                 if target.startswith(str(below)):
                     found.append(target)
     return found
-
-
-def _flip_first(image: bytes) -> bytes:
-    return bytes((image[0] ^ 0x55,)) + image[1:] if image else b"x"
-
-
-def _flip_middle(image: bytes) -> bytes:
-    middle = len(image) // 2
-    return image[:middle] + _flip_first(image[middle:])
-
-
-def _cut(image: bytes) -> bytes:
-    return image[: len(image) // 2]
-
-
-def _empty(image: bytes) -> bytes:
-    return b""
-
-
-def _lengthen(image: bytes) -> bytes:
-    return image + b"more" * 50

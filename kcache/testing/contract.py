@@ -16,16 +16,17 @@ class TestMyBackend(BackendContract):
 from __future__ import annotations
 
 import hypothesis
+from hypothesis.stateful import (
+    run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from kcache.testing._batches import BatchTests
 from kcache.testing._processes import ProcessTests
 from kcache.testing._recency import RecencyTests
 from kcache.testing._strangers import StrangerTests
-from kcache.testing._threads import ThreadTests
 from kcache.testing._trouble import TroubleTests
-from kcache.testing._usage import UsageTests
 from kcache.testing._values import ValueTests
-from kcache.testing.machine import run_cache_machine
+from kcache.testing.machine import DEFAULTS, CacheMachine
 
 __all__ = ["BackendContract"]
 
@@ -33,9 +34,7 @@ __all__ = ["BackendContract"]
 class BackendContract(
     ValueTests,
     RecencyTests,
-    UsageTests,
     BatchTests,
-    ThreadTests,
     ProcessTests,
     TroubleTests,
     StrangerTests,
@@ -47,26 +46,34 @@ class BackendContract(
     confirm its own mistakes. A correct backend passes in well under a minute. A test that hangs is
     ended after a minute.
 
-    The tests fork and kill processes, where the system can fork. A new process loads the subclass
-    by its file and name, so define it at the top level of a module that can be imported alone.
+    The tests fork and kill processes, where the system can fork.
 
     Attributes:
-        machine_settings: Hypothesis's settings for `run_cache_machine`; None for its own.
+        machine_settings: Hypothesis's settings for `CacheMachine`; None for its own.
     """
 
     machine_settings: hypothesis.settings | None = None
 
     def test_an_engine_behaves_as_its_model(self) -> None:
         """With this backend an engine is an LRU map of at most the cap, whatever is damaged."""
-        kind = type(self)
-        damages = kind.write_raw is not BackendContract.write_raw
-        run_cache_machine(
-            self.open,
-            self.look,
-            read_raw=self.read_raw if damages else None,
-            write_raw=self.write_raw if damages else None,
-            persistent=self.persistent,
-            heals=self.heals,
-            exact_order=self.exact_order,
-            settings=self.machine_settings,
-        )
+        damages = type(self).write_raw is not BackendContract.write_raw
+        suite = self
+
+        class Harmed(CacheMachine):
+            exact = False
+
+            def __init__(self) -> None:
+                super().__init__(
+                    suite.open,
+                    suite.look,
+                    read_raw=suite.read_raw if damages else None,
+                    write_raw=suite.write_raw if damages else None,
+                    persistent=suite.persistent,
+                    heals=suite.heals,
+                )
+
+        class Exact(Harmed):
+            exact = True
+
+        for machine in (Exact, Harmed) if self.exact_order else (Harmed,):
+            run_state_machine_as_test(machine, settings=self.machine_settings or DEFAULTS)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 
 from kcache.backend import Backend, EntryInfo, Usage
-from kcache.util.forks import at_fork
+from kcache.util.forks import after_fork
 
 __all__ = ["MemoryBackend"]
 
@@ -35,7 +34,7 @@ class MemoryBackend(Backend):
         self._last_use = 0
         self._clock = clock
         self._lock = threading.Lock()
-        _backends.add(self)
+        after_fork(self)
 
     def get(self, key: str) -> bytes | None:
         """Return the value under `key`, or None."""
@@ -93,27 +92,6 @@ class MemoryBackend(Backend):
         self._last_use = now = max(self._clock(), self._last_use + 1)
         return now
 
-    def _hold(self) -> None:
-        self._lock.acquire()
-
-    def _let_go(self) -> None:
-        self._lock.release()
-
-
-_backends: weakref.WeakSet[MemoryBackend] = weakref.WeakSet()
-_held: list[MemoryBackend] = []
-
-
-def _before_fork() -> None:
-    """Let no other thread be in the middle of a change that the child would inherit."""
-    _held.extend(_backends)
-    for backend in _held:
-        backend._hold()
-
-
-def _after_fork() -> None:
-    while _held:
-        _held.pop()._let_go()
-
-
-at_fork(before=_before_fork, in_parent=_after_fork, in_child=_after_fork)
+    def after_fork(self) -> None:
+        """Take a new lock in a child process: another thread may have held the old one."""
+        self._lock = threading.Lock()

@@ -43,9 +43,13 @@ _AGE_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SHOWN = ((86400 * 2, 86400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
 
 
-def counted(count: int, noun: str = "entry", plural: str = "entries") -> str:
-    """Return a number with its noun, such as `"1 entry"`."""
-    return f"{count:,} {noun if count == 1 else plural}"
+def counted(count: int, noun: str = "entry") -> str:
+    """Return a number with its noun, such as `"1 entry"`, `"2 misses"` and `"3 kernels"`."""
+    if count != 1:
+        noun = (
+            f"{noun[:-1]}ies" if noun.endswith("y") else noun + ("es" if noun[-1] == "s" else "s")
+        )
+    return f"{count:,} {noun}"
 
 
 class Size(int):

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cli.helpers import BACKENDS, use
+from cli.helpers import use
+
+from kcache.util import log
 
 pytest.importorskip("click", reason="the extra cli is not installed")
 pytest.importorskip("rich", reason="the extra cli is not installed")
@@ -73,12 +75,16 @@ def run(cache_directory: Path) -> Run:
 
 @pytest.fixture
 def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Said]]:
-    """Run `kcache ARGUMENT...` in this process."""
+    """Run `kcache ARGUMENT...` in this process, which warns as if it were a new one."""
     from kcache.cli.app import app
 
-    def here(*arguments: str | Path) -> Said:
+    def here(*arguments: str | Path, **settings: str) -> Said:
         capfd.readouterr()
-        code = app.run(list(map(str, arguments)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log, "_said", set())
+            for name, value in settings.items():
+                patch.setenv(name, value)
+            code = app.run(list(map(str, arguments)))
         return Said(code, *capfd.readouterr())
 
     yield here
@@ -87,7 +93,7 @@ def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[C
         logger.removeHandler(handler)
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=("file", "zstd+lmdb"))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each backend in turn, which every command then uses."""
+    """Two backends that have nothing in common, which every command then uses."""
     return use(request.param, monkeypatch)

@@ -156,17 +156,6 @@ def test_quotes_look_beside_the_source_first_and_angle_brackets_do_not(
         assert "2222" in Path("k.ptx").read_text()
 
 
-def test_a_relative_cache_directory_stays_where_it_is(
-    sided: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copy(sided / "axpy.cu", sided / "sub" / "k.cu")
-    monkeypatch.setenv("KCACHE_DIR", "here")
-    assert not is_hit(here("compile", "sub/k.cu", "--arch", "sm_90"))
-    assert is_hit(here("compile", "sub/k.cu", "--arch", "sm_90"))
-    assert (sided / "here").is_dir()
-    assert not (sided / "sub" / "here").exists()
-
-
 def test_a_missing_cuda_header_is_one_option_away(work: Path, cccl: Path, here: Callable) -> None:
     (work / "half.cu").write_text("#include <cuda/std/version>\n" + KERNEL)
     line = ["compile", "half.cu", "--arch", "sm_90"]

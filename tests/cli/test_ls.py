@@ -197,14 +197,6 @@ def test_keys_are_cut_to_what_tells_them_apart(
         assert here("show", name).code == 0
 
 
-def test_without_a_cache(cache_directory: Path, here: Callable) -> None:
-    assert here("ls") == (0, "", "kcache: nothing has been cached yet\n")
-    assert json.loads(here("ls", "--json").out) == []
-    assert not cache_directory.exists()
-    fill(cache_directory, {})
-    assert here("ls") == (0, "", "kcache: there are no kernels\n")
-
-
 def test_entries_that_go_meanwhile_are_left_out(cache_directory: Path) -> None:
     names = sorted(key(n, "00") for n in range(5))
     fill(cache_directory, {name: kernel(10) for name in names})

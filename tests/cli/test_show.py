@@ -100,16 +100,6 @@ def test_an_unknown_key_says_so(command: str, filled: Path, here: Callable) -> N
 
 
 @pytest.mark.parametrize("command", ["show", "extract", "rm"])
-def test_without_a_cache_every_key_is_unknown(
-    command: str, cache_directory: Path, here: Callable
-) -> None:
-    said = here(command, "abcd")
-    assert (said.code, said.out) == (1, "")
-    assert "no entry has a key" in said.err
-    assert not cache_directory.exists()
-
-
-@pytest.mark.parametrize("command", ["show", "extract", "rm"])
 @pytest.mark.parametrize("name", ["", "abc", "wxyz", "abcd/..", "a" * 65, "-1234", "é" * 8])
 def test_what_is_no_key_is_wrong_usage(
     command: str, name: str, filled: Path, here: Callable, backend: str

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from cli.helpers import fill, kernel, key
+from cli.helpers import age, fill, kernel, key
 
 import kcache
 from kcache.cli.terminal import columns
@@ -220,6 +220,7 @@ def test_a_pipe_gets_whole_lines_however_narrow_the_terminal_is(
     cache_directory: Path, run: Callable
 ) -> None:
     fill(cache_directory, {KEY: kernel(source="s" * 300, flags=["-D" + "x" * 300])})
+    age(cache_directory, KEY, 7200)  # so that two runs show the same
     for command, lines in (("ls", 2), ("config", 25)):
         out = run(command, COLUMNS="20").stdout
         assert out == run(command, COLUMNS="400", NO_COLOR="1").stdout

@@ -159,42 +159,6 @@ def test_what_cannot_be_read_or_deleted(here: Callable, monkeypatch: pytest.Monk
         assert set(look(directory / "file").entries) == {A, C}
 
 
-@pytest.mark.skipif(not can_become_nobody(), reason="another user is needed to have no rights")
-def test_a_directory_that_may_only_be_read(here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    with nobodys_directory() as directory:
-        monkeypatch.setenv("KCACHE_DIR", str(directory))
-        os.chown(directory, os.geteuid(), -1)
-        fill(directory, {A: kernel(), B: kernel()})
-        damage(directory, B)
-        assert here("verify").code == 1
-        for path in (directory, *directory.rglob("*")):
-            os.chown(path, NOBODY, NOBODY)
-            path.chmod(0o500 if path.is_dir() else 0o400)
-        try:
-            code, out, err = as_nobody("verify")
-        finally:
-            for path in (directory, *directory.rglob("*")):
-                path.chmod(0o700)
-        assert (code, err) == (1, "")
-        assert "  1 sound\n  1 damaged\n" in out
-
-
-def test_a_repair_is_refused_where_the_cache_is_read_only(
-    filled: Path, here: Callable, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
-    damage(filled, A, backend)
-    monkeypatch.setenv("KCACHE_READ_ONLY", "1")
-    assert here("verify", "--repair").code == 2
-    assert len(held(filled, backend)) == 4
-    assert here("verify").code == 1
-
-
-def test_verify_without_a_cache(cache_directory: Path, here: Callable) -> None:
-    assert here("verify") == (0, "nothing has been cached yet\n", "")
-    assert json.loads(here("verify", "--json").out)["entries"] == 0
-    assert not cache_directory.exists()
-
-
 def test_a_damaged_medium_is_told_and_mended(
     cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

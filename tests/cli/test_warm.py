@@ -127,16 +127,6 @@ def test_a_list_may_lie_and_move_anywhere(project: Path, here: Callable, tmp_pat
     assert counts(here("warm", moved / "kernels.toml", "--json")) == (4, 2, 0)
 
 
-def test_archs_of_the_command_line_replace_those_of_the_list(project: Path, here: Callable) -> None:
-    assert counts(here("warm", "kernels.toml", "--arch", "90", "--json")) == (3, 0, 0)
-    with kcache.KernelCache() as cache:
-        text = (project / "axpy.cu").read_text()
-        names = ("axpy<float>", "axpy<double>")
-        for arch, there in (("sm_90", True), ("sm_80", False)):
-            found = cache.lookup(text, names, CompileOptions(arch), source_name="axpy.cu")
-            assert (found is not None) == there
-
-
 def test_which_calls_hit_what_was_warmed(project: Path, here: Callable) -> None:
     """Those that the page on lists of kernels promises."""
     (project / "kernels.toml").write_text(
@@ -305,15 +295,6 @@ def test_a_recorded_run_is_warmed_for_other_archs_and_elsewhere(
     assert (counts(warmed), warmed.err) == ((2 * ASKED, 0, 0), "")
     assert program(moved, "sm_80") == program(moved, "sm_100a") == 0
     assert program(moved, "sm_90") == ASKED
-
-
-def test_a_recording_with_a_torn_line_is_warmed_all_the_same(project: Path, here: Callable) -> None:
-    program(project, "sm_90", "kernels.jsonl")
-    with Path("kernels.jsonl").open("r+") as stream:
-        stream.truncate(os.path.getsize("kernels.jsonl") - 10)
-    done = here("warm", "kernels.jsonl", "--json")
-    assert (done.code, counts(done)) == (0, (0, ASKED - 1, 0))
-    assert "kcache: warning: kernels.jsonl, line 11 is torn: skipped\n" in done.err
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.helpers import BACKENDS, damage, key, recency, use
+from cli.helpers import damage, key, recency
 
 import kcache
 from kcache.directory import open_directory
 from kcache.engine.journal import Journal
 from kcache.nvrtc import PRODUCER
-from kcache.testing import MemoryBackend
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -90,21 +89,6 @@ PATHS = ("-I", "one", "-I", "two")
 # -- what the request tells ------------------------------------------------------------------------
 
 
-def test_no_cache_yet_and_nothing_is_made(why: Why, work: Path, cache_directory: Path) -> None:
-    (work / "k.cu").write_text(PLAIN)
-    assert "no cache yet" in why().the("no_cache")["what"]
-    assert not cache_directory.exists()
-
-
-def test_never_compiled_here(compile_: Callable, why: Why, work: Path) -> None:
-    compile_()
-    (work / "other.cu").write_text(PLAIN.replace("1", "2"))
-    assert why().hit
-    (work / "k.cu").unlink()
-    (work / "k.cu").symlink_to("other.cu")  # called k.cu, and other text
-    assert why().kinds == ["source"]
-
-
 def test_a_name_that_nothing_was_cached_under(
     compile_: Callable, here: Callable, work: Path
 ) -> None:
@@ -112,13 +96,6 @@ def test_a_name_that_nothing_was_cached_under(
     (work / "other.cu").write_text(PLAIN.replace("1", "2"))
     said = here("why", "other.cu", "--arch", "sm_90", "--json")
     assert "remembers no such kernel" in Told(said.out).the("never")["what"]
-
-
-def test_a_hit_is_told_in_a_sentence(compile_: Callable, here: Callable) -> None:
-    compile_()
-    said = here("why", "k.cu", "--arch", "sm_90", "-q")
-    assert said.code == 0
-    assert said.out.startswith("k.cu for sm_90 is in the cache: it would not be compiled.\n")
 
 
 def test_a_source_from_a_pipe(run: Callable, work: Path) -> None:
@@ -386,14 +363,6 @@ def test_evicted_to_stay_under_the_cap(
     assert "to stay under the cap" in cause["what"]
 
 
-def test_deleted_by_rm(compile_: Callable, why: Why, here: Callable, backend: str) -> None:
-    compile_()
-    assert here("rm", why().all["key"]).code == 0
-    assert why().the("deleted")["at"] > 1.7e9
-    compile_()
-    assert why().hit
-
-
 def test_the_keys_are_those_that_ls_shows(
     compile_: Callable, why: Why, here: Callable, headers: Path
 ) -> None:
@@ -492,17 +461,13 @@ def test_removed_by_hand(
     assert "the list of its headers is not" in why(*PATHS).the("lost")["what"]
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_damaged(
-    name: str, compile_: Callable, why: Why, cache_directory: Path, monkeypatch, caplog
-) -> None:
-    use(name, monkeypatch)
+def test_damaged(backend: str, compile_: Callable, why: Why, cache_directory: Path) -> None:
     compile_()
     found = why().all["key"]
-    damage(cache_directory, found, name)
-    before = recency(cache_directory, name)
+    damage(cache_directory, found, backend)
+    before = recency(cache_directory, backend)
     assert "too short" in why().the("damaged")["what"] or "checksum" in why().causes[0]["what"]
-    assert recency(cache_directory, name) == before
+    assert recency(cache_directory, backend) == before
     compile_()
     assert why().hit
 
@@ -665,18 +630,6 @@ def test_sources_of_the_default_name_have_nothing_to_do_with_each_other(
     assert cause.kind == "never"
 
 
-def test_any_backend_will_do() -> None:
-    from kcache.admin.explain import explain
-    from kcache.kernels.request_factory import Requests
-
-    options = kcache.CompileOptions(arch="sm_90")
-    with kcache.KernelCache(backend=MemoryBackend()) as cache:
-        cache.get_or_compile(PLAIN, "k<int>", options)
-        assert explain(cache.engine, Requests(0).make(PLAIN, "k<int>", options)).hit
-        told = explain(cache.engine, Requests(0).make(PLAIN, "k<float>", options))
-    assert [cause.kind for cause in told.causes] == ["names", "names"]
-
-
 def test_a_backend_that_fails_is_a_cause() -> None:
     from kcache.admin.explain import explain
     from kcache.backend import NoBackend
@@ -697,13 +650,12 @@ def contents(directory: Path) -> dict[str, tuple[bytes, int, int]]:
     return {
         str(path): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino)
         for path in directory.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.name != "lock.mdb"  # readers enter themselves there
     }
 
 
-@pytest.mark.parametrize("name", ["file", "zstd"])
 def test_nothing_is_changed_counted_or_recorded(
-    name: str,
+    backend: str,
     compile_: Callable,
     why: Why,
     headers: Path,
@@ -711,17 +663,16 @@ def test_nothing_is_changed_counted_or_recorded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    use(name, monkeypatch)
     compile_(*PATHS)
     monkeypatch.setenv("KCACHE_RECORD", str(tmp_path / "recorded"))
     before = contents(cache_directory)
-    used = recency(cache_directory, name)
+    used = recency(cache_directory, backend)
     assert why(*PATHS).hit
     assert why(*PATHS, "--fast-math").kinds == ["option"]
     (headers / "two" / "a.h").write_text("")
     assert why(*PATHS).kinds == ["header_changed"]
     assert contents(cache_directory) == before
-    assert recency(cache_directory, name) == used
+    assert recency(cache_directory, backend) == used
     assert not (tmp_path / "recorded").exists()
 
 

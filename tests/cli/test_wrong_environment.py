@@ -18,7 +18,6 @@ from cli.helpers import fill, kernel, key
 from kcache import KernelCache
 from kcache.admin.bundles import export_bundle
 from kcache.cli.app import app
-from kcache.util import log
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -137,7 +136,6 @@ def test_who_looks_or_compiles_warns_and_goes_on(
         monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "none"))
     expected = here(*line)
     before = snapshot(tmp_path / "unsafe")
-    monkeypatch.setattr(log, "_said", set())
     monkeypatch.setenv(wrong.name, wrong.value)
     said = here(*line)
     assert said.code == expected.code, said.err
@@ -174,7 +172,6 @@ def test_who_changes_a_cache_refuses(
 def test_to_others_it_means_nothing(
     command: str, wrong: Wrong, cache: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "_said", set())
     monkeypatch.setenv(wrong.name, wrong.value)
     said = here(*command.split(), *ALONE[command])
     assert said.code == 0, said.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -63,9 +62,9 @@ def test_every_process_computes_the_same_digests() -> None:
     assert len({output_of(IN_A_PROCESS, environ={"PYTHONHASHSEED": s}) for s in seeds}) == 1
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(CacheKey)])
+@pytest.mark.parametrize("field", CacheKey._fields)
 def test_every_field_separates_keys(field: str) -> None:
-    changed = [replace(KEY, **{field: value}) for value in OTHERS[field]]
+    changed = [KEY._replace(**{field: value}) for value in OTHERS[field]]
     digests = {key.digest() for key in (KEY, *changed)}
     assert len(digests) == 1 + len(changed)
 
@@ -81,7 +80,7 @@ def test_a_value_in_another_field_is_another_key() -> None:
 
 
 def test_the_order_of_headers_in_the_mapping_does_not_matter() -> None:
-    turned = replace(KEY, headers=dict(reversed(KEY.headers.items())))
+    turned = KEY._replace(headers=dict(reversed(KEY.headers.items())))
     assert turned.digest() == KEY.digest()
 
 

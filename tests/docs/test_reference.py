@@ -110,7 +110,6 @@ def causes() -> set[str]:
     found: set[str] = set()
     for module in (
         "admin/explain",
-        "admin/miss_causes",
         "admin/request_diff",
         "cli/commands/why",
         "kernel_cache",

@@ -294,4 +294,4 @@ def test_the_how_to_runs_as_printed() -> None:
 
 def test_a_cubin_alone_is_enough(gpu: Any, cache: kcache.KernelCache, arch: str) -> None:
     kernel = cache.get_or_compile(AXPY, "axpy<float>", kcache.CompileOptions(arch=arch))
-    axpy(gpu, kernel.replace(ptx=None).load())
+    axpy(gpu, kernel._replace(ptx=None).load())

@@ -83,9 +83,9 @@ def probe(name: str, arch: str) -> tuple[str, tuple[str, ...]]:
 def asked(process: WorkerProcess, source: str, flags: Sequence[str]) -> tuple[object, ...]:
     """Return what a worker makes of a source, and which files it asks for."""
     reply = process.ask(ask(source, flags), None)
-    assert reply.record is not None
+    assert reply.trace is not None
     made = fresh_of(reply)
-    return made.ptx, made.cubin, made.log, sorted(reply.record.files)
+    return made.ptx, made.cubin, made.log, sorted(reply.trace.files)
 
 
 Expected: TypeAlias = dict[object, tuple[object, ...]]
@@ -308,9 +308,9 @@ def test_variables_are_told_to_each_worker_once(monkeypatch: pytest.MonkeyPatch)
     library = compiler.find().path
     try:
         _, reply = pool.compile(library, ask(REL))
-        assert reply.record is not None
+        assert reply.trace is not None
         (first,) = pool.pids()
-        name = next(iter(reply.record.variables))
+        name = next(iter(reply.trace.variables))
         monkeypatch.setenv(name, "another" if config.variable(name) != "another" else "other")
         pool.compile(library, ask(REL))
         assert pool.pids() != [first]

@@ -223,9 +223,9 @@ def test_every_release_records(other: Path, tree: Path) -> None:
         for _ in range(2):
             reply = process.ask(ask(source, flags), None)
             assert fresh_of(reply)[:2] == bare(other, source, *flags)
-            assert reply.record is not None
-            assert reply.record.unfollowed == ""
-            files = reply.record.files
+            assert reply.trace is not None
+            assert reply.trace.unfollowed == ""
+            files = reply.trace.files
             assert files["inc/x.h"].opened
             assert files["first/x.h"].kind in "-a"
             assert any(path.endswith("none.h") for path in files)

@@ -341,7 +341,7 @@ thread.join()
 
 
 def test_sixteen_threads_with_different_headers(tmp_path):
-    """No header in the wrong record; some compiles fail inside a header meanwhile."""
+    """No header in the wrong trace; some compiles fail inside a header meanwhile."""
     code = """
 import threading
 for n in range(16):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
@@ -442,7 +441,7 @@ class TestValues:
 
     def test_it_is_frozen_and_hashable(self):
         options = CompileOptions(arch=80, defines={"A": 1}, include_paths=["x"])
-        with pytest.raises(dataclasses.FrozenInstanceError):
+        with pytest.raises(AttributeError):
             options.arch = "sm_90"
         assert hash(options) == hash(
             CompileOptions(arch="sm_80", defines=["A=1"], include_paths=["x"])

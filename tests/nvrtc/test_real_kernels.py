@@ -15,11 +15,11 @@ from nvrtc.talk import ask, worker
 
 from kcache import CompileError, CompileOptions, KernelCache
 from kcache.nvrtc.manifest import MAX_SETS
-from kcache.nvrtc.workers.messages import Record
+from kcache.nvrtc.workers.messages import Trace
 
 pytestmark = [
     pytest.mark.usefixtures("nvrtc"),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no record"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no trace"),
     pytest.mark.slow,
 ]
 
@@ -41,8 +41,8 @@ class Project:
         self.chance = random.Random(seed)
         self.first = top / "first"
         self.first.mkdir(parents=True)
-        record = self._record(flags)
-        self.read = [self._copy(path) for path, a in record.files.items() if a.kind == "f"]
+        trace = self._trace(flags)
+        self.read = [self._copy(path) for path, a in trace.files.items() if a.kind == "f"]
         real = [flag.removeprefix(INCLUDE) for flag in flags if flag.startswith(INCLUDE)]
         self.folders = [self.place(path) for path in real]
         self.options = CompileOptions(
@@ -51,16 +51,16 @@ class Project:
             include_paths=[self.first, *self.folders],
             extra_options=kernel.extra,
         )
-        places = map(self.place, (path for path, a in record.files.items() if a.kind in "-a"))
+        places = map(self.place, (path for path, a in trace.files.items() if a.kind in "-a"))
         self.absent = [p for p in places if self.below(p) is not None and not p.exists()]
         self.chance.shuffle(self.read)
         self.chance.shuffle(self.absent)
 
-    def _record(self, flags: tuple[str, ...]) -> Record:
+    def _trace(self, flags: tuple[str, ...]) -> Trace:
         with worker() as process:
-            record = process.ask(ask(self.source, flags, **self.asked), None).record
-        assert record is not None
-        return record
+            trace = process.ask(ask(self.source, flags, **self.asked), None).trace
+        assert trace is not None
+        return trace
 
     def place(self, path: str) -> Path:
         """Return where the copy of a file is: all have their places relative to each other."""

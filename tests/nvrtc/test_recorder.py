@@ -1,4 +1,4 @@
-"""The record: what it lists is what strace lists of a bare compile, for real kernels."""
+"""The trace: what it lists is what strace lists of a bare compile, for real kernels."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from nvrtc.talk import ask, fresh_of, worker
 from kcache.nvrtc import compiler
 from kcache.nvrtc.parsed_options import parse_options
 from kcache.nvrtc.search import HeaderSearch
-from kcache.nvrtc.workers.messages import Record, Status
+from kcache.nvrtc.workers.messages import Status, Trace
 
 pytestmark = [
     pytest.mark.usefixtures("nvrtc"),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no record"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no trace"),
 ]
 
 #: Compiles by `ctypes` alone, between two looks at paths that nothing else looks at.
@@ -100,9 +100,9 @@ def straced(
     return seen
 
 
-def recorded(record: Record) -> Seen:
-    absent = {path for path, answer in record.files.items() if answer.kind in "-a"}
-    return Seen({path for path, answer in record.files.items() if answer.opened}, absent)
+def recorded(trace: Trace) -> Seen:
+    absent = {path for path, answer in trace.files.items() if answer.kind in "-a"}
+    return Seen({path for path, answer in trace.files.items() if answer.opened}, absent)
 
 
 @pytest.mark.slow
@@ -124,12 +124,12 @@ def test_the_record_is_what_strace_sees(tmp_path: Path, name: str) -> None:
     assert clean.ptx is not None
     assert same_names(made.ptx) == same_names(clean.ptx)
     assert made.log == clean.log
-    assert reply.record is not None
-    assert reply.record.unfollowed == ""
-    mine = recorded(reply.record)
+    assert reply.trace is not None
+    assert reply.trace.unfollowed == ""
+    mine = recorded(reply.trace)
     theirs = straced(tmp_path, kernel.source, flags, **asked)
     assert len(mine.opened) > 1
-    there = {path for path, answer in reply.record.files.items() if answer.kind == "f"}
+    there = {path for path, answer in reply.trace.files.items() if answer.kind == "f"}
     assert mine.opened <= theirs.opened <= there  # some are opened, and nothing of them is read
     assert mine.absent == theirs.absent
 
@@ -141,9 +141,9 @@ def test_small_sources_too(tmp_path: Path, tree: Path) -> None:
     flags = (*ARCH.flags(), "-Ifirst", "-Iinc", "-include", "y.h")
     with worker() as process:
         reply = process.ask(ask(source, flags), None)
-    assert reply.record is not None
+    assert reply.trace is not None
     theirs = straced(tmp_path, source, flags)
-    mine = recorded(reply.record)
+    mine = recorded(reply.trace)
     assert mine.opened == theirs.opened
     assert mine.absent == theirs.absent
 
@@ -177,9 +177,9 @@ def test_the_compiler_looks_into_the_directories_that_are_taken_for_some(tree: P
                 paths = parse_options(given).include_paths
                 search = HeaderSearch("kernel.cu", paths, directory=str(tree))
                 asked = ask("#include <x/y.h>\n", ("--gpu-architecture=compute_80", *given))
-                record = process.ask(asked, None).record
+                trace = process.ask(asked, None).trace
                 if paths:
-                    assert record is not None
-                    found = [path for path in record.files if path.endswith("y.h")]
+                    assert trace is not None
+                    found = [path for path in trace.files if path.endswith("y.h")]
                     asked_for = {os.path.normpath(os.path.join(tree, path)) for path in found}
                     assert asked_for == {os.path.normpath(f"{search.roots[1]}x/y.h")}, given

@@ -27,7 +27,7 @@ from kcache import CompileError, CompileOptionError, KernelCache
 from kcache.nvrtc import compiler
 from kcache.nvrtc.workers import cores, process
 from kcache.nvrtc.workers import pool as pools
-from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Record, Reply, Status
+from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Reply, Status, Trace
 from kcache.nvrtc.workers.pool import WorkerPool
 from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
 from kcache.util.wire import WireError, receive, send
@@ -774,7 +774,7 @@ def test_garbage_on_the_wire_is_an_error(data: bytes) -> None:
         fields = _through(data)
     except WireError:
         return
-    for kind in (Hello, Ask, Record, Reply):
+    for kind in (Hello, Ask, Trace, Reply):
         with contextlib.suppress(WireError):
             kind.unpack(fields)
 
@@ -795,16 +795,16 @@ def test_a_message_that_is_too_long_or_too_short(data: bytes) -> None:
         _through(data)
 
 
-@given(st.sampled_from([Hello, Ask, Record, Reply]), _FIELDS)
+@given(st.sampled_from([Hello, Ask, Trace, Reply]), _FIELDS)
 @settings(max_examples=400, deadline=None)
-def test_messages_of_garbage(kind: type[Hello | Ask | Record | Reply], fields: list[bytes]) -> None:
+def test_messages_of_garbage(kind: type[Hello | Ask | Trace | Reply], fields: list[bytes]) -> None:
     with contextlib.suppress(WireError):
         kind.unpack(fields)
 
 
 _TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12)
 _ANSWER = FileAnswer("f", 1, 0, (1, 2, 3, 4, 5), bytes(range(16)))
-_RECORD = Record({"a.h": _ANSWER}, {("access4", "b"): b"0"}, {"PWD": None, "X": "1=2"}, "")
+_RECORD = Trace({"a.h": _ANSWER}, {("access4", "b"): b"0"}, {"PWD": None, "X": "1=2"}, "")
 MESSAGES = [
     Hello("nvrtc x", (13, 5), (80, 90), True, ""),
     Ask(
@@ -823,7 +823,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_is_what_it_was(message: Hello | Ask | Record | Reply) -> None:
+def test_a_message_is_what_it_was(message: Hello | Ask | Trace | Reply) -> None:
     assert type(message).unpack(message.pack()) == message
 
 
@@ -831,7 +831,7 @@ def test_a_message_is_what_it_was(message: Hello | Ask | Record | Reply) -> None
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_a_damaged_message_is_an_error_or_another_message(
-    message: Hello | Ask | Record | Reply, data: st.DataObject
+    message: Hello | Ask | Trace | Reply, data: st.DataObject
 ) -> None:
     fields = message.pack()
     which = data.draw(st.integers(0, len(fields) - 1))

@@ -18,7 +18,7 @@ from kcache import KernelCache, export_bundle
 from kcache.admin.doctor import Finding
 from kcache.cli.app import app
 from kcache.config import Config
-from kcache.kernels.tier_diagnosis import diagnose
+from kcache.kernels.remote_diagnosis import diagnose
 from kcache.remote.keys import make_keys, write_keys
 
 pytest.importorskip("click", reason="the extra cli is not installed")

@@ -48,7 +48,7 @@ def test_a_hit_in_a_layer_writes_nothing(tmp_path: Path, backend: str) -> None:
     with kcache.KernelCache(tmp_path / "own", remote=layer) as cache:
         for _ in range(3):
             kernel = cache.get_or_compile(source(), options=ARCH)
-            assert kernel == made.replace(cached=True)
+            assert kernel == made._replace(cached=True)
         stats = cache.stats()
         assert (stats.hits, stats.layer_hits, stats.misses, stats.compiles) == (3, 1, 0, 0)
         assert cache.lookup(source(), options=ARCH) is not None
@@ -110,12 +110,12 @@ def test_a_hit_takes_one_look_into_each_tier(
             cache.engine, "_read", lambda key: looks.append(f"own {key}") or own(key)
         )
         monkeypatch.setattr(DirectoryLayer, "get", look)
-        assert cache.get_or_compile(source(), options=ARCH) == plain.replace(cached=True)
+        assert cache.get_or_compile(source(), options=ARCH) == plain._replace(cached=True)
         assert looks[::2] == [f"own {plain.key}", f"layer {plain.key}"]
         assert len(looks) == 3
         looks.clear()
         found = cache.get_or_compile(warned, options=ARCH, source_name="one.cu")
-        assert found == named.replace(cached=True)
+        assert found == named._replace(cached=True)
         assert looks[1::2] == [f"own {named.key}", f"layer {named.key}"]
         assert len({look.split()[1] for look in looks}) == 2
         assert cache.lookup(warned, options=ARCH, source_name="other.cu") is None
@@ -131,7 +131,7 @@ def test_headers_are_checked_in_a_layer_too(tmp_path: Path) -> None:
             one = cache.get_or_compile(text, options=options)
         with kcache.KernelCache(tmp_path / "own", remote=layer) as cache:
             for _ in range(2):
-                assert cache.get_or_compile(text, options=options) == one.replace(cached=True)
+                assert cache.get_or_compile(text, options=options) == one._replace(cached=True)
             write(tmp_path / "tree/inc/x.h", "#define V 2\n")
             two = cache.get_or_compile(text, options=options)
             assert not two.cached
@@ -198,7 +198,7 @@ def test_what_fails_in_a_layer_costs_a_compile(
     monkeypatch.setattr(DirectoryLayer, "get", fail)
     with kcache.KernelCache(tmp_path / "own", remote=layers) as cache:
         found = cache.get_or_compile(header + source(1), options=options)
-        assert found == made.replace(cached=True)
+        assert found == made._replace(cached=True)
         assert not cache.get_or_compile(header + source(2), options=options).cached
         stats = cache.stats()
         assert stats.corrupt + stats.errors > 1

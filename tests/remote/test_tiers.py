@@ -56,7 +56,7 @@ def test_the_second_machine_compiles_nothing(client: Client, tmp_path: Path) -> 
         for n, kernel in enumerate(made):
             found = second.get_or_compile(source(n), options=ARCH)
             assert found.cached
-            assert found == kernel.replace(cached=True)
+            assert found == kernel._replace(cached=True)
         stats = second.stats()
         assert (stats.compiles, stats.remote_hits, stats.hits, stats.misses) == (0, 3, 3, 0)
     with machine(tmp_path / "b", remote=()) as alone:  # they were kept
@@ -283,7 +283,7 @@ def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
             damaged.values = before = {key: spoil(key) for key in kept}
             with machine(tmp_path / name) as cache:
                 found = [cache.get_or_compile(text, options=o) for text, o in asked]
-                assert found == [kernel.replace(cached=True) for kernel in made], name
+                assert found == [kernel._replace(cached=True) for kernel in made], name
                 stats = cache.stats()
                 assert (stats.compiles, stats.remote_hits) == (0, len(asked)), name
                 assert client.flush(60)

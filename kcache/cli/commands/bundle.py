@@ -21,14 +21,8 @@ from kcache.cli.filters import filter_options
 from kcache.cli.groups import Group
 from kcache.cli.keys import SHORT
 from kcache.cli.listing import item_json, listing
-from kcache.cli.open_cache import (
-    directory_option,
-    json_option,
-    may_write,
-    open_cache,
-    open_existing,
-    why_none,
-)
+from kcache.cli.open_cache import may_write, open_cache, open_existing, why_none
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import counted, plain, progress, say, show
 from kcache.config import Config
 from kcache.errors import BackendError
@@ -73,9 +67,8 @@ def bundle() -> None:
     help="The bundle to write, - for standard output. Replaces a bundle, but no other file.",
 )
 @filter_options
-@click.option(
+@flag(
     "--reproducible",
-    is_flag=True,
     help="Leave out when each kernel was compiled and how long that took, so that equal kernels of "
     "two builds make equal files.",
 )
@@ -117,8 +110,8 @@ def _tell_export(done: Exported, output: str, *, as_json: bool) -> None:
 
 
 def _amount(kernels: int, manifests: int) -> str:
-    told = counted(kernels, "kernel", "kernels")
-    return f"{told} and {counted(manifests, 'manifest', 'manifests')}"
+    told = counted(kernels, "kernel")
+    return f"{told} and {counted(manifests, 'manifest')}"
 
 
 @bundle.command("import", short_help="Put a bundle's kernels into the cache.")
@@ -149,7 +142,7 @@ def import_(*, file: Source, as_json: bool, directory: str | None) -> None:
 
 @bundle.command("list", short_help="List the kernels in a bundle.")
 @_file
-@click.option("-a", "--all", "everything", is_flag=True, help="List manifests, too.")
+@flag("-a", "--all", "everything", help="List manifests, too.")
 @json_option("array")
 def list_(*, file: Source, everything: bool, as_json: bool) -> None:
     """List the kernels in a bundle, one line each. FILE can be `-`, standard input.

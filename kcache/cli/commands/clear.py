@@ -5,13 +5,8 @@ from __future__ import annotations
 import click
 
 from kcache.admin.info import Kinds, count_kinds, told_kinds
-from kcache.cli.open_cache import (
-    NOTHING_YET,
-    directory_option,
-    json_option,
-    may_write,
-    open_existing,
-)
+from kcache.cli.open_cache import NOTHING_YET, may_write, open_existing
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import can_ask, counted, show
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
@@ -21,7 +16,7 @@ __all__ = ["clear"]
 
 
 @click.command(short_help="Delete every entry.")
-@click.option("-y", "--yes", is_flag=True, help="Don't ask. Required without a terminal.")
+@flag("-y", "--yes", help="Don't ask. Required without a terminal.")
 @json_option("object")
 @directory_option
 def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.cli.compile_arguments import CompileArguments, NvccCommand, Source, compile_options
-from kcache.cli.open_cache import directory_option, json_option, open_cache
+from kcache.cli.open_cache import open_cache
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
 from kcache.cli.terminal import (
     STDOUT,
@@ -43,7 +44,7 @@ __all__ = ["compile_file"]
     "standard output if FILE is -]",
     several=True,
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but warnings and errors.")
+@flag("-q", "--quiet", help="Say nothing but warnings and errors.")
 @json_option("array")
 @directory_option
 def compile_file(
@@ -203,7 +204,7 @@ def _write(kernel: CompiledKernel, emit: str, output: str) -> int:
 
 def _outcome(kernel: CompiledKernel, seconds: float, *, stored: bool) -> str:
     count = len(kernel.dependencies)
-    headers = counted(count, "header", "headers")
+    headers = counted(count, "header")
     if kernel.cached:
         checked = f", {headers} verified" if count else ""
         saved = format_time(kernel.compile_seconds)

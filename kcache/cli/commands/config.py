@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import click
 
 from kcache._version import __version__
 from kcache.admin.saving import save
-from kcache.cli.open_cache import (
-    directory_option,
-    json_option,
-    load_settings,
-    may_write,
-    named_directory,
-)
+from kcache.cli.open_cache import load_settings, may_write, named_directory
+from kcache.cli.options import directory_option, json_option, repeatable
 from kcache.cli.terminal import columns, plain, say, show
 from kcache.config import VARIABLES, Setting
 from kcache.engine.opening import SAVED
@@ -29,19 +23,14 @@ _SIZES = ("max_size", "memory_size")
 
 
 @click.command(short_help="Show every setting with its source, or save one with the cache.")
-@click.option(
+@repeatable(
     "--set",
     "given",
     metavar="NAME=VALUE",
-    multiple=True,
-    help="Save a setting with the cache, such as max_size=5GiB. Repeatable.",
+    help="Save a setting with the cache, such as max_size=5GiB.",
 )
-@click.option(
-    "--unset",
-    "gone",
-    metavar="NAME",
-    multiple=True,
-    help="Forget a setting that is saved with the cache. Repeatable.",
+@repeatable(
+    "--unset", "gone", metavar="NAME", help="Forget a setting that is saved with the cache."
 )
 @json_option("object")
 @directory_option
@@ -68,7 +57,7 @@ def config(
         found = library.find()
         compiler = None if found is None else found._asdict()
         about = {"version": __version__, "compiler": compiler, "settings": settings}
-        show(json.dumps(about, indent=2))
+        show(about)
     elif given or gone:
         show(_rows({name: settings[name] for name in settings if name in (*wanted, *gone)}))
     else:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from kcache.cli.demo_process import NAMES
-from kcache.cli.open_cache import json_option
+from kcache.cli.options import json_option
 from kcache.cli.terminal import columns, progress, show
 from kcache.errors import ConfigError, KcacheError
 from kcache.nvrtc.cuda_headers import folder_of

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.open_cache import directory_option, json_option, load_settings
+from kcache.cli.open_cache import load_settings
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import counted, plain, show
 from kcache.config import Config
 
@@ -31,7 +31,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
     metavar="FILE",
     help="Say whether `kcache run` would reach this program, and if not, why.",
 )
-@click.option("--remotes", is_flag=True, help="Only ask each remote of KCACHE_REMOTE.")
+@flag("--remotes", help="Only ask each remote of KCACHE_REMOTE.")
 def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes: bool) -> None:
     """Check everything that the cache depends on, and say how to fix what is wrong.
 
@@ -46,34 +46,31 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes
     if program is not None:
         findings = list(diagnosis.diagnose_program(program))
     elif remotes:
-        from kcache.kernels.tier_diagnosis import diagnose_remotes
+        from kcache.kernels.remote_diagnosis import diagnose_remotes
 
         findings = list(diagnose_remotes(load_settings(directory)[0]))
     else:
         findings = [*diagnose(directory), *diagnosis.diagnose()]
         if not any(finding.topic == "libraries" for finding in findings):
-            findings += _tiers(directory)
+            findings += _remotes(directory)
     if as_json:
-        show(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        show([finding.as_dict() for finding in findings])
     else:
         show(_table(findings))
         levels = [finding.level for finding in findings]
         problems, warnings = levels.count(PROBLEM), levels.count(WARNING)
-        show(
-            f"\n{counted(problems, 'problem', 'problems')}, "
-            f"{counted(warnings, 'warning', 'warnings')}"
-        )
+        show(f"\n{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
     if any(finding.level == PROBLEM for finding in findings):
         raise click.exceptions.Exit(1)
 
 
-def _tiers(directory: str | None) -> Iterator[Finding]:
+def _remotes(directory: str | None) -> Iterator[Finding]:
     """Yield the findings on layers and remotes, if there are any."""
     config = Config.load({"directory": directory}, complain=lambda _: None)
     if config.remote.value or config.signing_key_file.value:
-        from kcache.kernels import tier_diagnosis
+        from kcache.kernels import remote_diagnosis
 
-        yield from tier_diagnosis.diagnose(config)
+        yield from remote_diagnosis.diagnose(config)
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kcache.cli.keys import SHORT, key_argument, open_entry
-from kcache.cli.open_cache import directory_option
+from kcache.cli.options import directory_option
 from kcache.cli.output import (
     OUTPUTS,
     OutputPath,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import click
 
 from kcache.cli.groups import Group
-from kcache.cli.open_cache import json_option
+from kcache.cli.options import flag, json_option
 from kcache.cli.terminal import show, write_stdout
 from kcache.errors import ConfigError
 from kcache.remote.keys import id_of, make_keys, public_part, read_keys, write_keys
@@ -45,7 +44,7 @@ def new(*, file: str) -> None:
 
 @key.command("show")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--public", is_flag=True, help="Print the public halves as PEM, and nothing else.")
+@flag("--public", help="Print the public halves as PEM, and nothing else.")
 @json_option("array")
 def show_key(*, file: str, public: bool, as_json: bool) -> None:
     """Say which keys FILE holds, and what they can do. No secret is printed."""
@@ -58,7 +57,7 @@ def show_key(*, file: str, public: bool, as_json: bool) -> None:
     signer = None if keys.signer is None else id_of(keys.signer.public_key())
     found = [{"id": each.hex(), "signs": each == signer} for each in keys.verifiers]
     if as_json:
-        show(json.dumps(found, indent=2))
+        show(found)
         return
     for about in found:
         show(f"{about['id']}  {'signs and verifies' if about['signs'] else 'verifies'}")

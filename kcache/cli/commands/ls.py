@@ -10,7 +10,8 @@ import click
 from kcache.admin.filters import Filters, is_wanted
 from kcache.cli.filters import filter_options
 from kcache.cli.listing import item_json, listing
-from kcache.cli.open_cache import directory_option, json_option, open_existing, why_none
+from kcache.cli.open_cache import open_existing, why_none
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import say, show
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items, unique_length
@@ -34,10 +35,8 @@ _ORDERS: dict[str, tuple[Callable[[Item], float | None], bool]] = {
     show_default=True,
     help="Sort by latest use, largest size, youngest age or longest compile.",
 )
-@click.option(
-    "--reverse", is_flag=True, help="Reverse the order. Entries without a value stay last."
-)
-@click.option("-a", "--all", "everything", is_flag=True, help="List manifests, too.")
+@flag("--reverse", help="Reverse the order. Entries without a value stay last.")
+@flag("-a", "--all", "everything", help="List manifests, too.")
 @filter_options
 @json_option("array")
 @directory_option

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 
 import click
@@ -11,14 +10,13 @@ from kcache.admin.migration import TOO_LARGE, Migration, remove_emptied
 from kcache.admin.saving import save
 from kcache.backend import Usage, require_backend
 from kcache.cli.open_cache import (
-    directory_option,
-    json_option,
     load_settings,
     may_write,
     named_directory,
     open_cache,
     open_existing,
 )
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import counted, progress, say, show
 from kcache.directory import CacheDirectory
 from kcache.engine.opening import backends_in
@@ -48,8 +46,8 @@ _LEFT_OUT = {
     metavar="BACKEND",
     help="The old backend.  [default: the one in use; if that is BACKEND, another with a folder]",
 )
-@click.option("--keep", is_flag=True, help="Copy the entries, and keep the old ones.")
-@click.option("-n", "--dry-run", is_flag=True, help="Say what would be moved; change nothing.")
+@flag("--keep", help="Copy the entries, and keep the old ones.")
+@flag("-n", "--dry-run", help="Say what would be moved; change nothing.")
 @json_option("object")
 @directory_option
 def migrate(
@@ -132,11 +130,11 @@ def _amount(usage: Usage) -> str:
 
 def _json(
     origin: str, target: str, keep: bool, dry_run: bool, moved: Usage, **left_out: int
-) -> str:
+) -> dict[str, object]:
     about = {"from": origin, "to": target, "keep": keep, "dry_run": dry_run}
     amount = {"entries": moved.entries, "size_bytes": moved.bytes}
     nothing = dict.fromkeys(_LEFT_OUT, 0)
-    return json.dumps({**about, **amount, "left_out": {**nothing, **left_out}}, indent=2)
+    return {**about, **amount, "left_out": {**nothing, **left_out}}
 
 
 def _tell(migration: Migration, origin: str, target: str, *, keep: bool, as_json: bool) -> None:

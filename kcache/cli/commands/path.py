@@ -6,7 +6,8 @@ import os
 
 import click
 
-from kcache.cli.open_cache import directory_option, load_settings, named_directory
+from kcache.cli.open_cache import load_settings, named_directory
+from kcache.cli.options import directory_option
 from kcache.cli.terminal import write_stdout
 
 __all__ = ["path"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from kcache.cli.open_cache import directory_option, named_directory, open_existing, why_none
+from kcache.cli.open_cache import named_directory, open_existing, why_none
+from kcache.cli.options import directory_option
 from kcache.cli.output import OutputPath, write_output
 from kcache.cli.terminal import counted, progress, say
 from kcache.errors import BackendError

@@ -10,7 +10,8 @@ import click
 from kcache.admin.filters import Filters, is_wanted
 from kcache.cli.filters import filter_options
 from kcache.cli.keys import SHORT, complete_keys, key_prefix, resolve
-from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing
+from kcache.cli.open_cache import may_write, open_existing
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import counted, say, show
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import KERNEL, items
@@ -25,8 +26,8 @@ __all__ = ["remove"]
 @click.command("rm", short_help="Delete single entries, or those that fit filters.")
 @click.argument("keys", metavar="[KEY]...", nargs=-1, type=key_prefix, shell_complete=complete_keys)
 @filter_options
-@click.option("-n", "--dry-run", is_flag=True, help="Say what would be deleted; change nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Accepted as by `clear`. The command never asks.")
+@flag("-n", "--dry-run", help="Say what would be deleted; change nothing.")
+@flag("-y", "--yes", help="Accepted as by `clear`. The command never asks.")
 @json_option("object")
 @directory_option
 def remove(

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import click
 
-from kcache.cli.open_cache import directory_option, named_directory
+from kcache.cli.open_cache import named_directory
+from kcache.cli.options import directory_option, flag
 from kcache.directory import is_cache
 from kcache.errors import BackendError
 
@@ -17,16 +18,8 @@ __all__ = ["run"]
     short_help="Run a program and answer its NVRTC compiles from the cache.",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option(
-    "--stats",
-    is_flag=True,
-    help="At the end, print one line: hits, misses and which programs compiled.",
-)
-@click.option(
-    "--why",
-    is_flag=True,
-    help="For each compile, print one line: a hit, or the reason for a miss.",
-)
+@flag("--stats", help="At the end, print one line: hits, misses and which programs compiled.")
+@flag("--why", help="For each compile, print one line: a hit, or the reason for a miss.")
 @click.option(
     "--record",
     type=click.Path(dir_okay=False, writable=True),

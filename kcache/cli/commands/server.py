@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
 
 from kcache.cli.groups import Group
-from kcache.cli.open_cache import json_option, load_settings
+from kcache.cli.open_cache import load_settings
+from kcache.cli.options import json_option
 from kcache.cli.terminal import show
 from kcache.dropin import endpoint as at
 from kcache.dropin import environment as env
@@ -68,7 +68,7 @@ def status(*, as_json: bool) -> None:
     if about is None:
         raise DropinError("no server is running")
     if as_json:
-        show(json.dumps(about, indent=2))
+        show(about)
     else:
         show(f"process {about['process']}, kcache {about['version']}")
         show(summary(about["counts"]))

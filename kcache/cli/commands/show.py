@@ -12,7 +12,7 @@ import click
 
 from kcache.cli.keys import SHORT, key_argument, open_entry
 from kcache.cli.listing import item_json
-from kcache.cli.open_cache import directory_option, json_option
+from kcache.cli.options import directory_option, json_option
 from kcache.cli.terminal import columns, counted, show
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.inventory import MANIFEST, Item
@@ -68,22 +68,20 @@ def show_entry(*, key: str, as_json: bool, directory: str | None) -> None:
 
 def _lines(item: Item, entry: Entry | None) -> Iterator[str]:
     metadata: Mapping[str, JSON] = {} if entry is None else entry.metadata
-    rows = [
-        ("key", item.key),
-        ("kind", item.kind),
-        *((("problem", item.problem),) if item.problem else ()),
-        *((("source", item.source_name),) if item.source_name else ()),
-        *((("arch", item.arch),) if item.arch else ()),
-        ("stored size", format_size(item.size)),
-        ("last use", _time(item.used)),
-    ]
-    if item.created is not None:
-        rows.append(("created", _time(item.created)))
-    if item.compile_seconds is not None:
-        rows.append(("compile time", format_time(item.compile_seconds)))
-    rows += [(n, _text(metadata[n])) for n in ("compiler", "flags") if n in metadata]
-    rows += [(name, _text(value)) for name, value in metadata.items() if name not in _TOLD]
-    yield columns(rows)
+    rows = {
+        "key": item.key,
+        "kind": item.kind,
+        "problem": item.problem,
+        "source": item.source_name,
+        "arch": item.arch,
+        "stored size": format_size(item.size),
+        "last use": _time(item.used),
+        "created": "" if item.created is None else _time(item.created),
+        "compile time": "" if item.compile_seconds is None else format_time(item.compile_seconds),
+    }
+    more = [name for name in metadata if name not in _TOLD]
+    rows |= {n: _text(metadata[n]) for n in ("compiler", "flags", *more) if n in metadata}
+    yield columns((name, text) for name, text in rows.items() if text)
     if entry is None:
         return
     yield from _block("sections", ((n, format_size(len(d))) for n, d in entry.payload.items()))
@@ -108,7 +106,7 @@ def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 def _header_set(number: int, header_set: StoredHeaderSet) -> Iterator[str]:
     found = _paths(header_set)
-    locations = counted(len(header_set.stamps), "location", "locations")
+    locations = counted(len(header_set.stamps), "location")
     yield f"\nheader set {number}, checked in {locations}"
     for name, rows in found.items():
         table = (tuple(map(str, row.values())) for row in rows)

@@ -11,15 +11,8 @@ from kcache._version import __version__
 from kcache.admin.info import Kinds, cache_lines, count_kinds, remote_lines, stats_lines
 from kcache.admin.prometheus import exposition
 from kcache.backend import Usage
-from kcache.cli.open_cache import (
-    directory_option,
-    json_option,
-    load_settings,
-    may_write,
-    named_directory,
-    open_existing,
-    why_none,
-)
+from kcache.cli.open_cache import load_settings, may_write, named_directory, open_existing, why_none
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import columns, say, show, write_stdout
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import Stats, StatsFile
@@ -35,12 +28,8 @@ __all__ = ["stats"]
 
 @click.command(short_help="Show where the cache is, how full it is and what it has done.")
 @json_option("object")
-@click.option(
-    "--prometheus",
-    is_flag=True,
-    help="Print the text format of Prometheus, for a textfile collector.",
-)
-@click.option("--zero", is_flag=True, help="Show the counts, then set them to zero.")
+@flag("--prometheus", help="Print the text format of Prometheus, for a textfile collector.")
+@flag("--zero", help="Show the counts, then set them to zero.")
 @directory_option
 def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None) -> None:
     """Show where the cache is, how full it is, and what all processes have done with it.
@@ -56,17 +45,17 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
         may_write("stats --zero", directory)
     cache = open_existing(directory, changes=zero)
     with cache or nullcontext():
-        place = named_directory(directory) if cache is None else str(cache.directory)
-        file = StatsFile(CacheDirectory(place).stats)
+        path = named_directory(directory) if cache is None else str(cache.directory)
+        file = StatsFile(CacheDirectory(path).stats)
         totals = Stats() if cache is None else file.total()  # another directory is not read
         settings = load_settings(directory)[0] if cache is None else cache.config
         if as_json:
-            show(_json(cache, settings, place, totals))
+            show(_json(cache, settings, path, totals))
         elif prometheus:
-            write_stdout(_exposition(cache, settings, place, totals).encode())
+            write_stdout(_exposition(cache, settings, path, totals).encode())
         else:
             remotes = remote_lines(remote_status(settings))
-            show(columns([*_lines(cache, settings, place, totals), *remotes]))
+            show(columns([*_lines(cache, settings, path, totals), *remotes]))
             if cache is None:
                 show(f"({why_none(directory)})")
     if zero:
@@ -76,22 +65,22 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
 
 
 def _lines(
-    cache: KernelCache | None, settings: Config, place: str, totals: Stats
+    cache: KernelCache | None, settings: Config, path: str, totals: Stats
 ) -> list[tuple[str, str]]:
     if cache is None:
-        return [("directory", place)]
+        return [("directory", path)]
     kinds = count_kinds(cache.engine, PRODUCER)
     backend = settings.backend.value
-    lines = cache_lines(cache.engine, directory=place, backend=backend, kinds=kinds)
+    lines = cache_lines(cache.engine, directory=path, backend=backend, kinds=kinds)
     return [*lines, *stats_lines(totals)]
 
 
 def _json(
-    cache: KernelCache | None, settings: Config, place: str, totals: Stats
+    cache: KernelCache | None, settings: Config, path: str, totals: Stats
 ) -> dict[str, object]:
     kinds = Kinds(0, 0, 0, 0) if cache is None else count_kinds(cache.engine, PRODUCER)
     return {
-        "directory": place,
+        "directory": path,
         "backend": settings.backend.value,
         "backend_source": settings.backend.source,
         "entries": 0 if cache is None else cache.entry_count,
@@ -107,8 +96,8 @@ def _json(
     }
 
 
-def _exposition(cache: KernelCache | None, settings: Config, place: str, totals: Stats) -> str:
+def _exposition(cache: KernelCache | None, settings: Config, path: str, totals: Stats) -> str:
     usage = Usage(0, 0) if cache is None else Usage(cache.size_bytes, cache.entry_count)
-    about = {"version": __version__, "directory": place, "backend": settings.backend.value}
+    about = {"version": __version__, "directory": path, "backend": settings.backend.value}
     remotes = remote_status(settings)
     return exposition(totals, usage, settings.max_size.value, about, remotes)

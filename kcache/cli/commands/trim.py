@@ -7,13 +7,8 @@ import time
 import click
 
 from kcache import KernelCache
-from kcache.cli.open_cache import (
-    NOTHING_YET,
-    directory_option,
-    json_option,
-    may_write,
-    open_existing,
-)
+from kcache.cli.open_cache import NOTHING_YET, may_write, open_existing
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import counted, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
@@ -32,7 +27,7 @@ __all__ = ["trim"]
     metavar="AGE",
     help="Evict entries that nobody has used for AGE, such as 12h, 30d or 2w.",
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Say what would be evicted; change nothing.")
+@flag("-n", "--dry-run", help="Say what would be evicted; change nothing.")
 @json_option("object")
 @directory_option
 def trim(

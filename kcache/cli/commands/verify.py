@@ -7,7 +7,8 @@ import click
 from kcache.admin.verify import Report
 from kcache.admin.verify import verify as examine
 from kcache.cli.keys import SHORT
-from kcache.cli.open_cache import directory_option, json_option, may_write, open_existing, why_none
+from kcache.cli.open_cache import may_write, open_existing, why_none
+from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import counted, plain, progress, say, show
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE
 from kcache.util.units import format_size
@@ -16,9 +17,7 @@ __all__ = ["verify"]
 
 
 @click.command(short_help="Read and check every entry.")
-@click.option(
-    "--repair", is_flag=True, help="Delete damaged entries, and repair the files of the backend."
-)
+@flag("--repair", help="Delete damaged entries, and repair the files of the backend.")
 @json_option("object")
 @directory_option
 def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
@@ -63,7 +62,7 @@ def _lines(report: Report, *, repair: bool) -> list[str]:
         lines.append(f"  {kinds[UNREADABLE]} unreadable")
     if report.medium:
         done = f", {len(report.left)} left after the repair" if repair else ""
-        lines.append(f"{counted(len(report.medium), 'problem', 'problems')} in the backend{done}")
+        lines.append(f"{counted(len(report.medium), 'problem')} in the backend{done}")
     if not report.sound and not repair:
         lines.append("What is damaged is never used. `kcache verify --repair` deletes it.")
     return lines

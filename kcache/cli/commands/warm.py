@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kcache.cli.open_cache import (
-    directory_option,
-    json_option,
-    load_settings,
-    may_write,
-    open_cache,
-)
+from kcache.cli.open_cache import load_settings, may_write, open_cache
+from kcache.cli.options import directory_option, flag, json_option, repeatable
 from kcache.cli.terminal import columns, counted, interruptible, progress, say, show
 from kcache.config import Config
 from kcache.errors import CompileError
@@ -40,16 +35,12 @@ __all__ = ["warm"]
     metavar="N",
     help="Run N compiles at a time.  [default: one per core]",
 )
-@click.option(
-    "--arch",
-    "archs",
-    metavar="ARCH",
-    multiple=True,
-    help="Target, such as sm_90. Replaces the targets in FILE.  [repeatable]",
+@repeatable(
+    "--arch", "archs", metavar="ARCH", help="Target, such as sm_90. Replaces the targets in FILE."
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Say what would be compiled; compile nothing.")
-@click.option("--check", is_flag=True, help="Likewise; exit with 1 if any would be compiled.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but warnings and errors.")
+@flag("-n", "--dry-run", help="Say what would be compiled; compile nothing.")
+@flag("--check", help="Likewise; exit with 1 if any would be compiled.")
+@flag("-q", "--quiet", help="Say nothing but warnings and errors.")
 @json_option("object")
 @directory_option
 def warm(
@@ -145,7 +136,7 @@ def _compile(
     done = 0
 
     def farewell() -> str:
-        of = counted(len(wanted), "kernel", "kernels")
+        of = counted(len(wanted), "kernel")
         return f"interrupted: {done:,} of {of} done; run it again to go on"
 
     with interruptible(farewell), progress("warming", len(wanted)) as advance:
@@ -202,7 +193,7 @@ def _tell_losses(cache: KernelCache) -> None:
         lost = f"{counted(stats.evictions)} evicted, {stats.rejected} not kept"
         say(f"warning: {lost}: the cap is {format_size(cache.engine.max_size)}")
     if stats.errors:
-        say(f"warning: {counted(stats.errors, 'failure', 'failures')} to use the cache")
+        say(f"warning: {counted(stats.errors, 'failure')} to use the cache")
 
 
 def _table(outcome: _Outcome) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -16,14 +15,13 @@ from kcache.cli.compile_arguments import CompileArguments, NvccCommand, compile_
 from kcache.cli.keys import SHORT
 from kcache.cli.open_cache import (
     NOTHING_YET,
-    directory_option,
-    json_option,
     load_settings,
     named_directory,
     open_existing,
     why_none,
 )
-from kcache.cli.terminal import columns, plain, show
+from kcache.cli.options import directory_option, flag, json_option
+from kcache.cli.terminal import columns, show
 from kcache.config import Config
 from kcache.errors import BackendError
 from kcache.kernels.request_factory import Requests
@@ -45,7 +43,7 @@ _SHOWN = 20
     cls=NvccCommand, short_help="Say why a compile would miss the cache, or that it would hit."
 )
 @compile_options(output_help="As for kcache compile. Nothing is written.")
-@click.option("-q", "--quiet", is_flag=True, help="Accepted as by `compile`.")
+@flag("-q", "--quiet", help="Accepted as by `compile`.")
 @json_option("object")
 @directory_option
 def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str | None) -> None:
@@ -78,25 +76,24 @@ def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str |
                 set_aside=_set_aside(asked, settings),
                 unusable=unusable,
             )
-        place = named_directory(directory) if cache is None else str(cache.directory)
+        path = named_directory(directory) if cache is None else str(cache.directory)
     if as_json:
-        show(json.dumps(_as_json(asked, told, place, settings.backend.value), indent=2))
+        show(_as_json(asked, told, path, settings.backend.value))
         return
-    rows = [("directory", f"{place} ({settings.backend.value})"), *_keys(told), *_rows(told)]
+    rows = [("directory", f"{path} ({settings.backend.value})")]
+    rows += [("kernel", told.kernel)] if told.kernel else []
+    rows += [("manifest", told.manifest)] if told.manifest else []
+    rows += _rows(told)
     if settings.read_only.value and not told.hit:
         rows.append(("note", f"{settings.read_only.source} is set: what is compiled is not kept"))
-    text = columns((plain(name), plain(value)) for name, value in rows)
-    show(f"{plain(_sentence(asked, told))}\n\n{text}")
+    show(f"{_sentence(asked, told)}\n\n{columns(rows)}")
 
 
 def _set_aside(asked: CompileArguments, settings: Config) -> Iterator[tuple[str, str]]:
     """Yield the options, or else the settings, that bypass the cache, with a clause for each."""
-    found = dict(set_aside(settings))
-    if asked.no_cache:
-        found |= [aside("disable", "--no-cache")]
-    if asked.recache:
-        found |= [aside("recache", "--recache")]
-    yield from found.items()
+    given = [aside("disable", "--no-cache")] * asked.no_cache
+    given += [aside("recache", "--recache")] * asked.recache
+    yield from {**dict(set_aside(settings)), **dict(given)}.items()
 
 
 def _sentence(asked: CompileArguments, told: Explanation) -> str:
@@ -105,14 +102,6 @@ def _sentence(asked: CompileArguments, told: Explanation) -> str:
     if told.hit:
         return f"{what} is in the cache: it would not be compiled."
     return f"{what} would be compiled: {told.clauses}."
-
-
-def _keys(told: Explanation) -> Iterator[tuple[str, str]]:
-    """Yield the keys of the entries as the other commands take them."""
-    if told.kernel:
-        yield "kernel", told.kernel
-    if told.manifest:
-        yield "manifest", told.manifest
 
 
 def _rows(told: Explanation) -> Iterator[tuple[str, str]]:
@@ -139,9 +128,8 @@ def _near(near: Near) -> str:
 
 
 def _as_json(
-    asked: CompileArguments, told: Explanation, place: str, backend: str
+    asked: CompileArguments, told: Explanation, path: str, backend: str
 ) -> dict[str, object]:
-    near = told.near
     return {
         "cached": told.hit,
         "why": _sentence(asked, told),
@@ -151,19 +139,15 @@ def _as_json(
         "key": told.key,
         "kernel": told.kernel or None,
         "manifest": told.manifest or None,
-        "nearest": None
-        if near is None
-        else {
-            "key": near.key,
-            "created": near.about.created,
-            "source_name": near.about.source_name,
-            "names": [*near.about.names],
-            "arch": near.about.arch,
-            "flags": [*near.about.flags],
-        },
-        "directory": place,
+        "nearest": None if told.near is None else _near_json(told.near),
+        "directory": path,
         "backend": backend,
     }
+
+
+def _near_json(near: Near) -> dict[str, object]:
+    names = ("created", "source_name", "names", "arch", "flags")
+    return {"key": near.key, **{name: getattr(near.about, name) for name in names}}
 
 
 def _cause(cause: Cause) -> dict[str, object]:

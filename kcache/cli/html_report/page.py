@@ -7,6 +7,7 @@ import hashlib
 import heapq
 from collections.abc import Iterable
 from datetime import tzinfo
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,7 @@ def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
     )
 
 
+@cache
 def _templates() -> jinja2.Environment:
     """Return the environment of the template: it escapes every text and unprintable character."""
     try:
@@ -102,10 +104,10 @@ def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str
     """Return name, value and more of each figure at the top."""
     hit, compiled = stats.avg_cache_time_ms / 1e3, stats.avg_compile_time_ms / 1e3
     faster = f"{compiled / hit:,.0f} times faster than compiling" if hit and compiled else ""
-    ran = counted(stats.compiles, "compile", "compiles")
+    ran = counted(stats.compiles, "compile")
     whole = (format_time(compiled), f"{ran}, {format_time(stats.compile_seconds)} in all")
     return [
-        ("Requests", f"{stats.requests:,}", counted(stats.misses, "miss", "misses")),
+        ("Requests", f"{stats.requests:,}", counted(stats.misses, "miss")),
         ("Hits", f"{stats.hits:,}", hit_sources(stats)),
         ("A hit takes", *((format_time(hit), faster) if stats.hits else _NONE)),
         (

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util.wire import WireError, join_texts, split_texts
 
-__all__ = ["BEGUN", "Ask", "FileAnswer", "Hello", "Record", "Reply", "Status"]
+__all__ = ["BEGUN", "Ask", "FileAnswer", "Hello", "Trace", "Reply", "Status"]
 
 _FILE = struct.Struct("<cBi5q16s")
 #: The field of a worker's message that the compile begins now. A message without fields says that
@@ -147,7 +147,7 @@ class FileAnswer(NamedTuple):
         return self.kind == "e" or (self.kind not in "-a" and self.error != 0)
 
 
-class Record(NamedTuple):
+class Trace(NamedTuple):
     """What one compile asked the operating system.
 
     Attributes:
@@ -177,7 +177,7 @@ class Record(NamedTuple):
         ]
 
     @classmethod
-    def unpack(cls, fields: Sequence[bytes]) -> Record:
+    def unpack(cls, fields: Sequence[bytes]) -> Trace:
         """Return the message in the fields; raises WireError."""
         try:
             paths, answers, others, told, variables, unfollowed = fields
@@ -199,7 +199,7 @@ class Record(NamedTuple):
                 unfollowed.decode("utf-8", "surrogateescape"),
             )
         except (ValueError, struct.error) as problem:
-            raise WireError("the record makes no sense") from problem
+            raise WireError("the trace makes no sense") from problem
 
 
 class Reply(NamedTuple):
@@ -213,7 +213,7 @@ class Reply(NamedTuple):
         log: the compiler's log.
         outputs: PTX, CUBIN, LTOIR; None if there is none.
         lowered_names: in the order of the name expressions.
-        record: what the compile asked.
+        trace: what the compile asked.
     """
 
     status: bytes
@@ -225,7 +225,7 @@ class Reply(NamedTuple):
     log: bytes = b""
     outputs: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
     lowered_names: Sequence[str] = ()
-    record: Record | None = None
+    trace: Trace | None = None
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
@@ -237,14 +237,14 @@ class Reply(NamedTuple):
             self.log,
             *(output or b"" for output in self.outputs),
             join_texts(self.lowered_names),
-            *(self.record.pack() if self.record is not None else ()),
+            *(self.trace.pack() if self.trace is not None else ()),
         ]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Reply:
         """Return the message in the fields; raises WireError."""
         try:
-            status, numbers, words, log, ptx, cubin, ltoir, lowered, *record = fields
+            status, numbers, words, log, ptx, cubin, ltoir, lowered, *trace = fields
             seconds, peak, code, *present = struct.unpack("<dQi3?", numbers)
             doing, text = split_texts(words)
             outputs = tuple(
@@ -263,7 +263,7 @@ class Reply(NamedTuple):
             log,
             outputs,  # type: ignore[arg-type]
             split_texts(lowered),
-            Record.unpack(record) if record else None,
+            Trace.unpack(trace) if trace else None,
         )
 
 

@@ -2,7 +2,7 @@
 
 The result of a compile depends only on its request and on the answers that it gets. If every
 question gets the same answer as before, the next question is the same, and so is the result. (Such
-a record is a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build systems a la carte",
+a trace is a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build systems a la carte",
 2018.) So the recorder stands between the compiler and libc, by the compiler's import table, and:
 
 - gives each question one answer per compile, so that the outcome belongs to one state of the files
@@ -49,7 +49,7 @@ _POINTER, _TEXT, _INT, _LONG = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, c
 
 
 class Recorder:
-    """The hooks in a compiler's import table, and the record of the compile that runs.
+    """The hooks in a compiler's import table, and the trace of the compile that runs.
 
     One compile at a time; the compiler's own threads may ask at the same time.
 
@@ -94,7 +94,7 @@ class Recorder:
         """Forget the last compile. The working directory is `directory` from now on.
 
         `moved` are directories for which the compiler gets other paths: the path that it is told,
-        and the one that files are read from; both end in a slash. The record has the paths as the
+        and the one that files are read from; both end in a slash. The trace has the paths as the
         compiler asks for them. `told` is then the working directory that it is told. `PWD` stays as
         it is, because only debug information uses it, and the compiler remembers it.
         """

@@ -21,7 +21,7 @@ from contextlib import nullcontext, suppress
 from kcache.environment import worker_variables
 from kcache.nvrtc import library
 from kcache.nvrtc.workers import import_table, opaque
-from kcache.nvrtc.workers.messages import BEGUN, Ask, FileAnswer, Hello, Record, Reply, Status
+from kcache.nvrtc.workers.messages import BEGUN, Ask, FileAnswer, Hello, Reply, Status, Trace
 from kcache.nvrtc.workers.nvrtc import Nvrtc, Outputs, Refused
 from kcache.nvrtc.workers.texts import PATHS
 from kcache.util.wire import WireError, receive, send
@@ -176,7 +176,7 @@ class _Worker:
                 refused.doing,
                 refused.text,
                 refused.log,
-                record=self._record(ask),
+                trace=self._trace(ask),
             )
         except (OSError, MemoryError) as error:
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
@@ -187,7 +187,7 @@ class _Worker:
             log=outputs.log,
             outputs=(outputs.ptx, outputs.cubin, outputs.ltoir),
             lowered_names=[name.decode() for name in outputs.lowered_names],
-            record=self._record(ask),
+            trace=self._trace(ask),
         )
 
     def _prove(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Outputs:
@@ -216,12 +216,12 @@ class _Worker:
             headers={name.encode(): text.encode() for name, text in ask.headers.items()},
         )
 
-    def _record(self, ask: Ask) -> Record | None:
+    def _trace(self, ask: Ask) -> Trace | None:
         recorder = self._recorder
         if recorder is None:
             return None
         marks = list(map(_encoded, ask.marks))
-        return Record(
+        return Trace(
             {
                 os.fsdecode(path): FileAnswer(
                     found.kind,

@@ -1,4 +1,4 @@
-"""Diagnosis of tiers: checks each layer and each remote that the setting `remote` names.
+"""RemoteDiagnosis: checks each layer and each remote that the setting `remote` names.
 
 Every remote is asked once for a key that nobody has, all at the same time. Nothing is stored there
 or here.
