@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
 
 from kcache.backend import Backend
+from kcache.errors import BackendError
 from kcache.testing._base import ContractBase, anything, as_threads, key, sealed
 from kcache.testing._children import Writers, run_forked
 
@@ -133,7 +134,8 @@ class ProcessTests(ContractBase):
             random = Random(seed)
             with self.opened(place) as backend:
                 while True:
-                    with backend.batch() if batched else nullcontext():
+                    # Waits for others are bounded: on a busy machine, one may end in vain.
+                    with suppress(BackendError), backend.batch() if batched else nullcontext():
                         for _ in range(8):
                             anything(backend, random, NAMES, LARGEST)
                             report()
