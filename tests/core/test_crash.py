@@ -34,8 +34,8 @@ OPERATIONS: dict[str, Callable[[FileBackend], object]] = {
     "coldest": lambda backend: list(backend.coldest()),
     "reopen": lambda backend: FileBackend(backend._root).usage(),
 }
-#: Of an operation with many lines, only every n-th line is tried.
-STRIDES = {"put in a new shard": 3, "coldest": 127, "reopen": 3}
+#: Of an operation with many lines, or with the lines of another, only every n-th line is tried.
+STRIDES = {"put in a new shard": 3, "replace": 3, "delete": 2, "coldest": 127, "reopen": 3}
 ALL_LINES_DONE = 7
 UNLOCKING = ("_unlock", "_range_unlock", "_flock")
 RELEASING = ("self._unlock(", "mutex._is_owned()", "_is_owned(mutex)", "mutex.release()")

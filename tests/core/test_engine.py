@@ -249,16 +249,16 @@ def test_a_put_evicts_a_bounded_number_beyond_what_it_needs() -> None:
 def test_trim_goes_to_the_size_that_is_asked_for_even_in_a_large_cache(tmp_path: Path) -> None:
     open_directory(str(tmp_path))
     with closing(FileBackend(tmp_path / "file")) as backend:
-        for number in range(4000):
+        for number in range(1500):
             backend.put(key(number), b"x" * 100)
-    with open_engine(tmp_path, max_size=400_000) as engine:
-        assert engine.trim() == 40_000
-        assert engine.trim(30_000) == 330_000
+    with open_engine(tmp_path, max_size=150_000) as engine:
+        assert engine.trim() == 15_000
+        assert engine.trim(30_000) == 105_000
         assert look(tmp_path / "file").bytes == 30_000
         assert engine.trim(30_000) == 0
         assert engine.trim(0) == 30_000
         assert look(tmp_path / "file").entries == {}
-        assert engine.stats().evictions == 4000
+        assert engine.stats().evictions == 1500
 
 
 def aged(directory: Path, ages: dict[int, float]) -> None:
