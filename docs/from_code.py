@@ -35,7 +35,6 @@ from from_code_markdown import (
 )
 from man_page import MAN_PAGE, man_page
 
-import kcache.errors
 from kcache.admin.prometheus import counter_name, exposition
 from kcache.backend import Usage
 from kcache.cli.app import app as cli
@@ -91,15 +90,6 @@ def _commands() -> Iterator[tuple[str, click.Command, click.Context]]:
             command = cli.get_command(parent, name)
             assert command is not None
             yield name, command, click.Context(command, parent=parent, info_name=name)
-
-
-def commands() -> Iterator[str]:
-    """Every command in a line."""
-    rows = [("command", "does")]
-    for name, command, _ in _commands():
-        said = plain(command.get_short_help_str(limit=200)).removesuffix(".")
-        rows.append((f"[`kcache {name}`](#kcache-{name})", said))
-    yield from table(rows)
 
 
 def command(wanted: str, *part: str) -> Iterator[str]:
@@ -195,27 +185,6 @@ def metrics() -> Iterator[str]:
     yield from table(rows)
 
 
-# -- errors --------------------------------------------------------------------------------------
-
-
-def errors() -> Iterator[str]:
-    """The hierarchy of the exceptions, as a nested list with their first sentences."""
-    yield from _errors_below(kcache.errors.KcacheError, 0)
-
-
-def _errors_below(kind: type[BaseException], depth: int) -> Iterator[str]:
-    ours = kcache.errors.KcacheError
-    others = [base.__name__ for base in kind.__bases__ if not issubclass(base, ours)]
-    also = "" if kind is ours or not others else f" (also a `{others[0]}`)"
-    link = f"[`{kind.__name__}`](api.md#{slug(kind.__name__)})"
-    yield f"{'  ' * depth}- {link}{also}: {plain(first_paragraph(kind))}"
-    for name in kcache.errors.__all__:
-        below = getattr(kcache.errors, name)
-        parents = [base for base in below.__bases__ if issubclass(base, ours)]
-        if parents and parents[0] is kind:
-            yield from _errors_below(below, depth + 1)
-
-
 # -- a simulation ----------------------------------------------------------------------------------
 
 
@@ -223,7 +192,8 @@ def fleets() -> Iterator[str]:
     """The table of `bench/simulated/fleet.json`."""
     path = Path(__file__).parents[1] / "bench" / "simulated" / "fleet.json"
     head = ("nodes", "start", "compiles", "requests", "requests/s", "GB", "MB/s", "seconds")
-    found = json.loads(path.read_text(encoding="utf-8"))["simulated"]
+    simulated = json.loads(path.read_text(encoding="utf-8"))["simulated"]
+    found = [row for row in simulated if row["nodes"] >= 1_000]
     rows: list[Sequence[str]] = [
         (
             f"{row['nodes']:,}",
@@ -257,11 +227,9 @@ def remotes() -> Iterator[str]:
 
 PARTS: dict[str, Callable[..., Iterator[str]]] = {
     "environment": environment,
-    "commands": commands,
     "command": command,
     "statistics": statistics,
     "metrics": metrics,
-    "errors": errors,
     "class": class_,
     "function": function,
     "module": module,

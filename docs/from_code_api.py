@@ -10,6 +10,8 @@ from typing import Any
 
 from from_code_markdown import PART, REFERENCE, items, plain, sections, slug
 
+from kcache.engine.stats import Stats
+
 #: How many columns a signature may take on one line.
 _WIDTH = 88
 
@@ -95,6 +97,8 @@ def _about(found: Any, title: str, owner: type | None = None) -> Iterator[str]:
         if bases:
             yield from (f"A subclass of {', '.join(_linked(f'`{base}`') for base in bases)}.", "")
     parts = sections(found)
+    if found is Stats:
+        parts["Attributes"] = "those on the page about statistics."
     for paragraph in parts.pop("").split("\n\n"):
         if paragraph.strip():
             yield from (*_paragraph(paragraph), "")
@@ -131,6 +135,8 @@ def _signature(found: Any, title: str, owner: type | None) -> str:
         and "__init__" not in vars(found)
     ):
         return ""
+    if re.search("rguments and errors are (those|the same)", inspect.getdoc(found) or ""):
+        return "(...)"
     signature = inspect.signature(found)
     own = _own_annotations(found)
     parameters = [
@@ -139,7 +145,7 @@ def _signature(found: Any, title: str, owner: type | None) -> str:
             default=_default(parameter.default),
         )
         for name, parameter in signature.parameters.items()
-        if not (owner is not None and name in ("self", "cls"))
+        if not (owner is not None and name in ("self", "cls")) and own.get(name) != "Never"
     ]
     back = inspect.Signature.empty if inspect.isclass(found) else own.get("return", "None")
     return str(

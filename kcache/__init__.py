@@ -14,17 +14,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache._version import __version__
     from kcache.admin.bundles import (
-        BundleContents,
-        Exported,
-        Imported,
         export_bundle,
         import_bundle,
         list_bundle,
         verify_bundle,
     )
     from kcache.admin.explain import Explanation
-    from kcache.admin.request_diff import Cause
-    from kcache.backend import Backend, EntryInfo, Usage
+    from kcache.backend import Backend
     from kcache.config import default_cache_directory
     from kcache.dropin.install import install
     from kcache.engine.engine import CacheEngine
@@ -51,7 +47,7 @@ if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.uncached import compile_to_ptx
     from kcache.nvrtc.cuda_headers import include_paths
-    from kcache.nvrtc.key import CacheKey, hash_options, hash_source
+    from kcache.nvrtc.key import hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
     from kcache.nvrtc.request import CompileRequest
 
@@ -59,11 +55,8 @@ __all__ = [
     "ArgumentTypeError",
     "Backend",
     "BackendError",
-    "BundleContents",
     "BundleError",
     "CacheEngine",
-    "CacheKey",
-    "Cause",
     "CompileError",
     "CompileOptionError",
     "CompileOptions",
@@ -75,17 +68,13 @@ __all__ = [
     "DeviceError",
     "DropinError",
     "Entry",
-    "EntryInfo",
     "Explanation",
-    "Exported",
-    "Imported",
     "KcacheError",
     "KernelCache",
     "MissError",
     "StaleKernelError",
     "Stats",
     "UnknownBackendError",
-    "Usage",
     "__version__",
     "compile",
     "compile_to_ptx",
@@ -103,13 +92,9 @@ __all__ = [
 
 _MODULES = {
     "_version": ("__version__",),
-    "backend": ("Backend", "EntryInfo", "Usage"),
+    "backend": ("Backend",),
     "config": ("default_cache_directory",),
-    "admin.bundles": (
-        *("BundleContents", "Exported", "Imported"),
-        *("export_bundle", "import_bundle", "list_bundle", "verify_bundle"),
-    ),
-    "admin.request_diff": ("Cause",),
+    "admin.bundles": ("export_bundle", "import_bundle", "list_bundle", "verify_bundle"),
     "dropin.install": ("install",),
     "engine.engine": ("CacheEngine",),
     "entry": ("Entry",),
@@ -118,7 +103,7 @@ _MODULES = {
     "kernels.uncached": ("compile_to_ptx",),
     "kernel_cache": ("KernelCache", "compile"),
     "nvrtc.cuda_headers": ("include_paths",),
-    "nvrtc.key": ("CacheKey", "hash_options", "hash_source"),
+    "nvrtc.key": ("hash_options", "hash_source"),
     "nvrtc.options": ("CompileOptions",),
     "nvrtc.request": ("CompileRequest",),
     "engine.opening": ("open_engine",),

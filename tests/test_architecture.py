@@ -54,7 +54,7 @@ def picture() -> list[str]:
 
 
 def test_it_is_short() -> None:
-    assert len(TEXT.splitlines()) <= 60
+    assert len(TEXT.splitlines()) <= 50
 
 
 def test_every_folder_has_its_line() -> None:

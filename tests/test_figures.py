@@ -73,12 +73,10 @@ SETTINGS = (
 ALLOWED: dict[str, dict[str, str]] = {
     "README.md": {"about 8 minutes": "how long the tests take, installs included"},
     "docs/explanation/comparison.md": {'"with 100% accuracy"': "quoted from ccache's manual"},
-    "docs/explanation/decisions.md": {"since Rich takes 0.4 ms": "about what a table costs"},
-    "docs/how-to/read-the-statistics.md": {"close to 100 %": "what a hit rate can be"},
+    "docs/how-to/read-the-statistics.md": {"a hit rate of 100 %": "what a hit rate can be"},
     "docs/reference/entry-format.md": {
         "than 256 times its frame": "the bound of what is unpacked",
         "155 bytes, 0.25 seconds": "the entry that the test makes",
-        "last used at 1,800,000,000 seconds": "likewise",
     },
 }
 
@@ -111,7 +109,7 @@ def test_a_generated_part_is_what_its_results_say(part: pages.Part) -> None:
 
 def test_every_part_is_of_the_same_results() -> None:
     assert len({tuple(part.files) for part in PARTS}) == 1
-    assert {"summary", "targets", "readme"} <= {part.name for part in PARTS}
+    assert {"summary", "readme"} == {part.name for part in PARTS}
 
 
 def test_a_chart_is_drawn_from_the_results_of_its_page() -> None:

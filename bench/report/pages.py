@@ -9,7 +9,7 @@ NAME is one of
 
     summary                  one chart, and ten rows that compare kcache with the peers
     targets                  how many targets are met, and which are not
-    readme                   the first rows of `summary`, with its chart
+    readme                   the chart of `summary`
     chapter CHAPTER          the charts and tables of a chapter
     ratios CHAPTER[: TEXT]   its ratios; with TEXT, those whose figure has it
 
@@ -19,7 +19,7 @@ a test can render it again.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -28,7 +28,7 @@ from harness.findings import Ratio
 
 from report.chart_specs import Chart, why
 from report.evidence import RESULTS, ROOT, Evidence
-from report.matrix import FIRST_PAGE, LINES, Line, comparison
+from report.matrix import LINES, comparison
 from report.notation import table
 from report.palette import THEMES
 from report.tables import (
@@ -127,25 +127,22 @@ def _targets(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
 
 def _readme(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
     link = os.path.relpath(DOCS / "explanation" / "benchmarks.md", page.parent)
-    yield from _chart_and_rows(evidence, page, FIRST_PAGE, f"[All figures]({link}).")
-
-
-def _summary(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
-    yield from _chart_and_rows(evidence, page, LINES)
-
-
-def _chart_and_rows(
-    evidence: Evidence, page: Path, lines: Sequence[Line], more: str = ""
-) -> Iterator[str]:
     chart = why(evidence)
     if chart is not None:
         yield embed(chart, page)
-    text, used = comparison(evidence, lines)
+        yield source_line(evidence, ["kernels"], f"[All figures]({link}).")
+
+
+def _summary(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:
+    chart = why(evidence)
+    if chart is not None:
+        yield embed(chart, page)
+    text, used = comparison(evidence, LINES)
     if text:
         yield text
     if text or chart:
         of = dict.fromkeys([*(["kernels"] if chart else []), *used])
-        yield source_line(evidence, of, more)
+        yield source_line(evidence, of)
 
 
 def _chapter(evidence: Evidence, argument: str, page: Path) -> Iterator[str]:

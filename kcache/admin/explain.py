@@ -117,6 +117,10 @@ class Explanation(NamedTuple):
     kernel: str = ""
     manifest: str = ""
 
+    def __str__(self) -> str:
+        """Return the answer as a sentence."""
+        return f"It would be compiled: {self.clauses}." if self.causes else "It is in the cache."
+
     @property
     def clauses(self) -> str:
         """The causes in one line; of many of one kind, the first and the number of others."""

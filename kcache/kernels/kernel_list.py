@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kcache.errors import ConfigError
 from kcache.kernels.recording import MARK, read_recording
-from kcache.nvrtc.inventory import title_of
+from kcache.nvrtc.inventory import DEFAULT_NAMES, title_of
 from kcache.nvrtc.options import CompileOptions, parse_arch
 from kcache.nvrtc.parsed_options import Option, parse_options
 from kcache.nvrtc.request import DEFAULT_NAME, Request
+from kcache.util.gpu_code import kernels_in
 
 if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest
@@ -58,8 +59,10 @@ class ListedKernel(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The source and the requested name expressions."""
-        return title_of(self.source, self.request.names)
+        """The source and the requested name expressions; of a source without both, its kernels."""
+        request = self.request
+        unnamed = not request.names and self.source in DEFAULT_NAMES
+        return title_of(self.source, kernels_in(str(request.source)) if unnamed else request.names)
 
 
 def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:

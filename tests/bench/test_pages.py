@@ -77,8 +77,7 @@ def test_the_first_page_has_a_picture_for_each_scheme(site: Path) -> None:
     assert 'srcset="docs/explanation/charts/why-dark.svg"' in text
     assert 'src="docs/explanation/charts/why-light.svg"' in text
     assert "[All figures](docs/explanation/benchmarks.md)" in text
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert 3 <= len(rows) <= 2 + 8
+    assert not re.search("^[|]", text, re.MULTILINE)
     sources = [line for line in text.splitlines() if "Measured on" in line]
     assert len(sources) == 1
     for said in ("`python bench/ratios.py`", "2026-11-22", "Python 3.11.7", "A CPU, 2 cores"):

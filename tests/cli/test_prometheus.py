@@ -10,8 +10,9 @@ import pytest
 from cli.helpers import fill, kernel, key
 
 import kcache
-from kcache import Stats, Usage
+from kcache import Stats
 from kcache.admin.prometheus import exposition
+from kcache.backend import Usage
 from kcache.engine.stats import FIELDS
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is missing")

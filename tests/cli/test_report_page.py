@@ -29,7 +29,6 @@ from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import KERNEL, Item
 from kcache.testing import MemoryBackend
 
-HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "look-at-a-cache.md"
 #: Sunday, 22 November 2026, 12:30 UTC.
 NOW = datetime(2026, 11, 22, 12, 30, tzinfo=UTC).timestamp()
 DAY = 86400

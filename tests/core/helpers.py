@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from hypothesis import HealthCheck, settings
 
-from kcache import Entry, Usage
+from kcache import Entry
+from kcache.backend import Usage
 from kcache.entry import encode
 
 _KEY = re.compile(r"[0-9a-f]{64}").fullmatch

@@ -11,9 +11,9 @@ from core.helpers import QUICK, output_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcache import CacheKey, CompileOptions, hash_options, hash_source
+from kcache import CompileOptions, hash_options, hash_source
 from kcache.backend import is_key
-from kcache.nvrtc.key import digest_fields
+from kcache.nvrtc.key import CacheKey, digest_fields
 
 KEY = CacheKey(
     source_hash=hash_source("__global__ void f() {}"),
@@ -45,8 +45,9 @@ OTHERS: dict[str, list[Any]] = {
 
 IN_A_PROCESS = """
 import kcache
-key = kcache.CacheKey("s", "sm_90", "o", "c", names=("n", "m"), extra_key=b"x",
-                      headers={name: name for name in {"a.h", "b.h", "c.h", "d.h", "e.h"}})
+from kcache.nvrtc.key import CacheKey
+key = CacheKey("s", "sm_90", "o", "c", names=("n", "m"), extra_key=b"x",
+               headers={name: name for name in {"a.h", "b.h", "c.h", "d.h", "e.h"}})
 print(key.digest(), kcache.hash_source("text"), kcache.hash_options(["-a", "-b"]),
       kcache.hash_options(kcache.CompileOptions(arch="sm_90", defines={"A": 1, "B": 2})))
 """

@@ -33,15 +33,16 @@ A block that calls pip runs in a copy of the checkout with an environment of its
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from docs.pages import ROOT, Block, blocks, named, pages
+from docs.pages import Block, blocks, named, pages
 from docs.reader import Reader
 from docs.recipes import follow
 
@@ -134,63 +135,6 @@ def test_a_page_with_its_blocks_for_a_gpu(
     read(page, tmp_path / "reader", request, "gpu")
 
 
-#: Commands that set variables for the rest of the terminal, and commands that unset them.
-_EXPORTS = re.compile(r"(?:^|[;&|]|\bthen)\s*(?:\$ )?(export|unset)\s+([^;&|#\n]*)", re.MULTILINE)
-_NAME = re.compile(r"\bKCACHE_[A-Z_]+(?==|\s|$)")
-
-
-def left_exported(found: Iterable[Block]) -> list[str]:
-    """Returns the variables of kcache's that a reader's terminal has at the end of some blocks."""
-    exported: dict[str, None] = {}
-    for block in found:
-        if block.language not in ("sh", "bash", "console") or block.file is not None:
-            continue
-        for command, names in _EXPORTS.findall(block.text):
-            for name in _NAME.findall(names):
-                if command == "export":
-                    exported[name] = None
-                else:
-                    exported.pop(name, None)
-    return list(exported)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_leaves_no_variable_in_the_terminal(page: str) -> None:
-    """The next page is typed into the same terminal, and means the reader's own cache."""
-    assert left_exported(blocks(PAGES[page])) == [], f"{page} ends without `unset`"
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("export KCACHE_DIR=$PWD/x KCACHE_REMOTE=y\n", ["KCACHE_DIR", "KCACHE_REMOTE"]),
-        ("$ export KCACHE_DIR=x\n$ unset KCACHE_DIR\n", []),
-        ("if true; then\n    export KCACHE_REMOTE=x\nfi\n", ["KCACHE_REMOTE"]),
-        ("unset KCACHE_DIR\ncd x && export KCACHE_DIR\n", ["KCACHE_DIR"]),
-        ("export PATH=$KCACHE_DIR:x; unset KCACHE_REMOTE\n", []),
-        ("KCACHE_DIR=x kcache info\n", []),
-    ],
-)
-def test_what_is_left_exported(text: str, left: list[str]) -> None:
-    assert left_exported([Block("x.md", 1, "sh", text, None, {}, False)]) == left
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_block_that_another_test_runs_has_that_test(page: str) -> None:
-    for block in blocks(PAGES[page]):
-        if "by" not in block.marks:
-            continue
-        file, _, name = block.marks["by"].partition("::")
-        assert (ROOT / file).is_file(), f"{block.where}: there is no {file}"
-        text = (ROOT / file).read_text(encoding="utf-8")
-        defined = {
-            node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)
-        }
-        assert name in defined, f"{block.where}: there is no {name} in {file}"
-        about = Path(page).name if not page.startswith("examples/") else Path(page).parent.name
-        assert about in text, f"{block.where}: {file} does not name this page"
-
-
 def test_nothing_else_is_left_out() -> None:
     left_out = {
         (name, begin)
@@ -200,3 +144,24 @@ def test_nothing_else_is_left_out() -> None:
         for begin in [next((b for p, b in NOT_RUN if p == name and block.text.startswith(b)), "")]
     }
     assert left_out == set(NOT_RUN)
+
+
+def test_the_python_of_every_page_is_right_for_strict_mypy(tmp_path: Path) -> None:
+    """A reader copies it into a project that is checked."""
+    pytest.importorskip("mypy")
+    where = {}
+    for page in PAGES.values():
+        for block in blocks(page):
+            if block.language == "python" and "none" not in block.marks:
+                name = f"block_{len(where)}.py"
+                where[name] = block.where
+                (tmp_path / name).write_text(block.text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", *where],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = re.sub(r"^block_\d+\.py", lambda found: where[found[0]], done.stdout, flags=re.M)
+    assert done.returncode == 0, told

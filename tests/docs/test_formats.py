@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import struct
-import zlib
 from contextlib import closing
 from pathlib import Path
 
@@ -19,16 +17,11 @@ from docs.tables import dumps, read, section, tables
 import kcache
 from kcache import Entry, KernelCache
 from kcache.engine.journal import EVENTS, Journal
-from kcache.engine.stats import FIELDS, Stats, StatsFile
 from kcache.entry import FORMAT_VERSION, MAX_SECTIONS, decode, encode
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.manifest import MAX_SETS, Manifest
 from kcache.remote.bundle import MAX_VALUE
-from kcache.util.open_file import open_own
-from kcache_backends._lmdb_records import stored_size
-from kcache_backends._shards import SHARDS, ShardCounters
 from kcache_backends.file import FileBackend
-from kcache_backends.lmdb import LmdbBackend
 from kcache_backends.zstd import ZstdBackend
 
 KEY = bytes(range(32)).hex()
@@ -196,71 +189,7 @@ def test_a_bundle(tmp_path: Path) -> None:
 # -- files of a backend ----------------------------------------------------------------------------
 
 
-def test_the_counters(tmp_path: Path) -> None:
-    (layout,) = tables("Counters")
-    with KernelCache(tmp_path / "cache", backend="file") as cache:
-        cache.engine.put(
-            KEY, Entry({"ptx": b"// PTX\n", "cubin": b"\x7fELF"}, {"compile_seconds": 0.25})
-        )
-    data = (tmp_path / "cache" / "file" / "counters").read_bytes()
-    assert len(data) == SHARDS * 32
-    assert dumps("Counters") == [data[:32]]
-    fields, rest = read(layout, data[:32])
-    assert rest == b""
-    assert (fields["bytes"], fields["entries"], fields["generation"] % 2) == (155, 1, 0)
-    formula = layout[-1]["meaning"]
-    a, b, c, salt = (int(n, 16) for n in re.findall(r"0x[0-9A-F]{16}", formula))
-    total = fields["bytes"] * a + fields["entries"] * b + fields["generation"] * c + salt
-    assert fields["check"] == total % 2**64
-    with open_own(str(tmp_path / "cache" / "file" / "counters"), os.O_RDONLY) as file:
-        assert ShardCounters(file).totals() == (155, 1)
-
-
-def test_the_records_of_lmdb(tmp_path: Path) -> None:
-    if stored_size(1) != 4096:
-        pytest.skip("the page shows a machine with pages of 4 KiB")
-    import lmdb
-
-    used = 1_800_000_000 * 10**9
-    backend = LmdbBackend(tmp_path / "lmdb", max_size=1 << 20, clock=lambda: used)
-    backend.put(KEY, b"value")
-    backend.close()
-    place = str(tmp_path / "lmdb" / "db")
-    with lmdb.open(place, readonly=True) as environment, environment.begin() as txn:
-        rows = [bytes(part) for pair in txn.cursor() for part in pair]
-    assert dumps("A pair") == rows
-
-    (names,) = tables("LMDB records")
-    (layout,) = tables("A pair")
-    by_name = dict(zip(rows[::2], rows[1::2], strict=True))
-    assert [name[:1].decode() for name in by_name] == [row["name"][0] for row in names]
-    for name, expected in ((b"c", (4096, 1)), (b"e" + bytes(range(32)), (used, 4096))):
-        fields, rest = read(layout, by_name[name])
-        assert rest == b""
-        assert (fields["first"], fields["second"]) == expected
-        assert fields["check"] == zlib.crc32(by_name[name][:16])
-    by_use = b"r" + struct.pack(">Q", used) + bytes(range(32))
-    assert struct.unpack("<Q", by_name[by_use]) == (4096,)
-
-
 # -- files beside the backends ---------------------------------------------------------------------
-
-
-def test_the_statistics(tmp_path: Path) -> None:
-    file = StatsFile(tmp_path / "stats")
-    counts = range(1, len(FIELDS) + 1)
-    file.add(counts)
-    data = (tmp_path / "stats").read_bytes()
-    header, record = dumps("Statistics")
-    assert data[:64] == header.ljust(64, b"\0")
-    assert data[64 + 256 :][:256] == record
-    (layout,) = tables("Statistics")
-    fields, rest = read(layout, record)
-    assert rest == b""
-    assert fields["counts"] == tuple(counts)
-    assert fields["check"] == zlib.crc32(record[4:])
-    assert f"{StatsFile.SLOTS} records of 256 bytes" in "\n".join(section("Statistics"))
-    assert StatsFile(tmp_path / "stats").total() == Stats(*counts)
 
 
 def test_the_journal(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from docs.pages import PageError, blocks, spans
+from docs.pages import PageError, blocks
 from docs.reader import Reader
 
 from docs import recipes
@@ -161,72 +161,11 @@ def test_what_can_not_be_read_is_told_with_its_place(text: str, told: str, follo
         follow(text)
 
 
-def test_nothing_is_set_up_unseen(follow: Follow) -> None:
-    with pytest.raises(AssertionError):
-        follow("<!-- setup: echo 1 > a -->\n```console\n$ cat a\n1\n```")
-
-
 def test_no_setting_of_the_caller_reaches_the_reader(
     follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KCACHE_DIR", "/nowhere")
     follow("```console\n$ env | grep -c ^KCACHE_ || true\n0\n```")
-
-
-def test_kcache_is_the_one_that_is_tested(follow: Follow) -> None:
-    pytest.importorskip("click", reason="the extra cli is not installed")
-    import kcache
-
-    follow(
-        f"```console\n$ kcache --version\nkcache {kcache.__version__}\n"
-        f"$ .venv/bin/kcache --version\nkcache {kcache.__version__}\n```"
-    )
-
-
-def test_an_image_is_made_in_a_folder(follow: Follow) -> None:
-    folder = follow(
-        """<!-- file: app/main.py -->
-```python
-print("hello")
-```
-
-<!-- test: dockerfile -->
-```dockerfile
-# syntax=docker/dockerfile:1
-FROM python:3.12-slim AS build
-ENV PLACE=/opt/there KIND="a b"
-RUN --mount=type=cache,target=/root/.cache/pip \\
-    pip install nothing && useradd somebody
-WORKDIR /work
-COPY app/ /app
-COPY . .
-RUN mkdir -p "$PLACE" && python /app/main.py > /opt/there/said \\
-    && echo "$KIND" >> $PLACE/said
-FROM python:3.12-slim
-COPY --from=build /opt/there /opt/there
-USER somebody
-CMD ["python", "/app/main.py"]
-```
-""",
-        lenient=True,
-    )
-    image = folder.with_name("image")
-    assert (image / "opt" / "there" / "said").read_text() == "hello\na b\n"
-    assert (image / "work" / "app" / "main.py").is_file()
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("FROM scratch\nRUN false", "exit status 1"),
-        ("FROM scratch", "nothing in it is run"),
-        ("RUNE x", "no test knows RUNE"),
-        ("COPY missing /app", "there is no missing"),
-    ],
-)
-def test_an_image_that_can_not_be_made_is_told(text: str, told: str, follow: Follow) -> None:
-    with pytest.raises(AssertionError, match=told):
-        follow(f"<!-- test: dockerfile -->\n```dockerfile\n{text}\n```", lenient=True)
 
 
 WORKFLOW = """<!-- test: workflow -->
@@ -250,17 +189,6 @@ jobs:
 """
 
 
-def test_a_workflow_runs_its_steps(follow: Follow) -> None:
-    folder = follow(WORKFLOW.replace("COMMAND", 'test -z "${WORD:-}"'), lenient=True)
-    assert (folder / "here" / "said").read_text() == "one\n"
-
-
-def test_a_pipeline_runs_its_scripts(follow: Follow) -> None:
-    text = "variables: {A: b}\ntest:\n  script:\n    - echo $A > said\n    - pip install x"
-    folder = follow(f"<!-- test: workflow -->\n```yaml\n{text}\n```", lenient=True)
-    assert (folder / "said").read_text() == "b\n"
-
-
 @pytest.mark.parametrize(
     ("command", "told"),
     [("exit 7", "exit status 7"), ("echo ${{ secrets.x }}", "no test knows the expression")],
@@ -268,8 +196,3 @@ def test_a_pipeline_runs_its_scripts(follow: Follow) -> None:
 def test_a_step_that_fails_is_told(command: str, told: str, follow: Follow) -> None:
     with pytest.raises(AssertionError, match=told):
         follow(WORKFLOW.replace("COMMAND", command), lenient=True)
-
-
-def test_code_in_the_text_is_found_across_lines_and_not_in_blocks() -> None:
-    text = "A `one` and `two\nmore`.\n\n```sh\n`three`\n```\n\n- ``four ` five``\n"
-    assert list(spans(text)) == [(1, "one"), (1, "two more"), (8, "four ` five")]

@@ -28,7 +28,6 @@ PROMISES = (
     "README.md",
     "docs/index.md",
     "docs/explanation/lru-and-cap.md",
-    "docs/how-to/size-the-cap.md",
     "docs/reference/environment.md",
     "docs/reference/api.md",
     "kcache/config.py",

@@ -31,6 +31,9 @@ def test_each_answer_is_that_of_the_next_request(tmp_path: Path, header: Path) -
             told = cache.why(SOURCE, options=OPTIONS)
             assert cache.stats() == before, "an answer is not counted"
             assert told.hit is not bool(told.causes)
+            assert str(told) == (
+                f"It would be compiled: {told.clauses}." if told.causes else "It is in the cache."
+            )
             assert cache.get_or_compile(SOURCE, options=OPTIONS).cached is told.hit
             return [cause.kind for cause in told.causes]
 
