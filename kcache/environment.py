@@ -33,7 +33,7 @@ _PREFIX = "KCACHE_"
 _OF_DROPIN = "KCACHE_DROPIN_"
 _REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
 #: The variables that clients of remotes read: credentials, certificates, proxies. They decide which
-#: server a client talks to, and as which user. Programs with different values don't share an agent.
+#: server a client talks to, and as which user. Programs with other values have another service.
 _OF_REMOTES = frozenset(
     (
         _REMOTE_TOKEN,

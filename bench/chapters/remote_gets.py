@@ -21,19 +21,18 @@ from kcache.entry import Entry, encode
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.nvrtc import PRODUCER
 from kcache.remote.address import parse_addresses
-from kcache.remote.keys import make_keys, write_keys
 from kcache.remote.protocol import Upload
 from kcache.remote.remote_client import Stored, open_client
-from kcache.remote.seal import Sealer, make_sealer
+from kcache.remote.signing import Sealer, make_keys, make_sealer, write_keys
 
 VALUE = os.urandom(100 * KIB)
 LIMIT = 1 << 20
 LOOPS = 100
 BARE = "the bare client"
-#: From a program's question until it has the kernel: the agent asks the server and checks the
+#: From a program's question until it has the kernel: the service asks the server and checks the
 #: entry; the program checks the envelope and decodes it. The program stores the kernel in the local
 #: cache after that, once for each machine. The chapter about backends measures such a put.
-HIT = "a hit, through the agent"
+HIT = "a hit, through the service"
 _NGINX = """
 daemon off; {user} worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 64; }}
@@ -80,7 +79,7 @@ def _compared(
     for kind, ask in asks.items():
         if ask() != VALUE:
             raise RuntimeError(f"{name}, {kind}: another value")
-    with _through_the_agent(f"{address}?timeout=60&connect_timeout=60&slow=60") as ask:
+    with _through_the_service(f"{address}?timeout=60&connect_timeout=60&slow=60") as ask:
         asks[HIT] = ask
         tasks = [per_call(kind, ask, LOOPS) for kind, ask in asks.items()]
         rounds = interleave(plan.calls, tasks)
@@ -104,7 +103,7 @@ def _asking(get: Callable[[], Stored | None], sealer: Sealer) -> Callable[[], by
 
 
 @contextmanager
-def _through_the_agent(address: str) -> Iterator[Callable[[], bytes]]:
+def _through_the_service(address: str) -> Iterator[Callable[[], bytes]]:
     """Yields what returns the code of a kernel from a remote to this program."""
     key = "ff" * 32
     with tempfile.TemporaryDirectory(prefix="kcb-") as folder, _runtime(folder):
@@ -122,13 +121,12 @@ def _through_the_agent(address: str) -> Iterator[Callable[[], bytes]]:
             return CompiledKernel.from_entry(entry, found, ()).cubin or b""
 
         yield ask
-        remotes._client.stop()
         cache.close()
 
 
 @contextmanager
 def _runtime(folder: str) -> Iterator[None]:
-    """Has the agent of the block listen in a folder of its own."""
+    """Has the service of the block listen in a folder of its own."""
     before = os.environ.get("XDG_RUNTIME_DIR")
     os.environ["XDG_RUNTIME_DIR"] = folder
     try:

@@ -21,7 +21,7 @@ from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at, look_into
 from kcache.nvrtc.manifest import MAX_SETS, Manifest, StoredHeaderSet
 from kcache.remote.bundle import HEAD_SIZE, MAX_VALUE, Bundle, is_bundle, is_head, write_bundle
-from kcache.remote.seal import SEAL_ROOM, make_sealer
+from kcache.remote.signing import SEAL_ROOM, make_sealer
 from kcache.util import log
 
 if TYPE_CHECKING:

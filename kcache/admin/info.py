@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.errors import KcacheError
 from kcache.nvrtc.inventory import KERNEL, MANIFEST, items
-from kcache.remote.counts import COUNTS
+from kcache.remote.protocol import COUNTS
 from kcache.util.units import counted, format_size, format_time
 
 if TYPE_CHECKING:

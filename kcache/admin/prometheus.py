@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kcache.engine.stats import FIELDS, Stats
-from kcache.remote.counts import COUNTS
+from kcache.remote.protocol import COUNTS
 
 if TYPE_CHECKING:
     from kcache.backend import Usage
@@ -34,7 +34,7 @@ def exposition(
         usage: the stored bytes and entries.
         max_size: the cap in bytes.
         about: labels of `kcache_info`.
-        remotes: the agent's counts of each remote; their metrics have the label `tier`.
+        remotes: the service's counts of each remote; their metrics have the label `tier`.
     """
     lines: list[str] = []
     labels = ",".join(f'{name}="{_label(value)}"' for name, value in about.items())

@@ -6,25 +6,27 @@ a reason, and the program asks the real NVRTC.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kcache.config import COMPILER_VARIABLES
-from kcache.dropin import known
-from kcache.dropin.counts import REMOTE_COUNTS
 from kcache.dropin.protocol import Answer, Program
 from kcache.nvrtc.own_files import are_own_files
 from kcache.nvrtc.parsed_options import parse_options, without_automatic_pch
 from kcache.util import log
+from kcache.util.open_file import open_own
 
 if TYPE_CHECKING:
+    from kcache.engine.stats import Stats
     from kcache.kernel_cache import KernelCache
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.nvrtc.request import CompileRequest
     from kcache.nvrtc.surroundings import Surroundings
 
-__all__ = ["Answering", "Declined", "standing"]
+__all__ = ["Answering", "Declined", "Release", "recall", "remember", "standing"]
 
 #: NVRTC's major version -> the architecture that it compiles for if no option names one.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
@@ -73,6 +75,11 @@ _SELF_CONTAINED = (
     "--disable-warnings",
 )
 _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
+#: Version and architectures of an NVRTC build. A program asks for them before its first compile.
+#: Loading the library for the answer would take 100 ms, so small files keep them.
+Release = tuple[tuple[int, int], tuple[int, ...]]
+#: Most numbers in such a file, and most bytes of it.
+_MOST, _MOST_BYTES = 64, 4096
 
 
 class Declined(NamedTuple):
@@ -114,7 +121,7 @@ class Answering:
         self._cache = cache
         self._folder = folder
         self._stamps: dict[bytes, tuple[int, int, int]] = {}
-        self._about: dict[bytes, tuple[str, known.Release]] = {}
+        self._about: dict[bytes, tuple[str, Release]] = {}
         self._standing = standing()
 
     def answer(self, program: Program) -> Answer | Declined:
@@ -147,7 +154,7 @@ class Answering:
             log.debug("a request of the drop-in is declined: %r", error)
             return Declined(f"{type(error).__name__}: {error}")
 
-    def about(self, path: bytes, standing: bytes) -> known.Release | Declined:
+    def about(self, path: bytes, standing: bytes) -> Release | Declined:
         """Return version and architectures of the NVRTC at a client's `path`; raises nothing."""
         try:
             self._check_standing(standing)
@@ -157,7 +164,7 @@ class Answering:
         except Exception as error:  # as above
             return Declined(f"{type(error).__name__}: {error}")
 
-    def _known(self, path: bytes) -> tuple[str, known.Release]:
+    def _known(self, path: bytes) -> tuple[str, Release]:
         """Return the identity of the NVRTC at `path`, and its version and architectures.
 
         Raises:
@@ -168,17 +175,17 @@ class Answering:
             self._about[path] = self._ask(path)
         return self._about[path]
 
-    def _ask(self, path: bytes) -> tuple[str, known.Release]:
+    def _ask(self, path: bytes) -> tuple[str, Release]:
         from kcache.nvrtc import library
 
         name = os.fsdecode(path)
         identity = library.at(name).identity
-        about = known.recall(self._folder, identity)
+        about = recall(self._folder, identity)
         if about is None:
             from kcache.nvrtc import compiler
 
             about = compiler.version(name), compiler.supported_archs(name)
-            known.remember(self._folder, identity, about)
+            remember(self._folder, identity, about)
         return identity, about
 
     def warm_up(self) -> None:
@@ -192,7 +199,7 @@ class Answering:
 
         del answers, compiler, files, headers, manifest, surroundings  # only imported
         found = library.find()  # most likely the one that the program will use
-        if found is not None and known.recall(self._folder, found.identity) is not None:
+        if found is not None and recall(self._folder, found.identity) is not None:
             self._rehearse(os.fsencode(found.path))
 
     def _rehearse(self, path: bytes) -> None:
@@ -206,10 +213,9 @@ class Answering:
             *self._asked(Program(major, path, b"/", self._standing, {}, text, b"", [], [], []))
         )
 
-    def remote_counts(self) -> dict[str, int]:
-        """Return how the remotes answered this server."""
-        stats = self._cache.stats()
-        return {name: getattr(stats, name) for name in REMOTE_COUNTS}
+    def stats(self) -> Stats:
+        """Return what the cache has counted."""
+        return self._cache.stats()
 
     def close(self) -> None:
         """Close the cache."""
@@ -374,3 +380,42 @@ def _decoded(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise _RefusedError("not UTF-8") from None
+
+
+# -- what is known of an NVRTC ---------------------------------------------------------------------
+
+
+def recall(folder: str | None, identity: str) -> Release | None:
+    """Return what was remembered about a build, or None; a damaged file counts as none."""
+    if folder is None:
+        return None
+    try:
+        file = open_own(_path(folder, identity), os.O_RDONLY)
+        found: object = json.loads(os.read(file.fd, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, list):
+        return None
+    numbers = cast("list[object]", found)
+    if not 3 <= len(numbers) <= _MOST or not all(type(each) is int for each in numbers):
+        return None
+    major, minor, *archs = cast("list[int]", numbers)
+    return (major, minor), tuple(archs)
+
+
+def remember(folder: str | None, identity: str, about: Release) -> None:
+    """Remember version and architectures of a build, if that is possible."""
+    if folder is None:
+        return
+    path = _path(folder, identity)
+    temporary = f"{path}.{os.getpid()}"
+    with suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with open(temporary, "x", encoding="ascii") as file:
+            json.dump([*about[0], *about[1]], file)
+        os.rename(temporary, path)
+
+
+def _path(folder: str, identity: str) -> str:
+    digest = hashlib.sha256(identity.encode(), usedforsecurity=False).hexdigest()
+    return os.path.join(folder, f"nvrtc-{digest[:32]}.json")

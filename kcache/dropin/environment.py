@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 
+from kcache.service.start import Service
+from kcache.util.wire import join_texts
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -23,6 +26,7 @@ __all__ = [
     "meaning",
     "names_remotes",
     "runtime_folders",
+    "service",
     "settings",
     "with_dropin",
 ]
@@ -107,6 +111,13 @@ def meaning(environment: Mapping[str, str]) -> dict[str, str]:
     if "KCACHE_DIR" not in told:
         told["cache_home"] = cache_home(environment) or ""
     return told
+
+
+def service(environment: Mapping[str, str]) -> Service:
+    """Return the service for programs with these variables."""
+    told = sorted(meaning(environment).items())
+    texts = (text for setting in told for text in setting)
+    return Service("programs", "kcache.dropin.programs", join_texts(texts))
 
 
 def _told(name: str, value: str) -> str:

@@ -8,7 +8,6 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-from kcache.dropin import endpoint as at
 from kcache.dropin import environment as env
 from kcache.dropin import libraries
 from kcache.errors import CompilerNotFoundError, DropinError
@@ -72,7 +71,7 @@ def _library() -> Library:
 
 def _load(folder: str, library: Library) -> None:
     from kcache.dropin.build import name
-    from kcache.dropin.process import spawn_server
+    from kcache.service import start
 
     match = _MAJOR.match(os.path.basename(library.path))
     path = os.path.join(folder, name(int(match[1]))) if match else ""
@@ -83,8 +82,12 @@ def _load(folder: str, library: Library) -> None:
         # First of all: the program's calls go to the interface library from now on, and it must
         # know the real one even if a later step fails.
         interface.kcache_dropin_set_real(os.fsencode(library.path))
-        endpoint = at.listen(env.runtime_folders(env.current()))
-        spawn_server(endpoint, os.getpid())
+        variables = dict(env.current())
+        env.leave(variables)
+        folder = start.folder_in(env.runtime_folders(variables))
+        service = env.service(variables)
+        speaks = env.logs(variables)
+        socket = start.begin_for(os.getpid(), folder, service, variables, speaks=speaks)
     except (OSError, ValueError) as error:
         raise DropinError(f"the drop-in can't be started: {error}") from error
-    interface.kcache_dropin_set_server(os.fsencode(endpoint.path))
+    interface.kcache_dropin_set_server(os.fsencode(socket))

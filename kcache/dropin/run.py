@@ -13,10 +13,9 @@ import os
 import signal
 import sys
 
-from kcache.dropin import endpoint as at
 from kcache.dropin import environment as env
 from kcache.dropin import libraries
-from kcache.dropin.process import fork_server
+from kcache.service import start
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
@@ -105,36 +104,31 @@ def run_fast(arguments: Sequence[str]) -> int | None:
 
 
 def _prepare(
-    environment: Mapping[str, str], *, why: bool
+    environment: Mapping[str, str], *, why: bool = False
 ) -> tuple[dict[str, str], str, dict[str, Any] | None]:
     """Return the program's environment, its server's socket, and the status of that server.
 
     The status is None if the server was started here.
     """
     preloaded = libraries.preloaded(libraries.find(environment))
-    folders = env.runtime_folders(environment)
-    running = [environment.get(env.SOCKET), at.user_socket(folders)]
-    if why or env.logs(environment):
+    variables = dict(environment)
+    env.leave(variables)
+    if why:
+        env.log_everything(variables)
+    service = env.service(variables)
+    name = start.name_of(service)
+    folder = start.folder_in(env.runtime_folders(environment))
+    running = [environment.get(env.SOCKET, ""), os.path.join(folder, name)]
+    if env.logs(variables):
         running = []  # their logs go elsewhere
-    for path in filter(None, running):
-        about = at.status(path) if os.path.exists(path) and not at.is_silent(path) else None
-        if about is not None and _is_fit(about, environment):
+    for path in running:
+        about = start.status(path) if os.path.basename(path).startswith(name) else None
+        if about is not None:
             return env.with_dropin(environment, preloaded, path), path, about
-    endpoint = at.listen(folders)
-    try:
-        fork_server(endpoint, os.getpid(), why=why)
-    except OSError:
-        endpoint.remove()
-        raise
-    return env.with_dropin(environment, preloaded, endpoint.path), endpoint.path, None
-
-
-def _is_fit(about: dict[str, Any], environment: Mapping[str, str]) -> bool:
-    """Tell whether a server is of this version and has the same settings."""
-    from kcache._version import __version__
-
-    settings = env.meaning(environment)
-    return (about["version"], about["settings"]) == (__version__, settings)
+    path = start.begin_for(
+        os.getpid(), folder, service, variables, forks=True, speaks=bool(env.settings(variables))
+    )
+    return env.with_dropin(environment, preloaded, path), path, None
 
 
 def _say(message: str) -> None:
@@ -236,9 +230,9 @@ def _wait(child: int) -> int:
 
 def _summary(socket: str | None, before: dict[str, Any] | None) -> str:
     """Return one line about what the server has done since its status `before`."""
-    from kcache.dropin.counts import since, summary
+    from kcache.dropin.programs import since, summary
 
-    about = None if socket is None else at.status(socket)
+    about = None if socket is None else start.status(socket)
     if about is None:
         return "the server is gone"
     if before is None or before["process"] != about["process"]:
@@ -250,10 +244,8 @@ def _end_server(socket: str) -> None:
     """End our server, which would otherwise be killed with the container, and wait for its end."""
     import time
 
-    from kcache.dropin.protocol import STOP
-
-    about = at.status(socket)
-    if about is None or at.ask(socket, STOP) is None:
+    about = start.status(socket)
+    if about is None or start.ask(socket, start.STOP) is None:
         return
     end = time.monotonic() + _END_TIMEOUT
     try:

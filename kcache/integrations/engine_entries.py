@@ -22,7 +22,7 @@ from kcache.util import log
 if TYPE_CHECKING:
     import os
 
-    from kcache.remote.source import Source
+    from kcache.remote.layer import Source
 
 __all__ = ["EngineEntries"]
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.errors import ConfigError, KcacheError
-from kcache.kernels.tiers import agent_problem, open_layer
-from kcache.remote.counts import Counts
+from kcache.kernels.tiers import open_layer, remotes_socket
+from kcache.remote.limits import TimeLimit
+from kcache.remote.protocol import Counts
 from kcache.remote.remote import Remote
 from kcache.remote.remote_client import RemoteError
-from kcache.remote.seal import Sealer, make_sealer
-from kcache.remote.time_limit import TimeLimit
+from kcache.remote.signing import Sealer, make_sealer
 from kcache.util.units import format_time
 
 if TYPE_CHECKING:
@@ -52,10 +52,11 @@ def diagnose_remotes(config: Config) -> Iterator[Finding]:
     if remotes:
         with ThreadPoolExecutor(len(remotes)) as pool:
             yield from pool.map(lambda address: _remote(address, key_file), remotes)
-    problem = agent_problem(config)
-    if problem:
+    try:
+        remotes_socket(config)
+    except OSError as error:
         do = "Set XDG_RUNTIME_DIR to a directory of your own, with a short path."
-        yield Finding(PROBLEM, "remote", f"no remote can be asked: {problem}", do)
+        yield Finding(PROBLEM, "remote", f"no remote can be asked: {error}", do)
 
 
 def _keys(file: str | None, *, writes: bool) -> Finding:

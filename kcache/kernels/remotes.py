@@ -1,4 +1,4 @@
-"""RemoteKernels: gets kernels from remotes, and sends compiled ones there, by the agent."""
+"""RemoteKernels: gets kernels from remotes, and sends compiled ones there, by the service."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RemoteKernels:
 
     Args:
         finder: of the local cache, which keeps the kernels that are found.
-        client: of the agent.
+        client: of the service.
         writes: whether compiled kernels are uploaded.
         wait: seconds to wait at most for a lease of another machine.
     """
@@ -151,7 +151,7 @@ class RemoteKernels:
         return request.key, encode(request.key, only, producer=producer)
 
     def close(self) -> None:
-        """Disconnect; the agent goes on with the uploads. Idempotent.
+        """Disconnect; the service goes on with the uploads. Idempotent.
 
         A short program has not heard how its uploads ended, so it waits a moment for that.
         """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kcache.kernels.find import Finder
     from kcache.nvrtc.request import Request
-    from kcache.remote.source import Source
+    from kcache.remote.layer import Source
 
 __all__ = ["Found", "SourceKernels"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,25 +16,25 @@ from kcache.errors import BackendError, ConfigError, KcacheError
 from kcache.util import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kcache.config import Config
     from kcache.kernels.find import Finder
     from kcache.kernels.remotes import RemoteKernels
     from kcache.kernels.sources import SourceKernels
     from kcache.remote.address import Address
-    from kcache.remote.agent_setup import Setup
     from kcache.remote.client import Client
     from kcache.remote.layer import Layer
+    from kcache.remote.protocol import Setup
 
 __all__ = [
-    "agent_problem",
     "build_remotes",
     "layers_below",
     "open_layer",
     "open_layers",
     "open_remotes",
     "remote_status",
+    "remotes_socket",
     "tell_of_remotes",
 ]
 
@@ -91,7 +92,7 @@ def open_layer(address: Address, key_file: str | None) -> Layer:
     require_safe_layer(path)
     if os.path.isfile(path):
         from kcache.remote.bundle import Bundle, is_bundle
-        from kcache.remote.seal import make_sealer
+        from kcache.remote.signing import make_sealer
 
         if not is_bundle(path):
             raise ConfigError(f"layer {path!r} is not allowed: it is no bundle; allowed: a bundle")
@@ -120,12 +121,15 @@ def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
     return RemoteKernels(finder, client, writes=writes, wait=config.wait.value)
 
 
-def open_remotes(config: Config) -> Client | None:
-    """Return a client of the agent for the remotes that the settings name, or None if none."""
-    addresses = _remote_addresses(config)
-    if not addresses or config.disable.value:
+def open_remotes(config: Config, warn: Callable[[str], object] = log.warning_once) -> Client | None:
+    """Return a client of the service for the remotes that the settings name, or None if none."""
+    setup = _setup(config)
+    if setup is None or config.disable.value:
         return None
-    return _client(config, addresses, log.warning_once)
+    from kcache.remote.client import Client
+
+    folders = environment.runtime_folders()
+    return Client(setup, lambda: _path(setup, folders), _service_environment(), warn=warn)
 
 
 def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -> None:
@@ -136,86 +140,70 @@ def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -
         group: the process group that is told, once about each remote.
         tell: called with each sentence.
     """
-    addresses = _remote_addresses(config)
-    if addresses and not config.disable.value:
-        client = _client(config, addresses, tell)
+    client = open_remotes(config, tell)
+    if client is not None:
         client.group = group
         client.get(secrets.token_hex(32))
         client.close()
 
 
-def _client(
-    config: Config, addresses: tuple[Address, ...], warn: Callable[[str], object]
-) -> Client:
-    from kcache.remote import client
+def _path(setup: Setup, folders: Sequence[str]) -> str:
+    """Return the path of the socket of the service for remotes; raise OSError."""
+    from kcache.service.start import folder_in, name_of
 
-    folders = environment.runtime_folders()
-    return client.client_for(_setup(config, addresses), folders, _agent_environment(), warn)
+    return os.path.join(folder_in(folders), name_of(setup.service()))
+
+
+def remotes_socket(config: Config) -> str | None:
+    """Return the socket of the service for the remotes that the settings name; None without any.
+
+    Raises:
+        OSError: there is no folder for it.
+    """
+    setup = _setup(config)
+    return None if setup is None else _path(setup, environment.runtime_folders())
 
 
 def remote_status(config: Config) -> list[dict[str, Any]]:
-    """Return the agent's status of each remote that the settings name; start nothing.
+    """Return the service's status of each remote that the settings name; start nothing.
 
-    The agent ends a few seconds after its last program. Then there are only the addresses.
+    The service ends a few seconds after its last program. Then there are only the addresses.
     """
-    addresses = _remote_addresses(config)
-    if not addresses:
-        return []
-    from kcache.remote.start import asked_if_running
+    from kcache.service.start import status
 
-    try:
-        path = _agent_path(config, addresses)
-    except KcacheError:
-        return []
-    running = asked_if_running(path) or {}
+    running: dict[str, Any] = {}
+    with suppress(OSError):
+        path = remotes_socket(config)
+        running = (path and status(path)) or {}
     told = {str(each["address"]): each for each in running.get("remotes", [])}
-    shown = [address.redacted() for address in addresses]
+    shown = [address.redacted() for address in config.remote.value if address.kind != "layer"]
     return [told.get(address, {"address": address, "breaker": "unknown"}) for address in shown]
 
 
-def agent_problem(config: Config) -> str:
-    """Return why no agent can be started for the remotes that the settings name, or empty."""
-    addresses = _remote_addresses(config)
+def _setup(config: Config) -> Setup | None:
+    """Return the setup of the service for the remotes that the settings name, if there are any."""
+    addresses = tuple(each for each in config.remote.value if each.kind != "layer")
     if not addresses:
-        return ""
-    try:
-        _agent_path(config, addresses)
-    except KcacheError as error:
-        return str(error)
-    return ""
-
-
-def _remote_addresses(config: Config) -> tuple[Address, ...]:
-    return tuple(each for each in config.remote.value if each.kind != "layer")
-
-
-def _agent_path(config: Config, addresses: tuple[Address, ...]) -> str:
-    """Return the socket of the agent for programs with these settings; raise RemoteError."""
-    from kcache.remote.start import socket_path
-
-    return socket_path(environment.runtime_folders(), _setup(config, addresses))
-
-
-def _setup(config: Config, addresses: tuple[Address, ...]) -> Setup:
-    from kcache.remote.agent_setup import Setup
+        return None
+    from kcache.remote.protocol import Setup
 
     return Setup(addresses, _followed(config), environment.remote_variables())
 
 
-def _agent_environment() -> dict[str, str]:
-    """Return the variables for the agent, which gets the addresses through a pipe."""
+def _service_environment() -> dict[str, str]:
+    """Return the variables for the service, which gets the addresses through a pipe."""
     variables = environment.without_dropin(environment.variables())
     variables.pop("KCACHE_REMOTE", None)
     return variables
 
 
 def _followed(config: Config) -> dict[str, str]:
-    """Return the settings that the agent follows; another file of keys means another agent."""
+    """Return the settings that the service follows; another file of keys means another service."""
     path = config.signing_key_file.value
     if path is None:
         return {}
     try:
         status = os.stat(path)
-    except OSError:  # the agent says what is wrong with it
+    except OSError:  # the service says what is wrong with it
         return {"signing_key_file": path}
     return {"signing_key_file": path, "version": f"{status.st_mtime_ns} {status.st_ino}"}

@@ -55,9 +55,9 @@ SLOW = 0.25
 #: waits for an upload.
 _UPLOAD_SPEED = 1e6
 _MOST_SECONDS = 3600.0
-#: A lease ends this many seconds after its last renewal. This happens only if a machine or an agent
-#: is gone, because an agent releases the leases of a program that ends. A loaded machine may pause
-#: for a while.
+#: A lease ends this many seconds after its last renewal. This happens only if a machine or a
+#: service is gone, because a service releases the leases of a program that ends. A loaded machine
+#: may pause for a while.
 LEASE_SECONDS = 30.0
 #: Larger than nearly every kernel (bench: CUTLASS's largest have 10 MB).
 MAX_ENTRY = 64 << 20

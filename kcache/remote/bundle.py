@@ -10,7 +10,7 @@ part               what
 `application_id`   ``KCB1``: a bundle, and the version of its format
 `user_version`     the number of entries
 `entries`          the only table. `key`: 64 hexadecimal digits. `value`: the entry's envelope
-                   (`kcache.entry`), which may have a signature before it (`kcache.remote.seal`)
+                   (`kcache.entry`), which may have a signature before it (`kcache.remote.signing`)
 =================  ===============================================================================
 
 The rows are written in the order of their keys, and nothing says when, where or by whom. So equal
@@ -31,14 +31,14 @@ from urllib.parse import quote
 
 from kcache.backend import is_key
 from kcache.errors import BundleError
-from kcache.remote.seal import SealError
+from kcache.remote.signing import SealError
 from kcache.util.forks import after_fork, at_fork
 
 if TYPE_CHECKING:
     import sqlite3
     from types import ModuleType
 
-    from kcache.remote.seal import Sealer
+    from kcache.remote.signing import Sealer
 
 __all__ = ["HEAD_SIZE", "MAX_VALUE", "Bundle", "is_bundle", "is_head", "write_bundle"]
 

@@ -1,7 +1,7 @@
-"""Client: asks the agent on behalf of a program: short questions, never with a long wait.
+"""Client: asks the service for remotes on behalf of a program: never with a long wait.
 
-It imports no client of HTTP, Redis or an object store. `kcache.remote.start` starts an agent at the
-first question.
+It imports no client of HTTP, Redis or an object store. The service is started at the first
+question.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kcache.remote import protocol
-from kcache.remote.channel import Channel
-from kcache.remote.protocol import Found, ProtocolError
+from kcache.remote.layer import Offer
+from kcache.remote.protocol import Found
 from kcache.remote.remote_client import RemoteError
-from kcache.remote.source import Offer
+from kcache.service.channel import Channel
+from kcache.service.start import DONE, joined, remove_socket, socket_identity, status
 from kcache.util import log
 from kcache.util.forks import after_fork
 from kcache.util.wire import WireError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kcache.remote.agent_setup import Setup
-    from kcache.remote.protocol import Upload
+    from kcache.remote.protocol import Setup, Upload
 
-__all__ = ["Client", "Lease", "client_for"]
+__all__ = ["Client", "Lease"]
 
-#: Seconds that an agent may take beyond the remotes' own time-outs: it starts within one second,
+#: Seconds that the service may take beyond the remotes' own time-outs: it starts within one second,
 #: but a loaded machine is slow.
 PATIENCE = 5.0
-#: Seconds without questions after the agent has failed.
+#: Seconds without questions after the service has failed.
 PAUSE = 30.0
 #: Connections that are kept for the next question.
 _KEPT = 8
@@ -43,45 +42,46 @@ _KEPT = 8
 class Lease:
     """The right to compile one kernel as the only process of all machines, until it is released.
 
-    The agent renews it as long as the connection lives, so it ends with this process.
+    The service renews it as long as the connection lives, so it ends with this process.
     """
 
     def __init__(self, connection: Channel, key: str, token: str) -> None:
         self.connection = connection
         self.key = key
         self.token = token
-        #: Whether it was released, or passed to the agent with an upload.
+        #: Whether it was released, or passed to the service with an upload.
         self.ended = False
 
 
 class Client:
-    """Asks the agent of one `Setup`, which is started if there is none.
+    """Asks the service of one `Setup`, which is started if there is none.
 
-    A failure of the agent costs a bounded wait once. Then nobody asks for a while, which costs one
-    comparison. An agent that does not answer in time is left, so that the next program starts
-    another one. The user is warned of what the agent says about remotes that fail.
+    A failure of the service costs a bounded wait once. Then nobody asks for a while, which costs
+    one comparison. A service that does not answer in time is left, so that the next program starts
+    another one. The user is warned of what the service says about remotes that fail.
 
     Threads: safe to share; each question has a connection. Fork: the child makes new connections.
-    Crash: the agent notices.
+    Crash: the service notices.
 
     Args:
-        setup: what the agent is made with.
-        connect: returns a new connection; raises RemoteError.
-        leave: called after the agent has not answered in time.
+        setup: what the service is made with.
+        path: returns the path of its socket; raises OSError.
+        environment: the variables of a service that is started.
         warn: called with each sentence that the user should see.
         clock: seconds, for tests.
 
     Attributes:
-        nothing_until: time of the clock until which no remote will be asked.
+        nothing_until: time of the clock until which nobody is asked: the service has failed, or it
+            said so because it leaves all remotes alone.
         group: the process group that is warned, once about each remote.
     """
 
     def __init__(
         self,
         setup: Setup,
-        connect: Callable[[], socket.socket],
+        path: Callable[[], str],
+        environment: Mapping[str, str],
         *,
-        leave: Callable[[], object] = lambda: None,
         warn: Callable[[str], object] = log.warning_once,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -90,16 +90,16 @@ class Client:
         self.leases = any(a.kind == "redis" and a.flag("leases") for a in setup.addresses)
         self.timeout = PATIENCE + sum(address.seconds() for address in setup.addresses)
         self.group = os.getpgrp() if hasattr(os, "getpgrp") else 0
-        self._connect = connect
-        self._leave = leave
+        self.nothing_until = 0.0
+        self._service = setup.service()
+        self._path = path
+        self._environment = environment
         self._warn = warn
         self._clock = clock
         self._kept: list[Channel] = []
         self._lock = threading.Lock()
-        #: Until the first time it is useless to ask for a value; until the second the agent is not
-        #: asked at all.
-        self.nothing_until = 0.0
-        self._silent_until = 0.0
+        #: The socket of the service that was last connected to.
+        self._socket: tuple[str, tuple[int, int] | None] = "", None
         after_fork(self)
 
     # -- questions -----------------------------------------------------------------------------
@@ -122,8 +122,8 @@ class Client:
         try:
             found = Found.unpack(answer)
             if found.which >= len(keys) or not first <= found.remote <= len(self.addresses):
-                raise ProtocolError("an answer to another question")
-        except ProtocolError as error:
+                raise WireError("an answer to another question")
+        except WireError as error:
             self._failed(error)
             return None
         if found.wait > 0:
@@ -134,7 +134,7 @@ class Client:
         """Yield what the remotes have in turn, each under the first of the keys that it has.
 
         Raises:
-            RemoteError: at the end, if a remote or the agent did not answer.
+            RemoteError: at the end, if a remote or the service did not answer.
         """
         first = unanswered = 0
         while first < len(self.addresses):
@@ -148,7 +148,7 @@ class Client:
             raise RemoteError("a remote did not answer")
 
     def put(self, upload: Upload, lease: Lease | None = None) -> bool:
-        """Queue an upload; tell whether the agent has it now."""
+        """Queue an upload; tell whether the service has it now."""
         if lease is None:
             return self._ask(protocol.PUT, *upload.pack()) is not None
         lease.ended = True
@@ -159,8 +159,6 @@ class Client:
 
         It is False if there are no leases. Then every program compiles by itself.
         """
-        if not self.worth_asking:
-            return False
         connection = self._connection()
         if connection is None:
             return False
@@ -181,20 +179,11 @@ class Client:
         return self._ask(protocol.FLUSH, b"%.3f" % seconds, more=seconds) == [b"1"]
 
     def status(self) -> dict[str, object] | None:
-        """Return the status of the agent and its remotes, or None."""
-        import json
-
-        answer = self._ask(protocol.STATS)
+        """Return the status of the service and its remotes, or None; start nothing."""
         try:
-            found: object = json.loads(answer[0]) if answer else None
-        except ValueError:
+            return status(self._path())
+        except OSError:
             return None
-        return found if isinstance(found, dict) else None  # pyright: ignore[reportUnknownVariableType]
-
-    def stop(self) -> None:
-        """Make the agent end."""
-        self._ask(protocol.STOP)
-        self.close()
 
     # -- connections -----------------------------------------------------------------------------
 
@@ -203,7 +192,7 @@ class Client:
         with self._lock:
             kept = self._kept.pop() if self._kept else None
         if kept is not None:
-            # The agent may have ended since. That shows at once, and is no failure.
+            # The service may have ended since. That shows at once, and is no failure.
             with suppress(WireError, ConnectionError):
                 return self._exchange(kept, kind, arguments, more)
         connection = self._connection()
@@ -235,35 +224,37 @@ class Client:
         """Return the answer on a connection without the warnings, which are passed on.
 
         Raises:
-            OSError, WireError: the agent has ended, or the connection failed; it is closed.
+            OSError, WireError: the service has ended, or the connection failed; it is closed.
         """
         question = [kind, b"%d" % self.group, *arguments]
         try:
             answer = connection.ask(question, self.timeout + more)
-            warnings = answer.pop(0)
+            if len(answer) < 2 or answer[0] != DONE:
+                raise WireError("an answer to another question")
         except TimeoutError as error:
             connection.close()
-            self._leave()
+            remove_socket(*self._socket)
             self._failed(error)
             return None
-        except IndexError:
-            connection.close()
-            raise WireError("an answer without fields") from None
         except BaseException:
             connection.close()
             raise
+        _, warnings, *result = answer
         for line in warnings.decode("utf-8", "replace").splitlines():
             self._warn(line)
         if keeps:
             self._keep(connection)
-        return answer
+        return result
 
     def _connection(self) -> Channel | None:
-        if self._clock() < self._silent_until:
+        if not self.worth_asking:
             return None
         try:
-            return Channel(self._connect(), self.timeout)
-        except (RemoteError, OSError) as error:
+            path = self._path()
+            connection = joined(path, self._service, self._environment)
+            self._socket = path, socket_identity(path)
+            return Channel(connection, self.timeout)
+        except OSError as error:
             self._failed(error)
             return None
 
@@ -276,8 +267,8 @@ class Client:
         connection.close()
 
     def _failed(self, error: Exception) -> None:
-        """Don't ask the agent for a while."""
-        self._silent_until = self.nothing_until = self._clock() + PAUSE
+        """Don't ask the service for a while."""
+        self.nothing_until = self._clock() + PAUSE
         self._warn(f"no remote is asked for a while: {error}; kcache works without them")
 
     def close(self) -> None:
@@ -291,34 +282,3 @@ class Client:
         """In a child process, leave the connections to the parent."""
         self._lock = threading.Lock()
         self._kept = []
-
-
-def client_for(
-    setup: Setup,
-    folders: Sequence[str],
-    environment: Mapping[str, str],
-    warn: Callable[[str], object] = log.warning_once,
-) -> Client:
-    """Return the client of the agent with a setup, whose socket is in one of the folders.
-
-    If none of the folders is private, the client's questions have no answer.
-    """
-    known: set[object] = set()
-
-    def connect() -> socket.socket:
-        from kcache.remote.start import connected, socket_identity, socket_path
-
-        path = socket_path(folders, setup)
-        connection = connected(path, setup, environment)
-        known.add(socket_identity(path))
-        return connection
-
-    def leave() -> None:
-        from kcache.remote.start import socket_identity, socket_path
-
-        with suppress(RemoteError, OSError):
-            path = socket_path(folders, setup)
-            if socket_identity(path) in known:  # it is not the one of another agent
-                os.unlink(path)
-
-    return Client(setup, connect, leave=leave, warn=warn)

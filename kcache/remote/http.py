@@ -41,7 +41,7 @@ _ABSENT = (404, 410)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}
 _MOST_REDIRECTS = 3
 _PORTS = {"http": 80, "https": 443}
-#: Idle connections that are kept; the agent has a few threads.
+#: Idle connections that are kept; the service has a few threads.
 _MOST_IDLE = 8
 #: Most bytes of an error's page that are read, so that the connection can be used again.
 _MOST_PAGE = 1 << 16
@@ -69,7 +69,7 @@ class _Response(NamedTuple):
 class HttpClient:
     """Values by HTTP.
 
-    Threads: safe to share. Fork: only for the agent, which does not fork. A server that does not
+    Threads: safe to share. Fork: only for the service, which does not fork. A server that does not
     know `If-Match` (nginx) replaces values without a condition.
 
     Args:

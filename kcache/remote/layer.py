@@ -4,18 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.remote.source import Offer
 
 if TYPE_CHECKING:
     from kcache.backend import Backend
 
-__all__ = ["DirectoryLayer", "Layer", "Layers"]
+__all__ = ["DirectoryLayer", "Layer", "Layers", "Offer", "Source"]
 
 #: The exceptions that reading a layer may raise. kcache then treats the layer as empty.
 _SURVIVED = (BackendError, OSError, MemoryError)
+
+
+class Offer(NamedTuple):
+    """A value that a source has, which nobody has checked.
+
+    Attributes:
+        key: the key that it has it under.
+        envelope: the value.
+        keep: whether it is stored in the user's own cache if it is used.
+        problem: why the value is not to be used; None if the source knows nothing against it.
+    """
+
+    key: str
+    envelope: bytes
+    keep: bool
+    problem: CorruptEntryError | None = None
+
+
+class Source(Protocol):
+    """Offers of the members of a source, in their order. Threads: safe to share."""
+
+    def offers(self, *keys: str) -> Iterator[Offer]:
+        """Yield the offer of each member: its value under the first of the keys that it has.
+
+        Whoever asks goes on until an offer is of use.
+
+        Raises:
+            Exception: at the end, if a member did not answer.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close what is open. Idempotent."""
+        ...
 
 
 class Layer(Protocol):

@@ -5,7 +5,7 @@ from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), for S3 also from `~
 otherwise from the machine's own identity. Lifecycle rules of the bucket delete old objects.
 
 obstore hangs in a child that was forked after its first use (seen with 0.12.1). So only this module
-imports it, in the agent's process, which was started by exec and never forks.
+imports it, in the service's process, which was started by exec and never forks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MOST_TEXT = 300
 class ObjectsClient:
     """Values as objects in a bucket.
 
-    Threads: safe to share. Fork: only for the agent, which does not fork. A service that knows no
+    Threads: safe to share. Fork: only for the service, which does not fork. A service that knows no
     conditional writes (AWS, GCS, Azure, MinIO and Ceph know them) replaces values without one.
 
     Args:
@@ -149,7 +149,7 @@ def _made(address: Address, timeout: float) -> object:
         address.hosts,
         prefix=address.path or None,
         client_options=_client_options(address, timeout),
-        # A program that asks has no time for a second try; the agent tries again later.
+        # A program that asks has no time for a second try; the service tries again later.
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
         **{name: value for name, value in known.items() if value},
     )

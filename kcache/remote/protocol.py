@@ -1,52 +1,90 @@
-"""Protocol: the messages between a program and its agent. Each is the fields of a wire frame.
+"""Protocol: the questions of a program about remotes, and their answers, as fields of messages.
 
-A question has its kind, the process group of the program, and its arguments. An answer has the
-warnings for the user, one in each line, and the result. Numbers are decimal text. If a side does
-not understand a message, it closes the connection.
+A question has its kind, the process group of the program, and its arguments. An answer begins with
+the warnings for the user, one in each line. Numbers are decimal text.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from kcache.backend import is_key
+from kcache.errors import ConfigError
+from kcache.remote.address import Address
+from kcache.service.start import Service
+from kcache.util.wire import WireError, number_in
 
 __all__ = [
+    "COUNTS",
     "FLUSH",
     "GET",
     "LEASE",
-    "MAX_MESSAGE",
     "MOST_KEYS",
     "PUT",
     "RELEASE",
-    "STATS",
-    "STOP",
-    "VERSION",
+    "Counts",
     "Found",
-    "ProtocolError",
+    "Setup",
     "Upload",
     "key_in",
-    "number_in",
     "seconds_in",
 ]
-
-VERSION = b"kcache-agent/3"
-#: Far more than any kernel and its manifest have.
-MAX_MESSAGE = 1 << 30
 
 #: A source without headers has two keys: one with its name, and one without.
 MOST_KEYS = 2
 
-GET, PUT, LEASE, RELEASE = b"get", b"put", b"lease", b"release"
-STATS, FLUSH, STOP = b"stats", b"flush", b"stop"
+GET, PUT, LEASE, RELEASE, FLUSH = b"get", b"put", b"lease", b"release", b"flush"
 #: No program waits longer than this for anything.
 _MOST_SECONDS = 1e6
 
 
-class ProtocolError(Exception):
-    """The other side sent a message that does not exist in this version."""
+class Setup(NamedTuple):
+    """The configuration of a service for remotes. Programs with the same one share the service.
+
+    Attributes:
+        addresses: the addresses of the remotes, in order; no layers.
+        settings: settings of kcache that the service follows, name -> value.
+        environment: variables that clients of protocols read (credentials, proxies, certificates).
+    """
+
+    addresses: tuple[Address, ...]
+    settings: Mapping[str, str]
+    environment: Mapping[str, str]
+
+    def pack(self) -> bytes:
+        """Return it as bytes with credentials, which must not get into files, logs or arguments."""
+        about = [self.addresses, dict(self.settings), dict(self.environment)]
+        return json.dumps(about, sort_keys=True).encode()
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Setup:
+        """Return the setup that `pack` packed.
+
+        Raises:
+            ConfigError: the bytes are no setup.
+        """
+        try:
+            addresses, settings, environment = json.loads(packed)
+            return cls(tuple(map(_address, addresses)), settings, environment)
+        except (ValueError, TypeError) as error:
+            raise ConfigError("not the setup of a service") from error
+
+    def service(self) -> Service:
+        """Return the service with this setup."""
+        return Service("remotes", "kcache.remote.remotes", self.pack())
+
+    def __repr__(self) -> str:
+        """Return the setup without credentials."""
+        return f"Setup({list(self.addresses)!r})"
+
+
+def _address(fields: list[Any]) -> Address:
+    *most, options = fields
+    return Address(*most, tuple((name, value) for name, value in options))  # type: ignore[call-arg]
 
 
 class Found(NamedTuple):
@@ -74,9 +112,9 @@ class Found(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Found:
-        """Return what the fields say; raises ProtocolError."""
+        """Return what the fields say; raises WireError."""
         if len(fields) not in (4, 5):
-            raise ProtocolError(f"an answer of {len(fields)} fields")
+            raise WireError(f"an answer of {len(fields)} fields")
         value = fields[4] if len(fields) == 5 else None
         remote, which, unanswered = map(number_in, fields[1:4])
         return cls(value, remote, seconds_in(fields[0]), which, unanswered)
@@ -102,17 +140,17 @@ class Upload(NamedTuple):
 
     def pack(self) -> list[bytes]:
         """Return the fields."""
-        kernel = self.kernel or ("", b"")
-        fields = [kernel[0].encode(), kernel[1]]
-        manifest = self.manifest or ("", b"")
-        lease = self.lease or ("", "")
-        return [*fields, manifest[0].encode(), manifest[1], lease[0].encode(), lease[1].encode()]
+        lease = None if self.lease is None else (self.lease[0], self.lease[1].encode())
+        fields: list[bytes] = []
+        for key, value in (pair or ("", b"") for pair in (self.kernel, self.manifest, lease)):
+            fields += (key.encode(), value)
+        return fields
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Upload:
-        """Return what the fields say; raises ProtocolError."""
+        """Return what the fields say; raises WireError."""
         if len(fields) != 6:
-            raise ProtocolError(f"an upload of {len(fields)} fields")
+            raise WireError(f"an upload of {len(fields)} fields")
         return cls(
             (key_in(fields[0]), fields[1]) if fields[0] else None,
             (key_in(fields[2]), fields[3]) if fields[2] else None,
@@ -120,27 +158,54 @@ class Upload(NamedTuple):
         )
 
 
+#: Name -> what is counted.
+COUNTS = {
+    "hits": "questions that the remote answered with a value that was good",
+    "misses": "questions that it answered with nothing, or with a value longer than `max_entry`",
+    "errors": "operations that failed",
+    "timeouts": "operations that took too long",
+    "skipped": "questions that it was not asked, since it had failed",
+    "damaged": "values that were not what was stored under the key",
+    "unsigned": "values without the signature that is asked for",
+    "uploads": "values stored there",
+    "dropped": "values not stored there: too long, queue full, or the remote had failed",
+    "bytes_in": "bytes of the values that came",
+    "bytes_out": "bytes of the values that went",
+}
+
+
+class Counts:
+    """Counts of one remote, in memory. Threads: safe to share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(COUNTS, 0)
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Add to one count."""
+        with self._lock:
+            self._counts[name] += amount
+
+    def as_dict(self) -> dict[str, int]:
+        """Return all counts as they are now."""
+        with self._lock:
+            return dict(self._counts)
+
+
 def key_in(field: bytes) -> str:
-    """Return a field as a key, or a token: 64 hexadecimal digits. Raises ProtocolError."""
+    """Return a field as a key, or a token: 64 hexadecimal digits. Raises WireError."""
     text = field.decode("ascii", "replace")
     if not is_key(text):
-        raise ProtocolError("no key")
+        raise WireError("no key")
     return text
 
 
-def number_in(field: bytes) -> int:
-    """Return a field as a small number; raises ProtocolError."""
-    if not field.isdigit() or len(field) > 9:
-        raise ProtocolError("no number")
-    return int(field)
-
-
 def seconds_in(field: bytes) -> float:
-    """Return a field as seconds; raises ProtocolError."""
+    """Return a field as seconds; raises WireError."""
     try:
         seconds = float(field)
     except ValueError:
-        raise ProtocolError("no seconds") from None
+        raise WireError("no seconds") from None
     if not math.isfinite(seconds) or not 0 <= seconds <= _MOST_SECONDS:
-        raise ProtocolError("no seconds")
+        raise WireError("no seconds")
     return seconds

@@ -68,7 +68,7 @@ return 0
 class RedisClient:
     """Values and leases in Redis or Valkey.
 
-    Threads: safe to share; each thread has a connection while it asks. Fork: only for the agent,
+    Threads: safe to share; each thread has a connection while it asks. Fork: only for the service,
     which does not fork. A lease ends by itself if nobody releases it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Remote: one remote in the agent. It seals and counts; after failures it is left alone a while."""
+"""Remote: one remote. It seals and counts; after failures it is left alone for a while."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from kcache.entry import Entry, decode, encode, producer_of
 from kcache.errors import ConfigError, CorruptEntryError
-from kcache.remote.breaker import SOON, Breaker
-from kcache.remote.manifests import merged
+from kcache.remote.limits import SOON, Breaker, TimeLimit
 from kcache.remote.remote_client import (
     Leases,
     RemoteClient,
@@ -22,17 +21,16 @@ from kcache.remote.remote_client import (
     RemoteTooLong,
     open_client,
 )
-from kcache.remote.seal import SEAL_ROOM, Sealer, SealError
-from kcache.remote.time_limit import TimeLimit
+from kcache.remote.signing import SEAL_ROOM, Sealer, SealError
 from kcache.util import log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kcache.remote.address import Address
-    from kcache.remote.counts import Counts
+    from kcache.remote.protocol import Counts
 
-__all__ = ["Remote"]
+__all__ = ["MAX_SETS", "Remote", "merged"]
 
 #: Most characters of an error that are shown.
 _MOST_TEXT = 500
@@ -305,3 +303,39 @@ def _entry(envelope: bytes, key: str) -> Entry:
 def _printable(text: str) -> str:
     """Return a server's text in one line, without characters that could control a terminal."""
     return "".join(char if char.isprintable() else "?" for char in text[:_MOST_TEXT])
+
+
+# -- manifests -------------------------------------------------------------------------------------
+
+#: The same as `kcache.nvrtc.manifest.MAX_SETS`, the limit of the readers.
+MAX_SETS = 16
+#: Bytes of an entry beside its header sets, at most.
+_ROOM = 2048
+
+
+def _sets(entry: Entry) -> list[bytes]:
+    found: list[bytes] = []
+    while (raw := entry.payload.get(f"set{len(found)}")) is not None:
+        found.append(raw)
+    return found
+
+
+def _manifest(sets: list[bytes]) -> Entry:
+    payload = {f"set{number}": raw for number, raw in enumerate(sets[:MAX_SETS])}
+    return Entry(payload, {"kind": "manifest"})
+
+
+def merged(old: Entry, new: Entry, most: int | None = None) -> Entry | None:
+    """Return a manifest with the header sets of both, the new ones first; None if all are in `old`.
+
+    If there are more than `MAX_SETS`, or more than `most` bytes of them, the oldest are dropped.
+    The first one stays.
+    """
+    known, added = _sets(old), _sets(new)
+    missing = [raw for raw in added if raw not in known]
+    if not missing:
+        return None
+    sets = missing + known
+    while most is not None and len(sets) > 1 and sum(map(len, sets)) + _ROOM > most:
+        sets.pop()
+    return _manifest(sets)

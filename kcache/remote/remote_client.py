@@ -21,7 +21,7 @@ __all__ = [
     "open_client",
 ]
 
-#: Kind of an address -> its client, which is loaded only in the agent, when it is first needed.
+#: Kind of an address -> its client, which is loaded only in the service, when it is first needed.
 _CLIENTS = {
     "http": ("kcache.remote.http", "HttpClient"),
     "redis": ("kcache.remote.redis", "RedisClient"),
@@ -57,9 +57,9 @@ class RemoteClient(Protocol):
     """Values under keys (64 hexadecimal digits) on a server.
 
     A client adds the prefix of its address to each key. It does not examine values. It limits each
-    wait for a server by the time-outs of the address; `kcache.remote.time_limit` limits their sum.
+    wait for a server by the time-outs of the address; `kcache.remote.limits` limits their sum.
 
-    Threads: used by several threads at a time. Processes: only in the agent, which was started by
+    Threads: used by several threads at a time. Processes: only in the service, which was started by
     exec and never forks.
     """
 

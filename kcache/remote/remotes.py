@@ -1,41 +1,90 @@
-"""Remotes: all remotes of an agent, and their answers to the questions of programs."""
+"""Remotes: the service that talks to remotes for all programs of a user with one configuration.
+
+It ends with the last program, but continues uploads for a while.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from kcache.remote import protocol
-from kcache.remote.protocol import Found, ProtocolError, Upload, key_in, number_in, seconds_in
+from kcache.remote.protocol import Counts, Found, Setup, Upload, key_in, seconds_in
 from kcache.remote.remote import Remote
 from kcache.remote.remote_client import RemoteError
-from kcache.remote.uploads import Uploads
+from kcache.remote.signing import Sealer, make_sealer
+from kcache.service.server import LINGER
+from kcache.service.start import DONE
+from kcache.util.wire import WireError, number_in
 
-__all__ = ["Remotes", "Session"]
+__all__ = ["Remotes", "Session", "make"]
 
 #: A lease is renewed this many times before it would end.
 RENEWALS = 6
+#: Bytes of memory of the service, without files that it maps, beside a few of the longest values.
+#: The queues and values of a large job need a part of it. A server whose answer has no end gets no
+#: more, whatever a client does.
+MEMORY = 1 << 30
+#: Bytes of a thread's stack, which count in full. No code here recurses.
+_STACK = 512 << 10
+
+
+def make(told: bytes, _group: int, said: int) -> Remotes:
+    """Return the handlers of a service with a `Setup`; `kcache.service.server` calls this."""
+    os.close(said)
+    os.chdir("/")
+    setup = Setup.unpack(told)
+    limit_memory(MEMORY + 4 * max(address.max_entry for address in setup.addresses))
+
+    def sealer() -> Sealer:
+        return make_sealer(setup.settings.get("signing_key_file"))
+
+    return Remotes([Remote(address, sealer, Counts()) for address in setup.addresses])
+
+
+def limit_memory(most: int) -> None:
+    """Limit the memory of this process; it leaves no core dump, because it knows credentials."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    threading.stack_size(_STACK)
+    for which, limit in ((resource.RLIMIT_DATA, most), (resource.RLIMIT_CORE, 0)):
+        hard = resource.getrlimit(which)[1]
+        allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(which, (allowed, hard))
 
 
 class Session:
-    """What one connection has. It ends with the connection. Threads: for one at a time.
+    """What one program has. It ends with the connection. Threads: for one at a time.
 
     Attributes:
         leases: key and token of each lease.
         group: the process group of the program; None before the first question.
     """
 
-    __slots__ = ("group", "leases")
+    __slots__ = ("_remotes", "group", "leases")
 
-    def __init__(self) -> None:
+    def __init__(self, remotes: Remotes) -> None:
+        self._remotes = remotes
         self.leases: set[tuple[str, str]] = set()
         self.group: int | None = None
+
+    def answer(self, question: Sequence[bytes]) -> list[bytes]:
+        """Return the answer to a question; raises WireError."""
+        return self._remotes.answer(question, self)
+
+    def leave(self) -> None:
+        """Forget the program, which has disconnected, and release its leases."""
+        self._remotes.leave(self)
 
 
 class Remotes:
@@ -46,12 +95,12 @@ class Remotes:
 
     Args:
         remotes: in the order in which they are asked.
-        stop: called if a program asks for the end of this process.
     """
 
-    def __init__(self, remotes: Sequence[Remote], stop: Callable[[], object]) -> None:
+    patient = False
+
+    def __init__(self, remotes: Sequence[Remote]) -> None:
         self._remotes = remotes
-        self._stop = stop
         self._uploads = [Uploads(remote, self._uploaded) for remote in remotes]
         self._lock = threading.Lock()
         #: Process group -> how many connections it has, and the remotes that it was warned of.
@@ -61,25 +110,28 @@ class Remotes:
         self._leases: dict[tuple[str, str], int] = {}
         self._leasing = next((remote for remote in remotes if remote.leases), None)
         self._closed = threading.Event()
-        self._started = time.time()
         if self._leasing is not None:
             threading.Thread(target=self._renew, args=(self._leasing,), daemon=True).start()
+
+    def begin(self, _process: int) -> Session:
+        """Return the session of a program that has connected."""
+        return Session(self)
 
     def answer(self, question: Sequence[bytes], session: Session) -> list[bytes]:
         """Return the answer to a question.
 
         Raises:
-            ProtocolError: it does not exist in this version.
+            WireError: it does not exist in this version.
         """
         if len(question) < 2:
-            raise ProtocolError("no question")
+            raise WireError("no question")
         kind, group, *arguments = question
         if session.group is None:
             session.group = number_in(group)
             with self._lock:
                 self._members[session.group] += 1
-        result = self._result(bytes(kind), arguments, session)
-        return ["\n".join(self._warnings(session.group)).encode(), *result]
+        result = self._result(kind, arguments, session)
+        return [DONE, "\n".join(self._warnings(session.group)).encode(), *result]
 
     def _result(self, kind: bytes, arguments: Sequence[bytes], session: Session) -> list[bytes]:
         match kind, len(arguments):
@@ -97,13 +149,8 @@ class Remotes:
                 return []
             case protocol.FLUSH, 1:
                 return [b"%d" % self.flush(seconds_in(arguments[0]))]
-            case protocol.STATS, 0:
-                return [json.dumps(self._status()).encode()]
-            case protocol.STOP, 0:
-                self._stop()
-                return []
             case _:
-                raise ProtocolError(f"a question {kind[:20]!r}")
+                raise WireError(f"a question {kind[:20]!r}")
 
     def leave(self, session: Session) -> None:
         """Forget a program that has disconnected, and release its leases."""
@@ -127,7 +174,8 @@ class Remotes:
         return all(each.flush(max(0.0, deadline - time.monotonic())) for each in self._uploads)
 
     def close(self) -> None:
-        """Drop the uploads that wait, release all leases and close the connections."""
+        """Upload what waits, release all leases and close the connections."""
+        self.flush(LINGER)
         self._closed.set()
         for uploads in self._uploads:
             uploads.close()
@@ -139,14 +187,10 @@ class Remotes:
             with suppress(Exception):
                 remote.close()
 
-    def _status(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """Return what the remotes have done, without credentials."""
-        return {
-            "process": os.getpid(),
-            "started": self._started,
-            "pending": self.pending,
-            "remotes": [remote.as_dict() for remote in self._remotes],
-        }
+        remotes = [remote.as_dict() for remote in self._remotes]
+        return {"pending": self.pending, "remotes": remotes}
 
     def _warnings(self, group: int) -> list[str]:
         """Return why remotes are of no use, unless a running program of the group was told."""
@@ -251,3 +295,69 @@ class Remotes:
 
     def _renewed(self, remote: Remote, key: str, token: str, seconds: float) -> bool | None:
         return remote.ask_leases(lambda client: client.renew(key, token, seconds))
+
+
+# -- uploads ---------------------------------------------------------------------------------------
+
+#: Most uploads that may wait for one remote, and most bytes of them; further ones are dropped. A
+#: run of CUTLASS examples makes some hundred kernels of up to 10 MB.
+MAX_WAITING = 1024
+MAX_BYTES = 256 << 20
+#: Uploads at a time to one remote, so that their latencies overlap.
+THREADS = 4
+
+
+class Uploads:
+    """A queue to one remote.
+
+    Threads: safe to share; it has up to `THREADS` of its own.
+
+    Args:
+        remote: gets the uploads.
+        done: called after each upload, successful or not.
+    """
+
+    def __init__(self, remote: Remote, done: Callable[[Upload], object]) -> None:
+        self._remote = remote
+        self._done = done
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._changed = threading.Condition()
+        self._bytes = 0
+        #: How many uploads wait or are under way.
+        self.pending = 0
+
+    def add(self, upload: Upload) -> None:
+        """Queue an upload; drop and count it if the queue is full."""
+        with self._changed:
+            has_room = self.pending < MAX_WAITING and self._bytes + upload.size <= MAX_BYTES
+            if has_room:
+                self.pending += 1
+                self._bytes += upload.size
+        if has_room:
+            with suppress(RuntimeError):  # no thread can start: it waits for the next upload
+                self._pool.submit(self._upload, upload)
+        else:
+            self._remote.counts.add("dropped")
+            self._done(upload)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until nothing is pending; tell whether that happened in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.pending, seconds)
+
+    def close(self) -> None:
+        """Drop what waits. Idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _upload(self, upload: Upload) -> None:
+        """Put the kernel first, because a manifest must not name a missing kernel."""
+        try:
+            there = upload.kernel is None or self._remote.put(*upload.kernel)
+            if there and upload.manifest is not None:
+                self._remote.merge(*upload.manifest)
+        finally:
+            self._done(upload)
+            with self._changed:
+                self.pending -= 1
+                self._bytes -= upload.size
+                self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Wire: messages between a program and processes of its own, lists of byte strings, bounded.
+"""Wire: messages between a program and processes of ours, lists of byte strings, bounded.
 
 A frame is the magic `KCW1`, a u32 count, one u64 length per field, then the fields, little-endian.
 Nothing in it can run code, and nothing is allocated before its length was checked. If a reader gets
@@ -15,6 +15,7 @@ __all__ = [
     "WireError",
     "heading",
     "join_texts",
+    "number_in",
     "receive",
     "send",
     "sizes_in",
@@ -41,16 +42,16 @@ def heading(fields: Sequence[bytes]) -> bytes:
     return struct.pack(f"<4sI{len(fields)}Q", _MAGIC, len(fields), *map(len, fields))
 
 
-def sizes_in(data: memoryview, most: int) -> tuple[int, ...] | None:
+def sizes_in(data: memoryview) -> tuple[int, ...] | None:
     """Return the sizes of the fields from the head of a message; None if more bytes are needed.
 
     Raises:
-        WireError: it is no message of at most `most` fields.
+        WireError: it is no message.
     """
     if len(data) < _HEAD.size:
         return None
     magic, count = _HEAD.unpack_from(data)
-    if magic != _MAGIC or count > most:
+    if magic != _MAGIC or count > _MAX_FIELDS:
         raise WireError("this is no message")
     if len(data) < _HEAD.size + 8 * count:
         return None
@@ -89,6 +90,13 @@ def receive(
         fields.append(data[at : at + size])
         at += size
     return fields
+
+
+def number_in(field: bytes) -> int:
+    """Return the number that a field has as decimal text; raises WireError."""
+    if not field.isdigit() or len(field) > 9:
+        raise WireError("no number")
+    return int(field)
 
 
 def join_texts(texts: Iterable[str]) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kcache.cli.app import app
-from kcache.remote.keys import read_keys
+from kcache.remote.signing import read_keys
 
 pytest.importorskip("cryptography", reason="cryptography is missing")
 

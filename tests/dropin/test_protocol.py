@@ -1,4 +1,4 @@
-"""Frames and what is in them: what is packed is unpacked, and nothing else is."""
+"""What the interface library and the service tell each other, and what is declined."""
 
 from __future__ import annotations
 
@@ -10,93 +10,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcache.dropin import known, protocol
-from kcache.dropin.answering import Answering, Declined, standing
-from kcache.dropin.counts import Counts, summary
-from kcache.dropin.protocol import Answer, Program, ProtocolError
-
-TEXT = st.binary(max_size=40).filter(lambda data: b"\0" not in data)
-TEXTS = st.lists(TEXT, max_size=4)
-NUMBER = st.integers(0, 2**32 - 1)
-PROGRAMS = st.builds(
-    Program,
-    NUMBER,
-    TEXT,
-    TEXT,
-    TEXT,
-    st.dictionaries(TEXT, TEXT, max_size=3),
-    TEXT,
-    TEXT,
-    st.lists(st.tuples(TEXT, TEXT), max_size=3),
-    TEXTS,
-    TEXTS,
-)
-ANSWERS = st.builds(
-    Answer,
-    NUMBER,
-    TEXT,
-    TEXT,
-    TEXT,
-    TEXT,
-    st.lists(st.tuples(TEXT, TEXT), max_size=3),
-    st.booleans(),
-    st.booleans(),
-    st.just(0.0),
-)
+from kcache.config import Config
+from kcache.dropin.answering import Answering, Declined, recall, remember, standing
+from kcache.dropin.programs import Counts, summary
+from kcache.dropin.protocol import Program, unpack_program
+from kcache.util.wire import WireError
 
 
-@given(PROGRAMS)
-def test_programs(program: Program) -> None:
-    assert protocol.unpack_program(protocol.pack_program(program)) == program
+@given(st.lists(st.integers(0, 4), min_size=4, max_size=4), st.integers(-3, 3))
+def test_a_program_has_as_many_fields_as_it_says(counts: list[int], more: int) -> None:
+    variables, headers, options, expressions = counts
+    size = 10 + 2 * variables + 2 * headers + options + expressions
+    texts = [b"%d" % number for number in range(size - 5 + more)]
+    fields = [b"13", *(b"%d" % count for count in counts), *texts]
+    if more:
+        with pytest.raises(WireError):
+            unpack_program(fields)
+        return
+    program = unpack_program(fields)
+    assert (program.major, program.library, program.standing) == (13, b"0", texts[-1])
+    told = [program.environment, program.headers, program.options, program.expressions]
+    assert list(map(len, told)) == counts
 
 
-@given(ANSWERS)
-def test_answers(answer: Answer) -> None:
-    assert protocol.unpack_answer(protocol.pack_answer(answer)) == answer
-
-
-@given(st.tuples(NUMBER, NUMBER), st.lists(NUMBER, max_size=5))
-def test_infos(version: tuple[int, int], archs: list[int]) -> None:
-    assert protocol.unpack_info(protocol.pack_info(version, archs)) == (version, archs)
-
-
-@given(PROGRAMS, st.data())
-def test_a_program_that_is_cut_off_or_extended(program: Program, data: st.DataObject) -> None:
-    packed = protocol.pack_program(program)
-    cut = packed[: data.draw(st.integers(0, len(packed) - 1))]
-    for damaged in (cut, packed + b"x"):
-        with pytest.raises(ProtocolError):
-            protocol.unpack_program(damaged)
-
-
-@given(st.binary(max_size=200))
-def test_nonsense_is_refused_or_read_and_nothing_else(payload: bytes) -> None:
-    for unpack in (
-        protocol.unpack_program,
-        protocol.unpack_answer,
-        protocol.unpack_info,
-        protocol.unpack_query,
-    ):
-        try:
-            unpack(payload)
-        except ProtocolError:
-            pass
-
-
-def test_a_list_that_claims_to_be_long_is_refused_before_it_is_read() -> None:
-    with pytest.raises(ProtocolError, match="list is cut off"):
-        protocol.unpack_info(b"\0" * 8 + b"\xff" * 4)
-
-
-def test_frames() -> None:
-    whole = protocol.frame(protocol.NOTE, b"why")
-    assert protocol.unpack_head(whole) == (protocol.NOTE, 3)
-    for damaged in (b"KDI2" + whole[4:], whole[:4] + b"\7" + whole[5:]):
-        with pytest.raises(ProtocolError):
-            protocol.unpack_head(damaged)
-    huge = whole[:8] + (protocol.MAX_FRAME + 1).to_bytes(4, "little") + whole[12:]
-    with pytest.raises(ProtocolError, match="too large"):
-        protocol.unpack_head(huge)
+@given(st.lists(st.binary(max_size=20), max_size=20))
+def test_nonsense_is_refused_or_read_and_nothing_else(fields: list[bytes]) -> None:
+    try:
+        unpack_program(fields)
+    except WireError:
+        pass
 
 
 def test_counts_are_told_in_a_line() -> None:
@@ -114,15 +56,15 @@ def test_counts_are_told_in_a_line() -> None:
 def test_what_is_known_of_a_build_is_remembered(tmp_path: Path) -> None:
     folder = str(tmp_path / "new")
     about = ((13, 5), (75, 90))
-    assert known.recall(folder, "one") is None
-    known.remember(folder, "one", about)
-    assert known.recall(folder, "one") == about
-    assert known.recall(folder, "two") is None
-    assert known.recall(None, "one") is None
+    assert recall(folder, "one") is None
+    remember(folder, "one", about)
+    assert recall(folder, "one") == about
+    assert recall(folder, "two") is None
+    assert recall(None, "one") is None
     (file,) = Path(folder).iterdir()
     for nonsense in ("", "{}", "[13]", '["13", 5, 75]', "[true, 5, 75]", str([13] * 99)):
         file.write_text(nonsense)
-        assert known.recall(folder, "one") is None
+        assert recall(folder, "one") is None
 
 
 def test_a_source_that_is_alone_in_its_directory(tmp_path: Path) -> None:
@@ -143,6 +85,8 @@ def test_a_source_that_is_alone_in_its_directory(tmp_path: Path) -> None:
 
 class Cache:
     """A cache that is not asked."""
+
+    config = Config.load(environ={})
 
     def _get_or_compile_for(self, *_args: object, **_kwargs: object) -> None:
         raise AssertionError("asked")

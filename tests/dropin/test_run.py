@@ -19,8 +19,8 @@ import pytest
 from dropin.conftest import CLIENTS, KCACHE, Dropin
 
 import kcache.dropin
-from kcache.dropin import endpoint as at
-from kcache.dropin import protocol, run
+from kcache.dropin import run
+from kcache.service.start import status
 
 STATS = pytest.mark.parametrize("stats", [False, True], ids=["", "--stats"])
 
@@ -105,10 +105,10 @@ def test_the_server_keeps_no_descriptor_of_the_launcher(dropin: Dropin) -> None:
     ) as program:
         assert program.stdout is not None
         pipe = program.stdout.readline().strip()
-        (path,) = dropin.runtime.glob("kcache-run-*/socket")
-        answer = at.ask(str(path), protocol.STATUS)
-        assert answer is not None
-        folder = Path("/proc", str(json.loads(answer)["process"]), "fd")
+        (path,) = dropin.runtime.glob("kcache-*/programs-*")
+        about = status(str(path))
+        assert about is not None
+        folder = Path("/proc", str(about["process"]), "fd")
         assert pipe.startswith("pipe:")
         assert pipe not in _links(folder)
         program.communicate("\n")
@@ -215,7 +215,7 @@ def test_without_a_server_nothing_is_left_behind(
     monkeypatch.setattr(os, "pidfd_open", refuse)
     with pytest.raises(OSError, match="no such call"):
         run._prepare(dropin.environment)
-    assert list(dropin.runtime.iterdir()) == []
+    assert list(dropin.runtime.rglob("*-*/*")) == []
 
 
 #: Runs a command as the first process of a PID namespace, as a container does.

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from dropin.conftest import CLIENTS, Dropin, Told
 
-from kcache.dropin import build, protocol
+from kcache.dropin import build
+from kcache.util.wire import WireError, heading, receive
 
 pytestmark = pytest.mark.slow  # each sanitizer builds the library and NVRTC's client anew
 
@@ -94,17 +95,19 @@ class Liar:
                 thread.start()
 
     def _attend(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError, protocol.ProtocolError):
-            while head := connection.recv(protocol.HEAD_SIZE, socket.MSG_WAITALL):
-                _, size = protocol.unpack_head(head)
-                connection.recv(size, socket.MSG_WAITALL)
+        with connection, suppress(OSError, WireError):
+            while receive(connection.fileno()):
                 self.lies += 1
-                connection.sendall(self._lie())
+                lie = self._lie()
+                connection.sendall(lie)
+                if b"wait" in lie:  # it goes on to say nothing, which the program waits for
+                    return
 
     def _lie(self) -> bytes:
-        nonsense = self._random.randbytes(self._random.randrange(200))
-        kinds = (protocol.ANSWER, protocol.INFO, protocol.WAIT, protocol.DECLINED, 77)
-        frame = protocol.frame(self._random.choice(kinds), nonsense)
+        sizes = (self._random.randrange(40) for _ in range(self._random.randrange(12)))
+        fields = [self._random.choice((b"done", b"wait", b"no", b"", b"?"))]
+        fields += [self._random.choice((b"1", self._random.randbytes(size))) for size in sizes]
+        frame = heading(fields) + b"".join(fields)
         if self._random.random() < 0.3:  # the program sees the end of the connection
             raise OSError
         return frame * self._random.choice((1, 1, 2))

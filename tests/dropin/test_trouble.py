@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
@@ -13,19 +12,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO
+from typing import IO, Any
 
 import pytest
-from core.helpers import fork, wait
 from dropin.conftest import CLIENTS, KCACHE, Dropin
 
-from kcache.dropin import endpoint as at
 from kcache.dropin import environment as env
 from kcache.dropin import libraries as lib
-from kcache.dropin import protocol
+from kcache.service.channel import Channel
+from kcache.service.start import DONE, NO, STATUS, WAIT, folder_in, name_of, status
+from kcache.util.wire import heading
 
 BODIES = [f"a[{n}] = {n};" for n in range(6)]
 
@@ -91,21 +89,28 @@ def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
 
 
 def _socket(dropin: Dropin, but: str = "") -> str:
-    (path,) = {str(p) for p in dropin.runtime.glob("kcache-run-*/socket") if p.is_socket()} - {but}
+    (path,) = {str(path) for path in dropin.runtime.glob("kcache-*/programs-*")} - {but}
     return path
 
 
-def _status(path: str) -> dict[str, object]:
-    answer = at.ask(path, protocol.STATUS)
-    assert answer is not None
-    status: dict[str, object] = json.loads(answer)
-    return status
+def _status(path: str) -> dict[str, Any]:
+    told = status(path)
+    assert told is not None
+    return told
 
 
 def _server(dropin: Dropin, but: str = "") -> int:
-    process = _status(_socket(dropin, but))["process"]
-    assert isinstance(process, int)
-    return process
+    return int(_status(_socket(dropin, but))["process"])
+
+
+def _user_socket(dropin: Dropin) -> str:
+    """The socket of the one server that a user may keep running."""
+    folder = folder_in(env.runtime_folders(dropin.environment))
+    return os.path.join(folder, name_of(env.service(dropin.environment)))
+
+
+def _message(*fields: bytes) -> bytes:
+    return heading(fields) + b"".join(fields)
 
 
 def _ends(process: int) -> bool:
@@ -166,50 +171,32 @@ class Fake:
 
     def _serve(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
-            if connection.recv(1, socket.MSG_PEEK) == b"!":
-                connection.close()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
                 return
-            self.connections += 1
             self._kept.append(connection)
+            self.connections += bool(connection.recv(1, socket.MSG_PEEK))
             self._do(connection)
 
     def close(self) -> None:
-        with socket.socket(socket.AF_UNIX) as last:
-            last.connect(self.path)
-            last.sendall(b"!")
-            self._thread.join()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         for each in (*self._kept, self._listener):
             each.close()
 
 
-def _head(version: int, kind: int, size: int) -> bytes:
-    return (
-        b"KDI1"
-        + version.to_bytes(2, "little")
-        + kind.to_bytes(2, "little")
-        + (size.to_bytes(4, "little") + bytes(4))
-    )
-
-
-OTHER = protocol.VERSION + 1
-
 NONSENSE = {
     "silence": lambda connection: None,
     "garbage": lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-    "another version": lambda connection: connection.sendall(_head(OTHER, protocol.ANSWER, 0)),
-    "a huge answer": lambda connection: connection.sendall(
-        _head(protocol.VERSION, protocol.ANSWER, 1 << 31)
-    ),
-    "half an answer": lambda connection: connection.sendall(
-        _head(protocol.VERSION, protocol.ANSWER, 99) + b"x"
-    ),
-    "an answer that lies": lambda connection: connection.sendall(
-        protocol.frame(protocol.ANSWER, b"\xff" * 64)
-    ),
-    "another frame": lambda connection: connection.sendall(protocol.frame(protocol.INFO, b"")),
+    "no fields": lambda connection: connection.sendall(_message()),
+    "a huge answer": lambda connection: connection.sendall(b"KCW1\1\0\0\0" + b"\xff" * 8),
+    "half an answer": lambda connection: connection.sendall(_message(DONE, bytes(99))[:50]),
+    "an answer that lies": lambda connection: connection.sendall(_message(DONE, *[b"\xff"] * 9)),
+    "another answer": lambda connection: connection.sendall(_message(DONE)),
+    "an unknown answer": lambda connection: connection.sendall(_message(b"perhaps")),
     "a hang-up": lambda connection: connection.shutdown(socket.SHUT_RDWR),
-    "half a head": lambda connection: (connection.sendall(b"KDI1\2"), connection.close()),
+    "half a head": lambda connection: (connection.sendall(b"KCW1\2"), connection.close()),
 }
 
 
@@ -223,11 +210,12 @@ def test_a_server_that_answers_nonsense(
         assert [program.ask(body) for body in BODIES] == wanted
         assert program.close() == 0
         if kind == "silence":  # nor does another program
+            assert not os.path.exists(fake.path)
             other = start(fake.path)
             assert [other.ask(body) for body in BODIES] == wanted
     finally:
         fake.close()
-    if kind in ("silence", "garbage", "another version", "a huge answer", "half an answer"):
+    if kind in ("silence", "garbage", "no fields", "a huge answer", "half an answer"):
         assert fake.connections == 1  # and was not waited for again
 
 
@@ -235,9 +223,11 @@ def test_a_server_that_answers_nonsense(
 def test_a_server_that_tells_nonsense_of_itself(
     says: bytes, dropin: Dropin, tmp_path: Path
 ) -> None:
-    fake = Fake(tmp_path, lambda each: each.sendall(protocol.frame(protocol.INFO, says)))
+    fake = Fake(tmp_path, lambda each: each.sendall(_message(DONE, says)))
+    outer = tmp_path / os.path.basename(_user_socket(dropin))
+    os.rename(fake.path, outer)
     try:
-        told = dropin.run("/bin/echo", "hello", KCACHE_DROPIN_SOCKET=fake.path)
+        told = dropin.run("/bin/echo", "hello", KCACHE_DROPIN_SOCKET=str(outer))
     finally:
         fake.close()
     assert fake.connections == 1
@@ -257,9 +247,9 @@ def test_a_program_that_was_stopped_for_long_goes_on_asking(
         process = started.get(timeout=60)
         os.kill(process, signal.SIGSTOP)
         time.sleep(6)  # longer than a program waits for a sign of life
-        connection.sendall(protocol.frame(protocol.WAIT))
+        connection.sendall(_message(WAIT))
         os.kill(process, signal.SIGCONT)
-        connection.sendall(protocol.frame(protocol.DECLINED, b"no"))
+        connection.sendall(_message(NO, b"no"))
 
     fake = Fake(tmp_path, stop_and_answer)
     try:
@@ -269,20 +259,7 @@ def test_a_program_that_was_stopped_for_long_goes_on_asking(
         assert program.close() == 0
     finally:
         fake.close()
-    assert not Path(f"{fake.path}.silent").exists()
-
-
-def test_a_note_of_the_future_says_nothing_of_a_server(
-    start: Callable[..., Program], dropin: Dropin, tmp_path: Path
-) -> None:
-    fake = Fake(tmp_path, NONSENSE["a hang-up"])
-    Path(f"{fake.path}.silent").touch()
-    os.utime(f"{fake.path}.silent", (time.time() + 3600,) * 2)
-    try:
-        assert start(fake.path).ask(BODIES[0])
-    finally:
-        fake.close()
-    assert fake.connections > 0
+    assert os.path.exists(fake.path)
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/socket", "", "x" * 300, "/dev/null"])
@@ -295,7 +272,7 @@ def test_there_is_no_server(path: str, start: Callable[..., Program], wanted: li
 def test_the_server_comes_back(
     start: Callable[..., Program], dropin: Dropin, wanted: list[str]
 ) -> None:
-    path = at.user_socket(env.runtime_folders(dropin.environment))
+    path = _user_socket(dropin)
     assert dropin.bare(*KCACHE, "server", "start").code == 0
     program = start()
     assert program.ask(BODIES[0]) == wanted[0]
@@ -305,7 +282,6 @@ def test_the_server_comes_back(
     assert dropin.bare(*KCACHE, "server", "start").code == 0
     assert program.ask(BODIES[2]) == wanted[2]
     counts = _status(path)["counts"]
-    assert isinstance(counts, dict)
     assert (counts["hits"], counts["misses"]) == (0, 1)
     assert dropin.bare(*KCACHE, "server", "stop").code == 0
 
@@ -364,22 +340,25 @@ def test_the_server_ends_when_the_launcher_is_killed(stats: bool, dropin: Dropin
 
 
 def test_what_a_killed_server_left_behind_is_removed(
-    start: Callable[..., Program], dropin: Dropin
+    start: Callable[..., Program], dropin: Dropin, tmp_path: Path
 ) -> None:
-    """Who is alive has a lock; the names are those of anybody, and of another PID namespace."""
-    for name in ("ab", f"{os.getpid()}-cd", "99999999999999999999-x"):
-        left = dropin.runtime / f"kcache-run-{name}"
-        left.mkdir()
-        (left / "socket").touch()
-        (left / "socket.silent").touch()
-    alive = at.listen([str(dropin.runtime)])
-    program = start()
-    program.ask(BODIES[0])
-    server = _server(dropin, but=alive.path)
-    assert program.close() == 0
-    assert _ends(server)
-    assert list(dropin.runtime.iterdir()) == [Path(alive.path).parent]
-    alive.close()
+    """Who is alive takes a connection; the names are anybody's, and what is no socket stays."""
+    (dropin.runtime / "kcache-run-99999999999999999999-x").mkdir()
+    folder = Path(folder_in([str(dropin.runtime)]))
+    (folder / "programs-link").symlink_to(tmp_path)
+    (folder / "programs-file").write_text("precious")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "programs-dead"))
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(folder / "remotes-alive"))
+        alive.listen()
+        told = dropin.run("true")
+        assert told.line, told.errors
+        until = time.monotonic() + 60
+        while len(list(folder.iterdir())) != 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        kept = {"programs-link", "programs-file", "remotes-alive"}
+        assert {each.name for each in folder.iterdir()} == kept
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
@@ -399,97 +378,39 @@ def test_a_server_in_another_pid_namespace_is_left_alone(
     assert program.close() == 0
 
 
-def test_a_frozen_server_is_not_replaced(dropin: Dropin) -> None:
+def test_a_frozen_server_is_replaced_and_ends_once_it_goes_on(dropin: Dropin) -> None:
     command = (*KCACHE, "server")
     assert dropin.bare(*command, "start").code == 0
-    path = at.user_socket(env.runtime_folders(dropin.environment))
-    server = _status(path)["process"]
-    assert isinstance(server, int)
+    path = _user_socket(dropin)
+    server = int(_status(path)["process"])
     os.kill(server, signal.SIGSTOP)
     try:
         started = dropin.bare(*command, "start")
-        assert (started.code, "a server is running" in started.errors) == (1, True)
+        assert started.code == 0, started.errors
+        assert _status(path)["process"] != server
     finally:
         os.kill(server, signal.SIGCONT)
-    os.unlink(f"{path}.silent") if os.path.exists(f"{path}.silent") else None
-    assert _status(path)["process"] == server
+    assert _ends(server)
     assert dropin.bare(*command, "stop").code == 0
-    assert _ends(server)
 
 
-def test_links_among_what_servers_left_lead_nowhere(
-    start: Callable[..., Program], dropin: Dropin, tmp_path: Path
+def test_a_server_that_was_frozen_serves_again(
+    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
 ) -> None:
-    """Any user may make one in a directory for all; what it led to was removed."""
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "socket").write_text("precious")
-    (theirs / "socket.silent").write_text("")
-    (dropin.runtime / "kcache-run-ab").symlink_to(theirs)
-    full = dropin.runtime / "kcache-run-cd"
-    full.mkdir()
-    (full / "socket").write_text("no socket of ours")
-    (full / "socket.silent").symlink_to(theirs / "socket")
     program = start()
-    program.ask(BODIES[0])
-    server = _server(dropin)
+    assert program.ask(BODIES[0]) == wanted[0]
+    path, server = _socket(dropin), _server(dropin)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        assert start(path).ask(BODIES[1]) == wanted[1]
+        assert not os.path.exists(path)  # no other program waits
+    finally:
+        os.kill(server, signal.SIGCONT)
+    until = time.monotonic() + 60
+    while not os.path.exists(path) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert _status(path)["process"] == server
     assert program.close() == 0
-    assert _ends(server)
-    assert {path.name for path in theirs.iterdir()} == {"socket", "socket.silent"}
-    assert {path.name for path in full.iterdir()} == {"socket", "socket.silent"}
-
-
-@pytest.mark.parametrize("says", ["WAIT", "drops", "nothing"])
-def test_a_server_that_keeps_who_asks_waiting_is_given_up(
-    says: str, dropin: Dropin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Signs of life without end kept `kcache run` and `kcache server status` for ever."""
-    monkeypatch.setattr(at, "ASK_TIMEOUT", 0.5)
-    path = str(dropin.runtime / "socket")
-    over = threading.Event()
-
-    def serve(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        with connection:
-            sent = {
-                "WAIT": protocol.frame(protocol.WAIT),
-                "drops": protocol.frame(protocol.INFO, bytes(1000))[:20],
-                "nothing": b"",
-            }[says]
-            while not over.wait(0.02):
-                for byte in [sent] if says == "WAIT" else [sent[n : n + 1] for n in range(20)]:
-                    with suppress(OSError):
-                        connection.sendall(byte)
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        assert at.ask(path, protocol.STATUS) is None
-        over.set()
-        thread.join(60)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_server_of_another_user_is_not_asked(dropin: Dropin) -> None:
-    path = dropin.runtime / "socket"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        path.chmod(0o666)
-        dropin.runtime.chmod(0o755)
-
-        def ask() -> None:
-            os.setuid(65534)
-            assert at.ask(str(path), protocol.STATUS) is None
-
-        child = fork(ask)
-        connection, _ = listener.accept()
-        with connection:
-            connection.settimeout(60)
-            assert connection.recv(1) == b""
-        assert wait(child) == 0
 
 
 def test_clients_that_misbehave(
@@ -497,16 +418,16 @@ def test_clients_that_misbehave(
 ) -> None:
     program = start()
     assert program.ask(BODIES[0]) == wanted[0]
-    path, whole = _socket(dropin), protocol.frame(protocol.COMPILE, bytes(1000))
+    path, whole = _socket(dropin), _message(b"compile", bytes(1000))
     sent = [
         b"GET / HTTP/1.1\r\n\r\n",
         whole,  # well framed, and nothing in it makes sense
-        protocol.frame(99),
-        _head(protocol.VERSION, protocol.COMPILE, 1 << 31),
-        _head(OTHER, protocol.COMPILE, 0),
-        protocol.frame(protocol.QUERY, b"\xff" * 8),
-        protocol.frame(protocol.NOTE, b"\xff" * 999),
-        *(whole[:length] for length in (1, 15, 16, 17, 500)),
+        _message(b"perhaps"),
+        b"KCW1\1\0\0\0" + b"\xff" * 8,
+        b"KCW2" + whole[4:],
+        _message(b"query", b"\xff" * 8, b""),
+        _message(b"note", b"\xff" * 999),
+        *(whole[:length] for length in (1, 7, 8, 9, 500)),
     ]
     kept: list[socket.socket] = []
     for data in sent:
@@ -519,7 +440,6 @@ def test_clients_that_misbehave(
     for each in kept:
         each.close()
     counts = _status(path)["counts"]
-    assert isinstance(counts, dict)
     assert counts["misses"] == len(BODIES)
     assert program.close() == 0
 
@@ -540,13 +460,7 @@ def test_a_thousand_clients(
             clients[-1].connect(_socket(dropin))
         assert [program.ask(body) for body in BODIES] == wanted
         for client in clients:
-            client.sendall(protocol.frame(protocol.STATUS))
-        for client in clients:
-            kind = protocol.WAIT  # a busy server says this first
-            while kind == protocol.WAIT:
-                kind, size = protocol.unpack_head(client.recv(16, socket.MSG_WAITALL))
-            assert kind == protocol.INFO
-            assert len(client.recv(size, socket.MSG_WAITALL)) == size
+            assert Channel(client, 60).ask([STATUS], 60)[0] == DONE
         assert program.close() == 0
     finally:
         for client in clients:

@@ -1,8 +1,9 @@
-"""Remotes in memory, and an agent in this process, so that a test can see and break everything."""
+"""Remotes in memory, and a service in this process, so that a test can see and break everything."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import threading
 import time
@@ -12,14 +13,15 @@ from pathlib import Path
 
 from kcache.entry import Entry, encode
 from kcache.remote.address import Address, parse_addresses
-from kcache.remote.agent import Agent
-from kcache.remote.agent_setup import Setup
 from kcache.remote.client import Client
-from kcache.remote.counts import Counts
+from kcache.remote.protocol import Counts, Setup
 from kcache.remote.remote import Remote
 from kcache.remote.remote_client import RemoteClient, RemoteTooLong, Stored, open_client
-from kcache.remote.seal import make_sealer
-from kcache.util.private_socket import bound
+from kcache.remote.remotes import Remotes
+from kcache.remote.signing import make_sealer
+from kcache.service.server import Server
+from kcache.service.start import bound
+from kcache.util import log
 
 #: No answer on a loaded machine is too slow.
 PATIENT = "http://memory?slow=60&connect_timeout=60&timeout=60"
@@ -107,25 +109,24 @@ def remote(client: MemoryClient, address: str = PATIENT) -> Remote:
     return Remote(parsed, make_sealer, Counts(), make=lambda _: client)
 
 
-def client_at(path: str, *remotes: Address) -> Client:
-    def connect() -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.setblocking(False)
-        try:
-            connection.connect(path)
-        except OSError:
-            connection.close()
-            raise
-        return connection
+def client_at(
+    path: str, *remotes: Address, warn: Callable[[str], object] = log.warning_once
+) -> Client:
+    """A client of the service at a path, which is not started if it is not there."""
 
-    return Client(Setup(remotes or addresses(), {}, {}), connect)
+    def found() -> str:
+        if not os.path.exists(path):
+            raise FileNotFoundError(path)
+        return path
+
+    return Client(Setup(remotes or addresses(), {}, {}), found, {}, warn=warn)
 
 
 @contextmanager
-def agent(folder: Path, *remotes: Remote) -> Iterator[Client]:
-    """An agent in a thread, and a client of it."""
-    path = str(folder / "agent.socket")
-    served = Agent(socket.socket(fileno=bound(path)), path, remotes)
+def service(folder: Path, *remotes: Remote) -> Iterator[Client]:
+    """A service in a thread, and a client of it."""
+    path = str(folder / "socket")
+    served = Server(socket.socket(fileno=bound(path)), path, Remotes(remotes))
     thread = threading.Thread(target=served.serve)
     thread.start()
     client = client_at(path, *(each.address for each in remotes))

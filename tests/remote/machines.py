@@ -1,7 +1,9 @@
-"""Machines: caches with directories and agents of their own, and real remotes between them."""
+"""Machines: caches with directories and services of their own, and real remotes between them."""
 
 from __future__ import annotations
 
+import os
+import select
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,8 +17,9 @@ from nvrtc.reference import ARCH, KERNEL
 import kcache
 from kcache.kernels.remotes import RemoteKernels
 from kcache.remote.client import Client
+from kcache.service.start import STOP, ask, status
 
-__all__ = ["ARCH", "Machines", "machines", "of_agent", "of_client", "source"]
+__all__ = ["ARCH", "Machines", "end_services", "machines", "of_remote", "of_client", "source"]
 
 
 def source(value: int) -> str:
@@ -29,42 +32,46 @@ def of_client(cache: kcache.KernelCache) -> Client:
     return remotes._client
 
 
-def of_agent(cache: kcache.KernelCache, remote: int = 0) -> dict[str, Any]:
-    """What the cache's agent has counted of a remote."""
-    client = of_client(cache)
-    client._silent_until = 0.0
-    status = client.status()
+def of_remote(cache: kcache.KernelCache, remote: int = 0) -> dict[str, Any]:
+    """What the service of a cache has counted of a remote."""
+    status = of_client(cache).status()
     assert status is not None
     remotes: Any = status["remotes"]
     return dict(remotes[remote])
 
 
+def end_services(folder: Path) -> None:
+    """End the services with sockets in a folder, after their uploads."""
+    for path in list(map(str, folder.rglob("remotes-*"))):  # the services remove their folders
+        told = status(path)
+        if told is not None:
+            process = os.pidfd_open(told["process"])
+            ask(path, STOP)
+            assert select.select([process], [], [], 60)[0]
+            os.close(process)
+
+
 class Machines:
-    """Makes caches, each on a machine of its own: another directory, another agent."""
+    """Makes caches, each on a machine of its own: another directory, another service."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder
         self._monkeypatch = monkeypatch
         self._runtime = Path(tempfile.mkdtemp(prefix="kc-"))  # paths of sockets must be short
-        self._clients: list[Client] = []
         self._stack = ExitStack()
 
     def cache(self, name: str, remote: str, **settings: Any) -> kcache.KernelCache:
-        """Open the cache of a machine; the same name has the same directory and agent."""
+        """Open the cache of a machine; the same name has the same directory and service."""
         folder = self._runtime / name
         folder.mkdir(mode=0o700, exist_ok=True)
         self._monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
         cache = kcache.KernelCache(self._folder / f"cache-{name}", remote=remote, **settings)
-        client = of_client(cache)  # as long as the variable keeps its value
-        assert not client._kept
-        self._clients.append(client)
+        of_client(cache)  # is made as long as the variable keeps its value
         return self._stack.enter_context(cache)
 
     def close(self) -> None:
         self._stack.close()
-        for client in self._clients:
-            client._silent_until = 0.0
-            client.stop()
+        end_services(self._runtime)
         shutil.rmtree(self._runtime, ignore_errors=True)
 
 

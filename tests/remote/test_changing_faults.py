@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from remote import servers
-from remote.machines import ARCH, Machines, machines, of_agent, source
+from remote.machines import ARCH, Machines, machines, of_remote, source
 from remote.proxy import Faults, Proxy
 
 import kcache
@@ -89,9 +89,9 @@ def _caches(hosts: Machines, kind: str, port: int) -> list[kcache.KernelCache]:
 
 
 def _require_that_all_is_told(caches: list[kcache.KernelCache]) -> None:
-    """What an agent says it found is what the programs have had from it."""
+    """What a service says it found is what the programs have had from it."""
     for cache in caches:
-        stats, counts = cache.stats(), of_agent(cache)
+        stats, counts = cache.stats(), of_remote(cache)
         assert (stats.errors, stats.corrupt, stats.stale) == (0, 0, 0)
         assert counts["hits"] >= stats.remote_hits  # a program may have given up meanwhile
         assert stats.compiles == stats.misses

@@ -23,10 +23,10 @@ from remote.proxy import Faults, Proxy
 
 from kcache.entry import Entry, decode, encode
 from kcache.remote.address import parse_addresses
-from kcache.remote.counts import Counts
+from kcache.remote.protocol import Counts
 from kcache.remote.remote import Remote
 from kcache.remote.remote_client import RemoteClient, RemoteError, RemoteTooLong
-from kcache.remote.seal import make_sealer
+from kcache.remote.signing import make_sealer
 
 MOST = 1 << 20
 VALUE = os.urandom(100 << 10)
@@ -321,10 +321,10 @@ OF_HTTP.remove("lists")
 ASK = """
 import sys
 from remote.test_clients import remote_at, key, RemoteError
-from kcache.remote.agent import _limit_memory
+from kcache.remote.remotes import limit_memory
 remote = remote_at(sys.argv[1], "timeout=0.5")
 remote._open()
-_limit_memory(300 << 20)
+limit_memory(300 << 20)
 try:
     print(remote.get(key("flood")))
 except RemoteError as error:
@@ -341,7 +341,7 @@ except RemoteError as error:
     ],
 )
 def test_an_answer_without_an_end_takes_neither_time_nor_memory(name: str, flood: str) -> None:
-    """As in the agent, whose memory is limited. obstore may end it then: its programs survive."""
+    """As in the service, whose memory is limited. obstore may end it then: its programs survive."""
     pytest.importorskip(PACKAGES[name])
     begin, more = FLOODS[flood]
 

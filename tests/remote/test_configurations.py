@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from remote import servers
-from remote.machines import ARCH, Machines, machines, of_agent, of_client, source
+from remote.machines import ARCH, Machines, machines, of_client, of_remote, source
 
 from kcache.entry import Entry, decode, encode
-from kcache.remote.manifests import MAX_SETS, merged
+from kcache.remote.remote import MAX_SETS, merged
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/share-with-your-team.md"
 PATIENT = "slow=60&connect_timeout=30&timeout=30"
@@ -39,28 +38,14 @@ def test_nginx(hosts: Machines, tmp_path: Path) -> None:
         with hosts.cache("writes", f"http://user:secret@{at}?{PATIENT}") as cache:
             cache.get_or_compile(source(1), options=ARCH)
             assert of_client(cache).flush(60)
-            assert of_agent(cache)["uploads"] == 1
+            assert of_remote(cache)["uploads"] == 1
         with hosts.cache("reads", f"http://{at}?{PATIENT}") as cache:
             assert cache.get_or_compile(source(1), options=ARCH).cached
             assert not cache.get_or_compile(source(2), options=ARCH).cached
             assert of_client(cache).flush(60)
-            counts = of_agent(cache)
+            counts = of_remote(cache)
             assert (counts["uploads"], counts["errors"], counts["dropped"]) == (0, 1, 1)
     assert len([path for path in (place / "srv/kcache").rglob("*") if path.is_file()]) == 1
-
-
-def test_redis(tmp_path: Path) -> None:
-    """The server takes the settings, and then keeps to them."""
-    said = re.findall(r"`(maxmemory[^`]*)`", PAGE.read_text(encoding="utf-8"))
-    assert len(said) == 2
-    with (
-        servers.redis(tmp_path, *(f"--{each}" for each in said)) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection,
-    ):
-        connection.sendall(b"CONFIG GET maxmemory*\r\nQUIT\r\n")
-        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode().split()
-    assert answer[answer.index("maxmemory") + 2] == str(10 << 30)
-    assert answer[answer.index("maxmemory-policy") + 2] == "allkeys-lru"
 
 
 def test_a_remote_manifest_keeps_its_bound() -> None:

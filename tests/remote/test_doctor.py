@@ -19,7 +19,7 @@ from kcache.admin.doctor import Finding
 from kcache.cli.app import app
 from kcache.config import Config
 from kcache.kernels.remote_diagnosis import diagnose
-from kcache.remote.keys import make_keys, write_keys
+from kcache.remote.signing import make_keys, write_keys
 
 pytest.importorskip("click", reason="the extra cli is not installed")
 
@@ -58,10 +58,6 @@ def about(finding: Finding) -> dict[str, Any]:
     return dict(finding.about)
 
 
-def test_without_tiers_there_is_nothing_to_say() -> None:
-    assert list(diagnose(Config.load(environ={}))) == []
-
-
 @pytest.mark.parametrize(
     ("status", "level", "what"),
     [
@@ -88,37 +84,6 @@ def test_a_remote(
     assert about(remote)["kind"] == "HTTP"
     assert "hunter2" not in str(told)
     assert "***@" in remote.what
-
-
-def test_a_package_or_a_file_that_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "kcache.remote.redis", None)
-    secret = tmp_path / "none"
-    told = findings(
-        monkeypatch, REMOTE=f"redis://127.0.0.1:9 http://127.0.0.1:9/?token_file={secret}"
-    )
-    _, redis, http_ = told
-    assert (redis.level, http_.level) == ("problem", "problem")
-    assert "(Redis): no answer: " in redis.what
-    assert f"no answer: {secret} can't be read" in http_.what
-
-
-def test_what_hangs_does_not_keep_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    released = threading.Event()
-
-    def hang(*_: object) -> None:
-        released.wait(600)
-
-    monkeypatch.setattr("kcache.remote.http.HttpClient.get", hang)
-    limits = "connect_timeout=0.02&timeout=0.03"
-    remotes = f"http://127.0.0.1:9/a?{limits} http://127.0.0.1:9/b?{limits}"
-    try:
-        told = findings(monkeypatch, REMOTE=remotes)
-    finally:
-        released.set()
-    assert [finding.level for finding in told] == ["ok", "problem", "problem"]
-    assert "no answer within 0.05 s" in told[1].what
 
 
 def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 from remote.fakes import addresses, key, opened
-from remote.proxy import Proxy
 from remote.servers import Nginx
 
 from kcache.errors import ConfigError
 from kcache.remote.credentials import authorization
-from kcache.remote.remote_client import RemoteClient, RemoteError, RemoteTimeout
+from kcache.remote.remote_client import RemoteClient, RemoteError
 
 pytest.importorskip("urllib3", reason="the package urllib3 is missing")
 
@@ -213,13 +212,6 @@ def test_a_certificate_of_the_client(store: Open, nginx: Nginx, tmp_path: Path) 
         store(f"{url}&cert_file={cert}&key_file={tmp_path / 'other'}")
 
 
-def test_the_certificate_of_another_name(store: Open, nginx: Nginx) -> None:
-    with Proxy(("127.0.0.1", nginx.tls_port)) as proxy:
-        url = f"https://ip6-localhost:{proxy.port}/cache?{PATIENT}&ca_file={nginx.certificate}"
-        with pytest.raises(RemoteError):
-            store(url).get(key(9), MOST)
-
-
 # -- what a server may send ------------------------------------------------------------------------
 
 
@@ -262,20 +254,11 @@ SOUND = HEAD + b"Content-Length: 3\r\n\r\nabc"
         (HEAD + b"\r\nabc", None),  # it may have been cut off anywhere
         (HEAD + b"Content-Length: 0\r\n\r\n", b""),
         (CHUNKED + b"3\r\nabc\r\n", None),
-        (CHUNKED + b"ffffffffffffffff\r\nabc", None),
         (CHUNKED + b"7d0\r\n" + bytes(2000) + b"\r\n0\r\n\r\n", None),
-        (HEAD + b"\r\n" + bytes(2000), None),
-        (HEAD + b"Content-Length: 99999999999999999999\r\n\r\nabc", None),
         (HEAD + b"Content-Length: 5\r\n\r\nabc", None),
-        (HEAD + b"Content-Length: 5\r\nContent-Length: 3\r\n\r\nabc", None),
-        (HEAD + b"A: b\r\n" * 500 + b"\r\n", None),
-        (HEAD + b"A: " + b"x" * 100_000, None),
         (b"SSH-2.0-OpenSSH\r\n", None),
-        (b"", None),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nabc", b"abc"),
-        (HEAD + b"A: b\r\n c\r\ncontent-LENGTH:3\r\n\r\nabc", b"abc"),
         (SOUND + HEAD + b"\r\n", b"abc"),
-        (HEAD + b"Content-Length: 700\r\n\r\n" + bytes(700), bytes(700)),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 20 + SOUND, b"abc"),
     ],
 )
@@ -308,80 +291,17 @@ def test_a_weak_tag_is_no_condition(server: Server, store: Open) -> None:
 def test_a_proxy_from_the_environment(
     server: Server, store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a proxy sees of a request by HTTP is the whole URL."""
+    """What a proxy sees of a request by HTTP is the whole URL, and its own credentials."""
     port, answers, asked = server
     answers.append(SOUND)
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("http_proxy", f"http://us%20er:pass@127.0.0.1:{port}")
     cache = store(f"http://cache.example?layout=flat&{PATIENT}")
     assert value_in(cache, key("proxied")) == b"abc"
     assert asked[0].startswith(f"GET http://cache.example/{key('proxied')} ".encode())
+    assert base64.b64encode(b"us er:pass") in asked[0]
     monkeypatch.setenv("no_proxy", "cache.example")
     with pytest.raises(RemoteError):
         store(f"http://cache.example?layout=flat&{PATIENT}").get(key("proxied"), MOST)
-
-
-@pytest.fixture
-def tunnel(nginx: Nginx) -> Iterator[tuple[int, list[bytes]]]:
-    """A proxy that knows CONNECT, and leads to nginx whatever the name; yields what it is asked."""
-    asked: list[bytes] = []
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def pump(source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while piece := source.recv(1 << 16):
-                target.sendall(piece)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
-
-    def serve(client: socket.socket) -> None:
-        request = b""
-        while b"\r\n\r\n" not in request:
-            request += client.recv(1 << 12)
-        asked.append(request)
-        client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        with client, socket.create_connection(("127.0.0.1", nginx.tls_port)) as server:
-            back = threading.Thread(target=pump, args=(server, client), daemon=True)
-            back.start()
-            pump(client, server)
-            back.join(timeout=30)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                threading.Thread(target=serve, args=(client,), daemon=True).start()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    yield listener.getsockname()[1], asked
-    with contextlib.suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join(timeout=30)
-
-
-def test_a_tunnel_through_a_proxy(
-    tunnel: tuple[int, list[bytes]], store: Open, nginx: Nginx, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The proxy sees the host, and its own credentials, and nothing of the remote's."""
-    port, asked = tunnel
-    monkeypatch.setenv("https_proxy", f"http://us%20er:pass@127.0.0.1:{port}")
-    monkeypatch.setenv("KCACHE_REMOTE_TOKEN", "t0ken")
-    cache = store(f"https://localhost:{nginx.tls_port}/token?{PATIENT}&ca_file={nginx.certificate}")
-    for _ in range(2):
-        cache.put(key("tunnel"), VALUE)
-        assert value_in(cache, key("tunnel")) == VALUE
-    assert len(asked) == 1
-    assert asked[0].startswith(f"CONNECT localhost:{nginx.tls_port} ".encode())
-    assert base64.b64encode(b"us er:pass") in asked[0]
-    assert b"t0ken" not in asked[0]
-
-
-def test_a_proxy_that_does_not_answer(store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
-        with pytest.raises(RemoteTimeout):
-            store("https://cache.example?connect_timeout=0.3").get(key("tunnel"), MOST)
 
 
 @pytest.mark.parametrize("proxy", ["http://me:hid/den@proxy:1", "me:hid/den@proxy", "http://[hid"])

@@ -14,8 +14,8 @@ from remote.fakes import until
 
 import kcache
 from kcache.errors import BackendError, ConfigError, CorruptEntryError
-from kcache.remote.keys import make_keys, write_keys
 from kcache.remote.layer import DirectoryLayer
+from kcache.remote.signing import make_keys, write_keys
 from kcache.util import safe_path
 
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
@@ -73,54 +73,6 @@ def test_layers_are_asked_in_order_below_the_cache(tmp_path: Path) -> None:
         assert cache.entry_count == 2
 
 
-def test_without_a_memory_tier(tmp_path: Path) -> None:
-    fill(tmp_path / "layer")
-    layer = f"file://{tmp_path}/layer"
-    with kcache.KernelCache(tmp_path / "own", remote=layer, memory_size=0) as cache:
-        for count in range(1, 4):
-            assert cache.get_or_compile(source(), options=ARCH).cached
-            assert cache.stats().layer_hits == count
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_hit_takes_one_look_into_each_tier(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The key of an outcome that shows the source's name is made where the plain one leads nowhere.
-
-    The compiler's warning shows the name.
-    """
-    warned = source(2).replace("{", "{ int unused;")
-    with kcache.KernelCache(tmp_path / "layer", backend=backend) as cache:
-        plain = cache.get_or_compile(source(), options=ARCH)
-        named = cache.get_or_compile(warned, options=ARCH, source_name="one.cu")
-    assert "one.cu" in named.log
-    layer = f"file://{tmp_path}/layer"
-    looks: list[str] = []
-    with kcache.KernelCache(
-        tmp_path / "own", backend=backend, remote=layer, memory_size=0
-    ) as cache:
-        own, layered = cache.engine._read, DirectoryLayer.get
-
-        def look(self: DirectoryLayer, key: str) -> bytes | None:
-            looks.append(f"layer {key}")
-            return layered(self, key)
-
-        monkeypatch.setattr(
-            cache.engine, "_read", lambda key: looks.append(f"own {key}") or own(key)
-        )
-        monkeypatch.setattr(DirectoryLayer, "get", look)
-        assert cache.get_or_compile(source(), options=ARCH) == plain._replace(cached=True)
-        assert looks[::2] == [f"own {plain.key}", f"layer {plain.key}"]
-        assert len(looks) == 3
-        looks.clear()
-        found = cache.get_or_compile(warned, options=ARCH, source_name="one.cu")
-        assert found == named._replace(cached=True)
-        assert looks[1::2] == [f"own {named.key}", f"layer {named.key}"]
-        assert len({look.split()[1] for look in looks}) == 2
-        assert cache.lookup(warned, options=ARCH, source_name="other.cu") is None
-
-
 def test_headers_are_checked_in_a_layer_too(tmp_path: Path) -> None:
     write(tmp_path / "tree/inc/x.h", "#define V 1\n")
     text = "#include <x.h>\n" + KERNEL
@@ -139,14 +91,6 @@ def test_headers_are_checked_in_a_layer_too(tmp_path: Path) -> None:
             write(tmp_path / "tree/inc/x.h", "#define V 1\n")
             assert cache.get_or_compile(text, options=options).cubin == one.cubin
             assert cache.stats().compiles == 1
-
-
-def test_what_a_layer_gets_meanwhile_is_found(tmp_path: Path) -> None:
-    fill(tmp_path / "layer", 1)
-    with kcache.KernelCache(tmp_path / "own", remote=f"file://{tmp_path}/layer") as cache:
-        assert cache.lookup(source(2), options=ARCH) is None
-        fill(tmp_path / "layer", 2)
-        assert cache.lookup(source(2), options=ARCH) is not None
 
 
 def test_what_is_found_is_kept_if_asked_for(tmp_path: Path) -> None:
@@ -168,7 +112,8 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[200] ^= 1
     path.write_bytes(damaged)
-    with kcache.KernelCache(tmp_path / "own", remote=f"file://{tmp_path}/layer") as cache:
+    layer = f"file://{tmp_path}/layer"
+    with kcache.KernelCache(tmp_path / "own", remote=layer) as cache:
         kernel = cache.get_or_compile(source(), options=ARCH)
         assert not kernel.cached
         assert kernel.cubin == made.cubin

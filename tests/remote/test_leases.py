@@ -9,14 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from remote import servers
-from remote.fakes import until
-from remote.machines import ARCH, Machines, machines, of_agent, of_client, source
+from remote.machines import ARCH, Machines, machines, of_client, source
 
 import kcache
 
@@ -102,7 +100,7 @@ def _job(
         for process in running:
             process.kill()
             process.communicate()
-        shutil.rmtree(runtime, ignore_errors=True)  # the agents end without their sockets
+        shutil.rmtree(runtime, ignore_errors=True)  # the services end without their sockets
 
 
 def test_every_kernel_is_compiled_once_on_all_hosts(
@@ -129,53 +127,6 @@ def test_a_holder_that_is_killed_costs_all_hosts_one_more_compile(
     assert sum(stats["compiles"] for stats in counted) + 1 == kernels + 1
     assert sum(stats["hits"] for stats in counted) == (processes - 1) * kernels
     assert sum(stats["wait_timeouts"] for stats in counted) == 0
-
-
-def test_a_holder_that_is_killed_costs_one_more_compile(
-    hosts: Machines, redis_server: servers.Redis, tmp_path: Path
-) -> None:
-    """It dies with the lease, before its upload: the others go on as soon as the agent notices."""
-    remote = f"redis://127.0.0.1:{redis_server.port}/12?{PATIENT}"
-    cache = hosts.cache("b", remote)
-    other = hosts.cache("a", remote)
-    request = cache._requests.make(
-        source(1), (), ARCH, None, extra_key=b"", source_name="kernel.cu", record=False
-    )
-    code = (
-        "import sys, kcache\n"
-        "from remote.machines import of_client\n"
-        "cache = kcache.KernelCache(sys.argv[1], remote=sys.argv[2])\n"
-        "lease = of_client(cache).lease(sys.argv[3])\n"
-        "print(type(lease).__name__, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    arguments = [sys.executable, "-c", code, str(tmp_path / "c"), remote, request.key]
-    path = str(Path(__file__).parents[1])
-    holder = subprocess.Popen(
-        arguments,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"Lease\n"
-        assert of_client(other).lease(request.key) is True
-        found: list[kcache.CompiledKernel] = []
-        waiting = threading.Thread(
-            target=lambda: found.append(cache.get_or_compile(source(1), options=ARCH))
-        )
-        waiting.start()
-        until(lambda: of_agent(cache)["misses"] >= 3)  # it looks again and again
-        assert not found
-        holder.send_signal(signal.SIGKILL)
-        waiting.join(120)
-        assert not waiting.is_alive()
-    finally:
-        holder.kill()
-        holder.communicate()
-    assert cache.stats().compiles == 1
-    assert cache.stats().wait_timeouts == 0
 
 
 def test_a_holder_that_never_ends_is_waited_for_a_while(

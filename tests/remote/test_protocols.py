@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from nvrtc.reference import KERNEL, working_directory, write
 from remote import servers
-from remote.machines import ARCH, Machines, machines, of_agent, of_client, source
+from remote.machines import ARCH, Machines, machines, of_client, of_remote, source
 
 import kcache
-from kcache.remote.keys import make_keys, write_keys
+from kcache.remote.signing import make_keys, write_keys
 
 #: No miss on a loaded machine is a failure here.
 PATIENT = "slow=60&connect_timeout=30&timeout=30"
@@ -64,7 +64,7 @@ def remote(request: pytest.FixtureRequest) -> str:
 
 
 def test_the_second_machine_compiles_nothing(remote: str, hosts: Machines, tmp_path: Path) -> None:
-    """Another directory, checkout and agent; kernels with and without headers; equal bytes."""
+    """Another directory, checkout and service; kernels with and without headers; equal bytes."""
     text = "#include <x.h>\n" + KERNEL.replace("V", "VALUE")
     options = ARCH.replace(include_paths=["inc"])
     made: dict[str, list[kcache.CompiledKernel]] = {}
@@ -74,7 +74,7 @@ def test_the_second_machine_compiles_nothing(remote: str, hosts: Machines, tmp_p
             made[name] = [cache.get_or_compile(source(n), options=ARCH) for n in range(COUNT)]
             made[name].append(cache.get_or_compile(text, options=options))
             assert of_client(cache).flush(120)
-            counts, stats = of_agent(cache), cache.stats()
+            counts, stats = of_remote(cache), cache.stats()
             assert (counts["errors"], counts["timeouts"]) == (0, 0)
             assert stats.compiles == (COUNT + 1 if name == "a" else 0)
     assert [k.cubin for k in made["a"]] == [k.cubin for k in made["b"]]
@@ -100,7 +100,7 @@ def test_signatures(
             for number in range(COUNT):
                 cache.get_or_compile(source(number), options=ARCH)
             assert of_client(cache).flush(120)
-            return cache.stats().compiles, of_agent(cache)["unsigned"]
+            return cache.stats().compiles, of_remote(cache)["unsigned"]
 
     assert compiles("no key", None) == (COUNT, 0)
     assert compiles("mine", "mine") == (COUNT, COUNT)  # and it stores its own in their place

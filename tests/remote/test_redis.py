@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,11 +11,10 @@ from pathlib import Path
 import pytest
 from remote import servers
 from remote.fakes import key, opened
-from remote.proxy import Faults, Proxy
 from remote.servers import Redis
 
 from kcache.errors import ConfigError
-from kcache.remote.remote_client import Leases, RemoteClient, RemoteError, RemoteTimeout
+from kcache.remote.remote_client import Leases, RemoteClient, RemoteError
 
 pytest.importorskip("redis", reason="the package redis is missing")
 
@@ -123,22 +119,6 @@ def test_leases(store: Open, redis_server: Redis) -> None:
     assert not here.renew(key(7), "here", 60)
 
 
-def test_one_of_many_gets_the_lease(cache: RemoteClient) -> None:
-    assert isinstance(cache, Leases)
-    leases, got = cache, []
-
-    def take(number: int) -> None:
-        if leases.lease(key(8), str(number), 60):
-            got.append(number)
-
-    threads = [threading.Thread(target=take, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert len(got) == 1
-
-
 def test_a_lease_ends_by_itself(cache: RemoteClient) -> None:
     assert isinstance(cache, Leases)
     assert cache.lease(key(9), "dead", 0.05)
@@ -193,21 +173,6 @@ def test_a_password_from_a_file(store: Open, guarded: Redis, tmp_path: Path) -> 
         store(f"redis://127.0.0.1:{guarded.port}?password_file={file}")
 
 
-def test_a_copy_is_read_only(store: Open, redis_server: Redis, tmp_path: Path) -> None:
-    with servers.redis(tmp_path, "--replicaof", f"127.0.0.1 {redis_server.port}") as copy:
-        cache = store(f"redis://127.0.0.1:{copy.port}")
-        with pytest.raises(RemoteError, match="read only"):
-            cache.put(key(13), VALUE)
-
-
-def test_a_full_server(store: Open, tmp_path: Path) -> None:
-    with servers.redis(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as full:
-        cache = store(f"redis://127.0.0.1:{full.port}")
-        with pytest.raises(RemoteError, match="maxmemory"):
-            deque((cache.put(key(number), VALUE) for number in range(100)), maxlen=0)
-        assert value_in(cache, key(0)) == VALUE
-
-
 # -- TLS -----------------------------------------------------------------------------------------
 
 
@@ -228,81 +193,6 @@ def test_tls(store: Open, certificate: tuple[Path, Path, Path], tmp_path: Path) 
             store(f"rediss://localhost:{server.port}", "timeout=1").get(key(14), MOST)
         with pytest.raises(ConfigError, match="can't be read"):
             store(f"{url}?ca_file={ca}-not-there").get(key(14), MOST)
-
-
-# -- a server in trouble -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def faulty(redis_server: Redis) -> Iterator[Proxy]:
-    with Proxy(("127.0.0.1", redis_server.port)) as proxy:
-        yield proxy
-
-
-def test_a_stopped_server(store: Open, tmp_path: Path) -> None:
-    with servers.redis(tmp_path) as server:
-        cache = store(f"redis://127.0.0.1:{server.port}", "connect_timeout=60&timeout=0.5")
-        patient = store(f"redis://127.0.0.1:{server.port}")
-        patient.put(key(17), VALUE)
-        with servers.frozen(server.process.pid), pytest.raises(RemoteTimeout):
-            cache.get(key(17), MOST)
-        assert value_in(patient, key(17)) == VALUE
-        server.process.kill()
-        server.process.wait(timeout=60)
-        with pytest.raises(RemoteError):
-            patient.get(key(17), MOST)
-
-
-@pytest.fixture
-def liar() -> Iterator[tuple[int, list[bytes]]]:
-    """A server that answers every question with the same bytes, again and again."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    said: list[bytes] = []
-
-    def serve(client: socket.socket) -> None:
-        with client:
-            try:
-                while client.recv(1 << 16):
-                    client.sendall(said[0])
-            except OSError:
-                pass
-
-    def accept() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=serve, args=(client,), daemon=True).start()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    yield listener.getsockname()[1], said
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join(timeout=30)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"$-5\r\n",
-        b"$x\r\n\r\n",
-        b"*1\r\n$1\r\nx\r\n",
-        b":1\r\n",
-        b"HTTP/1.1 200 OK\r\n\r\n",
-        b"-MOVED 1 127.0.0.1:1\r\n",
-        b"-\xff\xfe\r\n",
-        b"\r\n\r\n",
-    ],
-    ids=lambda answer: repr(answer[:16]),
-)
-def test_what_a_server_may_send(answer: bytes, liar: tuple[int, list[bytes]], store: Open) -> None:
-    port, said = liar
-    said.append(answer)
-    cache = store(f"redis://127.0.0.1:{port}", "timeout=2")
-    with pytest.raises(RemoteError):
-        cache.get(key(20), 1000)
 
 
 # -- a cluster -----------------------------------------------------------------------------------
@@ -326,9 +216,6 @@ def test_a_cluster(store: Open, redis_cluster: list[Redis]) -> None:
     assert cache.lease(key(1), "there", 60)
 
 
-def test_a_cluster_that_is_none(store: Open, redis_server: Redis, faulty: Proxy) -> None:
+def test_a_cluster_that_is_none(store: Open, redis_server: Redis) -> None:
     with pytest.raises(RemoteError):
         store(f"redis+cluster://127.0.0.1:{redis_server.port}").get(key(1), MOST)
-    faulty.faults = Faults(hole=True)
-    with pytest.raises(RemoteError, match="Timeout"):
-        store(f"redis+cluster://127.0.0.1:{faulty.port}", "timeout=0.5").get(key(1), MOST)

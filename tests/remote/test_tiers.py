@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import xxhash
 from nvrtc.reference import ARCH, KERNEL, working_directory, write
-from remote.fakes import MemoryClient, agent, remote, until
+from remote.fakes import MemoryClient, remote, service
 
 import kcache
 from kcache.entry import Entry, encode
 from kcache.remote.client import Client
-from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -32,9 +31,9 @@ def store() -> MemoryClient:
 def client(
     store: MemoryClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Client]:
-    """An agent for everybody in this process who names any remote."""
-    with agent(tmp_path, remote(store)) as made:
-        monkeypatch.setattr("kcache.remote.client.client_for", lambda *_: made)
+    """A service for everybody in this process who names any remote."""
+    with service(tmp_path, remote(store)) as made:
+        monkeypatch.setattr("kcache.remote.client.Client", lambda *_, **__: made)
         yield made
 
 
@@ -88,16 +87,6 @@ def test_headers_are_compared_where_they_are_used(client: Client, tmp_path: Path
     with working_directory(tmp_path / "two"), machine(tmp_path / "late") as cache:
         cache.get_or_compile(text, options=ARCH.replace(include_paths=["inc"]))
         assert cache.stats().remote_hits == 1, "no header set has erased another"
-
-
-def test_lookup_asks_and_compiles_nothing(client: Client, tmp_path: Path) -> None:
-    with machine(tmp_path / "a") as first:
-        assert first.lookup(source(), options=ARCH) is None
-        first.get_or_compile(source(), options=ARCH)
-        assert client.flush(60)
-    with machine(tmp_path / "b") as second:
-        assert second.lookup(source(), options=ARCH) is not None
-        assert second.stats().remote_hits == 1
 
 
 def test_read_only_caches_and_addresses_upload_nothing(
@@ -165,58 +154,6 @@ def test_threads_of_a_process_ask_once(store: MemoryClient, client: Client, tmp_
     assert store.operations.count("get") == before + 1
 
 
-@pytest.mark.parametrize("trouble", [RemoteError, RemoteTimeout, ZeroDivisionError])
-def test_a_remote_in_trouble_costs_no_kernel(
-    store: MemoryClient, client: Client, tmp_path: Path, trouble: type[Exception]
-) -> None:
-    def fail(_: str) -> None:
-        raise trouble("out of order")
-
-    store.trouble = fail
-    with machine(tmp_path / "a") as cache:
-        for n in range(8):
-            assert cache.get_or_compile(source(n), options=ARCH).cubin
-        stats = cache.stats()
-        assert (stats.compiles, stats.errors) == (8, 0)
-    assert len(store.operations) <= 8  # until questions, and until uploads are given up
-
-
-def test_kernels_beyond_max_entry_are_misses_of_a_remote_that_works() -> None:
-    """Another machine takes larger ones: that is no reason to leave the remote alone."""
-    store = MemoryClient()
-    bound = 1000
-    wide, narrow = remote(store), remote(store, f"http://memory?slow=60&max_entry={bound}")
-    keys = [f"{number:064x}" for number in range(8)]
-    for number, name in enumerate(keys):
-        size = 100 if number == 7 else 10 * bound
-        assert wide.put(name, encode(name, Entry({"cubin": bytes(size)})))
-    assert [narrow.get(name) for name in keys[:7]] == [None] * 7
-    assert narrow.get(keys[7]) is not None
-    assert not narrow.merge(keys[0], bytes(10))
-    told = narrow.as_dict()
-    assert (told["breaker"], told["hits"], told["misses"], told["errors"]) == ("closed", 1, 7, 0)
-    assert told["dropped"] == 1
-
-
-def test_kernels_too_long_for_a_server_do_not_open_its_breaker() -> None:
-    """Unless configured, nginx takes no more than 1 MiB, and answers 413."""
-    store = MemoryClient()
-
-    def refuse(operation: str) -> None:
-        if operation == "put":
-            raise RemoteTooLong("413 Request Entity Too Large")
-
-    store.trouble = refuse
-    known = remote(store)
-    for number in range(8):
-        assert not known.put(f"{number:064x}", b"long")
-    told = known.as_dict()
-    assert (told["breaker"], told["errors"], told["dropped"]) == ("closed", 0, 8)
-    assert "413 Request Entity Too Large; kcache does not store such" in known.trouble
-    store.trouble = lambda _: None
-    assert known.put("ab" * 32, b"short")
-
-
 def test_a_value_of_another_format_is_refused_and_replaced(
     store: MemoryClient, client: Client, tmp_path: Path
 ) -> None:
@@ -257,8 +194,8 @@ def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
     write(tmp_path / "inc/x.h", "#define V 7\n")
     options = ARCH.replace(include_paths=[tmp_path / "inc"])
     asked = [(source(1), ARCH), (source(2), ARCH), ("#include <x.h>\n" + KERNEL, options)]
-    with agent(tmp_path, *remotes) as client:
-        monkeypatch.setattr("kcache.remote.client.client_for", lambda *_: client)
+    with service(tmp_path, *remotes) as client:
+        monkeypatch.setattr("kcache.remote.client.Client", lambda *_, **__: client)
         with machine(tmp_path / "maker") as cache:
             made = [cache.get_or_compile(text, options=o) for text, o in asked]
             assert client.flush(60)
@@ -309,31 +246,6 @@ def test_a_forked_child_asks_by_itself(client: Client, tmp_path: Path) -> None:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert client.get("ab" * 32) is not None
-
-
-def test_a_tree_elsewhere_hits(client: Client, tmp_path: Path) -> None:
-    write(tmp_path / "one/inc/x.h", '#include "y.h"\n')
-    write(tmp_path / "one/inc/y.h", "#define V 4\n")
-    shutil.copytree(tmp_path / "one", tmp_path / "other/checkout")
-    text = "#include <x.h>\n" + KERNEL
-    cubins = []
-    for folder in ("one", "other/checkout"):
-        with machine(tmp_path / f"cache-{len(folder)}") as cache:
-            options = ARCH.replace(include_paths=[tmp_path / folder / "inc"])
-            cubins.append(cache.get_or_compile(text, options=options).cubin)
-            assert client.flush(60)
-            assert cache.stats().compiles == (folder == "one")
-    assert cubins[0] == cubins[1]
-
-
-def test_the_upload_outlives_the_cache(store: MemoryClient, client: Client, tmp_path: Path) -> None:
-    go_on = threading.Event()
-    store.trouble = lambda operation: operation == "put" and go_on.wait(60)
-    with machine(tmp_path / "a") as cache:
-        cache.get_or_compile(source(), options=ARCH)
-    assert store.values == {}
-    go_on.set()
-    until(lambda: store.values)
 
 
 def test_another_checkout_hits_though_the_kernel_names_its_file(

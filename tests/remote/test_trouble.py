@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 from remote import servers
 from remote.fakes import until
-from remote.machines import ARCH, Machines, machines, of_agent, of_client, source
+from remote.machines import ARCH, Machines, machines, of_client, of_remote, source
 from remote.proxy import Faults, Proxy
 
 import kcache
-from kcache.remote.breaker import FAILURES
-from kcache.remote.client import Lease
-from kcache.remote.protocol import Upload
+from kcache.remote.limits import FAILURES
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 #: No miss on a loaded machine is a failure here.
@@ -47,30 +45,13 @@ def ask(cache: kcache.KernelCache, *values: int) -> list[bool]:
     return found
 
 
-def test_a_fresh_process_gets_what_another_made(
-    hosts: Machines, redis_server: servers.Redis, tmp_path: Path
-) -> None:
-    remote = f"redis://127.0.0.1:{redis_server.port}/0?{PATIENT}"
-    with hosts.cache("a", remote) as first:
-        ask(first)
-        assert first.stats().remote_puts == COUNT
-        assert of_client(first).flush(60)
-        assert of_agent(first)["uploads"] == COUNT
-    with hosts.cache("b", remote) as second:
-        assert all(ask(second))
-        assert second.stats().compiles == 0
-        counts = of_agent(second)
-        assert (counts["hits"], counts["misses"], counts["uploads"]) == (COUNT, 0, 0)
-    assert os.path.isdir(tmp_path / "cache-b")
-
-
-def test_a_program_that_has_ended_leaves_its_uploads_to_the_agent(
+def test_a_program_that_has_ended_leaves_its_uploads_to_the_service(
     hosts: Machines, redis_server: servers.Redis, tmp_path: Path
 ) -> None:
     """Through a proxy that delays: the program is gone long before the upload is done."""
     with Proxy(("127.0.0.1", redis_server.port)) as proxy:
         remote = f"redis://127.0.0.1:{proxy.port}/1?{PATIENT}"
-        cache = hosts.cache("a", remote)  # a client to look at the agent with
+        cache = hosts.cache("a", remote)  # a client to look at the service with
         of_client(cache).status()
         proxy.faults = Faults(delay=0.3)
         code = (
@@ -80,7 +61,7 @@ def test_a_program_that_has_ended_leaves_its_uploads_to_the_agent(
         )
         arguments = [str(tmp_path / "program"), remote, source(1)]
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=120)
-        until(lambda: of_agent(cache)["uploads"] == 1)
+        until(lambda: of_remote(cache)["uploads"] == 1)
 
 
 def test_killed_and_restarted(hosts: Machines, tmp_path: Path) -> None:
@@ -91,7 +72,7 @@ def test_killed_and_restarted(hosts: Machines, tmp_path: Path) -> None:
         ask(cache, 1, 2)
         assert of_client(cache).flush(60)
     ask(cache, *range(3, 3 + 2 * FAILURES))
-    counts = of_agent(cache)
+    counts = of_remote(cache)
     assert counts["breaker"] == "open"
     assert counts["errors"] + counts["timeouts"] >= FAILURES
     with servers.redis(tmp_path / "redis", port=port):
@@ -100,7 +81,7 @@ def test_killed_and_restarted(hosts: Machines, tmp_path: Path) -> None:
         def asked_again() -> bool:
             client.nothing_until = 0.0
             client.get("ab" * 32)
-            return of_agent(cache)["breaker"] == "closed"
+            return of_remote(cache)["breaker"] == "closed"
 
         until(asked_again)
         ask(cache, 100, 101)
@@ -110,81 +91,7 @@ def test_killed_and_restarted(hosts: Machines, tmp_path: Path) -> None:
     assert cache.stats().errors == 0
 
 
-def test_full(hosts: Machines, tmp_path: Path) -> None:
-    """Without eviction (not as recommended) a full Redis refuses writes, and answers reads."""
-    full = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
-    with servers.redis(tmp_path / "redis", *full) as server:
-        remote = f"redis://127.0.0.1:{server.port}/0?{PATIENT}"
-        cache = hosts.cache("a", remote)
-        ask(cache, 1)
-        client = of_client(cache)
-        assert client.flush(60)
-        redis = pytest.importorskip("redis").Redis(port=server.port)
-
-        for number in range(12):
-            redis.set(f"filling-{number}", bytes(100_000))
-        redis.config_set("maxmemory", "1mb")
-        with pytest.raises(Exception, match="maxmemory"):
-            redis.set("more", b"x")
-        redis.close()
-        ask(cache, 2, 3)
-        assert client.flush(60)
-        counts = of_agent(cache)
-        assert (counts["uploads"], counts["dropped"]) == (1, 2)
-        with hosts.cache("b", remote) as second:
-            assert ask(second, 1, 2) == [True, False]
-
-
-def test_frozen(hosts: Machines, tmp_path: Path) -> None:
-    with servers.redis(tmp_path / "redis") as server:
-        cache = hosts.cache("a", f"redis://127.0.0.1:{server.port}/0?{HASTY}")
-        ask(cache, 1)
-        assert of_client(cache).flush(60)
-        with servers.frozen(server.process.pid):
-            ask(cache, *range(2, 2 + 2 * FAILURES))
-            counts = of_agent(cache)
-        assert counts["timeouts"] >= FAILURES
-        assert counts["breaker"] == "open"
-        assert cache.stats().compiles == 1 + 2 * FAILURES
-
-
-@pytest.mark.parametrize(
-    ("faults", "told"),
-    [
-        (Faults(damage=1.0, keep=8), ("damaged", "errors", "timeouts")),
-        (Faults(truncate=700), ("errors", "timeouts")),
-        (Faults(swap=True), ("damaged", "misses")),
-        (Faults(refuse=True), ("errors",)),
-        (Faults(hole=True), ("timeouts",)),
-    ],
-    ids=["damages", "truncates", "swaps", "refuses", "hole"],
-)
-def test_a_proxy_that_lies(
-    hosts: Machines,
-    redis_server: servers.Redis,
-    faults: Faults,
-    told: tuple[str, ...],
-    request: pytest.FixtureRequest,
-) -> None:
-    database = 2 + ["damages", "truncates", "swaps", "refuses", "hole"].index(
-        request.node.callspec.id
-    )
-    with hosts.cache("a", f"redis://127.0.0.1:{redis_server.port}/{database}?{PATIENT}") as first:
-        ask(first)
-        assert of_client(first).flush(60)
-    with Proxy(("127.0.0.1", redis_server.port)) as proxy:
-        proxy.faults = faults
-        cache = hosts.cache("b", f"redis://127.0.0.1:{proxy.port}/{database}?{HASTY}")
-        ask(cache)
-        counts = of_agent(cache)
-        assert sum(counts[name] for name in told) > 0, counts
-        assert cache.stats().compiles + cache.stats().remote_hits == COUNT
-        # Nothing that was damaged was kept.
-        with kcache.KernelCache(cache.directory, remote=()) as alone:
-            assert all(ask(alone))
-
-
-def test_an_agent_that_is_killed_or_frozen(hosts: Machines, redis_server: servers.Redis) -> None:
+def test_a_service_that_is_killed_or_frozen(hosts: Machines, redis_server: servers.Redis) -> None:
     remote = f"redis://127.0.0.1:{redis_server.port}/9?{HASTY}"
     cache = hosts.cache("a", remote)
     ask(cache, 1)
@@ -205,29 +112,6 @@ def test_an_agent_that_is_killed_or_frozen(hosts: Machines, redis_server: server
     client.timeout = 60
 
 
-def test_an_upload_that_the_agent_does_not_take_is_counted(
-    hosts: Machines, redis_server: servers.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remote = f"redis://127.0.0.1:{redis_server.port}/10?{PATIENT}"
-    cache = hosts.cache("a", remote)
-    ask(cache, 1)
-    client = of_client(cache)
-    status = client.status()
-    assert status is not None
-    put = client.put
-
-    def put_late(upload: Upload, lease: Lease | None = None) -> bool:
-        client.timeout = 0.5
-        with servers.frozen(int(str(status["process"]))):
-            return put(upload, lease)
-
-    monkeypatch.setattr(client, "put", put_late)
-    ask(cache, 2, 3)
-    stats = cache.stats()
-    assert (stats.compiles, stats.remote_puts) == (3, 1)
-    client.timeout = 60
-
-
 def test_wrong_credentials_are_soon_given_up_and_never_shown(
     hosts: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -235,7 +119,7 @@ def test_wrong_credentials_are_soon_given_up_and_never_shown(
         address = f"127.0.0.1:{server.port}/0"
         cache = hosts.cache("a", f"redis://:hunter2@{address}?{PATIENT}")
         ask(cache)
-        stats, counts = cache.stats(), of_agent(cache)
+        stats, counts = cache.stats(), of_remote(cache)
         assert (stats.remote_hits, stats.remote_misses, stats.remote_errors) == (0, 0, COUNT)
         assert FAILURES <= counts["errors"] <= 2 * FAILURES
         assert counts["dropped"] + counts["skipped"] > 0
@@ -249,7 +133,7 @@ def test_wrong_credentials_are_soon_given_up_and_never_shown(
             assert b"hunter2" not in Path(path).read_bytes()
         with hosts.cache("b", f"redis://:right@{address}?{PATIENT}") as second:
             ask(second, 1)
-            assert of_agent(second)["errors"] == 0
+            assert of_remote(second)["errors"] == 0
 
 
 @pytest.mark.parametrize(

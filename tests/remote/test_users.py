@@ -34,9 +34,7 @@ with kcache.KernelCache(folder, remote=remote or None) as cache:
     sources = [text % "1", text % "2", '#include <x.h>\\n' + text % "VALUE"]
     kernels = [cache.get_or_compile(each, options=options) for each in sources]
     if remote and not remote.startswith("file:"):
-        client = cache._on_miss().remotes._client
-        assert client.flush(120)
-        client.stop()
+        assert cache._on_miss().remotes._client.flush(120)
     if bundle:
         kcache.export_bundle(cache, bundle)
     made = hashlib.sha256(b"".join(k.ptx + (k.cubin or b"") for k in kernels)).hexdigest()
@@ -62,7 +60,7 @@ _READS = [*_IDS, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search
 
 @pytest.fixture(scope="module")
 def other() -> list[str]:
-    """What runs a command as the other user, who can then start Python itself, as an agent is."""
+    """What runs a command as the other user, who can then start Python itself, as a service is."""
     code = "import subprocess, sys, kcache; subprocess.run([sys.executable, '-c', ''], check=True)"
     for become in (_IDS, _READS):
         command = [*become, sys.executable, "-c", code]

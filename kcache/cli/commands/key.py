@@ -10,7 +10,7 @@ from kcache.cli.groups import Group
 from kcache.cli.options import flag, json_option
 from kcache.cli.terminal import show, write_stdout
 from kcache.errors import ConfigError
-from kcache.remote.keys import id_of, make_keys, public_part, read_keys, write_keys
+from kcache.remote.signing import id_of, make_keys, public_part, read_keys, write_keys
 
 __all__ = ["key"]
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
 
+from kcache.admin.info import remote_lines
 from kcache.cli.groups import Group
 from kcache.cli.open_cache import load_settings
 from kcache.cli.options import json_option
 from kcache.cli.terminal import show
-from kcache.dropin import endpoint as at
 from kcache.dropin import environment as env
-from kcache.dropin import protocol
 from kcache.errors import DropinError
+from kcache.kernels.tiers import remote_status, remotes_socket
+from kcache.service import start as services
 
 __all__ = ["server"]
 
 
 def _path() -> str:
+    """Return the socket of the service for programs with the present settings."""
     if sys.platform != "linux":
         raise DropinError("the drop-in needs Linux")
-    return at.user_socket(env.runtime_folders(env.current()))
+    variables = env.current()
+    try:
+        folder = services.folder_in(env.runtime_folders(variables))
+    except OSError as error:
+        raise DropinError(f"there can be no server: {error}") from error
+    return os.path.join(folder, services.name_of(env.service(variables)))
 
 
 @click.group(cls=Group, short_help="Keep one server for all programs under `kcache run`.")
@@ -30,30 +38,40 @@ def server() -> None:
 
     Without it, each `kcache run` starts its own server, which ends with the program. Programs that
     use one server share its memory and its compiles. Only programs with the same cache and settings
-    (the variables `KCACHE_...`) use it.
+    (the variables `KCACHE_...`) use it, and only for them can it be shown and ended.
     """
 
 
 @server.command()
 def start() -> None:
     """Start a server. It runs until `kcache server stop`."""
-    from kcache.dropin.process import spawn_server
-
     path = _path()
     load_settings(None)  # this warns, which the server can't do
+    if services.status(path) is not None:
+        raise DropinError("a server is running")
+    variables = dict(env.current())
+    env.leave(variables)
     try:
-        spawn_server(at.listen_for_user(path), None)
+        services.begin(
+            path, env.service(variables), variables, lasting=True, speaks=env.logs(variables)
+        )
     except OSError as error:
         raise DropinError(f"no server was started: {error}") from error
-    if at.status(path) is None:
+    if services.status(path) is None:
         raise DropinError("the server was started, and ended or does not answer")
     show(f"started: {path}")
 
 
 @server.command()
 def stop() -> None:
-    """End the server. Programs that use it continue with the real NVRTC."""
-    if at.ask(_path(), protocol.STOP) is None:
+    """End the server, and the process that talks to remotes.
+
+    Programs that use the server continue with the real NVRTC. The other process is started again
+    when a program asks a remote.
+    """
+    remotes = remotes_socket(load_settings(None)[0])
+    ended = [services.ask(path, services.STOP) for path in (_path(), remotes) if path is not None]
+    if all(answer is None for answer in ended):
         raise DropinError("no server is running")
     show("stopped")
 
@@ -61,14 +79,18 @@ def stop() -> None:
 @server.command()
 @json_option("object")
 def status(*, as_json: bool) -> None:
-    """Tell whether a server runs, and what it has done."""
-    from kcache.dropin.counts import summary
+    """Tell whether a server runs, what it has done, and how the remotes have answered."""
+    from kcache.dropin.programs import summary
 
-    about = at.status(_path())
-    if about is None:
+    about = services.status(_path())
+    remotes = remote_status(load_settings(None)[0])
+    if about is None and all(remote["breaker"] == "unknown" for remote in remotes):
         raise DropinError("no server is running")
     if as_json:
-        show(about)
-    else:
+        show({**(about or {}), "remotes": remotes})
+        return
+    if about is not None:
         show(f"process {about['process']}, kcache {about['version']}")
         show(summary(about["counts"]))
+    for address, told in remote_lines(remotes):
+        show(f"{address}: {told}")

@@ -21,31 +21,34 @@ void kd_about_lock(void) { pthread_mutex_lock(&about_lock); }
 void kd_about_unlock(void) { pthread_mutex_unlock(&about_lock); }
 void kd_about_after_fork(void) { pthread_mutex_init(&about_lock, NULL); }
 
+/* The fields: `done`, the version's two numbers, and the architectures. */
 static bool parse_about(struct about *about, const struct kd_reply *reply) {
-    struct kd_reader reader = {reply->data, reply->data + reply->size, false};
-    about->major = (int)kd_number(&reader);
-    about->minor = (int)kd_number(&reader);
-    uint32_t count = kd_number(&reader);
-    for (uint32_t i = 0; i < count && i < MOST_ARCHS; i++)
-        about->archs[i] = (int)kd_number(&reader);
-    about->count = (int)count;
-    about->known = !reader.bad && reader.at == reader.end && about->major == KCACHE_MAJOR &&
-                   count > 0 && count <= MOST_ARCHS;
-    return about->known;
+    uint32_t major, minor, arch;
+    if (!kd_number(reply, 1, &major) || !kd_number(reply, 2, &minor) || major != KCACHE_MAJOR ||
+        reply->count < 4 || reply->count - 3 > MOST_ARCHS)
+        return false;
+    about->major = (int)major;
+    about->minor = (int)minor;
+    about->count = (int)reply->count - 3;
+    for (uint32_t i = 3; i < reply->count; i++) {
+        if (!kd_number(reply, i, &arch))
+            return false;
+        about->archs[i - 3] = (int)arch;
+    }
+    return about->known = true;
 }
 
 static bool ask_about(struct about *answer) {
-    struct kd_buffer request = {0};
+    struct kd_message request;
     struct kd_reply reply;
-    bool known = false;
     if (!kd_server_wanted() || kd_real_path() == NULL)
         return false;
+    kd_begin(&request, 3, 512);
+    kd_put_text(&request, "query");
     kd_put_text(&request, kd_real_path());
     kd_put_standing(&request);
-    if (kd_server_ask(KD_QUERY, &request, &reply)) {
-        known = reply.kind == KD_INFO && parse_about(answer, &reply);
-        free(reply.data);
-    }
+    bool known = kd_server_ask(&request, &reply) && parse_about(answer, &reply);
+    free(reply.fields);
     free(request.data);
     return known;
 }

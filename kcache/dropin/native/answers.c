@@ -8,6 +8,8 @@
 #define MAX_KEPT 512
 #define MAX_BYTES ((size_t)32 << 20)
 #define MAX_ONE ((size_t)8 << 20)
+/* Fields of an answer before the lowered names. */
+#define FIELDS 7u
 
 struct kept {
     uint64_t hash, used;
@@ -25,41 +27,42 @@ static bool ends_in_nul(struct kd_bytes bytes) {
     return bytes.size > 0 && bytes.data[bytes.size - 1] == '\0';
 }
 
+/* The fields: `done`, the result, the flags, PTX, CUBIN, LTO IR and log, and then each name expression
+   and its lowered name. */
 static bool parse(struct kd_answer *answer) {
-    struct kd_reader reader = {answer->frame, answer->frame + answer->size, false};
-    answer->result = (int)kd_number(&reader);
-    answer->flags = kd_number(&reader);
-    answer->ptx = kd_bytes(&reader);
-    answer->cubin = kd_bytes(&reader);
-    answer->ltoir = kd_bytes(&reader);
-    answer->log = kd_bytes(&reader);
-    uint32_t number = kd_number(&reader);
-    if (reader.bad || number > (size_t)(reader.end - reader.at) / 8 + 1)
+    const struct kd_reply *reply = &answer->reply;
+    const struct kd_bytes *fields = reply->fields;
+    uint32_t result;
+    if (reply->count < FIELDS || (reply->count - FIELDS) % 2 != 0 || !kd_number(reply, 1, &result) ||
+        !kd_number(reply, 2, &answer->flags))
         return false;
-    answer->lowered = calloc(number + 1u, sizeof *answer->lowered);
+    answer->result = (int)result;
+    answer->ptx = fields[3];
+    answer->cubin = fields[4];
+    answer->ltoir = fields[5];
+    answer->log = fields[6];
+    answer->lowered_count = (reply->count - FIELDS) / 2;
+    answer->lowered = calloc(answer->lowered_count + 1u, sizeof *answer->lowered);
     if (answer->lowered == NULL)
         return false;
-    for (uint32_t i = 0; i < number; i++) {
+    for (uint32_t i = 0; i < answer->lowered_count; i++) {
         struct kd_lowered *each = &answer->lowered[i];
-        each->name = kd_bytes(&reader);
-        each->lowered = kd_bytes(&reader);
-        if (reader.bad || !ends_in_nul(each->name) || !ends_in_nul(each->lowered))
+        each->name = fields[FIELDS + 2 * i];
+        each->lowered = fields[FIELDS + 2 * i + 1];
+        if (!ends_in_nul(each->name) || !ends_in_nul(each->lowered))
             return false;
     }
-    answer->lowered_count = number;
-    return !reader.bad && reader.at == reader.end && ends_in_nul(answer->ptx) &&
-           ends_in_nul(answer->log);
+    return ends_in_nul(answer->ptx) && ends_in_nul(answer->log);
 }
 
-struct kd_answer *kd_answer_parse(char *frame, size_t size) {
+struct kd_answer *kd_answer_parse(struct kd_reply reply) {
     struct kd_answer *answer = calloc(1, sizeof *answer);
     if (answer == NULL) {
-        free(frame);
+        free(reply.fields);
         return NULL;
     }
     answer->references = 1;
-    answer->frame = frame;
-    answer->size = size;
+    answer->reply = reply;
     if (parse(answer))
         return answer;
     kd_answer_drop(answer);
@@ -70,12 +73,12 @@ void kd_answer_drop(struct kd_answer *answer) {
     if (answer == NULL || __atomic_sub_fetch(&answer->references, 1, __ATOMIC_ACQ_REL) > 0)
         return;
     free(answer->lowered);
-    free(answer->frame);
+    free(answer->reply.fields);
     free(answer);
 }
 
 /* A hash that only spreads requests. Their bytes decide whether two are equal. */
-static uint64_t spread(const struct kd_buffer *request) {
+static uint64_t spread(const struct kd_message *request) {
     uint64_t hash = request->size, word;
     size_t at = 0;
     for (; at + 8 <= request->size; at += 8) {
@@ -89,7 +92,7 @@ static uint64_t spread(const struct kd_buffer *request) {
     return hash ^ hash >> 32;
 }
 
-static struct kept *find(const struct kd_buffer *request, uint64_t hash) {
+static struct kept *find(const struct kd_message *request, uint64_t hash) {
     for (size_t i = 0; i < count; i++)
         if (kept[i].hash == hash && kept[i].size == request->size &&
             memcmp(kept[i].request, request->data, request->size) == 0)
@@ -97,7 +100,7 @@ static struct kept *find(const struct kd_buffer *request, uint64_t hash) {
     return NULL;
 }
 
-struct kd_answer *kd_recall(const struct kd_buffer *request) {
+struct kd_answer *kd_recall(const struct kd_message *request) {
     struct kd_answer *answer = NULL;
     uint64_t hash = spread(request);
     pthread_mutex_lock(&lock);
@@ -112,7 +115,7 @@ struct kd_answer *kd_recall(const struct kd_buffer *request) {
 }
 
 static size_t cost(const struct kept *each) {
-    return each->size + each->answer->size + sizeof *each->answer;
+    return each->size + each->answer->reply.size + sizeof *each->answer;
 }
 
 static void forget_oldest(void) {
@@ -126,8 +129,8 @@ static void forget_oldest(void) {
     kept[oldest] = kept[--count];
 }
 
-void kd_remember(const struct kd_buffer *request, struct kd_answer *answer) {
-    if (request->size + answer->size > MAX_ONE)
+void kd_remember(const struct kd_message *request, struct kd_answer *answer) {
+    if (request->size + answer->reply.size > MAX_ONE)
         return;
     struct kept new = {spread(request), 0, malloc(request->size), request->size, answer};
     if (new.request == NULL)

@@ -1,60 +1,115 @@
-/* Bytes: buffers that grow, and readers of numbers and byte strings. All are little-endian. */
+/* Bytes: messages to the server, and those from it. All numbers are little-endian or decimal text. */
 #include "dropin.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-void kd_put(struct kd_buffer *buffer, const void *data, size_t size) {
-    if (buffer->failed || size == 0)
+#define HEAD 8 /* the magic, and the number of fields */
+/* Far more than any answer has. A CUBIN with debug information may have hundreds of megabytes. */
+#define MAX_BYTES ((size_t)256 << 20)
+
+static void put_little(char *to, uint64_t number, int bytes) {
+    for (int i = 0; i < bytes; i++)
+        to[i] = (char)(number >> 8 * i & 255);
+}
+
+static void put_size(struct kd_message *message, uint32_t field, size_t size) {
+    put_little(message->data + HEAD + 8 * (size_t)field, size, 8);
+}
+
+void kd_begin(struct kd_message *message, uint32_t count, size_t room) {
+    size_t head = HEAD + 8 * (size_t)count;
+    char *data = malloc(head + room);
+    *message = (struct kd_message){data, head, head + room, count, 0, data == NULL};
+    if (data == NULL)
         return;
-    if (size > buffer->room - buffer->size) {
-        size_t room = buffer->room * 2 > buffer->size + size ? buffer->room * 2 : buffer->size + size;
-        char *grown = realloc(buffer->data, room);
+    memcpy(data, "KCW1", 4);
+    put_little(data + 4, count, 4);
+    memset(data + HEAD, 0, head - HEAD);
+}
+
+void kd_put(struct kd_message *message, const void *data, size_t size) {
+    if (message->failed || message->put == message->count) {
+        message->failed = true;
+        return;
+    }
+    if (size > message->room - message->size) {
+        size_t needed = message->size + size;
+        size_t room = message->room * 2 > needed ? message->room * 2 : needed;
+        char *grown = realloc(message->data, room);
         if (grown == NULL) {
-            buffer->failed = true;
+            message->failed = true;
             return;
         }
-        buffer->data = grown;
-        buffer->room = room;
+        message->data = grown;
+        message->room = room;
     }
-    memcpy(buffer->data + buffer->size, data, size);
-    buffer->size += size;
+    if (size > 0)
+        memcpy(message->data + message->size, data, size);
+    message->size += size;
+    put_size(message, message->put++, size);
 }
 
-void kd_put_number(struct kd_buffer *buffer, uint32_t number) {
-    unsigned char raw[4] = {number & 255, number >> 8 & 255, number >> 16 & 255, number >> 24};
-    kd_put(buffer, raw, 4);
+void kd_put_text(struct kd_message *message, const char *text) {
+    kd_put(message, text, strlen(text));
 }
 
-void kd_put_text(struct kd_buffer *buffer, const char *text) {
-    size_t size = strlen(text);
-    if (size > UINT32_MAX) {
-        buffer->failed = true;
+void kd_put_number(struct kd_message *message, uint32_t number) {
+    char text[16];
+    kd_put(message, text, (size_t)snprintf(text, sizeof text, "%u", number));
+}
+
+void kd_take_back(struct kd_message *message, size_t size) {
+    if (message->failed)
         return;
-    }
-    kd_put_number(buffer, (uint32_t)size);
-    kd_put(buffer, text, size);
+    message->size -= size;
+    put_size(message, --message->put, 0);
 }
 
-uint32_t kd_number(struct kd_reader *reader) {
-    if (reader->bad || reader->end - reader->at < 4) {
-        reader->bad = true;
-        return 0;
-    }
-    const unsigned char *raw = (const unsigned char *)reader->at;
-    reader->at += 4;
-    return (uint32_t)raw[0] | (uint32_t)raw[1] << 8 | (uint32_t)raw[2] << 16 |
-           (uint32_t)raw[3] << 24;
+static uint64_t size_of(const char *sizes, uint32_t field) {
+    const unsigned char *raw = (const unsigned char *)sizes + 8 * (size_t)field;
+    uint64_t size = 0;
+    for (int i = 7; i >= 0; i--)
+        size = size << 8 | raw[i];
+    return size;
 }
 
-struct kd_bytes kd_bytes(struct kd_reader *reader) {
-    struct kd_bytes bytes = {NULL, kd_number(reader)};
-    if (reader->bad || (size_t)(reader->end - reader->at) < bytes.size) {
-        reader->bad = true;
-        bytes.size = 0;
-        return bytes;
+bool kd_reply_begin(struct kd_reply *reply, uint32_t count, const char *sizes) {
+    size_t sum = 0, views = count * sizeof *reply->fields;
+    for (uint32_t field = 0; field < count; field++) {
+        if (size_of(sizes, field) > MAX_BYTES - sum)
+            return false;
+        sum += size_of(sizes, field);
     }
-    bytes.data = reader->at;
-    reader->at += bytes.size;
-    return bytes;
+    reply->count = count;
+    reply->size = sum;
+    reply->fields = malloc(views + sum + 1);
+    if (reply->fields == NULL)
+        return false;
+    const char *at = (const char *)reply->fields + views;
+    for (uint32_t field = 0; field < count; field++) {
+        reply->fields[field] = (struct kd_bytes){at, size_of(sizes, field)};
+        at += reply->fields[field].size;
+    }
+    return true;
+}
+
+bool kd_is(const struct kd_reply *reply, uint32_t field, const char *text) {
+    size_t size = strlen(text);
+    return field < reply->count && reply->fields[field].size == size &&
+           memcmp(reply->fields[field].data, text, size) == 0;
+}
+
+bool kd_number(const struct kd_reply *reply, uint32_t field, uint32_t *number) {
+    *number = 0;
+    if (field >= reply->count || reply->fields[field].size == 0 || reply->fields[field].size > 9)
+        return false;
+    for (size_t i = 0; i < reply->fields[field].size; i++) {
+        char digit = reply->fields[field].data[i];
+        if (digit < '0' || digit > '9')
+            return false;
+        *number = *number * 10 + (uint32_t)(digit - '0');
+    }
+    return true;
 }

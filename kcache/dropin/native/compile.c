@@ -35,17 +35,19 @@ static const char *own_business(int count, const char *const *options) {
     return NULL;
 }
 
-static void put_texts(struct kd_buffer *request, const struct texts *texts) {
-    kd_put_number(request, (uint32_t)texts->count);
+static void put_texts(struct kd_message *request, const struct texts *texts) {
     for (int i = 0; i < texts->count; i++)
         kd_put_text(request, texts->items[i]);
 }
 
-static void put_environment(struct kd_buffer *request) {
+static uint32_t count_variables(void) {
     uint32_t count = 0;
     for (int i = 0; variables[i] != NULL; i++)
         count += getenv(variables[i]) != NULL;
-    kd_put_number(request, count);
+    return count;
+}
+
+static void put_variables(struct kd_message *request, uint32_t count) {
     for (int i = 0; variables[i] != NULL && count > 0; i++) {
         const char *value = getenv(variables[i]);
         if (value == NULL)
@@ -59,38 +61,38 @@ static void put_environment(struct kd_buffer *request) {
 /* kcache/dropin/protocol.py describes the layout. Its last field is added later, and is no part of
    the request by which this process remembers an answer: it does not matter if the request alone
    decides, and to find it out takes 7 us. */
-static bool put_request(struct kd_buffer *request, const struct program *mine) {
+static bool put_request(struct kd_message *request, const struct program *mine) {
     char directory[PATH_MAX];
     if (kd_real_path() == NULL || getcwd(directory, sizeof directory) == NULL)
         return false;
-    size_t most = strlen(mine->source) + 4096;
-    request->data = malloc(most);
-    request->room = request->data == NULL ? 0 : most;
-    kd_put_number(request, KCACHE_MAJOR);
+    uint32_t numbers[] = {KCACHE_MAJOR, count_variables(), (uint32_t)mine->header_names.count,
+                          (uint32_t)mine->options.count, (uint32_t)mine->names.count};
+    uint32_t count = 11 + 2 * numbers[1] + 2 * numbers[2] + numbers[3] + numbers[4];
+    kd_begin(request, count, strlen(mine->source) + 4096);
+    kd_put_text(request, "compile");
+    for (int i = 0; i < 5; i++)
+        kd_put_number(request, numbers[i]);
     kd_put_text(request, kd_real_path());
     kd_put_text(request, directory);
-    put_environment(request);
+    put_variables(request, numbers[1]);
     kd_put_text(request, mine->source);
     kd_put_text(request, mine->name == NULL ? "" : mine->name); /* the same to NVRTC */
     put_texts(request, &mine->header_names);
     put_texts(request, &mine->header_texts);
     put_texts(request, &mine->options);
     put_texts(request, &mine->names);
-    return !request->failed;
+    return !request->failed && request->put + 1 == count;
 }
 
-static struct kd_answer *answer_from_server(struct kd_buffer *request) {
+static struct kd_answer *answer_from_server(struct kd_message *request) {
     struct kd_reply reply;
-    size_t size = request->size;
-    kd_put_standing(request);
-    if (!kd_server_ask(KD_COMPILE, request, &reply))
-        return NULL;
-    request->size = size;
-    if (reply.kind != KD_ANSWER) {
-        free(reply.data);
+    size_t size = kd_put_standing(request);
+    if (!kd_server_ask(request, &reply)) {
+        free(reply.fields);
         return NULL;
     }
-    struct kd_answer *answer = kd_answer_parse(reply.data, reply.size);
+    kd_take_back(request, size);
+    struct kd_answer *answer = kd_answer_parse(reply);
     if (answer != NULL && answer->flags & KD_KEEP)
         kd_remember(request, answer);
     return answer;
@@ -110,7 +112,7 @@ static bool has_all_names(const struct program *mine, const struct kd_answer *an
 }
 
 static struct kd_answer *find_answer(const struct program *mine) {
-    struct kd_buffer request = {0};
+    struct kd_message request = {0};
     struct kd_answer *answer = NULL;
     if (kd_server_wanted()) {
         if (put_request(&request, mine)) {

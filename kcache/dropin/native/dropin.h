@@ -40,25 +40,35 @@ struct kd_bytes {
     size_t size;
 };
 
-/* A buffer that grows. Once memory runs out, `failed` is set and stays set. */
-struct kd_buffer {
+/* A message to the server: a count, the size of each field, and the fields, as in
+   kcache/util/wire.py. It grows. Once memory runs out, `failed` is set and stays set. */
+struct kd_message {
     char *data;
     size_t size, room;
+    uint32_t count, put; /* how many fields it has, and how many of them are there */
     bool failed;
 };
 
-void kd_put(struct kd_buffer *buffer, const void *data, size_t size);
-void kd_put_number(struct kd_buffer *buffer, uint32_t number);
-void kd_put_text(struct kd_buffer *buffer, const char *text); /* its size, then its bytes */
+/* Begins a message of `count` fields; `room` bytes are reserved for them. */
+void kd_begin(struct kd_message *message, uint32_t count, size_t room);
+void kd_put(struct kd_message *message, const void *data, size_t size); /* the next field */
+void kd_put_text(struct kd_message *message, const char *text);
+void kd_put_number(struct kd_message *message, uint32_t number);
+void kd_take_back(struct kd_message *message, size_t size); /* the last field, of that size */
 
-/* Reads what the functions above wrote. The first impossible size sets `bad`, which stays set. */
-struct kd_reader {
-    const char *at, *end;
-    bool bad;
+/* A message from the server, in one block of memory that the caller frees. */
+struct kd_reply {
+    struct kd_bytes *fields;
+    uint32_t count;
+    size_t size;
 };
 
-uint32_t kd_number(struct kd_reader *reader);
-struct kd_bytes kd_bytes(struct kd_reader *reader);
+/* Makes room for the fields of these sizes, which are behind each other in the memory from
+   `fields[0].data` on. It returns false if they are too long, or memory runs out. */
+bool kd_reply_begin(struct kd_reply *reply, uint32_t count, const char *sizes);
+bool kd_is(const struct kd_reply *reply, uint32_t field, const char *text);
+/* Whether a field is there and is a number. */
+bool kd_number(const struct kd_reply *reply, uint32_t field, uint32_t *number);
 
 /* -- answers (answers.c) ----------------------------------------------------------------------- */
 
@@ -76,47 +86,36 @@ struct kd_answer {
     struct kd_bytes ptx, cubin, ltoir, log;
     uint32_t lowered_count;
     struct kd_lowered *lowered;
-    char *frame; /* the bytes that the views above point into */
-    size_t size;
+    struct kd_reply reply; /* has the bytes that the views above point into */
 };
 
-/* Becomes the owner of `frame`, a whole ANSWER payload. Returns NULL, and frees `frame`, if it is
-   damaged. */
-struct kd_answer *kd_answer_parse(char *frame, size_t size);
+/* Becomes the owner of a reply. Returns NULL, and frees the reply, if it is no answer. */
+struct kd_answer *kd_answer_parse(struct kd_reply reply);
 void kd_answer_drop(struct kd_answer *answer);
 
 /* Answers that depend on the request alone, kept for the next equal request of this process.
    Threads: safe. Bytes and number are bounded; the least recently used answer is dropped first. */
-struct kd_answer *kd_recall(const struct kd_buffer *request);
-void kd_remember(const struct kd_buffer *request, struct kd_answer *answer);
+struct kd_answer *kd_recall(const struct kd_message *request);
+void kd_remember(const struct kd_message *request, struct kd_answer *answer);
 void kd_answers_lock(void);
 void kd_answers_unlock(void);
 void kd_answers_after_fork(void);
 
 /* -- the server (server.c) --------------------------------------------------------------------- */
 
-enum kd_kind {
-    KD_COMPILE = 1, /* a request; ANSWER or DECLINED follows, after any number of WAIT */
-    KD_QUERY = 2,   /* path of a library; INFO or DECLINED follows */
-    KD_NOTE = 3,    /* why the real library got a call; nothing follows */
-    KD_ANSWER = 16,
-    KD_DECLINED = 17,
-    KD_INFO = 18,
-    KD_WAIT = 19, /* the server is alive and works on the answer */
-};
-
-struct kd_reply {
-    enum kd_kind kind;
-    char *data; /* the caller frees it; NULL if there is none */
-    size_t size;
-};
+/* The kinds of messages are their first fields. A program sends `compile`, `query` (the path of a
+   library) or `note` (why the real library got a call; nothing follows). The server sends any number
+   of `wait` (it is alive and works on the answer), and then `done` with the answer, or `no`. */
+#define KD_DONE "done"
+#define KD_WAIT "wait"
 
 void kd_server_set(const char *path); /* sets another socket than the environment names */
 bool kd_server_wanted(void);          /* whether there may be a server */
 bool kd_server_greet(void);           /* connects, so that the server is ready for a question */
-bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply);
+/* Returns whether the answer is `done`; then its fields are in `reply`. */
+bool kd_server_ask(const struct kd_message *message, struct kd_reply *reply);
 /* The user and the file tree of this thread. The server must have the same. */
-void kd_put_standing(struct kd_buffer *payload);
+size_t kd_put_standing(struct kd_message *message); /* returns its size */
 void kd_server_note(const char *reason);
 void kd_server_leave(void); /* closes the idle connections */
 void kd_server_lock(void);

@@ -1,6 +1,6 @@
 /* The server, as a program sees it: a few connections, and no wait without a limit.
 
-   Everything unexpected (no server, silence, another protocol, a damaged frame) makes a question
+   Everything unexpected (no server, silence, another protocol, a damaged message) makes a question
    fail, and the caller uses the real library. After silence or damage, this process does not ask
    again. A server that is only gone costs one refused connection.
 
@@ -21,19 +21,13 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC 0x3149444bu /* "KDI1" */
-#define VERSION 2u
-#define HEAD 16
-/* The same as the server's: the largest CUTLASS kernels have 10 MB. */
-#define MAX_FRAME ((size_t)256 << 20)
-/* Seconds for which no other program waits for a server that was silent. */
-#define SILENT_FOR 60
-#define SILENT_END ".silent"
+#define HEAD 8
+/* More than any answer has: a name expression has two fields. */
+#define MAX_FIELDS (1u << 16)
 /* A server sends a sign of life every half second. Its interpreter may start in this time. */
 #define SILENCE_MS 5000
 /* No compile takes longer. A server that works for ever is broken. */
@@ -66,34 +60,12 @@ void kd_server_set(const char *path) {
     pthread_mutex_unlock(&lock);
 }
 
-/* A file beside the socket tells programs that start later of a silent server: a make with a
-   thousand compilers must not wait a thousand times. */
-static bool silent_path(char *path, size_t room) {
-    size_t size = strlen(socket_path);
-    if (size == 0 || size + sizeof SILENT_END > room)
-        return false;
-    memcpy(path, socket_path, size);
-    memcpy(path + size, SILENT_END, sizeof SILENT_END);
-    return true;
-}
-
-static bool was_silent(void) {
-    char path[sizeof socket_path + sizeof SILENT_END];
+/* Programs that start later must not wait for a silent server, too: a make with a thousand compilers
+   would wait a thousand times. A server that goes on makes a new socket. */
+static void remove_socket(void) {
     struct stat status;
-    if (!silent_path(path, sizeof path) || lstat(path, &status) != 0)
-        return false;
-    time_t age = time(NULL) - status.st_mtime; /* negative: the clock or the note is wrong */
-    return age >= 0 && age < SILENT_FOR;
-}
-
-static void note_silence(void) {
-    char path[sizeof socket_path + sizeof SILENT_END];
-    if (!silent_path(path, sizeof path))
-        return;
-    unlink(path); /* the new file has a new time */
-    int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd >= 0)
-        close(fd);
+    if (lstat(socket_path, &status) == 0 && S_ISSOCK(status.st_mode) && status.st_uid == geteuid())
+        unlink(socket_path);
 }
 
 bool kd_server_wanted(void) {
@@ -102,10 +74,8 @@ bool kd_server_wanted(void) {
         const char *named = secure_getenv("KCACHE_DROPIN_SOCKET");
         known = true;
         off = named == NULL || *named == '\0' || strlen(named) >= sizeof socket_path;
-        if (!off) {
+        if (!off)
             strcpy(socket_path, named);
-            off = was_silent();
-        }
     }
     bool wanted = !off;
     pthread_mutex_unlock(&lock);
@@ -202,7 +172,7 @@ static void keep_idle(const struct connection *connection) {
         leave(connection);
 }
 
-/* -- frames ------------------------------------------------------------------------------------ */
+/* -- messages ------------------------------------------------------------------------------------ */
 
 static enum outcome ready(int fd, short events) {
     int64_t end = now() + SILENCE_MS;
@@ -257,79 +227,57 @@ static enum outcome receive_all(int fd, char *data, size_t size) {
     return DONE;
 }
 
-static void put_head(char head[HEAD], enum kd_kind kind, size_t size) {
-    uint32_t words[4] = {MAGIC, VERSION | (uint32_t)kind << 16, (uint32_t)size, 0};
-    for (int i = 0; i < HEAD; i++)
-        head[i] = (char)(words[i / 4] >> 8 * (i % 4));
-}
-
-static enum outcome receive_frame(int fd, struct kd_reply *reply) {
+static enum outcome receive(int fd, struct kd_reply *reply) {
     char head[HEAD];
     enum outcome outcome = receive_all(fd, head, HEAD);
     if (outcome != DONE)
         return outcome;
-    struct kd_reader reader = {head, head + HEAD, false};
-    uint32_t magic = kd_number(&reader), kind = kd_number(&reader), size = kd_number(&reader);
-    if (magic != MAGIC || (kind & 0xffff) != VERSION || size > MAX_FRAME)
+    uint32_t count = 0;
+    for (int i = HEAD - 1; i >= 4; i--)
+        count = count << 8 | (unsigned char)head[i];
+    if (memcmp(head, "KCW1", 4) != 0 || count == 0 || count > MAX_FIELDS)
         return DAMAGED;
-    reply->kind = (enum kd_kind)(kind >> 16);
-    reply->size = size;
-    reply->data = size > 0 ? malloc(size) : NULL;
-    if (size > 0 && reply->data == NULL)
-        return GONE;
-    outcome = receive_all(fd, reply->data, size);
-    if (outcome != DONE) {
-        free(reply->data);
-        reply->data = NULL;
-    }
-    return outcome;
-}
-
-/* Sends head and payload in one call, so that the server wakes up once. */
-static enum outcome send_frame(int fd, enum kd_kind kind, const char *data, size_t size) {
-    char head[HEAD];
-    put_head(head, kind, size);
-    struct iovec parts[2] = {{head, HEAD}, {(char *)(uintptr_t)data, size}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-    ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    size_t done = sent > 0 ? (size_t)sent : 0; /* after a failure, `send_all` tries again */
-    enum outcome outcome = done < HEAD ? send_all(fd, head + done, HEAD - done) : DONE;
-    done = done < HEAD ? 0 : done - HEAD;
-    return outcome == DONE ? send_all(fd, data + done, size - done) : outcome;
+    char *sizes = malloc(8 * (size_t)count);
+    outcome = sizes == NULL ? GONE : receive_all(fd, sizes, 8 * (size_t)count);
+    if (outcome == DONE && !kd_reply_begin(reply, count, sizes))
+        outcome = DAMAGED;
+    free(sizes);
+    return outcome == DONE ? receive_all(fd, (char *)(uintptr_t)reply->fields[0].data, reply->size)
+                           : outcome;
 }
 
 static enum outcome converse(
-    int fd, enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply, bool *heard) {
+    int fd, const struct kd_message *message, struct kd_reply *reply, bool *heard) {
     int64_t end = now() + MOST_MS;
-    enum outcome outcome = send_frame(fd, kind, payload->data, payload->size);
+    enum outcome outcome = send_all(fd, message->data, message->size);
     while (outcome == DONE) {
-        outcome = receive_frame(fd, reply);
-        if (outcome != DONE || reply->kind != KD_WAIT)
+        free(reply->fields);
+        *reply = (struct kd_reply){0};
+        outcome = receive(fd, reply);
+        if (outcome != DONE || !kd_is(reply, 0, KD_WAIT))
             break;
         *heard = true;
-        free(reply->data);
-        reply->data = NULL;
         if (now() > end)
             outcome = SILENT;
     }
     return outcome;
 }
 
-static bool ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply) {
+static bool ask(const struct kd_message *message, struct kd_reply *reply) {
     for (int attempt = 0; attempt < 2 + MAX_IDLE; attempt++) {
         struct connection connection;
         bool used = take_idle(&connection);
         if (!used && !connect_to(&connection, ATTEMPTS))
             return false;
         bool heard = false;
-        enum outcome outcome = converse(connection.fd, kind, payload, reply, &heard);
+        enum outcome outcome = converse(connection.fd, message, reply, &heard);
         if (outcome == DONE) {
             keep_idle(&connection);
-            return true;
+            return kd_is(reply, 0, KD_DONE);
         }
         leave(&connection);
         if (outcome == SILENT)
-            note_silence();
+            remove_socket();
         if (outcome == SILENT || outcome == DAMAGED)
             give_up();
         /* The server may have closed an idle connection, or another server has taken its place. */
@@ -339,13 +287,13 @@ static bool ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_re
     return false;
 }
 
-bool kd_server_ask(enum kd_kind kind, const struct kd_buffer *payload, struct kd_reply *reply) {
+bool kd_server_ask(const struct kd_message *message, struct kd_reply *reply) {
     *reply = (struct kd_reply){0};
-    if (payload->failed || payload->size > MAX_FRAME || !kd_server_wanted())
+    if (message->failed || message->put != message->count || !kd_server_wanted())
         return false;
     int before, saved = errno;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
-    bool answered = ask(kind, payload, reply);
+    bool answered = ask(message, reply);
     pthread_setcancelstate(before, NULL);
     errno = saved;
     return answered;
@@ -362,24 +310,30 @@ bool kd_server_greet(void) {
 }
 
 /* The same text as from `standing` in kcache/dropin/answering.py. */
-void kd_put_standing(struct kd_buffer *payload) {
+size_t kd_put_standing(struct kd_message *message) {
     struct stat root = {0}, space = {0};
     char text[160];
     int saved = errno;
     if (stat("/", &root) != 0 || stat("/proc/thread-self/ns/mnt", &space) != 0)
         space = (struct stat){0};
     errno = saved;
-    snprintf(text, sizeof text, "%u %u %ju %ju %ju %ju", geteuid(), getegid(),
-             (uintmax_t)root.st_dev, (uintmax_t)root.st_ino, (uintmax_t)space.st_dev,
-             (uintmax_t)space.st_ino);
-    kd_put_text(payload, text);
+    int size = snprintf(text, sizeof text, "%u %u %ju %ju %ju %ju", geteuid(), getegid(),
+                        (uintmax_t)root.st_dev, (uintmax_t)root.st_ino, (uintmax_t)space.st_dev,
+                        (uintmax_t)space.st_ino);
+    kd_put(message, text, (size_t)size);
+    return (size_t)size;
 }
 
 void kd_server_note(const char *reason) {
     struct connection connection;
+    struct kd_message note;
     int saved = errno;
-    if (kd_server_wanted() && (take_idle(&connection) || connect_to(&connection, ATTEMPTS))) {
-        enum outcome outcome = send_frame(connection.fd, KD_NOTE, reason, strlen(reason));
+    kd_begin(&note, 2, 128);
+    kd_put_text(&note, "note");
+    kd_put_text(&note, reason);
+    if (!note.failed && kd_server_wanted() &&
+        (take_idle(&connection) || connect_to(&connection, ATTEMPTS))) {
+        enum outcome outcome = send_all(connection.fd, note.data, note.size);
         if (outcome == DONE)
             keep_idle(&connection);
         else
@@ -387,6 +341,7 @@ void kd_server_note(const char *reason) {
         if (outcome == SILENT)
             give_up();
     }
+    free(note.data);
     errno = saved;
 }
 

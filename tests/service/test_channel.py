@@ -1,4 +1,4 @@
-"""Channels between programs and agents: any size, any pieces, bounded waits and memory."""
+"""Channels between programs and services: any size, any pieces, bounded waits and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kcache.remote.channel import Channel
+from kcache.service.channel import Channel
 from kcache.util.wire import WireError, heading
 
 Pair = tuple[Channel, socket.socket]
@@ -65,7 +65,7 @@ def test_a_message_may_come_in_pieces(pair: Pair) -> None:
     "said",
     [
         b"GET / HTTP/1.1\r\n\r\n",
-        heading([b""] * 17),  # more fields than any message has
+        struct.pack("<4sI", b"KCW1", 1 << 24),  # more fields than any message has
         struct.pack("<4sIQ", b"KCW1", 1, 1 << 40),
         heading([b"x"]) + b"xy",  # more than one message
         heading([b"xyz"]) + b"x",
@@ -115,7 +115,7 @@ def test_a_number_that_the_program_has_taken_is_neither_written_to_nor_closed(pa
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="there is no SIGPIPE")
-def test_an_agent_that_has_ended_does_not_end_a_program_with_sigpipe(pair: Pair) -> None:
+def test_a_service_that_has_ended_does_not_end_a_program_with_sigpipe(pair: Pair) -> None:
     channel, there = pair
     there.close()
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)

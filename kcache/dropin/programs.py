@@ -1,0 +1,270 @@
+"""Programs: the service that answers the programs under `kcache run`, from one cache."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from kcache.dropin import environment as env
+from kcache.dropin import protocol
+from kcache.dropin.protocol import Program
+from kcache.service.start import DONE, NO
+from kcache.util.wire import WireError, split_texts
+
+if TYPE_CHECKING:
+    from kcache.dropin.answering import Answering
+
+__all__ = ["Counts", "Programs", "make", "since", "summary"]
+
+
+def make(told: bytes, group: int, said: int) -> Programs:
+    """Return the handlers of a service; `kcache.service.server` calls this.
+
+    Args:
+        told: the settings, as `environment.service` has packed them.
+        group: the process group that is told of trouble.
+        said: a descriptor of its standard error, which is closed soon.
+    """
+    if env.logs(env.current()):
+        os.dup2(said, 2)
+    programs = Programs(dict(zip(*[iter(split_texts(told))] * 2, strict=True)))
+    threading.Thread(target=_complain, args=(said, group), daemon=True).start()
+    threading.Thread(target=programs.warm_up, daemon=True).start()
+    return programs
+
+
+def _complain(said: int, group: int) -> None:
+    """Say what is wrong with the variables, and which remotes do not answer, beside the program.
+
+    It looks only if there are such variables, because its imports delay the first answer.
+    """
+
+    def tell(line: str) -> None:
+        with suppress(OSError):
+            os.write(said, f"kcache: warning: {line}\n".encode("utf-8", "backslashreplace"))
+
+    with suppress(Exception):  # the program works without
+        if env.settings(env.current()):
+            from kcache.admin.environment_check import complaints
+
+            for complaint in complaints():
+                tell(complaint)
+        if env.names_remotes(env.current()):
+            from kcache.config import Config
+            from kcache.kernels.tiers import tell_of_remotes
+
+            tell_of_remotes(Config.load(complain=lambda _: None), group, tell)
+    os.close(said)
+
+
+class Programs:
+    """Answers programs, and counts that. The cache is opened once, by the first thread.
+
+    Threads: safe to share.
+
+    Args:
+        settings: the settings of the cache, for whoever asks which ones they are.
+    """
+
+    patient = True
+    #: Nothing is done for a program that has ended.
+    pending = 0
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self.counts = Counts()
+        self._settings = settings
+        self._answering: Answering | None = None
+        self._making = threading.Lock()
+
+    def begin(self, process: int) -> _Session:
+        """Return the session of a program that has connected."""
+        return _Session(self, process)
+
+    def warm_up(self) -> None:
+        """Do what the first hit needs, while the program that will ask is still starting."""
+        with suppress(Exception):  # a program that asks is told
+            self.answers().warm_up()
+
+    def answers(self) -> Answering:
+        """Return what answers from the cache; raise what opening a cache raises."""
+        with self._making:
+            if self._answering is None:
+                from kcache.dropin.answering import Answering
+                from kcache.kernel_cache import KernelCache
+
+                home = env.cache_home(env.current())
+                folder = None if home is None else os.path.join(home, "kcache-dropin")
+                self._answering = Answering(KernelCache(), folder)
+            return self._answering
+
+    def status(self) -> dict[str, object]:
+        """Return the settings and the counts."""
+        stats = None if self._answering is None else self._answering.stats()
+        remotes = {name: getattr(stats, name, 0) for name in _REMOTE_COUNTS}
+        return {"settings": self._settings, "counts": {**self.counts.as_dict(), **remotes}}
+
+    def close(self) -> None:
+        """Close the cache, if one was opened."""
+        if self._answering is not None:
+            self._answering.close()
+
+
+class _Session:
+    """One program."""
+
+    def __init__(self, programs: Programs, process: int) -> None:
+        self._programs = programs
+        self._process = process
+
+    def answer(self, question: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the answer to a question; nothing for a note."""
+        self._programs.counts.asked(self._process)
+        match question:
+            case [protocol.COMPILE, *fields]:
+                return self._compile(protocol.unpack_program(fields))
+            case [protocol.QUERY, path, standing]:
+                return self._query(path, standing)
+            case [protocol.NOTE, reason]:
+                self._programs.counts.handed(reason[:80].decode(errors="replace"))
+                return []
+            case _:
+                raise WireError("no such question")
+
+    def _compile(self, program: Program) -> Sequence[bytes]:
+        from kcache.dropin.answering import Declined
+
+        counts = self._programs.counts
+        try:
+            answering = self._programs.answers()
+        except Exception as error:  # a setting that is not allowed, a directory that is unsafe
+            return [NO, f"no cache: {error}".encode()]
+        answer = answering.answer(program)
+        if isinstance(answer, Declined):
+            counts.handed(answer.reason[:80])
+            return [NO, answer.reason.encode()]
+        saved = answer.seconds if answer.hit else 0.0
+        counts.answered(hit=answer.hit, failed=answer.result != 0, saved=saved)
+        return [DONE, *protocol.pack_answer(answer)]
+
+    def _query(self, path: bytes, standing: bytes) -> Sequence[bytes]:
+        from kcache.dropin.answering import Declined
+
+        try:
+            about = self._programs.answers().about(path, standing)
+        except Exception as error:
+            return [NO, f"no cache: {error}".encode()]
+        if isinstance(about, Declined):
+            return [NO, about.reason.encode()]
+        version, archs = about
+        return [DONE, *(b"%d" % number for number in (*version, *archs))]
+
+    def leave(self) -> None:
+        """Forget nothing: the counts stay."""
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+#: The counts of the cache that the summary tells.
+_REMOTE_COUNTS = ("remote_hits", "remote_misses", "remote_errors")
+
+#: Most names of programs, and most reasons, that are counted one by one.
+_MOST = 256
+#: Most processes that are remembered. One that asks again after this many others counts twice.
+_MOST_PROCESSES = 1 << 14
+
+
+class Counts:
+    """Counts answers and the processes that asked.
+
+    Threads: safe to share. The counts are in memory only, and end with the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._handed: Counter[str] = Counter()
+        self._saved = 0.0
+        self._processes: dict[int, None] = {}
+        self._names: Counter[str] = Counter()
+
+    def answered(self, *, hit: bool, failed: bool, saved: float = 0.0) -> None:
+        """Count an answer; `saved` is the compile time in seconds that a hit saved."""
+        with self._lock:
+            self._counts["failed" if failed else "hits" if hit else "misses"] += 1
+            self._saved += saved
+
+    def handed(self, reason: str) -> None:
+        """Count a compile that the program, or this server, left to the real NVRTC."""
+        with self._lock:
+            if reason in self._handed or len(self._handed) < _MOST:
+                self._handed[reason] += 1
+            self._counts["handed_over"] += 1
+
+    def asked(self, process: int) -> None:
+        """Remember that a process asked, and count it the first time."""
+        with self._lock:
+            if process in self._processes:
+                return
+            if len(self._processes) >= _MOST_PROCESSES:
+                del self._processes[next(iter(self._processes))]
+            self._processes[process] = None
+            self._counts["programs"] += 1
+        name = _name_of(process)
+        with self._lock:
+            self._names[name if name in self._names or len(self._names) < _MOST else "others"] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        with self._lock:
+            return {
+                **{
+                    name: self._counts[name]
+                    for name in ("hits", "misses", "failed", "handed_over", "programs")
+                },
+                "saved_seconds": round(self._saved, 3),
+                "reasons": dict(self._handed),
+                "names": dict(self._names),
+            }
+
+
+def _name_of(process: int) -> str:
+    try:
+        with open(f"/proc/{process}/comm", "rb") as file:
+            return os.fsdecode(file.read()).strip()
+    except OSError:
+        return "unknown"
+
+
+def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
+    """Return what was counted after `before`; both are in the form of `Counts.as_dict`."""
+    told = {name: counts[name] - before[name] for name in counts.keys() - {"reasons", "names"}}
+    return {**told, **{name: _more(before[name], counts[name]) for name in ("reasons", "names")}}
+
+
+def _more(before: dict[str, int], counts: dict[str, int]) -> dict[str, int]:
+    more = {name: number - before.get(name, 0) for name, number in counts.items()}
+    return {name: number for name, number in more.items() if number > 0}
+
+
+def summary(counts: dict[str, Any]) -> str:
+    """Return one line about what a server did."""
+    who = ", ".join(
+        name if number == 1 else f"{number} x {name}" for name, number in counts["names"].items()
+    )
+    reasons = ", ".join(f"{name}: {number}" for name, number in counts["reasons"].items())
+    parts = [
+        f"hits {counts['hits']}",
+        f"misses {counts['misses']}",
+        f"refused sources {counts['failed']}",
+        f"left to NVRTC {counts['handed_over']}" + (f" ({reasons})" if reasons else ""),
+        f"saved {counts['saved_seconds']:.1f} s",
+        f"programs: {who or 'none used NVRTC'}",
+    ]
+    hits, misses, errors = (counts.get(name, 0) for name in _REMOTE_COUNTS)
+    if hits or misses or errors:
+        parts.append(f"remotes: hits {hits}, misses {misses}, without an answer {errors}")
+    return "; ".join(parts)

@@ -1,0 +1,1 @@
+"""Services: processes that answer programs over a private socket, and how they are found."""

@@ -1,0 +1,334 @@
+"""Server: the process of a service, which answers programs over a private socket.
+
+It has a session of its own, so that Ctrl-C and Ctrl-Z do not reach it, and nothing of the program
+that has started it: no descriptor, no signal handler, no child.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from kcache._version import __version__
+from kcache.service.channel import Channel
+from kcache.service.start import DONE, STATUS, STOP, WAIT, bound, socket_identity, sweep
+from kcache.util import log
+from kcache.util.child_process import detach
+from kcache.util.wire import WireError, heading, receive
+
+__all__ = ["IDLE", "LINGER", "Handlers", "Server", "Session", "main"]
+
+#: Seconds from the disconnect of the last program to the end of the service. So the next command of
+#: a shell script need not start another one.
+IDLE = 5.0
+#: Seconds that what is pending may take after that, or after the service was told to end.
+LINGER = 60.0
+#: Seconds between two checks whether the service is still needed, and can still be found.
+LOOK_EVERY = 1.0
+#: Seconds that a program waits before it gets a sign of life. It waits 5 s for one.
+HEARTBEAT = 0.5
+#: Most connections at the same time, each with a thread. Further ones are closed at once.
+MAX_CONNECTIONS = 4096
+#: Seconds for the rest of a message that has begun, and for a program to receive an answer. A
+#: program that was stopped (Ctrl-Z) may take long, and costs a thread meanwhile.
+MESSAGE_TIMEOUT = 60.0
+#: Nearly all questions fit into this many bytes. Each connection has a buffer of this size.
+_QUESTION = 4096
+#: Descriptors for connections, if the machine allows as many.
+_DESCRIPTORS = 1 << 16
+#: Seconds to pause if no connection can be accepted because there are no free descriptors.
+_PAUSE = 0.05
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
+_SIGN_OF_LIFE = heading([WAIT]) + WAIT
+
+
+class Session(Protocol):
+    """One program that has connected. Threads: for one at a time."""
+
+    def answer(self, question: list[bytes]) -> Sequence[bytes]:
+        """Return the answer to a question; nothing is sent if it is empty.
+
+        Raises:
+            WireError: there is no such question. The connection is closed.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Forget the program, which has disconnected."""
+        ...
+
+
+class Handlers(Protocol):
+    """What a service answers, beside `STATUS` and `STOP`. Threads: safe to share.
+
+    Attributes:
+        patient: whether programs wait for long, and get signs of life meanwhile.
+    """
+
+    patient: bool
+
+    @property
+    def pending(self) -> int:
+        """How much is still to be done for programs that may have ended."""
+        ...
+
+    def begin(self, process: int) -> Session:
+        """Return the session of a program that has connected."""
+        ...
+
+    def status(self) -> dict[str, object]:
+        """Return what was done, ready for JSON, without credentials."""
+        ...
+
+    def close(self) -> None:
+        """Do what is pending, in `LINGER` seconds, and close what is open."""
+        ...
+
+
+class _Client(Channel):
+    """One program. Threads: one answers it; another may send signs of life."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, MESSAGE_TIMEOUT, _QUESTION)
+        self._sending = threading.Lock()
+        self.waits_since: float | None = None
+
+    def answer(self, fields: Sequence[bytes]) -> None:
+        """Send an answer, which ends the wait of the program."""
+        with self._sending:
+            self.waits_since = None
+            if fields:
+                self.send(fields)
+
+    def reassure(self, now: float) -> None:
+        """Send a sign of life to a program that waits, and don't wait for one that is stopped."""
+        since = self.waits_since
+        if since is None or now - since < HEARTBEAT or not self._sending.acquire(blocking=False):
+            return
+        try:
+            if self.waits_since is not None:  # so few bytes are sent as a whole or not at all
+                self._socket.send(_SIGN_OF_LIFE, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            pass  # the thread that answers will notice
+        finally:
+            self._sending.release()
+
+    def end(self) -> None:
+        """End the connection; the thread that reads from it wakes up."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Server:
+    """Answers programs of this user.
+
+    Threads: `serve` runs in one thread, and each connection has one of its own. Whatever a program
+    does (dies in the middle of a message, sends nonsense, stops reading), only its own connection
+    ends. Crash: programs do without the service.
+
+    Args:
+        listener: a socket that listens.
+        path: the path at which programs find it.
+        handlers: what is answered.
+        watched: a descriptor that is readable once the only user of the service has ended.
+    """
+
+    def __init__(
+        self, listener: socket.socket, path: str, handlers: Handlers, watched: int | None = None
+    ) -> None:
+        self._listener = listener
+        self._path = path
+        self._handlers = handlers
+        self._watched = watched
+        self._lock = threading.Lock()
+        self._clients: set[_Client] = set()
+        self._told_to_end = False
+        self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._identity = socket_identity(path)
+        self._started = time.time()
+
+    def serve(self, *, lasting: bool = False) -> None:
+        """Answer programs until none needs the service, or another one has its place.
+
+        Args:
+            lasting: whether it serves until it is told to end, as long as it can be found.
+        """
+        needed = time.monotonic()
+        while not self._told_to_end:
+            ready = self._wait(LOOK_EVERY)
+            if self._watched in ready:
+                break
+            if self._listener.fileno() in ready:
+                self._accept()
+            now = time.monotonic()
+            for client in self._present():
+                client.reassure(now)
+            if self._clients or self._watched is not None:
+                needed = now
+            if self._is_over(now - needed, lasting):
+                self._unlink()
+                if not self._wait(0):  # nobody has connected meanwhile
+                    break
+        self._stop()
+
+    def _wait(self, seconds: float) -> list[int]:
+        """Wait until there is something to do; return the descriptors that are ready."""
+        poll = select.poll()
+        for descriptor in (self._listener.fileno(), self._awake, self._watched):
+            if descriptor is not None:
+                poll.register(descriptor, select.POLLIN)
+        return [descriptor for descriptor, _ in poll.poll(seconds * 1e3)]
+
+    def _is_over(self, idle: float, lasting: bool) -> bool:
+        """Tell whether nobody has needed the service for long enough."""
+        if socket_identity(self._path) is None:
+            self._listen_again()
+        is_found = socket_identity(self._path) == self._identity
+        if is_found and lasting:
+            return False
+        enough = IDLE if is_found else 0.0
+        return idle > LINGER or (idle > enough and not self._handlers.pending)
+
+    def _listen_again(self) -> None:
+        """Make a new socket: a program took this process for stopped, and removed ours."""
+        with suppress(OSError):
+            again = socket.socket(fileno=bound(self._path))
+            self._listener.close()
+            self._listener = again
+            self._identity = socket_identity(self._path)
+
+    def wake(self) -> None:
+        """End `serve` soon, from any thread."""
+        self._told_to_end = True
+        with suppress(OSError):  # it has ended
+            os.eventfd_write(self._awake, 1)
+
+    def _stop(self) -> None:
+        """Remove the socket, so that programs can start another service, and close everything.
+
+        What is pending is done first, because the programs that asked for it may have ended, and
+        others may wait for it.
+        """
+        self._unlink()
+        self._listener.close()
+        self._handlers.close()
+        for client in self._present():
+            client.end()
+
+    def _unlink(self) -> None:
+        if socket_identity(self._path) == self._identity:
+            with suppress(OSError):
+                os.unlink(self._path)
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self._awake)
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # the program is gone already, or no descriptor is left
+            log.debug("a program can't be accepted: %s", error)
+            time.sleep(_PAUSE)
+            return
+        process, user, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if user != os.geteuid() or len(self._clients) >= MAX_CONNECTIONS:
+            connection.close()
+            return
+        client = _Client(connection)
+        with self._lock:
+            self._clients.add(client)
+        try:
+            threading.Thread(target=self._attend, args=(client, process), daemon=True).start()
+        except RuntimeError as error:  # the machine has no more threads
+            log.warning("a program has to do without kcache's service: %s", error)
+            self._leave(client)
+
+    def _attend(self, client: _Client, process: int) -> None:
+        """Answer one program until it disconnects."""
+        session = self._handlers.begin(process)
+        try:
+            while True:
+                question = client.next()
+                if question == [STOP]:
+                    client.answer([DONE])
+                    self.wake()
+                elif question == [STATUS]:
+                    client.answer([DONE, json.dumps(self.status()).encode()])
+                else:
+                    client.waits_since = time.monotonic() if self._handlers.patient else None
+                    client.answer(session.answer(question))
+        except (WireError, OSError):
+            pass  # it is gone, or sends nonsense
+        except Exception as error:
+            log.warning("the request of process %d failed: %r", process, error)
+        finally:
+            self._leave(client)
+            session.leave()
+
+    def status(self) -> dict[str, object]:
+        """Return what the service has done."""
+        return {
+            "version": __version__,
+            "process": os.getpid(),
+            "started": self._started,
+            "connections": len(self._clients),
+            **self._handlers.status(),
+        }
+
+    def _present(self) -> list[_Client]:
+        with self._lock:
+            return list(self._clients)
+
+    def _leave(self, client: _Client) -> None:
+        with self._lock:
+            self._clients.discard(client)
+        client.close()
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+#: Gets what the service is told, the process group of the program that starts it, and a descriptor
+#: of that program's standard error, which it closes.
+Make = Callable[[bytes, int, int], Handlers]
+
+
+def main() -> None:
+    """Be a service: `kcache.service.start` runs this, with what it is told on standard input."""
+    listener, watched, lasting, group, path, serves, told = receive(0)
+    until = int(watched) or None
+    said = os.dup(2)
+    kept = [number for number in (int(listener), said, until) if number is not None]
+    for number in kept:
+        os.set_inheritable(number, False)
+    detach(kept)
+    _raise_descriptor_limit()
+    make: Make = importlib.import_module(serves.decode()).make
+    handlers = make(told, int(group), said)
+    place = os.fsdecode(path)
+    server = Server(socket.socket(fileno=int(listener)), place, handlers, until)
+    server.serve(lasting=lasting == b"1")
+    sweep(os.path.dirname(place))
+
+
+def _raise_descriptor_limit() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,514 @@
+"""The service for remotes and its clients: what is asked, counted, left alone, and leased."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from remote.fakes import LEASES, MemoryClient, addresses, client_at, remote, service, until
+
+from kcache.entry import Entry, decode, encode
+from kcache.errors import ConfigError
+from kcache.remote.address import Address
+from kcache.remote.client import Client, Lease
+from kcache.remote.limits import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, SOON, Breaker
+from kcache.remote.protocol import Counts, Found, Upload
+from kcache.remote.remote import Remote
+from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong
+from kcache.remote.signing import make_keys, make_sealer, write_keys
+from kcache.service.start import STOP, ask
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+
+
+def envelope(key: str, **payload: bytes) -> bytes:
+    return encode(key, Entry(payload or {"cubin": b"code" * 100}), producer=b"test")
+
+
+def counts(client: Client, index: int = 0) -> dict[str, Any]:
+    status: Any = client.status()
+    return dict(status["remotes"][index])
+
+
+def value(client: Client, *keys: str) -> bytes | None:
+    """What the remotes have under the first of the keys; they answer."""
+    found = client.get(*keys)
+    assert found is not None
+    return found.value
+
+
+def put(client: Client, upload: Upload) -> None:
+    client.put(upload)
+    assert client.flush(60)
+
+
+def leased(client: Client, key: str = KEY) -> Lease:
+    lease = client.lease(key)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def failing(error: Exception, *operations: str) -> MemoryClient:
+    """A remote whose operations (all, or those that are named) fail."""
+    store = MemoryClient()
+
+    def fail(operation: str) -> None:
+        if operation in operations or not operations:
+            raise error
+
+    store.trouble = fail
+    return store
+
+
+def test_what_is_put_is_found(tmp_path: Path) -> None:
+    store = MemoryClient()
+    with service(tmp_path, remote(store)) as client:
+        assert value(client, KEY) is None
+        put(client, Upload((KEY, envelope(KEY))))
+        assert value(client, KEY) == envelope(KEY)
+        told = counts(client)
+    assert (told["hits"], told["misses"], told["uploads"]) == (1, 1, 1)
+    assert told["bytes_in"] == told["bytes_out"] == len(store.values[KEY])
+
+
+def test_remotes_are_asked_in_order_and_written_if_writable(tmp_path: Path) -> None:
+    stores = [MemoryClient() for _ in range(3)]
+    stores[1].values[KEY] = envelope(KEY)
+    named = ("http://a?ro&slow=60", "http://b?slow=60", "http://c?slow=60")
+    with service(tmp_path, *map(remote, stores, named)) as client:
+        assert client.get(KEY) == Found(envelope(KEY), 1, 0.0)
+        assert client.get(KEY, first=2) == Found(None, 3, 0.0)
+        put(client, Upload((OTHER, envelope(OTHER))))
+    assert [OTHER in store.values for store in stores] == [False, True, True]
+    assert stores[2].operations.count("get") == 1
+
+
+def test_two_keys_are_one_question(tmp_path: Path) -> None:
+    """The answer says which key it is of; each remote is asked for both before the next one is."""
+    stores = [MemoryClient(), MemoryClient()]
+    with service(tmp_path, *map(remote, stores)) as client:
+        assert client.get(KEY, OTHER) == Found(None, 2, 0.0)
+        assert [counts(client, n)["misses"] for n in (0, 1)] == [1, 1]
+        stores[1].values[KEY] = envelope(KEY)
+        stores[0].values[OTHER] = envelope(OTHER)
+        assert client.get(KEY, OTHER) == Found(envelope(OTHER), 0, 0.0, 1)
+        assert client.get(KEY, OTHER, first=1) == Found(envelope(KEY), 1, 0.0, 0)
+        assert client.flush(60)  # the first one has the values of the second, too
+        stores[0].values[KEY] = b"damaged"
+        assert client.get(KEY, OTHER) == Found(envelope(OTHER), 0, 0.0, 1)
+        assert counts(client)["damaged"] == 1
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_hit_further_down_is_kept_further_up(tmp_path: Path, keep: bool) -> None:
+    near, far = MemoryClient(), MemoryClient()
+    far.values = {KEY: envelope(KEY), OTHER: envelope(OTHER, set0=b"headers")}
+    address = f"http://far?slow=60&keep={int(keep)}"
+    with service(tmp_path, remote(near, "http://near?slow=60"), remote(far, address)) as client:
+        for _ in range(2):
+            assert None not in [value(client, key) for key in (KEY, OTHER)]
+            assert client.flush(30)
+    assert near.values == (far.values if keep else {})
+    assert far.operations.count("get") == (2 if keep else 4)
+
+
+def test_manifests_are_merged_and_say_nothing_of_one_machine(tmp_path: Path) -> None:
+    with service(tmp_path, remote(MemoryClient())) as client:
+        for number in range(3):
+            manifest = envelope(KEY, set0=b"headers of %d" % number)
+            put(client, Upload((OTHER, envelope(OTHER)), (KEY, manifest)))
+        payload = decode(value(client, KEY) or b"", KEY, producer=b"test").payload
+    assert list(payload.values()) == [b"headers of 2", b"headers of 1", b"headers of 0"]
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        envelope(KEY)[:-1],
+        envelope(KEY) + b"x",
+        envelope(KEY)[:50] + b"\xff" + envelope(KEY)[51:],
+        b"",
+        bytes(200),
+        envelope(OTHER),
+    ],
+    ids=["cut", "longer", "bit", "empty", "nonsense", "of another key"],
+)
+def test_damaged_values_are_misses(tmp_path: Path, blob: bytes) -> None:
+    store = MemoryClient()
+    store.values[KEY] = blob
+    with service(tmp_path, remote(store)) as client:
+        assert value(client, KEY) is None
+        told = counts(client)
+    assert (told["damaged"], told["hits"], told["misses"]) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("size", [100, 10_000])
+def test_a_kernel_beyond_max_entry_is_a_miss_of_a_remote_that_works(size: int) -> None:
+    store = MemoryClient()
+    narrow = remote(store, "http://memory?slow=60&max_entry=1000")
+    assert remote(store).put(KEY, encode(KEY, Entry({"cubin": bytes(size)})))
+    assert [narrow.get(KEY) is None for _ in range(7)] == [size > 1000] * 7
+    assert narrow.merge(OTHER, bytes(size)) is (size < 1000)
+    told = narrow.as_dict()
+    assert (told["breaker"], told["errors"], told["dropped"]) == ("closed", 0, int(size > 1000))
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RemoteTimeout("too late"), RemoteError("closed"), ZeroDivisionError(), ConfigError("no keys")],
+)
+def test_after_some_failures_nobody_asks_until_a_trial_succeeds(
+    tmp_path: Path, error: Exception
+) -> None:
+    store, clock = failing(error), Clock()
+    down = remote(store)
+    down.reading = Breaker(clock)
+    with service(tmp_path, down) as client:
+        for _ in range(FAILURES):
+            assert client.worth_asking
+            assert client.get(KEY) == Found(None, 1, client.nothing_until and FIRST_PAUSE, 0, 1)
+        assert not client.worth_asking
+        assert [client.get(KEY) for _ in range(1000)] == [None] * 1000
+        assert len(store.operations) == FAILURES
+        told = counts(client)
+        assert told["timeouts"] + told["errors"] == FAILURES
+        assert told["breaker"] == "open"
+        store.trouble = lambda _: None
+        clock.now += FIRST_PAUSE
+        client.nothing_until = 0.0  # another program has the same service
+        client.get(KEY)
+        until(lambda: not down.reading.is_open)
+        client.nothing_until = 0.0
+        assert value(client, KEY) is None
+        assert client.worth_asking
+
+
+def test_uploads_that_fail_leave_the_remote_readable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user who may not write, and a server that is full, are still asked."""
+    store = failing(RemoteError("not for you"), "put")
+    store.values[KEY] = envelope(KEY)
+    with service(tmp_path, remote(store)) as client:
+        for _ in range(20):
+            client.put(Upload((OTHER, envelope(OTHER))))
+        assert client.flush(30)
+        assert value(client, KEY) == envelope(KEY)
+        told = counts(client)
+    assert store.operations.count("put") <= FAILURES + 3  # four threads upload
+    assert (told["dropped"], told["breaker"], told["reason"]) == (20, "closed", "not for you")
+    warning = "http://memory: not for you; kcache stores nothing there for now"
+    assert [record.getMessage() for record in caplog.records] == [warning]
+
+
+def test_kernels_too_long_for_a_server_do_not_stop_others() -> None:
+    """Unless configured, nginx takes no more than 1 MiB, and answers 413."""
+    store = failing(RemoteTooLong("413 Request Entity Too Large"), "put")
+    known = remote(store)
+    assert not any(known.put(f"{number:064x}", b"long") for number in range(8))
+    told = known.as_dict()
+    assert (told["breaker"], told["errors"], told["dropped"]) == ("closed", 0, 8)
+    assert "413 Request Entity Too Large; kcache does not store such" in known.trouble
+    store.trouble = lambda _: None
+    assert known.put("ab" * 32, b"short")
+
+
+def test_what_was_missing_is_looked_for_again(tmp_path: Path) -> None:
+    """A package, and the files of a password and of keys, may be there by the time of the trial."""
+    reason = ""
+
+    def make(_: Address) -> MemoryClient:
+        if reason == "no package":
+            raise ConfigError(reason)
+        return failing(RemoteError(reason)) if reason else MemoryClient()
+
+    clock = Clock()
+    known = Remote(addresses()[0], make_sealer, Counts(), make=make)
+    known.reading = Breaker(clock)
+    with service(tmp_path, known) as client:
+        for reason in ("no package", "wrong password", ""):
+            for _ in range(FAILURES):
+                clock.now += LONGEST_PAUSE
+                client.nothing_until = 0.0
+                client.get(KEY)
+            until(lambda: counts(client)["reason"] == reason)  # noqa: B023  at once
+
+
+def test_without_its_keys_nothing_goes_and_nothing_is_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="cryptography is missing")
+    store, path = MemoryClient(), tmp_path / "keys.pem"
+    signed = Remote(addresses()[0], lambda: make_sealer(str(path)), Counts(), make=lambda _: store)
+    with service(tmp_path, signed) as client:
+        put(client, Upload((KEY, envelope(KEY))))
+        assert not store.operations
+        write_keys(str(path), make_keys()[0])
+        put(client, Upload((KEY, envelope(KEY))))
+        assert store.operations == ["put"]
+
+
+def test_one_remote_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    down, well = failing(RemoteError("closed")), MemoryClient()
+    remotes = remote(down, "http://a?slow=60"), remote(well, "http://b?slow=60")
+    with service(tmp_path, *remotes) as client:
+        put(client, Upload((KEY, envelope(KEY))))
+        for _ in range(5 * FAILURES):
+            found = client.get(KEY)
+            assert found is not None
+            assert (found.remote, found.unanswered) == (1, 1)
+            assert client.worth_asking
+            assert client.flush(30)
+    assert down.operations.count("get") <= 2 * FAILURES  # questions, and merges of what was found
+
+
+def test_each_process_group_is_told_once(tmp_path: Path) -> None:
+    known = remote(
+        failing(RemoteError("Authentication required")),
+        "redis://me:hunter2@cache.example:1?slow=60",
+    )
+    with service(tmp_path, known) as idle:
+        warned: dict[int, list[str]] = {1: [], 2: []}
+
+        def another(group: int) -> Client:
+            client = client_at(str(tmp_path / "socket"), warn=warned[group].append)
+            client.group = group
+            for _ in range(2):
+                client.nothing_until = 0.0
+                client.get(KEY)
+            return client
+
+        clients = [another(1 + number % 2) for number in range(4)]
+        text = "redis://***@cache.example:1: Authentication required; kcache works without it"
+        assert warned == {1: [text], 2: [text]}
+        for client in clients:
+            client.close()
+        until(lambda: (idle.status() or {})["connections"] == 1)
+        another(1).close()  # the next command of a script
+        assert warned == {1: [text, text], 2: [text]}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_breaker() -> None:
+    clock = Clock()
+    breaker = Breaker(clock)
+    for _ in range(FAILURES - 1):
+        breaker.failed("down")
+    breaker.succeeded()
+    for _ in range(FAILURES):
+        assert (breaker.is_open, breaker.wait) == (False, 0.0)
+        breaker.failed("down")
+    assert breaker.is_open
+    for _ in range(5):  # operations that were under way say nothing new
+        breaker.failed("down")
+    assert 0 < breaker.wait <= FIRST_PAUSE
+    assert not breaker.try_again()
+    pause = FIRST_PAUSE
+    for _ in range(10):
+        clock.now += breaker.wait + 0.1
+        assert breaker.try_again()
+        assert not breaker.try_again(), "one at a time"
+        assert breaker.wait == SOON, "a remote that is back is soon used"
+        breaker.failed("still down")
+        pause = min(2 * pause, LONGEST_PAUSE)
+        assert breaker.wait == pytest.approx(pause)
+    clock.now += LONGEST_PAUSE
+    assert breaker.try_again()
+    breaker.succeeded()
+    assert (breaker.is_open, breaker.reason) == (False, "")
+
+
+def test_slow_misses_open_the_breaker_and_slow_hits_do_not() -> None:
+    store = MemoryClient()
+    slow = remote(store, "http://memory?slow=1e-9")
+    store.values[KEY] = envelope(KEY)
+    assert None not in [slow.get(KEY) for _ in range(2 * FAILURES)]
+    for _ in range(FAILURES):
+        assert not slow.reading.is_open
+        assert not slow.trouble, "a loaded machine is slow, too"
+        assert slow.get(OTHER) is None
+    assert slow.reading.is_open
+    assert "an answer without a kernel took" in slow.trouble
+
+
+def test_while_a_question_hangs_no_other_one_is_asked() -> None:
+    """As behind a name server that does not answer: no time-out of a client reaches that."""
+    store, go_on = MemoryClient(), threading.Event()
+    store.trouble = lambda _: go_on.wait(60)
+    hanging = remote(store, "http://memory?slow=60&connect_timeout=0.005&timeout=0.005")
+    for _ in range(5):
+        with pytest.raises(RemoteError):
+            hanging.get(KEY)
+    assert store.operations == ["get"]
+    assert hanging.wait > 0
+    told = hanging.counts.as_dict()
+    assert (told["timeouts"], told["skipped"]) == (1, 4)
+    go_on.set()
+    until(lambda: not hanging.wait)
+    store.trouble = lambda _: None
+    assert hanging.get(OTHER) is None
+
+
+def test_what_a_server_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+    store = failing(RemoteError("\x1b]0;yours\x07 no\r\nentry " + "x" * 5000))
+    with service(tmp_path, remote(store)) as client:
+        client.get(KEY)
+        reason = str(counts(client)["reason"])
+    assert reason.isprintable()
+    assert "no??entry" in reason
+    assert len(reason) < 1000
+
+
+def no_thread(*_: object, **__: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_without_threads_uploads_and_trials_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, known = Clock(), remote(MemoryClient())
+    known.reading = Breaker(clock)
+    upload = Upload((KEY, envelope(KEY)))
+    with service(tmp_path, known) as client:
+        assert client.flush(60)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            assert client.put(upload)
+        assert not client.flush(0)
+        put(client, upload)
+        assert counts(client)["uploads"] == 2
+    for _ in range(FAILURES):
+        known.reading.failed("down")
+    clock.now += FIRST_PAUSE
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RemoteError):
+            known.get(KEY)
+    assert known.reading.is_open
+
+
+def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kcache.remote.remotes.MAX_WAITING", 5)
+    store, go_on = MemoryClient(), threading.Event()
+    store.trouble = lambda _: go_on.wait(60)
+    with service(tmp_path, remote(store)) as client:
+        for number in range(30):
+            client.put(Upload((f"{number:064x}", envelope(f"{number:064x}"))))
+        assert not client.flush(0.01)
+        go_on.set()
+        assert client.flush(60)
+        told = counts(client)
+    assert told["uploads"] == len(store.values)
+    assert 5 <= len(store.values) <= 9 + 4
+    assert told["dropped"] == 30 - len(store.values)
+
+
+# -- leases ----------------------------------------------------------------------------------------
+
+
+def test_a_lease_belongs_to_one_and_ends_with_its_upload(tmp_path: Path) -> None:
+    store = MemoryClient()
+    with service(tmp_path, remote(store, LEASES)) as client:
+        lease = leased(client)
+        assert client.lease(KEY) is True
+        assert leased(client, OTHER).key == OTHER
+        assert client.put(Upload((KEY, envelope(KEY)), lease=(lease.key, lease.token)), lease)
+        until(lambda: KEY not in store.leases)
+        assert KEY in store.values
+        client.release(leased(client))
+        assert KEY not in store.leases
+
+
+def test_a_service_that_is_told_to_end_uploads_first(tmp_path: Path) -> None:
+    """Others wait for what was made under a lease: it is there before the lease is given back."""
+    store = MemoryClient()
+    begun, go_on = threading.Event(), threading.Event()
+    there: list[bool] = []
+
+    def trouble(operation: str) -> None:
+        if operation == "put":
+            begun.set()
+            go_on.wait(60)
+        elif operation == "release":
+            there.append(KEY in store.values)
+
+    store.trouble = trouble
+    with service(tmp_path, remote(store, LEASES)) as client:
+        lease = leased(client)
+        client.put(Upload((KEY, envelope(KEY)), None, (lease.key, lease.token)), lease)
+        assert begun.wait(60)
+        assert ask(str(tmp_path / "socket"), STOP) == []
+        until(lambda: not (tmp_path / "socket").exists())  # another one can be started
+        assert store.leases
+        go_on.set()
+    assert KEY in store.values
+    assert there == [True]
+    assert not store.leases
+
+
+def end(lease: Lease, path: str) -> None:
+    ask(path, STOP)
+
+
+@pytest.mark.parametrize("how", [lambda lease, _: lease.connection.close(), end])
+def test_a_lease_is_renewed_until_its_program_or_the_service_ends(
+    tmp_path: Path, how: Callable[[Lease, str], object]
+) -> None:
+    store = MemoryClient()
+    with service(tmp_path, remote(store, f"{LEASES}&lease_seconds=0.1")) as client:
+        lease = leased(client)
+        until(lambda: store.operations.count("renew") > 2)
+        how(lease, str(tmp_path / "socket"))
+        until(lambda: not store.leases)
+
+
+#: Takes a lease, and forks a child that stays when this process is killed.
+PARENT = """
+import os, signal, sys
+from remote.fakes import LEASES, addresses, client_at
+lease = client_at(sys.argv[1], *addresses(LEASES)).lease(sys.argv[2])
+if os.fork() == 0:
+    print(os.getpid(), lease.token != "", flush=True)
+    signal.pause()
+sys.stdin.read()
+"""
+
+
+def test_a_child_does_not_keep_the_lease_of_its_killed_parent(tmp_path: Path) -> None:
+    store = MemoryClient()
+    with service(tmp_path, remote(store, LEASES)):
+        with subprocess.Popen(
+            [sys.executable, "-c", PARENT, str(tmp_path / "socket"), KEY],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        ) as parent:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline().split()[0])
+            assert KEY in store.leases
+            parent.kill()
+        try:
+            until(lambda: KEY not in store.leases)
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_without_leases_everybody_compiles(tmp_path: Path) -> None:
+    for known in (remote(MemoryClient()), remote(failing(RemoteError("closed")), LEASES)):
+        with service(tmp_path, known) as client:
+            assert client.lease(KEY) is False

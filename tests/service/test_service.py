@@ -1,0 +1,377 @@
+"""Services: found, started, asked and ended, whatever their programs and other users do."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from core.helpers import fork, wait
+
+from kcache.service import server as server_module
+from kcache.service import start
+from kcache.service.channel import Channel
+from kcache.service.server import Server
+from kcache.service.start import DONE, STATUS, STOP, WAIT, Service, ask, bound, connected
+from kcache.util.wire import WireError, heading
+
+SERVICE = Service("echo", "service.echo", b"")
+
+
+class Echo:
+    """Handlers that answer with the question, once they may."""
+
+    def __init__(self) -> None:
+        self.patient = False
+        self.pending = 0
+        self.ended = 0
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def begin(self, _process: int) -> Echo:
+        return self
+
+    def answer(self, question: list[bytes]) -> Sequence[bytes]:
+        if question[0] == b"raise":
+            raise ZeroDivisionError
+        if question[0] == b"wire":
+            raise WireError("no such question")
+        self.go_on.wait(60)
+        return [DONE, *question]
+
+    def leave(self) -> None:
+        self.ended += 1
+
+    def status(self) -> dict[str, object]:
+        return {"what": "echo"}
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def serving(
+    path: Path, handlers: Echo | None = None, watched: int | None = None, *, lasting: bool = False
+) -> Iterator[Server]:
+    """A service in a thread; it has ended after the block."""
+    listener = socket.socket(fileno=bound(str(path)))
+    served = Server(listener, str(path), handlers or Echo(), watched)
+    thread = threading.Thread(target=served.serve, kwargs={"lasting": lasting})
+    thread.start()
+    try:
+        yield served
+    finally:
+        served.wake()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A short path: a socket's has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="ks-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(server_module, "IDLE", 0.05)
+
+
+def until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def channel(path: Path) -> Channel:
+    connection = connected(str(path))
+    assert connection is not None
+    return Channel(connection, 60)
+
+
+# -- one service -----------------------------------------------------------------------------------
+
+
+def test_it_answers_says_what_it_is_and_stops(place: Path) -> None:
+    path, handlers = place / "socket", Echo()
+    with serving(path, handlers):
+        asks = channel(path)
+        assert asks.ask([b"one", bytes(1 << 20)], 60) == [DONE, b"one", bytes(1 << 20)]
+        told = start.status(str(path))
+        assert told is not None
+        assert (told["process"], told["connections"], told["what"]) == (os.getpid(), 2, "echo")
+        assert ask(str(path), STOP) == []
+        with pytest.raises(WireError):
+            asks.next()  # it ends every connection
+        until(lambda: handlers.ended == 3)
+        until(lambda: not path.exists())
+    assert start.status(str(path)) is None
+
+
+@pytest.mark.usefixtures("hasty")
+def test_it_ends_soon_after_its_last_program_and_leaves_no_file(place: Path) -> None:
+    handlers = Echo()
+    handlers.pending = 1
+    with serving(place / "socket", handlers):
+        channel(place / "socket").close()
+        until(lambda: handlers.ended)
+        assert (place / "socket").exists()  # something is to be done
+        handlers.pending = 0
+        until(lambda: not (place / "socket").exists())
+    assert os.listdir(place) == []
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lasting_one_that_nobody_can_reach_ends(place: Path, replaced: bool) -> None:
+    path = place / "folder/socket"
+    path.parent.mkdir()
+    with serving(path, lasting=True) as served:
+        if replaced:
+            other = bound(str(path))
+        else:
+            shutil.rmtree(path.parent)
+        until(lambda: served._listener.fileno() < 0)
+    assert path.exists() is replaced  # another one's socket stays
+    if replaced:
+        os.close(other)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_it_makes_its_socket_again_and_ends_with_its_only_program(place: Path) -> None:
+    """A program removes the socket of a service that it takes for silent."""
+    path = place / "socket"
+    read, write = os.pipe()
+    with serving(path, watched=read):
+        before = start.socket_identity(str(path))
+        other = bound(str(place / "other"))  # so that the inode is not used again
+        path.unlink()
+        until(lambda: start.socket_identity(str(path)) not in (before, None))
+        assert start.status(str(path)) is not None
+        os.close(write)
+        until(lambda: not path.exists())
+    os.close(read)
+    os.close(other)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_who_waits_gets_signs_of_life_if_it_reads_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HEARTBEAT", 0.0)
+    path, handlers = place / "socket", Echo()
+    handlers.patient = True
+    handlers.go_on.clear()
+    deaf = socket.socket(socket.AF_UNIX)  # its buffer gets full
+    with serving(path, handlers), deaf:
+        deaf.connect(str(path))
+        deaf.sendall(heading([b"x"]) + b"x")
+        asks = channel(path)
+        assert asks.ask([b"one"], 60) == [WAIT]
+        handlers.go_on.set()
+        while (answer := asks.next()) == [WAIT]:
+            pass
+        assert answer == [DONE, b"one"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"KCW1" + b"\xff" * 100,
+        b"KCW1\1\0\0\0" + b"\xff" * 8,
+        (heading([b"half"]) + b"half")[:-1],
+        heading([b"raise"]) + b"raise",
+        heading([b"wire"]) + b"wire",
+    ],
+)
+def test_a_program_that_says_nonsense_harms_nobody(place: Path, said: bytes) -> None:
+    path = place / "socket"
+    with serving(path), socket.socket(socket.AF_UNIX) as bad:
+        bad.connect(str(path))
+        bad.sendall(said)
+        bad.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            assert bad.recv(100) == b""
+        assert channel(path).ask([b"one"], 60) == [DONE, b"one"]
+
+
+def test_without_threads_a_program_is_refused_and_the_next_one_served(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    path = place / "socket"
+    with serving(path):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            assert ask(str(path), STATUS) is None
+        assert start.status(str(path)) is not None
+
+
+# -- a service that is gone, silent, another user's, or lies -----------------------------------------
+
+
+@contextmanager
+def lying(path: Path, *said: bytes) -> Iterator[None]:
+    """Answers the first question with these pieces, and then goes on with the last one."""
+    over = threading.Event()
+
+    def lie(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(1000)
+            for piece in said:
+                connection.sendall(piece)
+            while not over.wait(0.01):
+                connection.sendall(said[-1])
+
+    with socket.socket(fileno=bound(str(path))) as listener:
+        thread = threading.Thread(target=lie, args=(listener,))
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(60)
+
+
+ENDLESS = heading([DONE, bytes(1 << 20)])
+
+
+@pytest.mark.parametrize(
+    ("said", "silent"),
+    [
+        ([b""], True),
+        ([ENDLESS, b"x"], True),
+        ([b"HTTP/1.1 200 OK\r\n\r\n"], False),
+        ([heading([])], False),
+        ([heading([WAIT]) + WAIT, b""], False),
+        ([heading([DONE, b"no JSON"]) + DONE + b"no JSON", b""], False),
+        ([heading([DONE, b"[]"]) + DONE + b"[]", b""], False),
+        ([heading([DONE, b"{}"]) + DONE + b"{}", b""], False),
+    ],
+)
+def test_one_that_does_not_answer_is_given_up(
+    place: Path, monkeypatch: pytest.MonkeyPatch, said: list[bytes], silent: bool
+) -> None:
+    """Whatever it says meanwhile. If it is silent, the next program starts another one."""
+    monkeypatch.setattr(start, "ASK_TIMEOUT", 0.2)
+    path = place / "socket"
+    with lying(path, *said):
+        assert start.status(str(path)) is None
+        assert path.exists() is not silent
+    assert start.status(str(place / "nothing")) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_is_neither_asked_nor_answers(place: Path) -> None:
+    path = place / "socket"
+    with serving(path) as served:
+        path.chmod(0o666)
+        place.chmod(0o755)
+
+        def ask_as_other() -> None:
+            os.setuid(65534)
+            assert connected(str(path)) is None  # who listens is somebody else
+            with socket.socket(socket.AF_UNIX) as anyway:
+                anyway.connect(str(path))
+                with suppress(BrokenPipeError):
+                    anyway.sendall(heading([STATUS]) + STATUS)
+                with suppress(ConnectionResetError):
+                    assert anyway.recv(1) == b""
+
+        assert wait(fork(ask_as_other)) == 0
+        assert served.status()["connections"] == 0
+
+
+# -- where it is, and how it is started ------------------------------------------------------------
+
+
+def test_a_folder_that_others_can_exchange_holds_no_socket(place: Path) -> None:
+    shared, own = place / "shared", place / "own"
+    own.mkdir(mode=0o700)
+    shared.mkdir()
+    shared.chmod(0o777)
+    folders = [str(shared), str(own)]
+    assert start.folder_in(folders) == f"{own}/kcache-{os.geteuid()}"
+    assert os.listdir(shared) == []
+    with pytest.raises(OSError, match="shared"):
+        start.folder_in(folders[:1])
+    shared.chmod(0o1777)
+    assert start.folder_in(folders) == f"{shared}/kcache-{os.geteuid()}"
+    os.chmod(start.folder_in(folders), 0o755)
+    assert start.folder_in(folders) == f"{own}/kcache-{os.geteuid()}"
+    with pytest.raises(OSError, match="too long"):
+        start.folder_in(["/" + "x" * 100])
+
+
+def test_equal_settings_have_one_name() -> None:
+    names = {start.name_of(Service("a", "m", told)) for told in (b"", b"1", b"1", b"secret")}
+    assert len(names) == 3
+    assert not any("secret" in name for name in names)
+
+
+def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
+    """It is the same process kind for each: here, the remotes' without any question to one."""
+    from remote.fakes import addresses
+
+    from kcache.remote.protocol import Setup
+
+    service = Setup(addresses("http://127.0.0.1:9"), {}, {}).service()
+    path = os.path.join(start.folder_in([str(place)]), start.name_of(service))
+    with socket.socket(fileno=bound(path)):
+        pass  # the socket of one that was killed
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: start.joined(path, service, os.environ), range(4)))
+    until(lambda: (start.status(path) or {})["connections"] == 5)
+    told = start.status(path)
+    assert told is not None
+    process = os.pidfd_open(told["process"])
+    assert os.getsid(told["process"]) != os.getsid(0)
+    for connection in found:
+        connection.close()
+    assert ask(path, STOP) == []
+    assert select.select([process], [], [], 60)[0]
+    os.close(process)
+    assert os.listdir(place) == []
+
+
+def test_a_program_that_is_stopped_while_it_starts_one_is_not_waited_for_without_end(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "TURN_TIMEOUT", 0.05)
+    place.chmod(0o700)
+    other = os.open(place, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(OSError, match="stopped"):
+        start.joined(str(place / "socket"), SERVICE, {})
+    os.close(other)
+
+
+@pytest.mark.parametrize("wrong", ["interpreter", "told"])
+def test_one_that_can_not_be_started_leaves_no_socket(
+    place: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    place.chmod(0o700)
+    service = Service("echo", "service.echo", bytes(1 << 20) if wrong == "told" else b"")
+    if wrong == "interpreter":
+        monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    with pytest.raises(OSError, match="settings of the service|nonexistent"):
+        start.begin(str(place / "socket"), service, {})
+    assert os.listdir(place) == []
