@@ -20,7 +20,6 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from docs.pages import Block
 from docs.reader import Reader, parsed
@@ -130,17 +129,16 @@ def _copy(block: Block, reader: Reader, root: Path, text: str) -> None:
 
 
 def follow_workflow(reader: Reader, block: Block) -> None:
-    """Runs the commands of a GitHub workflow, or of a GitLab pipeline, in order."""
+    """Runs the commands of a GitHub workflow, in order."""
     found = parsed(block)
     assert isinstance(found, dict), f"{block.where}: this is no workflow"
     (reader.folder / "temp").mkdir(exist_ok=True)
     reader.environ |= {"CI": "true", "GITHUB_STEP_SUMMARY": str(reader.folder / "temp" / "summary")}
-    _set(reader, found.get("env") or found.get("variables"))
-    jobs = found["jobs"] if "jobs" in found else _gitlab_jobs(found)
+    _set(reader, found.get("env"))
     ran = 0
-    for job in jobs.values():
-        _set(reader, job.get("env") or job.get("variables"))
-        for step in job.get("steps", ()) or _scripts(job):
+    for job in found["jobs"].values():
+        _set(reader, job.get("env"))
+        for step in job["steps"]:
             if "uses" in step:
                 assert _USES.fullmatch(step["uses"]), f"{block.where}: {step['uses']!r}"
                 continue
@@ -153,20 +151,9 @@ def follow_workflow(reader: Reader, block: Block) -> None:
     assert ran, f"{block.where}: nothing in it is run"
 
 
-def _gitlab_jobs(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: job for name, job in found.items() if isinstance(job, dict) and "script" in job}
-
-
-def _scripts(job: dict[str, Any]) -> Iterator[dict[str, str]]:
-    for kind in ("before_script", "script", "after_script"):
-        for line in job.get(kind, ()):
-            yield {"run": line}
-
-
 def _set(reader: Reader, settings: dict[str, object] | None) -> None:
     for name, value in (settings or {}).items():
-        text = _evaluated(reader, str(value))
-        reader.environ[name] = text.replace("$CI_PROJECT_DIR", str(reader.folder))
+        reader.environ[name] = _evaluated(reader, str(value))
 
 
 def _evaluated(reader: Reader, text: str) -> str:

@@ -73,32 +73,12 @@ $ cat << END
 four
 ```
 
-1. A list:
-
-   ```python
-   from pathlib import Path
-   print(Path.cwd().name, 1 / 3)
-   ```
-
-   ```text
-   below 0.33...
-   ```
-
 <!-- test: exit 3 -->
 ```sh
 exit 3
 ```
 
-:::{note}
 ```{doctest}
->>> import os
->>> seven = 7
-```
-:::
-
-```{doctest}
->>> seven
-7
 >>> print("a long line")
 a ... line
 ```
@@ -119,25 +99,14 @@ def test_a_page_that_is_right_is_followed_to_its_end(follow: Follow) -> None:
     ("text", "told"),
     [
         ("```sh\nfalse\n```", r"page\.md:1: exit status 1, not 0"),
-        ("```sh\nfalse | true\n```", "exit status 1, not 0"),
         ("```sh\necho $UNSET\n```", "exit status 1, not 0"),
         ("<!-- test: exit 1 -->\n```sh\ntrue\n```", r"page\.md:2: exit status 0, not 1"),
-        ("```python\n1 / 0\n```", "ZeroDivisionError"),
         ("```python\nprint(1)\n```\n\n```text\n2\n```", r"page\.md:5: .*"),
         ("```console\n$ echo 1\n2\n```", "the page says:\n2\n\nit says:\n1\n"),
-        ("```console\n$ false\n$ true\n```", "exit status 1"),
-        ("```console\necho\n```", "begins with a command"),
         ("```{doctest}\n>>> 1\n2\n```", "Expected:\n    2\nGot:\n    1"),
-        ("```{doctest}\n1\n```", "without a single example"),
-        ("```text\n1\n```", "nothing's output"),
         ("```sh\necho 1\n```\n\nBut:\n\n```text\n1\n```", "nothing's output"),
         ("```\nplain\n```", "nothing runs a block of 'no language'"),
-        ("```cuda\n__global__\n```", "nothing runs a block of 'cuda'"),
         ("```json\n{\n```", "this is no json"),
-        ("```toml\n=\n```", "this is no toml"),
-        ("```yaml\na: [\n```", "this is no yaml"),
-        ("```ini\nx\n```", "this is no ini"),
-        ("```sh\npip install x\n```", "a test does not change the machine"),
         ("```sh\n.venv/bin/pip install x\n```", "a test does not change the machine"),
     ],
 )
@@ -152,20 +121,12 @@ def test_what_is_wrong_is_told_with_its_place(text: str, told: str, follow: Foll
         ("```sh\ntrue\n", r"page\.md:1: the block does not end"),
         ("<!-- test: someday -->\n```sh\ntrue\n```", "'someday' is no mark"),
         ("<!-- test: slow -->\n\nText.\n\n```sh\ntrue\n```", r"page\.md:3: the mark before"),
-        ("<!-- file: a -->", "belongs to no block"),
         ("```{unheard-of}\n```", "no test knows the directive unheard-of"),
     ],
 )
 def test_what_can_not_be_read_is_told_with_its_place(text: str, told: str, follow: Follow) -> None:
     with pytest.raises(PageError, match=told):
         follow(text)
-
-
-def test_no_setting_of_the_caller_reaches_the_reader(
-    follow: Follow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KCACHE_DIR", "/nowhere")
-    follow("```console\n$ env | grep -c ^KCACHE_ || true\n0\n```")
 
 
 WORKFLOW = """<!-- test: workflow -->
