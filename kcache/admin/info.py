@@ -120,7 +120,7 @@ def told_kinds(kinds: Kinds) -> str:
         counted(kinds.manifests, "manifest"),
     ]
     if kinds.others:
-        told.append(f"{kinds.others:,} of no use here")
+        told.append(f"{kinds.others:,} others")
     if kinds.read < kinds.all:
         told.append(f"estimated from {kinds.read:,} entries")
     return ", ".join(told)

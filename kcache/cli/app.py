@@ -38,7 +38,7 @@ _GROUPS = {
     "Look": ("stats", "ls", "show", "extract", "report", "path"),
     "Free space, and repair": ("trim", "rm", "clear", "verify"),
     "Share": ("bundle", "key", "server"),
-    "Set up": ("doctor", "config", "migrate"),
+    "Set up": ("doctor", "config", "integrations", "migrate"),
 }
 #: Other names for a command, which the help does not list.
 _ALIASES = {"info": "stats"}

@@ -50,6 +50,10 @@ class EngineEntries:
         directory: of the cache; by default that of the settings.
         max_size: the cap; by default that of the settings.
 
+    Attributes:
+        disabled: whether the settings switch the cache off.
+        reads: whether entries are looked up; not if each is to be made anew.
+
     Raises:
         ConfigError: an argument is not allowed.
     """
@@ -66,7 +70,8 @@ class EngineEntries:
         self._framework = framework.encode()
         self._mark = hashlib.sha256(self._framework).hexdigest()[:_MARK_DIGITS]
         self._producer = f"kcache-{framework}"
-        self._reads = not (config.disable.value or config.recache.value)
+        self.disabled = config.disable.value
+        self.reads = not (self.disabled or config.recache.value)
         self.engine = engine_of(opened, config.memory_size.value, producer=self._producer)
         self._counts = RequestCounts(self.engine.counters, misses=not config.disable.value)
         self._sources: list[tuple[Source, str]] = []
@@ -89,7 +94,7 @@ class EngineEntries:
         return self._surviving(lambda: self._get(key), None)
 
     def _get(self, key: str) -> Entry | None:
-        if not self._reads:
+        if not self.reads:
             return None
         started = time.perf_counter()
         entry, from_memory = self.engine.fetch(key)
@@ -131,23 +136,44 @@ class EngineEntries:
                 else:
                     yield entry, offer.keep
 
-    def put(self, key: str, payload: dict[str, bytes]) -> None:
+    def put(self, key: str, payload: dict[str, bytes]) -> Entry:
         """Store an entry here and in the writable remotes, if possible; raises nothing."""
-        self._surviving(lambda: self._put(key, payload), None)
-
-    def _put(self, key: str, payload: dict[str, bytes]) -> None:
         missed = self._missed.pop(key, None)
         seconds = 0.0 if missed is None else time.perf_counter() - missed
+        entry = Entry(payload, {"compile_seconds": seconds})
         if missed is not None:
             self.engine.counters.add("compiles")
             self.engine.counters.add("compile_seconds", seconds)
-            self._counts.saved(key, seconds)  # counts for hits of other processes alone
-        entry = Entry(payload, {"compile_seconds": seconds})
+            self._counts.saved(key, seconds)  # from now on, a hit saves this process nothing
+        self._surviving(lambda: self._store(key, entry), None)
+        return entry
+
+    def _store(self, key: str, entry: Entry) -> None:
         self.engine.put(key, entry)
         if self._remotes is not None and self._remotes.writable and not self.engine.read_only:
             envelope = encode(key, entry, producer=self._producer.encode())
             if self._remotes.put(Upload((key, envelope), None)):
                 self.engine.counters.add("remote_puts")
+
+    def settle(self, key: str, payload: dict[str, bytes], *, replaces: bool = False) -> Entry:
+        """Store an entry unless there is one; return the one that is there now; raises nothing.
+
+        So processes that have made the same go on with the same bytes. With `replaces`, the entry
+        is stored in any case.
+        """
+        there = self._surviving(lambda: self.engine.fetch(key)[0], None) if self.reads else None
+        if there is not None and not replaces:
+            return there
+        return self.put(key, payload)
+
+    def count_hit(self, key: str, seconds: float) -> None:
+        """Count a hit that saved some seconds, and needed no look at the entry."""
+        self.engine.counters.hit(self._counts.saved(key, seconds), 0.0, False)
+
+    def touch(self, key: str) -> None:
+        """Record a use of an entry; raises nothing."""
+        if not self.engine.read_only:
+            self._surviving(lambda: self.engine.backend.touch(key), None)
 
     def delete(self, key: str) -> bool:
         """Delete the entry under a key of `key_of`; tell whether it was there."""

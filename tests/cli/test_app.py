@@ -59,7 +59,12 @@ def test_the_version_and_a_help_that_names_every_command_in_groups(here: Callabl
 def test_every_command_has_help_and_takes_a_directory(command: str, here: Callable) -> None:
     said = here(command, "-h")
     assert said.code == 0
-    assert "--directory" in said.out or command in ("server", "key", "bundle")  # of others
+    assert "--directory" in said.out or command in (
+        "server",
+        "key",
+        "bundle",
+        "integrations",
+    )  # of others
 
 
 def test_every_command_that_prints_facts_has_json() -> None:
@@ -151,6 +156,7 @@ PRINTING = [
     ("config",),
     ("doctor",),
     ("extract", KEY, "-o", "-"),
+    ("integrations",),
     ("ls", "--json"),
     ("ls",),
     ("path",),
@@ -231,7 +237,11 @@ def test_an_output_that_cannot_be_written_is_one_line(
 @pytest.mark.parametrize(
     "command",
     [
-        *(command for command in PRINTING if command[0] not in ("config", "doctor", "path")),
+        *(
+            command
+            for command in PRINTING
+            if command[0] not in ("config", "doctor", "integrations", "path")
+        ),
         ("rm", KEY),
         ("trim",),
         ("clear", "--yes"),

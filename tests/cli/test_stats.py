@@ -42,7 +42,7 @@ def test_the_place_the_size_and_the_counts_of_all_processes(
     table = lines(said.out)
     assert (said.code, said.err) == (0, "")
     assert (table["directory"], table["backend"]) == (str(filled), "file")
-    assert table["entries"] == "3 (0 kernels, 0 manifests, 3 of no use here)"
+    assert table["entries"] == "3 (0 kernels, 0 manifests, 3 others)"
     assert table["hits"] == "1 (0 from memory, 1 from the backend)"
     assert (table["misses"], table["hit rate"]) == ("2", "33.3%")
     assert {"size", "average compile time", "average cache time"} <= table.keys()

@@ -52,6 +52,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 #: Commands to which the user's cache and its settings mean nothing.
 ALONE: dict[str, tuple[str, ...]] = {
+    "integrations": ("--json",),
     "key new": ("made.pem",),
     "key show": ("k.pem",),
     "bundle list": ("kernels.kcb",),

@@ -46,6 +46,7 @@ def _twice_and_edited(
         ("core", "cuda.core", 1),
         ("cupy_compiler", "cupy", 2),  # one of them of an empty source
         ("numba_compile", "numba_cuda", 1),
+        ("tvm_compile", "tvm", 1),
     ],
 )
 def test_python(

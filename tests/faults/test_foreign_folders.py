@@ -202,12 +202,13 @@ COMMANDS = {
     "bundle verify": ["OUT/b.kcb"],
     "doctor": ["", "--json"],
     "migrate": ["--to zstd", "--from lmdb --to file", "--to lmdb --keep", "--to lmdb -n"],
+    "integrations": ["", "--json"],
     "key new": ["OUT/key"],
     "key show": ["OUT/key"],
     "config": ["", "--json", "--set max_size=1GiB", "--unset max_size"],
 }
 #: These look at no cache, so they have nothing to say of the folder.
-WITHOUT = ("run", "server", "path", "bundle list", "bundle verify", "key", "config")
+WITHOUT = ("run", "server", "path", "bundle list", "bundle verify", "integrations", "key", "config")
 #: These look at one, or compile: they warn of a folder that the variable names, and do without.
 LOOKING = ("compile", "why", "stats", "report", "ls", "show", "extract", "verify")
 KERNEL = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'

@@ -22,7 +22,7 @@ __all__ = ["config"]
 _SIZES = ("max_size", "memory_size")
 
 
-@click.command(short_help="Show every setting with its source, or save one with the cache.")
+@click.command(short_help="Show every setting with its source, or save one.")
 @repeatable(
     "--set",
     "given",

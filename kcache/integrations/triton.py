@@ -1,0 +1,291 @@
+"""CacheManager: kcache as the cache of Triton, by one variable or one call.
+
+    TRITON_CACHE_MANAGER=kcache.integrations.triton:CacheManager
+
+Triton puts the files of a kernel one by one, and then names them as a group. Here a group is one
+entry of the cache. On a hit, its files are written into `TRITON_CACHE_DIR` in Triton's own layout,
+where Triton and Inductor read them; see `LocalFiles` for the cap of that directory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+from triton.runtime.cache import FileCacheManager
+
+from kcache.integrations.engine_entries import EngineEntries
+from kcache.integrations.local_files import LocalFiles
+from kcache.util import log
+
+try:
+    from triton import knobs
+except ImportError:  # before 3.4
+    knobs = None
+
+if TYPE_CHECKING:
+    from kcache.entry import Entry
+
+__all__ = ["CacheManager", "install", "uninstall"]
+
+#: Triton's own note of a group, which Inductor reads, too; and ours of the same group.
+_GROUP, _STAMP = "__grp__", "__kcache__"
+#: A use is recorded at most once in so many seconds; so many keys are remembered for that.
+NOTE_AGAIN, _MOST_NOTED = 10.0, 4096
+_METHODS = {
+    "get_file": ["self", "filename"],
+    "put": ["self", "data", "filename", "binary"],
+    "get_group": ["self", "filename"],
+    "put_group": ["self", "filename", "group"],
+}
+
+
+class _Shared:
+    """The cache and the local files, which all managers of a process share."""
+
+    def __init__(self) -> None:
+        self.entries = EngineEntries("triton/1")
+        self._files: dict[str, LocalFiles] = {}
+        self._noted: dict[str, float] = {}
+
+    def files(self, directory: str) -> LocalFiles:
+        """Return the local files in a directory."""
+        if directory not in self._files:
+            cap = self.entries.engine.max_size
+            self._files[directory] = LocalFiles(
+                directory, cap, ours=lambda folder: _named(os.path.join(directory, folder))
+            )
+        return self._files[directory]
+
+    def is_due(self, key: str) -> bool:
+        """Tell whether a use of an entry is to be recorded: once in `NOTE_AGAIN` seconds."""
+        now = time.monotonic()
+        if now < self._noted.get(key, 0.0):
+            return False
+        if len(self._noted) >= _MOST_NOTED:
+            self._noted.clear()
+        self._noted[key] = now + NOTE_AGAIN
+        return True
+
+
+_shared: _Shared | None = None
+_opening = threading.Lock()
+#: What was assigned to Triton's knob before `install`.
+_before: type[FileCacheManager] | None = None
+
+
+def _open() -> _Shared:
+    global _shared  # noqa: PLW0603
+    if _shared is not None:
+        return _shared
+    with _opening:
+        _shared = _shared or _Shared()
+    return _shared
+
+
+def _problem() -> str:
+    """Return what is different about the interface of this Triton, or nothing."""
+    if knobs is None:
+        return "it has no triton.knobs"
+    for name, wanted in _METHODS.items():
+        method = getattr(FileCacheManager, name, None)
+        found = [] if method is None else list(inspect.signature(method).parameters)
+        if found != wanted:
+            return f"its {name} takes {', '.join(found) or 'nothing'}; known: {', '.join(wanted)}"
+    return ""
+
+
+class _Manager(FileCacheManager):  # type: ignore[misc]
+    """Finds and stores groups of files in kcache, and all else as Triton does.
+
+    Whatever fails here is left to Triton's own cache.
+
+    Threads: one for each compile, as Triton has it. Processes: any number. Crash: a group is whole
+    or not there.
+
+    Args:
+        key: Triton's, of everything that a compile depends on.
+        override, dump: as Triton's.
+    """
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        super().__init__(key, override=override, dump=dump)
+        self._put: dict[str, bytes] = {}
+        self._shared = None if override or dump or _open().entries.disabled else _open()
+        self._directory = os.path.dirname(self.cache_dir) if self._shared is not None else ""
+
+    def put(self, data: object, filename: str, binary: bool = True) -> str:
+        """Write a file, and remember it for the group; return its path.
+
+        A file of a group that is whole is not written again: others may be reading it.
+        """
+        if self._shared is None:
+            return str(super().put(data, filename, binary=binary))
+        content = data if isinstance(data, bytes) else str(data).encode()
+        self._put[filename] = content
+        try:
+            if not self._replaces(self._shared) and self._is_stamped(filename):
+                return str(self._make_path(filename))
+            written = self._shared.files(self._directory).write(self.key, {filename: content})
+        except Exception as error:
+            _warn("put", error)
+            return str(super().put(data, filename, binary=binary))
+        return written[filename]
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """Return name -> path of each file of a group, all of one compile, or None."""
+        shared = self._shared
+        if shared is not None and not shared.entries.reads:
+            return None
+        if shared is not None:
+            try:
+                found = self._stamped(shared, filename) or self._from_cache(shared, filename)
+            except Exception as error:
+                _warn("get_group", error)
+                found = None
+            if found is not None:
+                return found
+        theirs: dict[str, str] | None = super().get_group(filename)
+        return theirs
+
+    def put_group(self, filename: str, group: dict[str, str]) -> object:
+        """Store a group as one entry."""
+        shared = self._shared
+        if shared is None:
+            return super().put_group(filename, group)
+        try:
+            payload = {name: self._content(name, path) for name, path in group.items()}
+            key = self._entry_key(shared, filename)
+            entry = shared.entries.settle(key, payload, replaces=self._replaces(shared))
+            return self._materialise(shared, filename, entry)[filename]
+        except Exception as error:
+            _warn("put_group", error)
+            return super().put_group(filename, group)
+
+    def _replaces(self, shared: _Shared) -> bool:
+        """Tell whether a group is made anew though there may be one."""
+        return bool(knobs.compilation.always_compile) or not shared.entries.reads
+
+    def _from_cache(self, shared: _Shared, filename: str) -> dict[str, str] | None:
+        entry = shared.entries.get(self._entry_key(shared, filename))
+        if entry is None or not all(map(_is_name, entry.payload)):
+            return None
+        return self._materialise(shared, filename, entry)
+
+    def _materialise(self, shared: _Shared, filename: str, entry: Entry) -> dict[str, str]:
+        """Write a group, Triton's note of it, and at last ours; return name -> path."""
+        files = shared.files(self._directory)
+        paths = files.write(self.key, entry.payload)
+        note = json.dumps({"child_paths": paths}).encode()
+        files.write(self.key, {_GROUP + filename: note})
+        stamp = {name: _identity(path) for name, path in paths.items()}
+        noted = json.dumps({"seconds": entry.cost, "files": stamp}).encode()
+        files.write(self.key, {_STAMP + filename: noted})
+        return paths
+
+    def _stamped(self, shared: _Shared, filename: str) -> dict[str, str] | None:
+        """Return a group whose files are as they were written, counted as a hit, or None."""
+        seconds, stamp = self._stamp(filename)
+        folder = self.cache_dir
+        paths = {name: f"{folder}/{name}" for name in stamp}
+        if not stamp or any(_identity(paths[name]) != stamp[name] for name in stamp):
+            return None
+        key = self._entry_key(shared, filename)
+        shared.entries.count_hit(key, seconds)
+        if shared.is_due(key):
+            shared.files(self._directory).use(self.key)
+            shared.entries.touch(key)
+        return paths
+
+    def _is_stamped(self, filename: str) -> bool:
+        """Tell whether a file belongs to a group that is whole."""
+        found = _identity(str(self._make_path(filename)))
+        stamps = (name for name in os.listdir(self.cache_dir) if name.startswith(_STAMP))
+        groups = (self._stamp(name.removeprefix(_STAMP))[1] for name in stamps)
+        return found is not None and any(group.get(filename) == found for group in groups)
+
+    def _stamp(self, filename: str) -> tuple[float, dict[str, object]]:
+        return _read_stamp(str(self._make_path(_STAMP + filename)))
+
+    def _entry_key(self, shared: _Shared, filename: str) -> str:
+        return shared.entries.key_of(f"{self.key}/{filename}".encode())
+
+    def _content(self, name: str, path: str) -> bytes:
+        if name in self._put:
+            return self._put[name]
+        with open(path, "rb") as file:
+            return file.read()
+
+
+def _identity(path: str) -> list[int] | None:
+    """Return what changes if another file is at a path, or this one is written to."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def _named(folder: str) -> list[str]:
+    """Return the names of the files of the groups in a folder, with the notes of these."""
+    found: list[str] = []
+    with suppress(OSError):
+        for note in os.listdir(folder):
+            if note.startswith(_STAMP):
+                found += [note, _GROUP + note.removeprefix(_STAMP)]
+                found += _read_stamp(os.path.join(folder, note))[1]
+    return found
+
+
+def _read_stamp(path: str) -> tuple[float, dict[str, object]]:
+    """Return the seconds that a group saves, and name -> identity of its files."""
+    try:
+        with open(path, "rb") as file:
+            noted = json.loads(file.read())
+        return float(noted["seconds"]), dict(noted["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0, {}
+
+
+def _is_name(name: str) -> bool:
+    """Tell whether a name from an entry stays inside its folder."""
+    return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
+
+
+def _warn(method: str, error: Exception) -> None:
+    kind = type(error).__name__
+    log.warning_once(f"{method} of kcache's CacheManager failed ({kind}: {error}); Triton goes on")
+
+
+def _choose() -> type[FileCacheManager]:
+    """Return `_Manager`, or Triton's own class if its interface is another one."""
+    problem = _problem()
+    if not problem:
+        return _Manager
+    log.warning_once(f"kcache does not know the cache of this Triton ({problem}); Triton's is used")
+    return cast("type[FileCacheManager]", FileCacheManager)
+
+
+#: The class that `TRITON_CACHE_MANAGER` names.
+CacheManager = _choose()
+
+
+def install() -> None:
+    """Make Triton use kcache in this process; `uninstall` undoes it."""
+    global _before  # noqa: PLW0603
+    if knobs.cache.manager_class is not CacheManager:
+        _before = vars(knobs.cache).get("manager_class")
+        knobs.cache.manager_class = CacheManager
+
+
+def uninstall() -> None:
+    """Make Triton use the cache that it used before `install`."""
+    if vars(knobs.cache).get("manager_class") is CacheManager:
+        del knobs.cache.manager_class
+        if _before is not None:
+            knobs.cache.manager_class = _before

@@ -1,0 +1,45 @@
+"""`kcache integrations`: what is installed here, and the lines that it prints."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from importlib.metadata import version
+
+import pytest
+from click.testing import CliRunner
+
+from kcache.cli.app import app
+from kcache.integrations.frameworks import FRAMEWORKS, installed
+
+
+def test_the_command_shows_what_is_installed(nvrtc: tuple[int, int]) -> None:
+    told = json.loads(CliRunner().invoke(app, ["integrations", "--json"]).stdout)
+    assert [each["framework"] for each in told] == [each.framework.name for each in installed()]
+    bindings = next(each for each in told if each["framework"] == "cuda.bindings")
+    assert bindings == {
+        "framework": "cuda.bindings",
+        "installed": version("cuda-bindings"),
+        "tested_with": "13.5",
+        "covered_by": "the drop-in",
+        "line": "kcache run -- COMMAND",
+    }
+    table = CliRunner().invoke(app, ["integrations"]).stdout.splitlines()
+    assert table[0].split()[:2] == ["FRAMEWORK", "INSTALLED"]
+    assert len(table) == len(told) + 1
+
+
+@pytest.mark.parametrize("framework", ["cuda.core", "triton"])
+def test_what_a_line_names_is_there(framework: str) -> None:
+    pytest.importorskip(framework)
+    names = {"cuda.core": ("cuda_core", "ProgramCache"), "triton": ("triton", "CacheManager")}
+    module, name = names[framework]
+    assert hasattr(import_module(f"kcache.integrations.{module}"), name)
+    (line,) = [each.line for each in FRAMEWORKS if each.name.lower() == framework]
+    assert f"kcache.integrations.{module}" in line
+    assert name in line
+
+
+def test_each_framework_is_listed_once() -> None:
+    names = [name for each in FRAMEWORKS for name in each.distributions]
+    assert len(set(names)) == len(names)

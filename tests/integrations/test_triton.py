@@ -1,0 +1,299 @@
+"""Triton with kcache as its cache, as in use-with.md: real kernels for a GPU that is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from remote import servers
+
+triton = pytest.importorskip("triton")
+
+from triton.runtime.cache import FileCacheManager  # noqa: E402
+
+import kcache  # noqa: E402
+from kcache.integrations import triton as adapter  # noqa: E402
+from kcache.integrations.local_files import GRACE, LocalFiles  # noqa: E402
+
+KERNELS = Path(__file__).with_name("triton_kernels.py")
+MANAGER = "kcache.integrations.triton:CacheManager"
+
+
+class Runs:
+    """Runs processes that compile kernels, with a cache and a directory of Triton."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.cache, self.local = place / "cache", place / "local"
+
+    def environment(self, more: Mapping[str, object]) -> dict[str, str]:
+        settings = {
+            "TRITON_CACHE_MANAGER": MANAGER,
+            "KCACHE_DIR": self.cache,
+            "TRITON_CACHE_DIR": self.local,
+            "XDG_RUNTIME_DIR": self.place,
+        }
+        return {**os.environ, **{name: str(value) for name, value in {**settings, **more}.items()}}
+
+    def start(self, first: int, count: int, **more: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "ignore", str(KERNELS), str(first), str(count)]
+        return subprocess.Popen(
+            command, env=self.environment(more), stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, first: int, count: int, **more: object) -> tuple[dict[int, str], dict[str, int]]:
+        process = self.start(first, count, **more)
+        output, _ = process.communicate(timeout=280)
+        assert process.returncode == 0
+        *digests, counts = map(json.loads, output.splitlines())
+        return dict(digests), counts
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    (tmp_path / "local").mkdir()
+    return Runs(tmp_path)
+
+
+def test_all_hit_after_the_first_run_whatever_became_of_the_files(runs: Runs) -> None:
+    plain, _ = runs.run(0, 2, TRITON_CACHE_MANAGER="triton.runtime.cache:FileCacheManager",
+                        TRITON_CACHE_DIR=runs.place / "plain")  # fmt: skip
+    first, counts = runs.run(0, 2)
+    assert first == plain
+    assert (counts["misses"], counts["hits"], counts["compiles"]) == (2, 0, 2)
+
+    again, counts = runs.run(0, 2)
+    assert (again, counts["hits"], counts["misses"]) == (first, 2, 0)
+    assert counts["saved_seconds"] > 0
+
+    runs.local.rename(runs.place / "moved")
+    moved, counts = runs.run(0, 2, TRITON_CACHE_DIR=runs.place / "moved")
+    assert (moved, counts["hits"], counts["misses"]) == (first, 2, 0)
+
+    for path in runs.place.glob("moved/*/*.cubin"):
+        path.write_bytes(path.read_bytes()[:100])
+    mended, counts = runs.run(0, 2, TRITON_CACHE_DIR=runs.place / "moved")
+    assert (mended, counts["hits"], counts["misses"]) == (first, 2, 0)
+
+    runs.cache.rename(runs.place / "elsewhere")
+    other, counts = runs.run(0, 2, KCACHE_DIR=runs.place / "elsewhere")  # and no local file
+    assert (other, counts["hits"], counts["misses"]) == (first, 2, 0)
+    with kcache.open_engine(runs.place / "elsewhere") as engine:
+        assert engine.total_stats().hits == 8
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Redis]:
+    with servers.redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+def test_a_second_cache_hits_through_redis(runs: Runs, redis_server: servers.Redis) -> None:
+    remote = f"redis://127.0.0.1:{redis_server.port}/0"
+    first, counts = runs.run(0, 2, KCACHE_REMOTE=remote)
+    assert counts["remote_puts"] == 2
+    second = {"KCACHE_DIR": runs.place / "second", "TRITON_CACHE_DIR": runs.place / "other"}
+    (runs.place / "other").mkdir()
+    found, counts = runs.run(0, 2, KCACHE_REMOTE=remote, **second)
+    assert (found, counts["hits"], counts["remote_hits"]) == (first, 2, 2)
+    found, counts = runs.run(0, 2, **second)
+    assert (found, counts["hits"]) == (first, 2)
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_leave_no_mixed_group(runs: Runs, long: bool) -> None:
+    """With `--long`: eight processes, forty kernels."""
+    processes, kernels, cap = (8, 40, 600_000) if long else (3, 6, 80_000)
+    chance = random.Random(1)
+    wanted, _ = runs.run(
+        0, kernels, KCACHE_DIR=runs.place / "own", TRITON_CACHE_DIR=runs.place / "t"
+    )
+    running: list[subprocess.Popen[str]] = []
+    for _ in range(3 * processes):
+        running.append(runs.start(0, kernels, KCACHE_MAX_SIZE=cap))
+        if len(running) == processes:
+            victim = running.pop(chance.randrange(len(running)))
+            assert victim.stdout is not None
+            for _ in range(chance.randrange(kernels)):  # killed after so many kernels
+                victim.stdout.readline()
+            victim.kill()
+            victim.communicate()
+    for process in running:
+        output, _ = process.communicate(timeout=280)
+        assert process.returncode == 0
+        assert dict(list(map(json.loads, output.splitlines()))[:-1]) == wanted
+    stored = sum(
+        path.stat().st_size for path in runs.cache.glob("file/*/*") if len(path.name) == 64
+    )
+    assert 0 < stored <= cap
+    found, counts = runs.run(0, kernels, KCACHE_MAX_SIZE=cap)
+    assert found == wanted
+    assert counts["hits"] + counts["misses"] == kernels
+
+
+# -- the manager by itself -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("CACHE", "DUMP", "OVERRIDE"):
+        monkeypatch.setenv(f"TRITON_{name}_DIR", str(tmp_path / name.lower()))
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "kcache"))
+    monkeypatch.setenv("KCACHE_MEMORY_SIZE", "0")  # every look reaches the entries on disk
+    monkeypatch.setattr(adapter, "_shared", None)
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("manager", [FileCacheManager, adapter.CacheManager])
+def test_it_does_as_triton_does(manager: type, knobs: Path) -> None:
+    one = manager("KEY")
+    assert one.get_file("a.bin") is None
+    assert one.get_group("k.json") is None
+    path = one.put(b"\0\1", "a.bin")
+    assert (Path(path).read_bytes(), one.get_file("a.bin")) == (b"\0\1", path)
+    assert Path(one.put("text", "k.json", binary=False)).read_text() == "text"
+    assert Path(one.put(17, "a.ttir")).read_text() == "17"
+    group = {name: one.get_file(name) for name in ("a.bin", "a.ttir", "k.json")}
+    one.put_group("k.json", group)
+    other = manager("KEY")
+    assert other.get_group("k.json") == group
+    assert list(other.get_group("k.json")) == list(group)
+    assert manager("OTHER").get_group("k.json") is None
+    Path(group["a.ttir"]).unlink()
+    found = manager("KEY").get_group("k.json")
+    assert found is None or Path(group["a.ttir"]).read_text() == "17"
+    Path(one.put(b"new", "alone.so")).read_bytes()
+    assert Path(one.put(b"newer", "alone.so")).read_bytes() == b"newer"
+    assert not list(knobs.glob("KEY/*tmp*"))
+
+    dump = manager("KEY", dump=True)
+    assert Path(dump.put("ir", "k.ttir")) == knobs.parent / "dump" / "KEY" / "k.ttir"
+    override = knobs.parent / "override" / "KEY" / "k.ttir"
+    override.parent.mkdir(parents=True)
+    override.write_text("ir")
+    assert manager("KEY", override=True).get_file("k.ttir") == str(override)
+
+
+def _put(key: str, **files: bytes) -> dict[str, str]:
+    manager = adapter.CacheManager(key)
+    group = {name: manager.put(data, name) for name, data in files.items()}
+    manager.put_group("k.json", group)
+    return group
+
+
+def test_a_group_that_another_process_stored_first_stays(knobs: Path) -> None:
+    late = adapter.CacheManager("KEY")
+    assert late.get_group("k.json") is None
+    _put("KEY", cubin=b"first", ptx=b"first ptx")
+    group = {name: late.put(f"late {name}".encode(), name) for name in ("cubin", "ptx")}
+    late.put_group("k.json", group)
+    assert Path(group["cubin"]).read_bytes() == b"first"
+    assert Path(group["ptx"]).read_bytes() == b"first ptx"
+
+
+@pytest.mark.parametrize("harm", ["entries", "ledger", "both", "directory"])
+def test_damage_is_a_miss_or_mended(harm: str, knobs: Path) -> None:
+    group = _put("KEY", cubin=b"code" * 50, ptx=b"text")
+    if harm in ("entries", "both"):
+        for path in (knobs.parent / "kcache" / "file").glob("*/*"):
+            if len(path.name) == 64:
+                os.truncate(path, 90)
+    if harm in ("ledger", "both"):
+        (knobs / "kcache.sqlite").write_bytes(b"nonsense" * 1000)
+    if harm == "directory":
+        shutil.rmtree(knobs)
+    if harm == "both":
+        Path(group["cubin"]).unlink()
+    adapter._open().files(str(knobs)).close()
+    found = adapter.CacheManager("KEY").get_group("k.json")
+    assert (found is None) == (harm == "both")
+    if found is not None:
+        assert Path(found["cubin"]).read_bytes() == b"code" * 50
+    assert Path(_put("NEXT", cubin=b"next")["cubin"]).read_bytes() == b"next"
+
+
+@pytest.mark.parametrize("variable", ["KCACHE_DISABLE", "KCACHE_RECACHE", "KCACHE_READ_ONLY"])
+def test_the_settings_count(variable: str, knobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _put("KEY", cubin=b"old")
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(adapter, "_shared", None)
+    if variable == "KCACHE_READ_ONLY":
+        shutil.rmtree(knobs)
+    found = adapter.CacheManager("KEY").get_group("k.json")
+    assert (found is None) == (variable == "KCACHE_RECACHE")  # disabled, Triton's own cache goes on
+    assert Path(_put("KEY", cubin=b"new")["cubin"]).read_bytes() in (b"old", b"new")
+    monkeypatch.delenv(variable)
+    monkeypatch.setattr(adapter, "_shared", None)
+    shutil.rmtree(knobs)
+    after = adapter.CacheManager("KEY").get_group("k.json")
+    assert after is not None
+    wanted = b"new" if variable == "KCACHE_RECACHE" else b"old"
+    assert Path(after["cubin"]).read_bytes() == wanted
+
+
+def test_a_name_from_elsewhere_stays_in_its_folder(knobs: Path) -> None:
+    entries = adapter._open().entries
+    entries.put(entries.key_of(b"KEY/k.json"), {"../../outside": b"x", "k.json": b"{}"})
+    assert adapter.CacheManager("KEY").get_group("k.json") is None
+    assert not (knobs.parent / "outside").exists()
+
+
+def test_one_call_installs_and_one_undoes_it(knobs: Path) -> None:
+    from triton import knobs as settings
+
+    before = settings.cache.manager_class
+    adapter.install()
+    adapter.install()
+    assert settings.cache.manager_class is adapter.CacheManager
+    adapter.uninstall()
+    assert settings.cache.manager_class is before
+
+
+OTHER_INTERFACE = """
+from triton.runtime.cache import FileCacheManager
+def put(self, data, filename, binary=True, mode=0): ...
+FileCacheManager.put = put
+from kcache.integrations.triton import CacheManager
+print(CacheManager is FileCacheManager)
+"""
+
+
+def test_another_interface_leaves_triton_its_own_cache(knobs: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_INTERFACE], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"
+    assert "its put takes self, data, filename, binary, mode" in done.stderr
+
+
+# -- the files ---------------------------------------------------------------------------------------
+
+
+def test_the_files_stay_below_their_cap(tmp_path: Path) -> None:
+    now = 1e9
+    files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
+    (tmp_path / "K0").mkdir()
+    (tmp_path / "K0" / "of another program").write_bytes(bytes(50_000))
+    for number in range(40):
+        now += GRACE + 1
+        paths = files.write(f"K{number}", {"a": bytes(900), "b": bytes([number]) * 300})
+        assert all(map(os.path.exists, paths.values()))
+        ours = [path for path in tmp_path.glob("K*/?") if path.is_file()]
+        assert sum(path.stat().st_size for path in ours) == files.size() <= 10_000
+        files.use("K1")
+    assert (tmp_path / "K1").exists()
+    assert not (tmp_path / "K2").exists()
+    assert [path.name for path in (tmp_path / "K0").iterdir()] == ["of another program"]
+    now += GRACE + 1
+    files.write("LARGE", {"a": bytes(9_000)})
+    files.write("LARGER", {"a": bytes(9_000)})
+    assert files.size() == 18_000  # both were used a moment ago
+    files.close()
+    assert LocalFiles(str(tmp_path), 10_000).size() == 18_000
