@@ -42,9 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# The same random examples in every run, so that a green run stays green; or others in each, and a
-# failure says how to repeat it.
-settings.register_profile("same", derandomize=True)
+# The same random examples in every run, so that a green run stays green; or others in each, and
+# more of them, and a failure says how to repeat it.
+settings.register_profile("same", derandomize=True, max_examples=40)
 settings.register_profile("others", print_blob=True)
 
 

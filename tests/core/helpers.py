@@ -23,9 +23,7 @@ from kcache.entry import encode
 _KEY = re.compile(r"[0-9a-f]{64}").fullmatch
 
 #: For properties that are tried in a fraction of a second...
-QUICK = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 #: ... and for the long versions of them.
 LONG = settings(QUICK, max_examples=1000)
 

@@ -161,7 +161,6 @@ _LINES = st.builds(
 
 
 @settings(
-    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -587,7 +586,6 @@ _CLOCK_PIECES = [
 
 
 @settings(
-    max_examples=120,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
