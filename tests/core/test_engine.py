@@ -151,6 +151,13 @@ def test_32_bits_of_damage_anywhere_in_a_file_are_a_miss(tmp_path: Path) -> None
 # -- the cap -------------------------------------------------------------------------------------
 
 
+def test_an_entry_as_large_as_the_cap_is_stored(backend: Backend) -> None:
+    engine = CacheEngine(backend, max_size=SIZE)
+    assert engine.put(key(1), entry(100))
+    assert not engine.put(key(2), entry(101))
+    assert stored(backend) == {key(1)}
+
+
 def test_the_cap_holds_at_every_instant(tmp_path: Path) -> None:
     """Sampled from another process; in one shard, so that a sample is one listing."""
     cap = 30 * SIZE
@@ -403,6 +410,12 @@ def test_two_gets_at_once_are_both_kept_in_memory() -> None:
 
 
 # -- read-only -----------------------------------------------------------------------------------
+
+
+def test_read_only_stores_nothing_in_a_backend_that_could(backend: Backend) -> None:
+    engine = CacheEngine(backend, read_only=True)
+    assert not engine.put(key(1), entry(100))
+    assert stored(backend) == set()
 
 
 def test_read_only_serves_and_writes_nothing() -> None:

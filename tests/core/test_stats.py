@@ -127,6 +127,24 @@ def test_the_file_is_laid_out_as_documented(path: Path) -> None:
     assert record in {image[n : n + 256] for n in range(64 + 256, len(image), 256)}
 
 
+def test_a_file_that_has_another_name_elsewhere_is_not_written(path: Path) -> None:
+    other = path.with_name("somebody's")
+    other.touch()
+    os.link(other, path)
+    with pytest.raises(BackendError):
+        StatsFile(path).add(amounts(hits=3))
+    assert other.read_bytes() == b""
+
+
+def test_a_damaged_record_counts_for_nothing(path: Path) -> None:
+    file = StatsFile(path)
+    file.add(amounts(hits=3))
+    image = path.read_bytes()
+    at = image.index(pack("<d", 3.0))
+    path.write_bytes(image[:at] + pack("<d", 4.0) + image[at + 8 :])
+    assert file.total() == Stats()
+
+
 @settings(QUICK, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=2000), st.integers(0, 3000))
 def test_a_damaged_file_gives_numbers_and_can_be_added_to(
