@@ -135,26 +135,6 @@ def test_an_interrupt_ends_a_compile_at_once(line: list[str | Path], run: Callab
     assert run(*line).returncode == 0
 
 
-def test_binary_does_not_go_to_a_terminal(work: Path, nvrtc: object) -> None:
-    master, slave = pty.openpty()
-    try:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-P", "-m", "kcache"),
-                *("compile", "axpy.cu", "--arch", "sm_90", "-o", "-"),
-            ],
-            stdout=slave,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
-    finally:
-        os.close(slave)
-        os.close(master)
-    assert done.returncode == 2
-    assert b"-o OUT" in done.stderr
-
-
 @pytest.fixture
 def filled(cache_directory: Path) -> Path:
     with kcache.open_engine(cache_directory) as engine:
