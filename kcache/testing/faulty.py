@@ -58,56 +58,47 @@ class FaultyBackend(Backend):
         self.damage: Callable[[bytes], bytes] | None = None
 
     def get(self, key: str) -> bytes | None:
-        self._enter("get")
-        return self._damaged(self.inner.get(key))
+        return self._damaged(self._entered("get").get(key))
 
     def put(self, key: str, value: bytes) -> int:
-        self._enter("put")
-        return self.inner.put(key, value)
+        return self._entered("put").put(key, value)
 
     def delete(self, key: str) -> int:
-        self._enter("delete")
-        return self.inner.delete(key)
+        return self._entered("delete").delete(key)
 
     def touch(self, key: str) -> None:
-        self._enter("touch")
-        self.inner.touch(key)
+        self._entered("touch").touch(key)
 
     def use(self, key: str) -> bytes | None:
-        self._enter("use")
-        return self._damaged(self.inner.use(key))
+        return self._damaged(self._entered("use").use(key))
 
     def batch(self) -> AbstractContextManager[None]:
-        self._enter("batch")
-        return self.inner.batch()
+        return self._entered("batch").batch()
 
     def usage(self) -> Usage:
-        self._enter("usage")
-        return self.inner.usage()
+        return self._entered("usage").usage()
 
     def coldest(self) -> Iterator[EntryInfo]:
-        self._enter("coldest")
-        return self.inner.coldest()
+        return self._entered("coldest").coldest()
 
     def scan(self) -> Iterator[EntryInfo]:
-        self._enter("scan")
-        return self.inner.scan()
+        return self._entered("scan").scan()
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
-        self._enter("check")
-        return self.inner.check(repair=repair)
+        return self._entered("check").check(repair=repair)
 
     def close(self) -> None:
-        self._enter("close")
-        self.inner.close()
+        self._entered("close").close()
 
-    def _enter(self, method: str) -> None:
+    def _entered(self, method: str) -> Backend:
+        """Record a call; return the inner backend, unless the call is to fail."""
         self.calls.append(method)
         fault = self.faults.get(method)
         if isinstance(fault, Fault):
             fault.strike()
         elif fault is not None:
             raise fault
+        return self.inner
 
     def _damaged(self, value: bytes | None) -> bytes | None:
         return value if value is None or self.damage is None else self.damage(value)
