@@ -103,7 +103,7 @@ class Program:
 
 
 def ours(mark: str) -> Iterator[int]:
-    """Yield the processes that come from a test: programs, workers, servers and agents."""
+    """Yield the processes that come from a test: programs, workers and services."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             if f"{_MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
