@@ -40,7 +40,7 @@ def build(kind: str, source: Path, out: Path) -> Path:
 
 def sources(folder: Path) -> set[str]:
     """Every file of the working tree that an installation has to hold."""
-    kinds = {".py", ".pyi", ".typed", ".cu", ".cuh", ".css", ".c", ".h", ".map"}
+    kinds = {".py", ".pyi", ".typed", ".cu", ".cuh", ".css", ".html", ".c", ".h", ".map"}
     return {
         path.relative_to(folder).as_posix()
         for package in PACKAGES
@@ -184,7 +184,7 @@ def test_every_declared_backend_opens_by_its_name(tmp_path: Path) -> None:
 def test_extras_are_those_of_the_documentation() -> None:
     declared = set(distribution("kcache-cuda").metadata.get_all("Provides-Extra") or ())
     users = {"all", "cli", "cu12", "cu13", "demo", "launch", "testing"}
-    users |= {"redis", "remote", "s3", "signing"}
+    users |= {"http", "redis", "remote", "s3", "signing"}
     assert declared == users | {"bench", "docs", "test"}
     page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
     assert {extra for extra in declared if f"`{extra}`" not in page} == set()

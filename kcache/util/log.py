@@ -94,10 +94,16 @@ def log_to_stderr(level: str) -> None:
     """Log from `level` on (`"debug"`, `"info"`, ...) to standard error, once per process."""
     import logging
 
+    class Formatter(logging.Formatter):
+        """Writes lines as the command `kcache` does."""
+
+        def format(self, record: logging.LogRecord) -> str:
+            return f"kcache: {record.levelname.lower()}: {record.getMessage()}"
+
     logger = _logger()
     logger.setLevel(level.upper())
     if not any(handler.get_name() == "kcache" for handler in logger.handlers):
         handler = logging.StreamHandler()
         handler.set_name("kcache")
-        handler.setFormatter(logging.Formatter("kcache: %(levelname)s: %(message)s"))
+        handler.setFormatter(Formatter())
         logger.addHandler(handler)
