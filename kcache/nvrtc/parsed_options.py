@@ -59,7 +59,7 @@ _TAKES_NEXT = frozenset(
     )
 )
 #: Options of automatic precompiled headers, in the forms that every release from 12.8 on takes.
-#: They change no code: 12.8 to 13.5 gave the same bytes for every kernel of the benchmarks and 200
+#: They change no code: 12.8, 12.9 and 13.5 gave the same bytes for the benchmark kernels and 200
 #: random ones (`tests/dropin/test_precompiled.py`). `--pch-verbose` says more in the log.
 _AUTOMATIC_PCH = re.compile(
     r"--?(pch|pch-dir=.+|(pch-messages|instantiate-templates-in-pch)=(true|false))"
