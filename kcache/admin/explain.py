@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.backend import EntryInfo, NoBackend
 from kcache.errors import BackendError, CorruptEntryError
+from kcache.nvrtc import is_called
 from kcache.nvrtc.inventory import (
     DAMAGED,
     DEFAULT_NAMES,
@@ -65,6 +66,7 @@ _DIFFERENCES = {
     "answer": ("header_changed", "the compiler would find something else about {}"),
     "variable": ("variable", "the environment variable {} has another value"),
     "called": ("source_name", "the source was called {}, and its output may show that"),
+    "place": ("directory", "the output shows the directory {}"),
     "root": ("include_path", "the include directories are others"),
 }
 #: Kinds of entries that are not served.
@@ -155,10 +157,7 @@ def explain(
         checked: key of the kernel, if the headers are not checked again.
     """
     found = [Cause(kind, what) for kind, what in set_aside]
-    uncacheable = request.uncacheable()
-    if uncacheable:
-        found.append(Cause("uncacheable", f"it must not be cached: {uncacheable}"))
-    elif engine is not None:
+    if engine is not None:
         try:
             return _Look(engine, request, digests, checked).explanation(found, compare=compare)
         except (BackendError, OSError) as error:
@@ -214,10 +213,9 @@ class _Look:
         self._events = tuple(engine.journal.events())
         self._alone = bool(checked) or request.self_contained
         self._key = checked or request.key
+        if request.self_contained:
+            self._key = self._own_key()
         self._opened = self._in_memory(self._key)
-        if self._alone and not checked and self._open(self._key) is None:
-            named = request.named_key
-            self._key = named if named and self._open(named) is not None else self._key
         self._sets = tuple(self._header_sets())
         if self._opened is None or not (self._alone or self._good()):
             # Another process may have stored a kernel for the headers as they are now.
@@ -244,6 +242,16 @@ class _Look:
         return Explanation(hit, tuple(found), key, None if hit else near, kernel, manifest)
 
     # -- looking -----------------------------------------------------------------------------------
+
+    def _own_key(self) -> str:
+        """Return under which key the kernel of a self-contained source is, or would be."""
+        request = self._request
+        plain, named = self._open(request.key), request.named_key
+        if plain is None:
+            there = bool(named) and self._open(named) is not None
+        else:
+            there = plain.entry is not None and not is_called(plain.entry, request.source_name)
+        return named if named and there else request.key
 
     def _open(self, key: str) -> Opened | None:
         return self._in_memory(key) or self._stored(key)
@@ -333,7 +341,7 @@ class _Look:
     def _why_no_kernel(self, found: _Set) -> list[Cause]:
         """Return why the kernel for the present headers is not used; nothing if it is."""
         if found.elsewhere:
-            what = "its output may name the directories of its headers, and was compiled for others"
+            what = "it was compiled in another place, and no proof has shown that it is good here"
             return [Cause("directory", what)]
         if found.kernel is not None:
             sound = found.kernel.entry is not None and not found.kernel.item.problem

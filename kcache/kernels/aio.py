@@ -159,7 +159,9 @@ class AsyncFront:
             kernel = self._resolver.finder.get(request, started)
             if kernel is not None:
                 return kernel, None
-            return None if older is None else self._resolver.adopt(request, older)
+            if older is None:
+                return None
+            return self._resolver.adopt(request, (older, request.source_name))
 
         def compile_() -> Found:
             assert pending.request is not None

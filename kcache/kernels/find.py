@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.nvrtc import is_called
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -106,10 +107,9 @@ class HeaderChecks:
         Without such a set, the manifest was read just now.
         """
         manifest, from_memory = self._read(request.key, again=again)
-        asked = request.location, request.source_name  # a set may require a certain name
         search, digests, location = request.search, self.digests, request.location
         while manifest is not None:
-            holding = manifest.checked.get(asked)
+            holding = manifest.checked.get(location)
             if holding is not None and (
                 self._once or holding.header_set.holds(search, digests, location)
             ):
@@ -118,7 +118,7 @@ class HeaderChecks:
             if header_set is not None:
                 paths = header_set.dependencies(search, location)
                 holding = Holding(header_set, header_set.result_key(request.key), paths)
-                manifest.checked[asked] = holding
+                manifest.checked[location] = holding
                 return manifest, holding
             if not from_memory:
                 if not again:
@@ -134,7 +134,7 @@ class HeaderChecks:
         manifest = getattr(self._engine.memory.peek(request.key), "view", None)
         if not self._once or request.self_contained or manifest is None:
             return ""
-        holding = manifest.checked.get((request.location, request.source_name))
+        holding = manifest.checked.get(request.location)
         return "" if holding is None else holding.key
 
     def manifest(self, request: Request) -> Manifest | None:
@@ -167,7 +167,7 @@ class HeaderChecks:
     def put(self, request: Request, manifest: Manifest, holding: Holding | None = None) -> bool:
         """Store the manifest of a request, and what holds now; tell whether it is stored now."""
         if holding is not None:
-            manifest.checked[request.location, request.source_name] = holding
+            manifest.checked[request.location] = holding
         entry = manifest.to_entry()
         entry.view = manifest
         return self._engine.put(request.key, entry)
@@ -214,7 +214,8 @@ class Finder:
         """
         manifest = None
         if request.self_contained:
-            kernel = self._load(request.key, (), started, again=again)
+            name = request.source_name
+            kernel = self._load(request.key, (), started, again=again, name=name)
             if kernel is None and request.named_key:  # an output that shows the source's name
                 kernel = self._load(request.named_key, (), started, again=again)
         else:
@@ -241,16 +242,24 @@ class Finder:
         kernel = self._load(holding.key, holding.dependencies, started, again=again)
         if kernel is None:  # it was evicted
             return None, headers.manifest(request) if again else manifest
-        if headers.digests.reads != reads and holding.header_set.remember(
-            request.search, headers.digests, request.location
-        ):
+        new = headers.digests.reads != reads
+        if new and holding.header_set.remember(request.search, request.location):
             headers.put(request, manifest, holding)
         return kernel, manifest
 
     def _load(
-        self, key: str, dependencies: tuple[str, ...], started: float, *, again: bool
+        self,
+        key: str,
+        dependencies: tuple[str, ...],
+        started: float,
+        *,
+        again: bool,
+        name: str | None = None,
     ) -> CompiledKernel | None:
-        """Return the kernel under `key`, counted as a hit, or None."""
+        """Return the kernel under `key`, counted as a hit, or None.
+
+        With `name`, it must be good for a source of this name.
+        """
         engine = self.engine
         entry, from_memory = engine.fetch(key, again=again)
         if entry is None:
@@ -265,7 +274,11 @@ class Finder:
                     engine.refuse(key, error)
                 return None
             entry.view = kernel
-            saved = self.counts.saved(key, entry.cost)
+            saved = entry.cost
+        if name is not None and not is_called(entry, name):
+            return None
+        if saved:
+            saved = self.counts.saved(key, saved)
         if log.debugging():
             log_hit(entry)
         engine.counters.hit(saved, time.perf_counter() - started, from_memory)

@@ -23,7 +23,7 @@ class _Waiting(NamedTuple):
     """A kernel to prove."""
 
     request: Request
-    header_set: StoredHeaderSet
+    header_set: StoredHeaderSet | None
 
 
 class ProofQueue:
@@ -37,7 +37,7 @@ class ProofQueue:
         prove: proves one kernel and stores the verdict.
     """
 
-    def __init__(self, prove: Callable[[Request, StoredHeaderSet], object]) -> None:
+    def __init__(self, prove: Callable[[Request, StoredHeaderSet | None], object]) -> None:
         self._prove = prove
         self._reset()
         after_fork(self)
@@ -64,7 +64,7 @@ class ProofQueue:
         """Leave everything to the parent."""
         self._reset()
 
-    def add(self, request: Request, header_set: StoredHeaderSet) -> None:
+    def add(self, request: Request, header_set: StoredHeaderSet | None) -> None:
         """Add a kernel that was just stored."""
         with self._changed:
             self._waiting.append(_Waiting(request, header_set))

@@ -134,10 +134,21 @@ class RemoteKernels:
         held = None if lease is None else (lease.key, lease.token)
         self._put(Upload(kernel, manifest, held), lease)
 
-    def upload_proven(self, request: Request, header_set: StoredHeaderSet) -> None:
-        """Tell the remotes that a kernel they have is good in every location."""
-        if self._writes:
+    def upload_proven(self, request: Request, header_set: StoredHeaderSet | None) -> None:
+        """Tell the remotes that a kernel they have is good elsewhere.
+
+        That is in its header set, or in the kernel itself if there are no headers.
+        """
+        if not self._writes:
+            return
+        if header_set is not None:
             self._put(Upload(None, self._portable(request, header_set)))
+            return
+        entry, _ = self._finder.engine.fetch(request.key, again=True)
+        if entry is not None:
+            producer = self._finder.engine.producer.encode()
+            self._client.put(Upload((request.key, encode(request.key, entry, producer=producer))))
+            self._has_put = True
 
     def _put(self, upload: Upload, lease: Lease | None = None) -> None:
         self._has_put = True

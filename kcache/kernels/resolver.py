@@ -92,7 +92,7 @@ class Resolver:
         """Return the kernel, and the header set that it was compiled with; raises as `get`."""
         manifest: Manifest | None = None
         # Nobody else can use what is not to be stored, so everybody compiles it at once.
-        if not self.finder.reads or request.uncacheable() is not None:
+        if not self.finder.reads:
             if self._writes and not request.self_contained:
                 manifest = self.finder.headers.manifest(request)
             return self._compile(request, manifest)[0]
@@ -102,10 +102,12 @@ class Resolver:
             kernel, manifest = self.finder.look(request, time.perf_counter(), again=True)
             return None if kernel is None else (kernel, None)
 
-        def make() -> tuple[Found, Found | None]:
+        def make() -> tuple[Found, tuple[Found, str] | None]:
             if self.remotes is None:
-                return self._compile(request, manifest)
-            return self._ask(self.remotes, request, manifest)
+                found, shared = self._compile(request, manifest)
+            else:
+                found, shared = self._ask(self.remotes, request, manifest)
+            return found, None if shared is None else (shared, request.source_name)
 
         return self.finder.engine.flight.run(
             request.key,
@@ -116,22 +118,21 @@ class Resolver:
             timeless=request.self_contained,
         )
 
-    def adopt(self, request: Request, found: Found) -> Found | None:
+    def adopt(self, request: Request, made: tuple[Found, str]) -> Found | None:
         """Return the kernel that another thread has compiled meanwhile, if it is good here, too.
 
-        It is not good if a header was edited after that compile had read it.
+        It is not good if a header was edited after that compile had read it, or if it was compiled
+        in another place. `made` has the name of the source, too.
         """
-        kernel, header_set = found
+        (kernel, header_set), name = made
         if header_set is not None:
             if not header_set.holds(request.search, self.finder.headers.digests, request.location):
                 return None
-            if not header_set.good_at(request.location) or (
-                header_set.result_key(request.key) != kernel.key
-            ):
+            if header_set.result_key(request.key) != kernel.key:
                 return None
             paths = header_set.dependencies(request.search, request.location)
             kernel = kernel._replace(dependencies=paths)
-        elif not request.self_contained or kernel.key not in (request.key, request.named_key):
+        elif not request.self_contained or name != request.source_name:
             return None
         self.finder.counts.adopted(kernel)
         return kernel._replace(cached=True), header_set
@@ -196,7 +197,8 @@ class Resolver:
 
             self.finder.counts.miss()
             raise refusal(self.finder, self._config, request)
-        if manifest is not None and self._writes and self.finder.reads:
+        provable = request.self_contained or manifest is not None
+        if provable and self._writes and self.finder.reads:
             proven = self._prove_here(request, manifest)
             if proven is not None:
                 return proven, proven
@@ -220,7 +222,7 @@ class Resolver:
         )
         around = request.surroundings
         eager = self._eager or (around is not None and around.alone)
-        if eager and stored and header_set is not None and header_set.may_be_good_elsewhere:
+        if eager and stored and _may_be_good_elsewhere(request, kernel.key, header_set):
             self._queue().add(request, header_set)
         found = kernel, header_set
         return found, found
@@ -262,8 +264,8 @@ class Resolver:
 
     # -- proofs ------------------------------------------------------------------------------------
 
-    def _prove_here(self, request: Request, manifest: Manifest) -> Found | None:
-        """Return a kernel of another location if a proof shows now that it is good here, too.
+    def _prove_here(self, request: Request, manifest: Manifest | None) -> Found | None:
+        """Return a kernel of another place if a proof shows now that it is good here, too.
 
         The key's lock is held. The proof takes the time of a compile, so no time is saved.
         """
@@ -271,24 +273,28 @@ class Resolver:
         from kcache.kernels.store import store_verdict
 
         started = time.perf_counter()
-        digests = self.finder.headers.digests
-        header_set = manifest.provable(request.search, digests, request.location)
-        if header_set is None:
+        header_set = None
+        if manifest is not None:
+            digests = self.finder.headers.digests
+            header_set = manifest.provable(request.search, digests, request.location)
+        if header_set is None and not request.self_contained:
             return None
         verdict = prove(self.finder, self._front(), request, header_set)
-        if verdict is None:
+        if verdict is None or not store_verdict(
+            self.finder, request, header_set, manifest, verdict
+        ):
             return None
-        judged = store_verdict(self.finder, request, header_set, manifest, good=verdict.good)
-        if not judged.good_at(request.location):
-            return None
+        proven, kernel = verdict.header_set, verdict.kernel._replace(cached=True)
         if self.remotes is not None:
-            self.remotes.upload_proven(request, judged)
-        self.finder.counts.saved(verdict.kernel.key, 0.0)
+            self.remotes.upload_proven(request, proven)
+        self.finder.counts.saved(kernel.key, 0.0)
         self.finder.engine.counters.hit(0.0, time.perf_counter() - started, False)
-        paths = judged.dependencies(request.search, request.location)
-        return verdict.kernel._replace(cached=True, dependencies=paths), judged
+        if proven is not None:
+            paths = proven.dependencies(request.search, request.location)
+            kernel = kernel._replace(dependencies=paths)
+        return kernel, proven
 
-    def _prove_later(self, request: Request, header_set: StoredHeaderSet) -> None:
+    def _prove_later(self, request: Request, header_set: StoredHeaderSet | None) -> None:
         """Prove a stored kernel, and store the verdict; for the queue."""
         from kcache.kernels.proofs import prove
         from kcache.kernels.store import store_verdict
@@ -298,14 +304,14 @@ class Resolver:
         if verdict is None:
             return
 
-        def judge() -> tuple[StoredHeaderSet, None]:
-            now = finder.headers.manifest(request)
-            return store_verdict(finder, request, header_set, now, good=verdict.good), None
+        def judge() -> tuple[bool, None]:
+            now = None if header_set is None else finder.headers.manifest(request)
+            return store_verdict(finder, request, header_set, now, verdict), None
 
         # Under the key's lock, so that no header set of another process is lost.
-        judged = finder.engine.flight.run(request.key, lambda: None, judge, lambda _: None)
-        if verdict.good and self.remotes is not None:
-            self.remotes.upload_proven(request, judged)
+        good = finder.engine.flight.run(request.key, lambda: None, judge, lambda _: None)
+        if good and self.remotes is not None:
+            self.remotes.upload_proven(request, verdict.header_set)
 
     def _queue(self) -> ProofQueue:
         if self._proofs is None:
@@ -315,3 +321,11 @@ class Resolver:
                 if self._proofs is None:
                     self._proofs = ProofQueue(self._prove_later)
         return self._proofs
+
+
+def _may_be_good_elsewhere(request: Request, key: str, header_set: StoredHeaderSet | None) -> bool:
+    """Tell whether others may ask for a kernel from another place, where a proof would decide."""
+    if header_set is not None:
+        return header_set.may_be_good_elsewhere
+    # Without headers, the place is the source's name, which is the same everywhere if it is plain.
+    return not request.has_name and key == request.key and "/" in request.source_name

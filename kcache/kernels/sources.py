@@ -9,6 +9,7 @@ from kcache.entry import Entry, open_envelope
 from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.find import VIEW_FACTOR, Holding, log_hit
+from kcache.nvrtc import is_called
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.util import log
 
@@ -58,7 +59,7 @@ class SourceKernels:
         if request.self_contained:
             named = request.named_key
             keys = (request.key, named) if named else (request.key,)
-            return self._find_under(keys, started, again=again)
+            return self._find_under(keys, started, again=again, name=request.source_name)
         for manifest, keep in self._manifests(request.key, again=again):
             headers = self._finder.headers
             header_set = manifest.matching(request.search, headers.digests, request.location)
@@ -68,10 +69,10 @@ class SourceKernels:
             paths = header_set.dependencies(request.search, request.location)
             found = self._find_under((key,), started, paths, header_set, again=again)
             if found is not None:
-                header_set.remember(request.search, headers.digests, request.location)
+                header_set.remember(request.search, request.location)
                 both = _merged(here, manifest, header_set)
                 holding = Holding(header_set, key, paths)
-                both.checked[request.location, request.source_name] = holding
+                both.checked[request.location] = holding
                 entry = both.to_entry()
                 entry.view = both
                 self._keep(request.key, entry, VIEW_FACTOR * entry.size, keep=keep)
@@ -90,8 +91,12 @@ class SourceKernels:
         header_set: StoredHeaderSet | None = None,
         *,
         again: bool,
+        name: str | None = None,
     ) -> Found | None:
-        """Return the kernel under one of the keys, counted as a hit, or None; raises as `find`."""
+        """Return the kernel under one of the keys, counted as a hit, or None; raises as `find`.
+
+        With `name`, it must be good for a source of this name.
+        """
         finder = self._finder
         engine = finder.engine
         for key, entry, keep in self._entries(keys, again=again):
@@ -101,6 +106,8 @@ class SourceKernels:
                     raise CorruptEntryError("the entry holds no kernel")
             except CorruptEntryError as error:
                 self._refuse(key, error, again=again)
+                continue
+            if name is not None and not is_called(entry, name):
                 continue
             entry.view = kernel
             self._keep(key, entry, entry.size, keep=keep)

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcache.entry import Entry
 from kcache.errors import ConfigError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.find import Holding
-from kcache.nvrtc.manifest import Manifest
+from kcache.nvrtc import is_called
+from kcache.nvrtc.manifest import BAD, GOOD, Manifest
 from kcache.nvrtc.metadata import metadata_of
 from kcache.nvrtc.relocation import shows_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kcache.entry import Entry
     from kcache.kernels.find import Finder
+    from kcache.kernels.proofs import Verdict
     from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
@@ -52,7 +54,7 @@ def store(
     if header_set is not None:
         key = header_set.result_key(request.key)
         dependencies = header_set.dependencies(request.search, request.location)
-    elif request.named_key and shows_name(request, compiled):
+    elif request.named_key and (shows_name(request, compiled) or _is_taken(finder, request)):
         key = request.named_key
     kernel = CompiledKernel.of(compiled, key, dependencies)
     finder.counts.saved(key, 0.0)
@@ -66,7 +68,7 @@ def store(
         if upload is not None:
             upload(key, entry)
         if stored and header_set is not None:
-            header_set.remember(request.search, headers.digests, request.location)
+            header_set.remember(request.search, request.location)
             merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
             merged.add(header_set)
             stored = headers.put(request, merged, Holding(header_set, key, dependencies))
@@ -77,24 +79,35 @@ def store(
     return kernel, stored
 
 
+def _is_taken(finder: Finder, request: Request) -> bool:
+    """Tell whether the key has a kernel that is not good for this name of the source."""
+    entry, _ = finder.engine.fetch(request.key, again=True)
+    return entry is not None and not is_called(entry, request.source_name)
+
+
 def store_verdict(
     finder: Finder,
     request: Request,
-    header_set: StoredHeaderSet,
+    header_set: StoredHeaderSet | None,
     manifest: Manifest | None,
-    *,
-    good: bool,
-) -> StoredHeaderSet:
-    """Note in the manifest whether a kernel is good in other locations; return its header set.
+    verdict: Verdict,
+) -> bool:
+    """Note whether a kernel is good in other places, and tell it.
 
-    The caller holds the key's lock.
+    That is in the manifest, or in the kernel itself if there are no headers. The caller holds the
+    key's lock.
     """
-    headers = finder.headers
-    merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
-    judged = merged.judge(header_set, good=good)
-    judged.remember(request.search, headers.digests, request.location)
+    good = verdict.good
     try:
-        headers.put(request, merged)
+        if header_set is None:
+            about = {**verdict.entry.metadata, "proof": GOOD if good else BAD}
+            finder.engine.put(request.key, Entry(verdict.entry.payload, about))
+            return good
+        merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
+        judged = merged.judge(header_set, verdict.header_set)
+        good = judged is verdict.header_set
+        judged.remember(request.search, request.location)
+        finder.headers.put(request, merged)
     except (ConfigError, OSError) as error:
         finder.engine.report("store", error)
-    return judged
+    return good

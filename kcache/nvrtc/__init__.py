@@ -28,3 +28,9 @@ def names_and_log(entry: Entry) -> tuple[dict[str, str], str]:
 
         raise CorruptEntryError("lowered names or log are of another type")
     return names, log  # type: ignore[return-value]
+
+
+def is_called(entry: Entry, source_name: str) -> bool:
+    """Tell whether the kernel of a self-contained source may be used for one of this name."""
+    metadata = entry.metadata
+    return metadata.get("source_name") == source_name or metadata.get("proof") == "+"

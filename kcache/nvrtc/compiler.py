@@ -100,8 +100,9 @@ def compile_request(
 ) -> Run:
     """Compile a request once.
 
-    With `moved`, the compiler gets other paths of directories, path that it is told -> real path;
-    see `relocation`. Such a compile waits until no other one wants a worker, and is tried once.
+    With `moved`, the compile is for a proof: the compiler gets another time and, path that it is
+    told -> real path, other paths of directories; see `relocation`. Such a compile waits until no
+    other one wants a worker, and is tried once.
 
     Threads: safe; each compile has a worker of its own. Fork, crash: see `workers.pool`.
 
@@ -114,7 +115,7 @@ def compile_request(
     surroundings = request.surroundings
     path = (library.find_path() or find().path) if surroundings is None else surroundings.library
     if moved is not None and (limits.workers == 0 or request.search.directory == NO_DIRECTORY):
-        raise CompileError(f"{request.source_name}: only a worker can move directories")
+        raise CompileError(f"{request.source_name}: only a worker can prove anything")
     if limits.workers == 0:
         return _compile_here(request, path, "workers are switched off")
     if request.search.directory == NO_DIRECTORY:  # no worker can enter it
@@ -128,7 +129,7 @@ def compile_request(
     try:
         hello, reply = pool.compile(
             path,
-            _ask(request, moved or {}),
+            _ask(request, moved),
             timeout=limits.timeout,
             slots=limits.slots,
             patient=moved is not None,
@@ -222,10 +223,13 @@ def _hello(path: str | None = None) -> Hello:
         return Hello("", nvrtc.version(), nvrtc.supported_archs(), False)
 
 
-def _ask(request: Request, moved: Mapping[str, str]) -> Ask:
+def _ask(request: Request, moved: Mapping[str, str] | None) -> Ask:
     """Return the request to a worker."""
     from kcache.nvrtc.workers.messages import Ask
 
+    environment = {} if request.surroundings is None else dict(request.surroundings.environment)
+    if request.spelled and moved and f"{request.search.directory}/" in moved:
+        environment["PWD"] = request.search.directory
     return Ask(
         request.source,
         request.source_name,
@@ -233,9 +237,9 @@ def _ask(request: Request, moved: Mapping[str, str]) -> Ask:
         request.names,
         request.headers,
         request.search.directory,
-        {} if request.surroundings is None else dict(request.surroundings.environment),
-        request.search.marks(),
-        moved,
+        environment,
+        moved is not None,
+        moved or {},
     )
 
 

@@ -6,9 +6,10 @@ that was changed less than `FRESH_NS` before it was read. Another change within 
 the clock would not show, so such a file is read each time until it is older. (Git does the same
 with its index, see "Racy Git" in git's documentation.)
 
-On a file system that nobody can write to (squashfs, EROFS), the times are those that the maker of
-the image chose. Two images of one build system often have the same times, inodes and devices. So a
-digest from there is never trusted by another process; see `ReadOnly`.
+What another process has verified is trusted only on file systems that keep a change time which
+nobody can set; see `FileSystem.keeps_change_time`. On an image, the builder has chosen the times,
+and two images often have the same times, inodes and devices, also below a writable overlay. There,
+each process reads a file once, and then trusts its own reads.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from typing import NamedTuple, TypeAlias
 
 import xxhash
 
+from kcache.util.mounts import file_system
+
 __all__ = [
     "FRESH_NS",
     "LARGEST",
     "NO_STAMP",
     "SIZE",
     "FileDigests",
-    "ReadOnly",
     "Stamp",
     "Watched",
     "file_clock_ns",
+    "is_fresh",
+    "lasting",
     "stamp_of",
     "watched_from",
 ]
@@ -79,37 +83,32 @@ def stamp_of(status: os.stat_result) -> Stamp:
     )
 
 
-class ReadOnly:
-    """Tells which file systems nobody can write to; checks each once. For one thread."""
-
-    def __init__(self) -> None:
-        self._devices: dict[int, bool] = {}
-
-    def hides(self, path: str, stamp: Stamp) -> bool:
-        """Tell whether, after another mount, another file at `path` may have this stamp."""
+def lasting(paths: Iterable[str], stamps: Iterable[Stamp]) -> list[Stamp]:
+    """Return the stamps that another process may trust, and `NO_STAMP` in place of the others."""
+    trusted: dict[int, bool] = {NO_STAMP[4]: False}
+    found: list[Stamp] = []
+    for path, stamp in zip(paths, stamps, strict=False):
         device = stamp[4]
-        if device not in self._devices:
-            self._devices[device] = _is_read_only(path)
-        return self._devices[device]
-
-
-def _is_read_only(path: str) -> bool:
-    if sys.platform == "win32":
-        return False
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-    except OSError:
-        return True
+        if device not in trusted:
+            trusted[device] = file_system(path).keeps_change_time
+        found.append(stamp if trusted[device] else NO_STAMP)
+    return found
 
 
 class FileDigests:
-    """The contents of files, as XXH3-128 digests of 16 bytes, remembered by path.
+    """The contents of files, as XXH3-128 digests of 16 bytes.
+
+    What this process has read is remembered by path: the stamp with the digest of the bytes that
+    were read under it.
 
     Threads: safe to share. Bounded: at most `_MAX_FILES` files are remembered.
+
+    Args:
+        clock: returns the time that a file changed now would get; None for `file_clock_ns`.
     """
 
-    def __init__(self, clock: Callable[[], int] = file_clock_ns) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        self.clock = clock or file_clock_ns
         self._known: dict[str, tuple[Stamp, bytes]] = {}
         #: How often a file had to be read because its status proved nothing.
         self.reads = 0
@@ -118,8 +117,8 @@ class FileDigests:
         """Return the digest of `content`."""
         return xxhash.xxh3_128_digest(content)
 
-    def read(self, path: str, status: os.stat_result) -> bytes:
-        """Return a file's content, and remember its digest.
+    def read(self, path: str, status: os.stat_result) -> tuple[Stamp, bytes]:
+        """Read a file; return the digest, and the stamp under which it may be trusted.
 
         A forged manifest may name any path. So it does not open files that no compile records:
         devices, pipes, and the system's own files such as those in /proc. Some of these have no
@@ -133,7 +132,7 @@ class FileDigests:
             OSError: it can't be read, or is no header.
         """
         self.reads += 1
-        now = self._clock()
+        now = self.clock()
         _require_header(path, status)
         with open(path, "rb", buffering=0, opener=_open) as file:
             status = os.fstat(file.fileno())
@@ -141,19 +140,36 @@ class FileDigests:
             before = stamp_of(status)
             content = _content(file, path, before[0])
             after = stamp_of(os.fstat(file.fileno()))
-        if before == after and len(content) == before[0]:
-            self.remember(path, before, self.of(content), read_at=now)
-        return content
+        unchanged = before == after and len(content) == before[0]
+        return self.remember(path, before if unchanged else NO_STAMP, self.of(content), now)
+
+    def remember(self, path: str, stamp: Stamp, digest: bytes, read_at: int) -> tuple[Stamp, bytes]:
+        """Remember what was read under a stamp, if that will show a change; return it.
+
+        It will not if the file was fresh when it was read; the stamp is then `NO_STAMP`.
+        """
+        if is_fresh(stamp, read_at):
+            return NO_STAMP, digest
+        if len(self._known) >= _MAX_FILES:
+            self._known.clear()
+        self._known[path] = (stamp, digest)
+        return stamp, digest
 
     def differing(
-        self, paths: Iterable[str], digests: bytes, at: int, stored: Iterable[Stamp]
+        self,
+        paths: Iterable[str],
+        digests: bytes,
+        at: int,
+        stored: Iterable[Stamp],
+        verified: list[Stamp],
     ) -> Iterator[str]:
         """Yield those of the paths whose files do not have their digest now, or are not there.
 
         Args:
             paths: of the files.
             digests: the digests of the files, one after the other, from position `at` on.
-            stored: the stamp under which another process trusted each; `NO_STAMP` for none.
+            stored: the stamp under which each had its digest before; `NO_STAMP` for none.
+            verified: gets the stamp under which each of the other files has its digest now.
         """
         get, stat_ = self._known.get, os.stat
         for path, stamp in zip(paths, stored, strict=False):
@@ -168,33 +184,23 @@ class FileDigests:
                     status.st_ino,
                     status.st_dev,
                 )
-                known = get(path)
-                if known is not None and known[0] == now:
-                    if known[1] == digest:
-                        continue
-                elif now == stamp:
-                    self._note(path, now, digest)
+                if now == stamp:
+                    verified.append(now)
                     continue
-                elif self.of(self.read(path, status)) == digest:
+                known = get(path)
+                if known is None or known[0] != now:
+                    known = self.read(path, status)
+                if known[1] == digest:
+                    verified.append(known[0])
                     continue
             except (OSError, MemoryError):
                 pass
             yield path
 
-    def remember(self, path: str, stamp: Stamp, digest: bytes, *, read_at: int) -> None:
-        """Trust `digest` for as long as `stamp` holds, if the file was not fresh when read."""
-        if max(stamp[1], stamp[2]) < read_at - FRESH_NS:
-            self._note(path, stamp, digest)
 
-    def _note(self, path: str, stamp: Stamp, digest: bytes) -> None:
-        if len(self._known) >= _MAX_FILES:
-            self._known.clear()
-        self._known[path] = (stamp, digest)
-
-    def known(self, path: str) -> Stamp | None:
-        """Return the stamp under which the file's digest is trusted, or None."""
-        known = self._known.get(path)
-        return None if known is None else known[0]
+def is_fresh(stamp: Stamp, read_at: int) -> bool:
+    """Tell whether a change since `read_at` might not show in the stamp."""
+    return stamp == NO_STAMP or max(stamp[1], stamp[2]) >= read_at - FRESH_NS
 
 
 def _require_header(path: str, status: os.stat_result) -> None:
@@ -250,7 +256,6 @@ class Watched(NamedTuple):
 def watched_from(directory: str, names: list[str], now: Stamp, read_at: int) -> Watched:
     """Return a directory that was just checked, with its stamp if that will show a change."""
     # An existing name (a link, a directory) may change without a trace in this directory.
-    fresh = max(now[1], now[2]) >= read_at - FRESH_NS
     firsts = {name.partition("/")[0] for name in names}
     there = any(os.path.lexists(os.path.join(directory, first)) for first in firsts)
-    return Watched(NO_STAMP if fresh or there else now, names)
+    return Watched(NO_STAMP if there or is_fresh(now, read_at) else now, names)

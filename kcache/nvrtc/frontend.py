@@ -9,13 +9,13 @@ from kcache import config
 from kcache.errors import CompileError
 from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled, Limits, Run
-from kcache.nvrtc.files import FileDigests, file_clock_ns
-from kcache.nvrtc.headers import SHOWN, HeaderSet, is_directory, only_names
-from kcache.nvrtc.manifest import ONLY, StoredHeaderSet
-from kcache.nvrtc.relocation import bound_of, called_of, moved
+from kcache.nvrtc.files import FileDigests
+from kcache.nvrtc.headers import HeaderSet, is_directory, only_names
+from kcache.nvrtc.manifest import EVERYWHERE, GOOD, ONLY, StoredHeaderSet
+from kcache.nvrtc.relocation import alike, moved, shown
 from kcache.nvrtc.request import Request
+from kcache.nvrtc.search import HeaderSearch
 from kcache.nvrtc.workers.messages import Trace
-from kcache.nvrtc.workers.texts import asks_clock
 from kcache.util import log
 
 __all__ = ["Frontend", "Outcome", "Proof"]
@@ -45,15 +45,15 @@ class Outcome(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The result of a compile with moved include directories.
+    """The result of a compile in another place.
 
     Attributes:
-        compiled: the outputs, if it got the same answers as the compile before; otherwise None.
-        conclusive: whether another attempt would give the same result.
+        compiled: the outputs; None if the compiler refused.
+        header_set: the answers that decided them, which hold now.
     """
 
     compiled: Compiled | None
-    conclusive: bool
+    header_set: StoredHeaderSet | None
 
 
 class Frontend:
@@ -76,10 +76,10 @@ class Frontend:
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
         """
-        uncacheable = request.uncacheable() if track else "the cache is switched off"
+        uncacheable = None if track else "the cache is switched off"
         run: Run | None = None
         for _ in range(1 + MAX_REPEATS):
-            asked_at = file_clock_ns()
+            asked_at = self._digests.clock()
             try:
                 run = compiler.compile_request(request, self._limits)
             except CompileError:
@@ -89,77 +89,108 @@ class Frontend:
             uncacheable = uncacheable or run.problem or self._unusable(request, run)
             if uncacheable or run.trace is None:
                 return Outcome(run.compiled, run.identity, None, uncacheable)
-            if request.self_contained:
-                return Outcome(run.compiled, run.identity, None, None)
-            self._remember(request, run.trace, asked_at)
-            header_set = StoredHeaderSet.of(_header_set(request, run.trace, run.compiled))
-            if header_set.holds(request.search, self._digests, request.location):
-                return Outcome(run.compiled, run.identity, header_set, None)
+            header_set = None
+            if not request.self_contained:
+                self._remember(request, request.search, run.trace, asked_at)
+                header_set = StoredHeaderSet.of(_header_set(request, run))
+            if header_set is None or self._holds(request, header_set):
+                if run.trace.may_ask_time and not self._is_timeless(request, run):
+                    uncacheable = "the outcome may depend on the time of the compile"
+                    header_set = None
+                return Outcome(run.compiled, run.identity, header_set, uncacheable)
             log.debug("headers of %s changed during the compile: once more", request.source_name)
         assert run is not None
         return Outcome(run.compiled, run.identity, None, "headers changed during the compile")
 
-    def compile_elsewhere(self, request: Request, header_set: StoredHeaderSet) -> Proof:
-        """Compile a request as if its include directories were elsewhere, to compare the outcome.
+    def prove(self, request: Request, header_set: StoredHeaderSet | None) -> Proof | None:
+        """Compile a request as if it was in another place, to compare the outcome.
+
+        Returns None if there is no result, or if headers were changed meanwhile.
 
         Args:
-            request: a request with headers.
-            header_set: the answers that an earlier compile of it got, which hold now.
+            request: the request.
+            header_set: the answers that an earlier compile of it got, which hold now; None for a
+                self-contained request.
         """
-        elsewhere = moved(request, source=not header_set.sections().called.startswith(SHOWN))
+        kept = () if header_set is None else tuple(header_set.sections().kept)
+        elsewhere = moved(request, kept)
+        asked_at = self._digests.clock()
         try:
             run = compiler.compile_request(
                 elsewhere.request, self._limits, moved=elsewhere.directories
             )
         except CompileError as error:
             if error.result is None:  # it crashed, or took too long
-                return Proof(None, conclusive=False)
+                return None
             run = None
         if run is not None and run.identity != request.compiler:  # somebody replaced it
-            return Proof(None, conclusive=False)
-        if run is not None and run.trace is not None and not run.problem:
-            # LLVM asks for the real working directory, by `PWD`; see `Recorder.begin`.
-            asked = {
-                path: each
-                for path, each in run.trace.files.items()
-                if each.kind != "d" or not is_directory(path, request.search)
-            }
-            trace = run.trace._replace(files=asked)
-            found = _header_set(elsewhere.request, trace, run.compiled)
-            same = StoredHeaderSet.of(found).unbound().raw == header_set.unbound().raw
-            if same and not found.bound.startswith(ONLY):
-                return Proof(run.compiled, conclusive=True)
-        # The outcome is different there, or the headers have changed since.
-        held = header_set.holds(request.search, self._digests, request.location)
-        return Proof(None, conclusive=held)
+            return None
+        if header_set is not None and not self._holds(request, header_set, proven=True):
+            return None
+        if run is None or run.trace is None or run.problem:
+            return Proof(None, None)
+        if header_set is None:
+            return Proof(run.compiled, None)
+        self._remember(request, elsewhere.request.search, run.trace, asked_at)
+        found = _answers(elsewhere.request, run.trace, request.search)
+        found = found._replace(kept=kept, location=EVERYWHERE, proof=(GOOD, header_set.origin))
+        proven, search = StoredHeaderSet.of(found), request.search
+        same = proven.contents(search) == header_set.contents(search)
+        if not same or not self._holds(request, proven):
+            return Proof(None, None)
+        return Proof(run.compiled, proven)
+
+    def _holds(
+        self, request: Request, header_set: StoredHeaderSet, *, proven: bool = False
+    ) -> bool:
+        return header_set.holds(request.search, self._digests, request.location, proven=proven)
+
+    def _is_timeless(self, request: Request, run: Run) -> bool:
+        """Tell whether a compile at another time gets the same answers and the same outcome."""
+        try:
+            again = compiler.compile_request(request, self._limits, moved={})
+        except CompileError:
+            return False
+        if again.trace is None or again.problem or again.identity != run.identity:
+            return False
+        same = request.self_contained or _header_set(request, again) == _header_set(request, run)
+        return same and alike(run.compiled, again.compiled)
 
     def _unusable(self, request: Request, run: Run) -> str | None:
         """Return why a question of the compiler forbids caching the outcome, or None."""
         trace = run.trace
-        if trace is None:
+        if trace is None or not request.self_contained:
             return None
-        for path, answer in trace.files.items():
-            if asks_clock(answer.flags):
-                return f"{path} uses the time of the compile"
-        if request.self_contained:
-            texts = (request.source_name, *request.headers)
-            if not only_names(trace, request.search, texts) or any(_more_variables(trace)):
-                return "it reads files or variables although nothing in it says so"
+        if not only_names(trace, request.search) or any(_more_variables(trace)):
+            return "it reads files or variables although nothing in it says so"
         return None
 
-    def _remember(self, request: Request, trace: Trace, asked_at: int) -> None:
+    def _remember(self, request: Request, told: HeaderSearch, trace: Trace, asked_at: int) -> None:
         """Take over the digests of the files that the worker has read."""
         for path, answer in trace.files.items():
             if answer.opened:
-                absolute = request.search.path(request.search.rooted(path))
-                self._digests.remember(absolute, answer.stamp, answer.digest, read_at=asked_at)
+                real = request.search.path(told.rooted(path))
+                self._digests.remember(real, answer.stamp, answer.digest, asked_at)
 
 
-def _header_set(request: Request, trace: Trace, compiled: Compiled) -> HeaderSet:
-    texts = (request.source_name, *request.headers)
-    found = HeaderSet.of(trace, request.search, texts, _more_variables(trace))
-    called = called_of(request, trace, compiled)
-    return found._replace(called=called, bound=bound_of(request, trace, compiled))
+def _header_set(request: Request, run: Run) -> HeaderSet:
+    """Return the answers that an outcome depends on, and where it is good."""
+    assert run.trace is not None
+    kept = shown(request, run.trace.files, run.compiled)
+    return _answers(request, run.trace, request.search)._replace(
+        kept=kept or (), location=ONLY * (kept is None) + request.location
+    )
+
+
+def _answers(request: Request, trace: Trace, real: HeaderSearch) -> HeaderSet:
+    """Return the answers in a trace; `real` has the working directory that `PWD` names."""
+    asked = {
+        path: answer
+        for path, answer in trace.files.items()
+        if answer.kind != "d" or not is_directory(path, real)
+    }
+    trace = trace._replace(files=asked)
+    return HeaderSet.of(trace, request.search, _more_variables(trace))
 
 
 def _more_variables(trace: Trace) -> Iterator[tuple[str, str | None]]:

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import Trace
 
 __all__ = [
-    "FREE",
-    "IN_ANY_DIRECTORY",
-    "SHOWN",
-    "UNPROVEN",
     "Denied",
     "HeaderSet",
     "Other",
@@ -40,12 +36,6 @@ __all__ = [
     "same_identities",
 ]
 
-#: The value of `HeaderSet.bound` for an outcome that is good wherever the include directories lie.
-FREE = ""
-#: These stand before a source's name in `HeaderSet.called`. The first: the outcome shows the name.
-#: The second: it shows the name's last part, and the source may be in any directory. The third: the
-#: outcome may depend on the directory, until a proof shows that it does not.
-SHOWN, IN_ANY_DIRECTORY, UNPROVEN = CALLED = "=/~"
 #: Texts of the compiler itself. It looks for them in the working directory, but never opens them.
 _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
 
@@ -81,10 +71,10 @@ class HeaderSet(NamedTuple):
         denied: paths whose stat or open failed.
         others: answers to rarer questions.
         variables: environment variables that are not part of the key, None for one that is not set.
-        called: the name that the source must have, with one of `CALLED` before it; empty if any
-            name will do.
-        bound: where the outcome is good: `FREE`, or a digest of the location of its compile, with
-            `!` before it if it is known to be good for no other location.
+        kept: what the outcome shows of the place of its compile; see `relocation.shown`.
+        location: of the compile (`Request.location`), with `manifest.ONLY` before it if the outcome
+            is known to be good at no other.
+        proof: what a proof came to, and the digest of the set before it; or empty.
     """
 
     files: Mapping[RootedPath, bytes]
@@ -96,26 +86,25 @@ class HeaderSet(NamedTuple):
     denied: tuple[Denied, ...] = ()
     others: tuple[Other, ...] = ()
     variables: tuple[tuple[str, str | None], ...] = ()
-    called: str = ""
-    bound: str = FREE
+    kept: tuple[str, ...] = ()
+    location: str = ""
+    proof: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls,
-        trace: Trace,
-        search: HeaderSearch,
-        texts: Iterable[str],
-        variables: Iterable[tuple[str, str | None]],
+        cls, trace: Trace, search: HeaderSearch, variables: Iterable[tuple[str, str | None]]
     ) -> HeaderSet:
         """Return the set that a trace makes.
 
         Args:
             trace: of the compile.
             search: its roots.
-            texts: names of the source and of the in-memory headers.
             variables: those that the compiler asked for and that are not part of the key.
         """
-        named = _names(texts, search)
+        named = _names(search)
+        # Whether a file has the source's own name is checked where the source is asked for.
+        source, *others = search.in_memory()
+        own = {source} - {*others}
         kinds: dict[str, set[RootedPath]] = {kind: set() for kind in "-fdn"}
         files: dict[RootedPath, bytes] = {}
         denied: list[Denied] = []
@@ -128,7 +117,8 @@ class HeaderSet(NamedTuple):
             elif answer.denied:
                 denied.append(Denied(rooted, answer.error))
             elif answer.kind in "-f" and search.path(rooted) in named:
-                kinds["n"].add(rooted)
+                if search.path(rooted) not in own:
+                    kinds["n"].add(rooted)
             elif answer.kind == "d" and is_directory(search.path(rooted), search):
                 pass
             elif answer.kind in "-afd":
@@ -166,31 +156,20 @@ class Sections(NamedTuple):
     denied: list[tuple[int, RootedPath]]
     others: list[tuple[Question, RootedPath, bytes]]
     variables: list[tuple[str, str | None]]
-    called: str
-    bound: str
+    kept: list[str]
+    location: str
     proof: str
+    origin: str
     digests_at: int
     roots: int
 
-    def is_called(self, name: str, *, proven: bool) -> bool:
-        """Tell whether a source of this name may have the outcome, as far as its name matters.
 
-        If the directory may matter, `proven` tells that it does not.
-        """
-        how, called = self.called[:1], self.called[1:]
-        if how == IN_ANY_DIRECTORY:
-            return os.path.basename(name) == called
-        if how == UNPROVEN and proven and os.path.isabs(name) and os.path.isabs(called):
-            return os.path.basename(name) == os.path.basename(called)
-        return not how or name == called
-
-
-def only_names(trace: Trace, search: HeaderSearch, texts: Iterable[str]) -> bool:
+def only_names(trace: Trace, search: HeaderSearch) -> bool:
     """Tell whether a compile asked for no file but the names of texts that it has in memory.
 
     It opens none of these, but checks whether two of them are one file.
     """
-    named = _names(texts, search)
+    named = _names(search)
     there = 0
     for path, answer in trace.files.items():
         rooted = search.rooted(path)
@@ -212,11 +191,9 @@ def is_header(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.R_OK)
 
 
-def _names(texts: Iterable[str], search: HeaderSearch) -> frozenset[str]:
+def _names(search: HeaderSearch) -> frozenset[str]:
     """Return the paths at which the compiler looks for the names of texts that it has in memory."""
-    return frozenset(
-        name if name[:1] == "/" else search.base + name for name in (*texts, *_OWN_NAMES)
-    )
+    return frozenset((*search.in_memory(), *(search.base + name for name in _OWN_NAMES)))
 
 
 def is_directory(path: str, search: HeaderSearch) -> bool:
@@ -327,8 +304,8 @@ def encode(headers: HeaderSet) -> bytes:
         *(f"e{rooted.root}\0{error}\0{rooted.path}" for rooted, error in headers.denied),
         *(f"o{p.root}\0{question}\0{p.path}\0{a.hex()}" for question, p, a in headers.others),
         *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in headers.variables),
-        *((f"c0\0{headers.called}",) if headers.called else ()),
-        *((f"x0\0{headers.bound}",) if headers.bound else ()),
+        "\0".join(("c0", *headers.kept)),
+        "\0".join(("x0", headers.location, *headers.proof)),
     ]
     text = "\0\0".join(groups).encode("utf-8", "surrogateescape")
     return struct.pack("<I", len(text)) + text + b"".join(digest for _, digest in files)
@@ -361,10 +338,9 @@ def decode(raw: bytes) -> Sections:
         count = sum(len(paths) for _, paths in found["f"])
         if len(raw) != 4 + length + SIZE * count:
             raise ValueError("not one digest per file")
-        called = found["c"][0][1][0] if found["c"] else ""
-        if called and called[0] not in CALLED:
-            raise ValueError(f"called {called}")
-        bound, proof = ([*found["x"][0][1], ""][:2]) if found["x"] else (FREE, "")
+        ((_, kept),) = found["c"]
+        ((_, (location, *verdict)),) = found["x"]
+        proof, origin = verdict or ("", "")
         return Sections(
             found["f"],
             found["a"],
@@ -375,9 +351,10 @@ def decode(raw: bytes) -> Sections:
             [(int(error), RootedPath(root, path)) for root, (error, path) in found["e"]],
             [(q, RootedPath(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
             [_variable(text) for _, (text,) in found["v"]],
-            called,
-            bound,
+            kept,
+            location,
             proof,
+            origin,
             4 + length,
             roots,
         )

@@ -10,10 +10,10 @@ by NULs. Kinds whose fields are paths below the root: ``f`` files that were read
 ``p`` present and not opened, ``d`` directories, ``n`` names of in-memory texts. Others: ``i`` a
 number and one path: paths with equal numbers are one file, others are not; ``e`` an error's number
 and a path; ``o`` a question, a path, and the answer in hexadecimal; ``v`` (root 0) a variable,
-``NAME=VALUE`` or ``NAME`` for one that is not set; ``c`` (root 0) what the source has to be called,
-if that matters, with one of `headers.CALLED` before it; ``x`` (root 0) what the outcome is bound
-to, see `HeaderSet.bound`, and what a proof came to: ``+`` it is good everywhere, ``-`` it is not,
-or nothing. ``x`` comes last. The key of a kernel is made of its set without what a proof came to.
+``NAME=VALUE`` or ``NAME`` for one that is not set. Two groups come last: ``c`` (root 0) has what
+the outcome shows of the place of its compile, see `relocation.shown`; ``x`` (root 0) has the
+location that it is good at, what a proof came to (``+`` it is good everywhere, ``-`` it is not, or
+nothing), and the digest of the set before the proof. The key of a kernel is made of that digest.
 
 Stamps are five signed 64-bit integers (`Stamp`), zeros for what is not trusted: first one per
 file; then a u32 count of directories, their stamps, and their absolute paths separated by NULs.
@@ -22,11 +22,11 @@ Everything is little-endian.
 
 from __future__ import annotations
 
-import itertools
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kcache.entry import Entry
@@ -36,10 +36,9 @@ from kcache.nvrtc.files import (
     NO_STAMP,
     SIZE,
     FileDigests,
-    ReadOnly,
     Stamp,
     Watched,
-    file_clock_ns,
+    lasting,
     stamp_of,
     watched_from,
 )
@@ -53,7 +52,7 @@ from kcache.nvrtc.headers import (
     same_identities,
 )
 from kcache.nvrtc.key import digest_fields
-from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, RootedPath
+from kcache.nvrtc.search import HeaderSearch, RootedPath
 
 __all__ = ["MAX_LOCATIONS", "MAX_SETS", "Difference", "Manifest", "StoredHeaderSet"]
 
@@ -64,10 +63,10 @@ MAX_SETS = 16
 MAX_LOCATIONS = 4
 
 _STAMP = struct.Struct("<5q")
-#: Stands before a location in `HeaderSet.bound` if the outcome is known to be good nowhere else.
+#: Stands before a location in `HeaderSet.location` if the outcome is good nowhere else.
 ONLY = "!"
-#: Stands after it if the outcome may depend on how the include directories are spelled.
-NAMED = "n"
+#: In place of a location, for an outcome that a proof has shown to be good everywhere.
+EVERYWHERE = "*"
 #: The result of a proof: the outcome is good everywhere, or it is not.
 GOOD, BAD = "+", "-"
 
@@ -80,7 +79,7 @@ class Difference(NamedTuple):
             there; `vanished`, of something that was; `identity`, of files that became one, or two;
             `root`, of a set that is for another include path; `variable`, of an environment
             variable; `answer`, of a rarer question to the file system; `called`, of a source that
-            has another name.
+            has another name; `place`, of a directory that the outcome shows.
         path: absolute path of the file, or name of the variable or the source; empty where no
             single one is meant.
     """
@@ -89,27 +88,77 @@ class Difference(NamedTuple):
     path: str
 
 
+class _Seen:
+    """What is known of a header set's files in one location.
+
+    Attributes:
+        paths: absolute paths of the headers, in the set's order.
+        dependencies: the same, sorted.
+        stamps: under which each had its digest; `NO_STAMP` for what must be read again.
+        directories: what the last check for absent files found; None before the first.
+        misplaced: why the outcome is not used here, as far as names tell; None before the first
+            look.
+    """
+
+    __slots__ = ("dependencies", "directories", "misplaced", "paths", "stamps")
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        self.dependencies = tuple(sorted(paths))
+        self.stamps = [NO_STAMP] * len(paths)
+        self.directories: dict[str, Watched] | None = None
+        self.misplaced: tuple[Difference, ...] | None = None
+
+    def pack(self) -> bytes:
+        """Return what another process may trust, as the module describes it."""
+        known = self.directories or {}
+        stamps = lasting(self.paths, self.stamps)
+        stamps += lasting(known, (watched.stamp for watched in known.values()))
+        packed = [_STAMP.pack(*stamp) for stamp in stamps]
+        packed.insert(len(self.paths), struct.pack("<I", len(known)))
+        return b"".join((*packed, "\0".join(known).encode("utf-8", "surrogateescape")))
+
+    def unpack(self, raw: bytes, *, absent: bool) -> None:
+        """Take over what another process has verified. Without it, everything is checked.
+
+        `absent` tells whether files were absent, so that there are directories.
+        """
+        end = _STAMP.size * len(self.paths)
+        with suppress(struct.error, ValueError):
+            (count,) = struct.unpack_from("<I", raw, end)
+            stamps = list(_STAMP.iter_unpack(raw[:end]))
+            middle = end + 4 + count * _STAMP.size
+            paths = raw[middle:].decode("utf-8", "surrogateescape").split("\0") if count else []
+            watched = list(_STAMP.iter_unpack(raw[end + 4 : middle]))
+            if len(watched) == len(paths) and (count or not absent):
+                self.stamps = lasting(self.paths, stamps)
+                trusted = lasting(paths, watched)
+                self.directories = {
+                    p: Watched(s, None) for p, s in zip(paths, trusted, strict=True)
+                }
+
+
 class StoredHeaderSet:
-    """One header set of a request, with the stamps of its files.
+    """One header set of a request, with the stamps under which its files had their digests.
 
     It is made from the set's canonical encoding, which is decoded when it is first needed. Threads:
     safe to share; stamps are replaced, not changed.
 
-    Attributes:
-        raw: the encoding; the result's key is made of it.
+    Args:
+        raw: the encoding.
         stamps: location -> encoded stamps.
+
+    Attributes:
+        raw, stamps: as given; `remember` adds stamps.
     """
 
-    __slots__ = ("_directories", "_paths", "_sections", "raw", "stamps")
+    __slots__ = ("_sections", "_seen", "raw", "stamps")
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, stamps: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self.raw = raw
-        self.stamps: dict[str, bytes] = {}
+        self.stamps = dict(stamps)
         self._sections: Sections | None = None
-        #: location -> absolute paths of the headers.
-        self._paths: dict[str, tuple[str, ...]] = {}
-        #: location -> what the last check for absent files in this process found.
-        self._directories: dict[str, dict[str, Watched]] = {}
+        self._seen: dict[str, _Seen] = {}
 
     @classmethod
     def of(cls, headers: HeaderSet) -> StoredHeaderSet:
@@ -128,85 +177,108 @@ class StoredHeaderSet:
 
     def dependencies(self, search: HeaderSearch, location: str) -> tuple[str, ...]:
         """Return the absolute paths of the headers, sorted; one tuple per location."""
-        found = self._paths.get(location)
-        if found is None:
-            paths = (path for _, group in self._files(search) for path in group)
-            found = self._paths[location] = tuple(sorted(paths))
-        return found
+        return self._at(search, location).dependencies
 
-    @property
-    def bound(self) -> str:
-        """Where the outcome is good; see `HeaderSet.bound`."""
-        return self.sections().bound
-
-    def good_at(self, location: str) -> bool:
-        """Tell whether the outcome may be used where the include directories lie as given."""
-        if self.sections().proof == GOOD:
-            return True
-        return location.startswith(self.bound.removeprefix(ONLY).removesuffix(NAMED))
-
-    @property
-    def may_be_good_elsewhere(self) -> bool:
-        """Whether the outcome may depend on its location, and nothing has shown that it does."""
+    def contents(self, search: HeaderSearch) -> dict[str, bytes]:
+        """Return the digests of the headers by their absolute paths."""
         sections = self.sections()
-        return bool(sections.bound) and not (sections.bound.startswith(ONLY) or sections.proof)
-
-    @property
-    def is_refuted(self) -> bool:
-        """Whether a proof has shown that the outcome is good for its location alone."""
-        return self.sections().proof == BAD
-
-    def unbound(self) -> StoredHeaderSet:
-        """Return the same answers, without the location that the outcome is bound to."""
-        return StoredHeaderSet(self._with_last("", unless="c"))
-
-    def judged(self, *, good: bool) -> StoredHeaderSet:
-        """Return the same set with the verdict of a proof."""
-        judged = StoredHeaderSet(self._with_last(f"x0\0{self.bound}\0{GOOD if good else BAD}"))
-        judged.stamps = dict(self.stamps)
-        return judged
+        ends = range(sections.digests_at + SIZE, len(self.raw) + 1, SIZE)
+        paths = map(search.path, _each(sections.files))
+        return {path: self.raw[end - SIZE : end] for path, end in zip(paths, ends, strict=True)}
 
     def result_key(self, request_key: str) -> str:
         """Return the key of the outcome: the request, and the answers that the compiler got."""
-        sections = self.sections()
-        raw = self._with_last(f"x0\0{sections.bound}") if sections.proof else self.raw
-        fields = [("request", request_key.encode()), ("headers", raw)]
-        return digest_fields("kcache-result/3", fields)
+        fields = [("request", request_key.encode()), ("headers", self.origin.encode())]
+        return digest_fields("kcache-result/4", fields)
 
-    def _with_last(self, group: str, *, unless: str = "") -> bytes:
-        """Return the encoding with another group ``x``, or none; and without the kinds `unless`."""
+    # -- where the outcome is good ---------------------------------------------------------------
+
+    def good_at(self, location: str) -> bool:
+        """Tell whether the outcome may be used at a location, if the set holds there."""
+        return self.sections().proof == GOOD or self._is_home(location)
+
+    def _is_home(self, location: str) -> bool:
+        return self.sections().location.removeprefix(ONLY) == location
+
+    @property
+    def bound(self) -> str:
+        """The location that the outcome is good at; empty if it is good everywhere."""
+        return self.sections().location.removeprefix(EVERYWHERE)
+
+    @property
+    def may_be_good_elsewhere(self) -> bool:
+        """Whether nothing has shown yet where else the outcome is good."""
+        return not (self.is_bound or self.sections().proof)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the outcome is known to be good for its location alone."""
+        return self.is_refuted or self.sections().location.startswith(ONLY)
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a proof has shown that."""
+        return self.sections().proof == BAD
+
+    @property
+    def origin(self) -> str:
+        """The digest of the set as it was before a proof."""
+        return self.sections().origin or digest_fields("kcache-set/1", [("set", self.raw)])
+
+    def answers(self) -> bytes:
+        """Return the encoding without the place of the compile, which its last groups tell."""
+        end = self.sections().digests_at
+        *groups, _, _ = self.raw[4:end].split(b"\0\0")
+        return b"\0\0".join((*groups, self.raw[end:]))
+
+    def refuted(self) -> StoredHeaderSet:
+        """Return the set with the verdict that it is good for its location alone."""
         sections = self.sections()
-        groups = self.raw[4 : sections.digests_at].split(b"\0\0")
-        kept = [each for each in groups if each[:1] not in (b"x", *map(str.encode, unless))]
-        text = b"\0\0".join(filter(None, (*kept, group.encode())))
-        return struct.pack("<I", len(text)) + text + self.raw[sections.digests_at :]
+        *groups, _ = self.raw[4 : sections.digests_at].split(b"\0\0")
+        verdict = f"x0\0{sections.location}\0{BAD}\0{self.origin}".encode()
+        text = b"\0\0".join((*groups, verdict))
+        raw = struct.pack("<I", len(text)) + text + self.raw[sections.digests_at :]
+        return StoredHeaderSet(raw, self.stamps)
+
+    # -- whether it holds ------------------------------------------------------------------------
 
     def holds(
         self, search: HeaderSearch, digests: FileDigests, location: str, *, proven: bool = False
     ) -> bool:
-        """Tell whether every file is now as the set says; see `differences`."""
-        return next(self.differences(search, digests, location, proven=proven), None) is None
+        """Tell whether every file is now as the set says, and keep what was verified.
+
+        With `proven`, as if a proof had shown that the outcome is good here.
+        """
+        verified: list[Stamp] = []
+        found = self._differences(search, digests, location, verified)
+        if not (proven or self.good_at(location)) or next(found, None) is not None:
+            return False
+        self._at(search, location).stamps = verified
+        return True
 
     def differences(
-        self, search: HeaderSearch, digests: FileDigests, location: str, *, proven: bool = False
+        self, search: HeaderSearch, digests: FileDigests, location: str
     ) -> Iterator[Difference]:
-        """Yield the differences from the set, those first that are cheapest to find.
+        """Yield the differences from the set, those first that are cheapest to find."""
+        return self._differences(search, digests, location, [])
 
-        With `proven`, it assumes what a proof could show.
-        """
+    def _differences(
+        self, search: HeaderSearch, digests: FileDigests, location: str, verified: list[Stamp]
+    ) -> Iterator[Difference]:
+        """Yield the differences; `verified` gets the stamps of the files that have none."""
         sections = self.sections()
         if sections.roots > len(search.roots):
             yield Difference("root", "")
             return
-        if sections.called and not sections.is_called(
-            search.source_name, proven=proven or sections.proof == GOOD
-        ):
-            yield Difference("called", sections.called[1:])
-        stamps = iter(self._stored(location))
-        for at, paths in self._files(search):
-            for path in digests.differing(paths, self.raw, at, stamps):
-                yield Difference("changed" if is_header(path) else "gone", path)
-        yield from self._appeared(search, digests, location)
+        seen = self._at(search, location)
+        if not self._is_home(location):
+            if seen.misplaced is None:
+                seen.misplaced = tuple(self._misplaced(search))
+            yield from seen.misplaced
+        at = sections.digests_at
+        for path in digests.differing(seen.paths, self.raw, at, seen.stamps, verified):
+            yield Difference("changed" if is_header(path) else "gone", path)
+        yield from self._appeared(search, digests, seen)
         if sections.same and not same_identities(sections.same, search):
             yield Difference("identity", "")
         for path in map(search.path, sections.present):
@@ -215,10 +287,26 @@ class StoredHeaderSet:
         for path in map(search.path, sections.folders):
             if not os.path.isdir(path):
                 yield Difference("vanished", path)
-        files = (path for _, paths in self._files(search) for path in paths)
-        for path in confused_names(map(search.path, sections.names), search.source(), files):
+        names = map(search.path, sections.names)
+        for path in confused_names(names, search.in_memory()[0], seen.paths):
             yield Difference("identity", path)
         yield from self._other_answers(sections, search)
+
+    def _misplaced(self, search: HeaderSearch) -> Iterator[Difference]:
+        """Yield what keeps the outcome from being used where it was not compiled."""
+        sections = self.sections()
+        for field in sections.kept:
+            if not search.shows(field):
+                what, _, text = field.partition("=")
+                yield Difference("called" if what in ("name", "last") else "place", text)
+        # A question for one of the compiler's own texts would be answered from memory.
+        source, *headers = map(os.path.normpath, search.in_memory())
+        own = {source, *headers}
+        if source in headers:
+            yield Difference("identity", source)
+        if any(os.fsencode(os.path.basename(path)) in self.raw for path in own):
+            asked = map(os.path.normpath, map(search.path, _asked(sections)))
+            yield from (Difference("identity", path) for path in own.intersection(asked))
 
     @staticmethod
     def _other_answers(sections: Sections, search: HeaderSearch) -> Iterator[Difference]:
@@ -232,22 +320,24 @@ class StoredHeaderSet:
             if search.variable(name) != value:
                 yield Difference("variable", name)
 
-    def _files(self, search: HeaderSearch) -> Iterator[tuple[int, list[str]]]:
-        """Yield absolute paths of the headers that were read, and where their digests begin."""
-        sections = self.sections()
-        at = sections.digests_at
-        for root, paths in sections.files:
-            prefix = "" if root == ABSOLUTE else search.roots[root]
-            yield at, [prefix + path for path in paths]
-            at += SIZE * len(paths)
+    def _at(self, search: HeaderSearch, location: str) -> _Seen:
+        """Return what is known in a location; at first, that is what another process stored."""
+        seen = self._seen.get(location)
+        if seen is None:
+            sections = self.sections()
+            seen = _Seen([search.path(rooted) for rooted in _each(sections.files)])
+            if location in self.stamps:
+                seen.unpack(self.stamps[location], absent=bool(sections.absent))
+            self._seen[location] = seen
+        return seen
 
     def _appeared(
-        self, search: HeaderSearch, digests: FileDigests, location: str
+        self, search: HeaderSearch, digests: FileDigests, seen: _Seen
     ) -> Iterator[Difference]:
         """Yield absent files that now exist, by the status of their directories if that tells."""
-        known = self._directories.get(location)
+        known = seen.directories
         if known is None:
-            known = self._directories[location] = self._survey(search)
+            known = seen.directories = self._survey(search)
         for directory, watched in known.items():
             try:
                 now = stamp_of(os.stat(directory))
@@ -256,11 +346,11 @@ class StoredHeaderSet:
             if now == watched.stamp:
                 continue
             if watched.names is None:  # another process stored it: check everything once
-                self._directories[location] = self._survey(search)
-                yield from self._appeared(search, digests, location)
+                seen.directories = None
+                yield from self._appeared(search, digests, seen)
                 return
             digests.reads += 1
-            read_at = file_clock_ns()
+            read_at = digests.clock()
             paths = (os.path.join(directory, name) for name in watched.names)
             there = None
             for there in filter(os.path.exists, paths):
@@ -270,45 +360,24 @@ class StoredHeaderSet:
 
     def _survey(self, search: HeaderSearch) -> dict[str, Watched]:
         """Group the absent files by the deepest directory that exists, stamps unknown."""
-        found: dict[str, Watched] = {}
+        found: dict[str, list[str]] = {}
         deepest: dict[str, str] = {}
-        for root, paths in self.sections().absent:
-            if root >= len(search.roots):
-                continue
-            for path in sorted(search.path(RootedPath(root, path)) for path in paths):
-                folder = os.path.dirname(path)
-                existing = deepest.get(folder)
-                if existing is None:
-                    existing = folder
-                    while existing not in ("", "/") and not os.path.isdir(existing):
-                        existing = os.path.dirname(existing)
-                    deepest[folder] = existing
-                names = found.setdefault(existing, Watched(NO_STAMP, [])).names
-                assert names is not None
-                names.append(path[len(existing) :].lstrip("/"))
-        return found
+        for path in sorted(map(search.path, _each(self.sections().absent))):
+            folder = os.path.dirname(path)
+            existing = deepest.get(folder)
+            if existing is None:
+                existing = folder
+                while existing not in ("", "/") and not os.path.isdir(existing):
+                    existing = os.path.dirname(existing)
+                deepest[folder] = existing
+            found.setdefault(existing, []).append(path[len(existing) :].lstrip("/"))
+        return {directory: Watched(NO_STAMP, names) for directory, names in found.items()}
 
-    # -- stamps ----------------------------------------------------------------------------------
+    # -- what was verified -----------------------------------------------------------------------
 
-    def remember(self, search: HeaderSearch, digests: FileDigests, location: str) -> bool:
-        """Take over the present stamps, for storing; tell whether they differ from those stored."""
-        paths = [path for _, group in self._files(search) for path in group]
-        files = [digests.known(path) or NO_STAMP for path in paths]
-        known = self._directories.get(location)
-        # Nobody has looked here yet: these are all directories, but their state is unknown.
-        if known is None:
-            known = self._survey(search)
-        stamps = [*zip(paths, files, strict=True), *((p, w.stamp) for p, w in known.items())]
-        read_only = ReadOnly()
-        lasting = [NO_STAMP if read_only.hides(*each) else each[1] for each in stamps]
-        raw = b"".join(
-            (
-                *(_STAMP.pack(*stamp) for stamp in lasting[: len(files)]),
-                struct.pack("<I", len(known)),
-                *(_STAMP.pack(*stamp) for stamp in lasting[len(files) :]),
-                "\0".join(known).encode("utf-8", "surrogateescape"),
-            )
-        )
+    def remember(self, search: HeaderSearch, location: str) -> bool:
+        """Take over what was verified, for storing; tell whether it differs from what is stored."""
+        raw = self._at(search, location).pack()
         if self.stamps.get(location) == raw:
             return False
         # A new mapping, not a changed one: another thread may be storing the old one.
@@ -316,35 +385,17 @@ class StoredHeaderSet:
         self.stamps = dict([*others, (location, raw)][-MAX_LOCATIONS:])
         return True
 
-    def _stored(self, location: str) -> Iterable[Stamp]:
-        """Return the stamps of the files that another process stored, at the first call.
 
-        They are a shortcut: without them, or if they make no sense, everything is checked.
-        """
-        raw = self.stamps.get(location)
-        if raw is None or location in self._directories:
-            return itertools.repeat(NO_STAMP)
-        end = _STAMP.size * sum(len(paths) for _, paths in self.sections().files)
-        try:
-            stamps = list(_STAMP.iter_unpack(raw[:end]))
-            self._directories[location] = self._stored_directories(raw[end:])
-        except (struct.error, ValueError):
-            return itertools.repeat(NO_STAMP)
-        return itertools.chain(stamps, itertools.repeat(NO_STAMP))
+def _each(groups: Iterable[tuple[int, list[str]]]) -> Iterator[RootedPath]:
+    return (RootedPath(root, path) for root, paths in groups for path in paths)
 
-    def _stored_directories(self, raw: bytes) -> dict[str, Watched]:
-        """Return the directories at the end of stored stamps: u32 count, stamps, paths.
 
-        Raises:
-            struct.error, ValueError: there are none, and files are absent.
-        """
-        (count,) = struct.unpack_from("<I", raw)
-        end = 4 + count * _STAMP.size
-        if not count and not self.sections().absent:
-            return {}
-        paths = raw[end:].decode("utf-8", "surrogateescape").split("\0")
-        stamps = _STAMP.iter_unpack(raw[4:end])
-        return {path: Watched(s, None) for path, s in zip(paths, stamps, strict=True)}
+def _asked(sections: Sections) -> Iterator[RootedPath]:
+    """Yield every path that the compiler asked for, but the names of its own texts."""
+    yield from _each((*sections.files, *sections.absent))
+    yield from (*sections.present, *sections.folders)
+    yield from (rooted for _, rooted in sections.denied)
+    yield from (rooted for _, rooted, _ in sections.others)
 
 
 class Manifest:
@@ -354,8 +405,8 @@ class Manifest:
 
     def __init__(self, header_sets: list[StoredHeaderSet]) -> None:
         self.header_sets = header_sets
-        #: (location, source's name) -> the `Holding` of the last check there, for `Finder`.
-        self.checked: dict[tuple[str, str], Any] = {}
+        #: location -> the `Holding` of the last check there, for `Finder`.
+        self.checked: dict[str, Any] = {}
 
     def matching(
         self, search: HeaderSearch, digests: FileDigests, location: str
@@ -363,7 +414,7 @@ class Manifest:
         """Return the header set that holds now, or None."""
         for header_set in self.header_sets:
             with suppress(CorruptEntryError):  # intact, but not a header set
-                if header_set.good_at(location) and header_set.holds(search, digests, location):
+                if header_set.holds(search, digests, location):
                     return header_set
         return None
 
@@ -377,36 +428,34 @@ class Manifest:
         found = None
         for header_set in self.header_sets:
             with suppress(CorruptEntryError):
-                judged = header_set.may_be_good_elsewhere or header_set.is_refuted
-                if judged and header_set.holds(search, digests, location, proven=True):
+                open_ = header_set.may_be_good_elsewhere or header_set.is_refuted
+                if open_ and header_set.holds(search, digests, location, proven=True):
                     if header_set.is_refuted:
                         return None
                     found = found or header_set
         return found
 
-    def judge(self, header_set: StoredHeaderSet, *, good: bool) -> StoredHeaderSet:
+    def judge(self, header_set: StoredHeaderSet, proven: StoredHeaderSet | None) -> StoredHeaderSet:
         """Note the verdict of a proof; return the set as it is now.
 
-        A set that is good everywhere comes first, and replaces all sets with the same answers that
-        may be good everywhere. No set is good everywhere if another with the same answers is not.
+        `proven` is the set that is good everywhere, or None: it comes first, and replaces those
+        with the same answers whose outcomes show the same. No set is good everywhere if another
+        with the same answers is not.
         """
-        sets, answers = self.header_sets, header_set.unbound().raw
-        # If a header set with the same answers depends on the location, so does this one, whatever
-        # this proof shows.
-        good = good and not any(old.is_refuted and old.unbound().raw == answers for old in sets)
-        judged = header_set.judged(good=good)
-        if not good:
-            others = [old for old in sets if old.raw != judged.raw]
-            self.header_sets = [judged if old.raw == header_set.raw else old for old in others]
+        sets, answers = self.header_sets, header_set.answers()
+        if proven is None or any(old.is_refuted and old.answers() == answers for old in sets):
+            judged = header_set.refuted()
+            self.header_sets = [judged if old.raw == header_set.raw else old for old in sets]
             return judged
+        same = (answers, proven.answers())
+        shown = proven.sections().kept
         kept = [
             old
             for old in sets
-            if old.raw != judged.raw
-            and not (old.may_be_good_elsewhere and old.unbound().raw == answers)
+            if old.is_bound or old.answers() not in same or old.sections().kept != shown
         ]
-        self.header_sets = [judged, *kept][:MAX_SETS]
-        return judged
+        self.header_sets = [proven, *kept][:MAX_SETS]
+        return proven
 
     def add(self, header_set: StoredHeaderSet) -> None:
         """Put a header set first; it replaces an equal one, and takes over its stamps."""

@@ -1,43 +1,59 @@
-"""Relocation: decides where a result is good, and makes up the other paths of a proof.
+"""Relocation: finds out where an outcome is good, and makes up the other place of a proof.
 
-An outcome may depend on where its include directories lie, for example by `__FILE__`. If it has
-such a path in it, it is good for that location alone. If it has none, it may still depend on the
-location: a text that was read may have used a path in a comparison, or as a length. For these
-outcomes there is a *proof*. The request is compiled once more, and the worker tells the compiler
-other paths of the include directories and of the working directory. If all bytes are the same, the
-outcome is good everywhere.
+An outcome is good where it was compiled: with these include directories as they are spelled, in
+this working directory, and with this name of the source. It is good elsewhere only after a *proof*.
+The request is compiled once more, and the compiler is told other include directories, another
+working directory and another name of the source, each of another length and in other letters. If
+all bytes are the same, the outcome is good everywhere.
 
 The proof needs no copy of the files. A path below a directory that the compiler was told is
-answered with what is in the real directory.
+answered with what is in the real directory. The told directories do not lie inside each other. So
+the paths that the compiler asks for also tell from which directory each one starts.
 
-A second compile at another real location would prove less. Two checkouts often have paths of equal
-length, and a relative path from one include directory to another leads to the same place in both.
+What an outcome shows of its place would differ. The proof leaves that as it is, and the outcome is
+good only where it is the same.
 """
 
 from __future__ import annotations
 
 import codecs
 import os
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.nvrtc.headers import FREE, IN_ANY_DIRECTORY, SHOWN, UNPROVEN
-from kcache.nvrtc.manifest import NAMED, ONLY
 from kcache.nvrtc.options import CompileOptions
-from kcache.nvrtc.search import SOURCE, SPELLING, HeaderSearch
-from kcache.nvrtc.workers.texts import NAMES, PATHS, flags_of
+from kcache.nvrtc.search import SOURCE, HeaderSearch
+from kcache.nvrtc.workers import PROCESS_IDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Protocol
 
-    from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.request import Request
-    from kcache.nvrtc.workers.messages import Trace
 
-__all__ = ["Moved", "bound_of", "called_of", "moved", "shows_name"]
+    class Outcome(Protocol):
+        """What a compile returned; a stored kernel is one, too."""
 
-#: Stands in mangled names of functions and variables with internal linkage, before the source's
-#: name.
+        @property
+        def ptx(self) -> bytes | None: ...
+        @property
+        def cubin(self) -> bytes | None: ...
+        @property
+        def ltoir(self) -> bytes | None: ...
+        @property
+        def lowered_names(self) -> Mapping[str, str]: ...
+        @property
+        def log(self) -> str: ...
+
+
+__all__ = ["Moved", "alike", "moved", "shown", "shows_name"]
+
+#: Stands in mangled names of functions and variables with internal linkage, before the last part of
+#: the source's name. They do not depend on its directory (seen with NVRTC 12.4 and 13.5).
 _INTERNAL = (b"_INTERNAL_", b"_GLOBAL__N_")
+#: The end of such a name: eight digits made of the time in seconds and of the working directory,
+#: and the process id. Nothing outside the kernel's module can refer to such a symbol.
+_MADE_UP = re.compile(rb"_[0-9a-f]{8}_(?:%s)" % b"|".join(b"%d" % each for each in PROCESS_IDS))
 
 #: The name of a directory that makes a told path longer than any path in use. NVRTC takes paths of
 #: 4,096 bytes (PATH_MAX), and hardly any path of a checkout or an installation has 300.
@@ -45,10 +61,11 @@ _FILLER = "Qz" * 150
 
 
 class Moved(NamedTuple):
-    """A request as it would be where its include directories lie elsewhere.
+    """A request as it would be in another place.
 
     Attributes:
-        request: with the paths that the compiler is told; its key is that of the original.
+        request: with the paths and the name that the compiler is told; its key is that of the
+            original.
         directories: told path -> real path, both ending in a slash.
     """
 
@@ -56,121 +73,39 @@ class Moved(NamedTuple):
     directories: dict[str, str]
 
 
-def moved(request: Request, *, source: bool = True) -> Moved:
-    """Return the request with the working directory and every include directory elsewhere.
+def moved(request: Request, kept: Iterable[str]) -> Moved:
+    """Return the request in another place, but for what an outcome shows; see `shown`."""
+    search, fixed = request.search, {field.partition("=")[0] for field in kept}
+    given = request.options.parsed.include_paths
+    directories: dict[str, str] = {}
 
-    And with `source`, the directory of a source whose name is an absolute path.
+    def told(what: str, real: str) -> str:
+        path = f"/{_FILLER}/{what}{_other_letters(real)}"
+        directories[path] = real
+        return path
 
-    Each told path has another length than the real one, and other letters. Include directories that
-    lie inside each other still do, because that is part of the key. Those in the working directory
-    do not: a text that reaches them both ways then leads to other answers. One that is the working
-    directory still is.
-    """
-    search = request.search
-    count = len(search.prefixes)
-    directory = f"/{_FILLER}/0{_other_letters(search.directory)}"
-    told: dict[int, str] = {}
-    # The working directory's own names tell that it is an include directory, and a header set holds
-    # where it is one. If it lies in another include directory, it moves with that one.
-    if search.base != "/" and not any(
-        search.base != real and search.base.startswith(real) for real in search.roots[1:count]
-    ):
-        same = (root for root in range(1, count) if search.roots[root] == search.base)
-        told.update(dict.fromkeys(same, f"{directory}/"))
-    for root in sorted(range(1, count), key=lambda root: (len(search.roots[root]), root)):
-        real = search.roots[root]
-        if root in told:
-            continue
-        outer = next((each for each in told if real.startswith(search.roots[each])), None)
-        if outer is None:
-            told[root] = f"/{_FILLER}/{root}{_other_letters(real)}"
-        else:
-            told[root] = told[outer] + real[len(search.roots[outer]) :]
+    directory = search.directory
+    if "directory" not in fixed:
+        directory = told("d", search.base).removesuffix("/")
+    paths = [
+        path if str(root) in fixed else told(str(root), search.roots[root]).removesuffix("/")
+        for root, path in enumerate(given, 1)
+    ]
     name = request.source_name
-    if source and os.path.isabs(name):
-        name = _source_elsewhere(search, told, directory)
-    paths = [told[root].removesuffix("/") for root in range(1, count)]
-    texts = request.options.parsed.with_include_paths(paths)
-    options = CompileOptions(lto=request.options.lto, extra_options=texts)
+    if "name" not in fixed:
+        last = os.path.basename(name)
+        folder = search.prefixes[SOURCE] if "0" in fixed else told("s", search.roots[SOURCE])
+        name = folder + (last if "last" in fixed else f"{_FILLER[:30]}{_other_letters(last)}")
     elsewhere = request._replace(
-        options=options,
-        search=HeaderSearch(name, paths, directory=directory),
+        options=CompileOptions(
+            lto=request.options.lto,
+            extra_options=request.options.parsed.with_include_paths(paths),
+        ),
+        search=HeaderSearch(name, paths, directory=directory, headers=request.headers),
         source_name=name,
         location="",
     )
-    directories = {told[root]: search.roots[root] for root in told}
-    return Moved(elsewhere, {**directories, f"{directory}/": search.base})
-
-
-def _source_elsewhere(search: HeaderSearch, told: dict[int, str], directory: str) -> str:
-    """Return the source's name in another directory, which is added to `told`.
-
-    A directory that is also the working directory or an include directory still is.
-    """
-    real = search.roots[SOURCE]
-    same = (told[root] for root in told if search.roots[root] == real)
-    alone = f"{directory}/" if real == search.base else f"/{_FILLER}/s{_other_letters(real)}"
-    told[SOURCE] = next(same, alone)
-    return told[SOURCE] + os.path.basename(search.source_name)
-
-
-def bound_of(request: Request, trace: Trace, compiled: Compiled) -> str:
-    """Return where an outcome is good; see `HeaderSet.bound`."""
-    if request.shows_paths:  # the key has them
-        return FREE
-    spelled, absolute = _paths(request, trace)
-    if _holds(compiled, absolute):
-        return ONLY + request.location
-    flags = _flags(request, trace)
-    marks = request.search.marks()
-    if any(mark in text for text in request.texts for mark in marks):
-        flags |= PATHS
-    bound = request.location if flags & PATHS else request.location[:SPELLING]
-    if _holds(compiled, spelled):
-        return ONLY + bound
-    if flags & NAMES:
-        return bound + NAMED
-    return bound if flags & PATHS else FREE
-
-
-def called_of(request: Request, trace: Trace, compiled: Compiled) -> str:
-    """Return what the source has to be called for an outcome; see `HeaderSet.called`.
-
-    That is its name if the outcome shows it, or if a text that was read could have computed with
-    it. It does not matter where it is part of the key.
-    """
-    name = request.source_name
-    if request.has_name:
-        return ""
-    if _holds(compiled, [name]):
-        return SHOWN + name
-    if _flags(request, trace) & NAMES:
-        return UNPROVEN + name
-    return IN_ANY_DIRECTORY + os.path.basename(name) if _has_internal(compiled) else ""
-
-
-def shows_name(request: Request, compiled: Compiled) -> bool:
-    """Tell whether an output or the log may show what the source is called."""
-    return _has_internal(compiled) or _holds(compiled, [request.source_name])
-
-
-def _has_internal(compiled: Compiled) -> bool:
-    """Tell whether there are symbols with internal linkage: they hold the name's last part.
-
-    They do not depend on the source's directory (seen with NVRTC 12.4 and 13.5).
-    """
-    outputs = (compiled.cubin, compiled.ptx)
-    return any(mark in output for output in outputs if output for mark in _INTERNAL)
-
-
-def _flags(request: Request, trace: Trace) -> int:
-    """Return what the texts that the compiler got may ask for; see `texts`."""
-    flags = 0
-    for answer in trace.files.values():
-        flags |= answer.flags
-    for text in request.texts:
-        flags |= flags_of(text.encode("utf-8", "surrogateescape"))
-    return flags
+    return Moved(elsewhere, directories)
 
 
 def _other_letters(path: str) -> str:
@@ -178,30 +113,77 @@ def _other_letters(path: str) -> str:
     return codecs.encode(path, "rot13").replace(".", "_").swapcase()
 
 
-def _paths(request: Request, trace: Trace) -> tuple[list[str], list[str]]:
-    """Return the paths that tell where the compile was made, as the compiler may write them.
+def shown(request: Request, asked: Iterable[str], outcome: Outcome) -> tuple[str, ...] | None:
+    """Return what an outcome shows of its place, in the form of `HeaderSearch.shows`.
 
-    First come the include directories as they were spelled, then the paths of the working
-    directory.
+    `asked` are the paths that the compiler has asked for.
+
+    It is None if it is good only there: it shows a directory otherwise than it was spelled, or the
+    key has all of them.
+    """
+    if request.shows_paths:
+        return None
+    found = tuple(_seen(_places(request, asked), outcome))
+    if "" in found:
+        return None
+    names = [field for field in found if field.startswith(("name=", "last="))]
+    if not names and any(mark in text for mark in _INTERNAL for text in _outputs(outcome)):
+        return (*found, f"last={os.path.basename(request.source_name)}")
+    return found
+
+
+def shows_name(request: Request, outcome: Outcome) -> bool:
+    """Tell whether an outcome shows the name of the source, or its last part."""
+    found = shown(request, (), outcome) or ()
+    return any(field.startswith(("name=", "last=")) for field in found)
+
+
+def _places(request: Request, asked: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the texts that tell where a compile was made, and what an outcome shows by each.
+
+    That is nothing for a directory as it was not spelled.
     """
     search = request.search
-    used = {search.rooted(path).root for path in trace.files}
-    spelled = {prefix for root, prefix in enumerate(search.prefixes) if prefix and root in used}
-    absolute = {root for n, root in enumerate(search.roots) if n in used} | {search.base}
-    return sorted(spelled), sorted(absolute - spelled)
+    yield request.source_name, f"name={request.source_name}"
+    yield search.spelled(), f"directory={search.spelled()}"
+    yield search.directory, ""
+    for root in {search.rooted(path).root for path in asked}:
+        if 0 <= root < len(search.prefixes) and search.prefixes[root]:
+            yield search.prefixes[root], f"{root}={search.prefixes[root]}"
+            yield search.roots[root], ""
 
 
-def _holds(compiled: Compiled, paths: Sequence[str]) -> bool:
-    """Tell whether one of the paths is in an output or in the log.
+def _seen(places: Iterable[tuple[str, str]], outcome: Outcome) -> Iterator[str]:
+    """Yield what an outcome shows, the longest texts first.
 
     PTX writes strings as lists of decimal bytes, `.b8 name[3] = {47, 97, 0}`. A path of one letter
     and a slash may be found by chance. That only costs a compile at another location.
     """
-    outputs = [output for output in (compiled.cubin, compiled.ltoir, compiled.ptx) if output]
-    outputs.append(compiled.log.encode())
-    for path in paths:
-        raw = os.fsencode(path)
-        decimal = ", ".join(map(str, raw)).encode()
-        if any(raw in output or decimal in output for output in outputs):
-            return True
-    return False
+    outputs = _outputs(outcome)
+    told: set[str] = set()
+    for text, field in sorted(places, key=lambda place: len(place[0]), reverse=True):
+        if text in told:
+            continue
+        told.add(text)
+        raw = os.fsencode(text)
+        forms = (raw, ", ".join(map(str, raw)).encode())
+        if any(form in output for output in outputs for form in forms):
+            yield field
+            for form in forms:
+                outputs = [output.replace(form, b"") for output in outputs]
+
+
+def _outputs(outcome: Outcome) -> list[bytes]:
+    outputs = (outcome.cubin, outcome.ltoir, outcome.ptx, outcome.log.encode())
+    return [output for output in outputs if output]
+
+
+def alike(one: Outcome, other: Outcome) -> bool:
+    """Tell whether two outcomes are the same, but for what tells the time in internal names."""
+    return _comparable(one) == _comparable(other)
+
+
+def _comparable(outcome: Outcome) -> tuple[object, ...]:
+    texts = (outcome.ptx, outcome.cubin, outcome.ltoir)
+    names = "\n".join(f"{name} {lowered}" for name, lowered in outcome.lowered_names.items())
+    return outcome.log, *(text and _MADE_UP.sub(b"", text) for text in (*texts, names.encode()))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from kcache.config import compiler_variables
+from kcache import config
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions
-from kcache.nvrtc.search import SPELLING, HeaderSearch, may_include, may_name_file
+from kcache.nvrtc.search import HeaderSearch, may_include
 from kcache.nvrtc.workers.harmless import are_harmless
 
 if TYPE_CHECKING:
@@ -31,9 +30,11 @@ __all__ = [
 DEFAULT_NAME = "kernel.cu"
 #: A path that leads nowhere. It stands for a working directory that was removed.
 NO_DIRECTORY = "/(removed working directory)"
-#: Options whose output names the directory that the compiler ran in. LTOIR does so where no text
-#: can be searched for it.
-_SHOWS_PATHS = ("--device-debug", "--generate-line-info", "--dlink-time-opt", "--gen-opt-lto")
+#: Options whose output always names the directory that the compiler ran in. LTOIR does so where no
+#: text can be searched for it.
+_SHOWS_PATHS = ("--device-debug", "--dlink-time-opt", "--gen-opt-lto")
+#: One whose output names it unless all names are absolute.
+_MAY_SHOW_PATHS = "--generate-line-info"
 
 
 class Request(NamedTuple):
@@ -52,8 +53,9 @@ class Request(NamedTuple):
             `key` alone decides the outcome.
         anywhere: whether it does not depend on the working directory, either.
         search: where its headers are searched.
-        location: digest of these directories, for outcomes that are good only there; its first
-            `SPELLING` digits are those of the include directories as they are spelled.
+        location: digest of the place: these directories as they are spelled, the working directory
+            and the source's name.
+        spelled: the working directory as debug information spells it; empty without any.
         bound: the directories and variables in `key`.
         variables: the environment variables that are in the key; see `config`.
         surroundings: of the process that asks, or None if that is this one.
@@ -71,6 +73,7 @@ class Request(NamedTuple):
     anywhere: bool
     search: HeaderSearch
     location: str
+    spelled: str
     bound: tuple[str, ...]
     variables: tuple[str, ...]
     surroundings: Surroundings | None = None
@@ -80,18 +83,7 @@ class Request(NamedTuple):
         directory = self.search.directory
         if self.surroundings is None and directory != working_directory():
             return False
-        if not self.shows_paths:
-            return True
-        return self.bound[0] == f"directory={_spelled(directory, self.search.variable)}"
-
-    def uncacheable(self) -> str | None:
-        """Return why the outcome must not be cached, as far as the request alone tells."""
-        from kcache.nvrtc.workers.texts import asks_clock, flags_of  # a hit does not need it
-
-        flags = 0
-        for text in self.texts:
-            flags |= flags_of(text.encode("utf-8", "surrogateescape"))
-        return "the source uses the time of the compile" if asks_clock(flags) else None
+        return not self.spelled or self.spelled == self.search.spelled()
 
     def kernels(self) -> tuple[str, ...]:
         """Return the name expressions; without any, the kernels that the source seems to define."""
@@ -156,27 +148,29 @@ class Request(NamedTuple):
         parsed = options.parsed
         paths = parsed.include_paths
         if surroundings is None:
-            directory, variables = working_directory(), compiler_variables()
-            search = HeaderSearch(source_name, paths, directory=directory)
+            directory, variables = working_directory(), config.compiler_variables()
+            known = config.variable
         else:
             directory, variables = surroundings.directory, surroundings.compiler_variables()
             known = surroundings.variable
-            search = HeaderSearch(source_name, paths, directory=directory, variable=known)
+        search = HeaderSearch(
+            source_name, paths, directory=directory, headers=in_memory, variable=known
+        )
         outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
         texts = (source, *parsed.defines, *expressions)
         # An option that we have not tried may name files.
         tried = are_harmless(parsed)
-        contained = tried and not any(map(may_include, texts))
+        named = {each.name for each in parsed}
+        lines = _MAY_SHOW_PATHS in named
+        contained = tried and not lines and not any(map(may_include, texts))
         odd = not (contained or search.is_plain())
         # LTOIR depends on all directories, and it is no text that could be searched for them.
-        shows_paths = odd or any(each.name in _SHOWS_PATHS for each in parsed)
+        shows_paths = odd or not named.isdisjoint(_SHOWS_PATHS)
+        spelled = search.spelled() if lines or shows_paths else ""
         bound = list(_places(search, options, odd=odd)) if shows_paths else []
         bound += [f"variable={each}" for each in variables]
-        if shows_paths or not tried or (contained and may_name_file("\n".join(texts))):
+        if shows_paths or not tried:
             bound.append(f"name={source_name}")
-        if not contained:
-            # A header is identified by the innermost directory that contains it.
-            bound += [f"nested={each}" for each in search.nesting()]
         key = CacheKey(
             source_hash=hash_source(source),
             arch=options.target or "",
@@ -187,10 +181,8 @@ class Request(NamedTuple):
             outputs=tuple(outputs),
             extra_key=extra_key,
         )
-        spelled = digest_fields("spelling", ((part, b"") for part in search.prefixes))[:SPELLING]
-        location = digest_fields(
-            "location", ((part, b"") for part in (directory, *search.prefixes))
-        )
+        place = (spelled or directory, *search.prefixes, source_name)
+        location = digest_fields("location", ((part, b"") for part in place))
         return cls(
             source,
             expressions,
@@ -203,7 +195,8 @@ class Request(NamedTuple):
             contained,
             contained and not shows_paths,
             search,
-            spelled + location[:SPELLING],
+            location,
+            spelled,
             tuple(bound),
             variables,
             surroundings,
@@ -299,21 +292,11 @@ def _places(search: HeaderSearch, options: CompileOptions, *, odd: bool) -> Iter
     Debug information names the working directory and every file, as opened. How the compiler treats
     an `odd` directory depends on the exact spelling of the options.
     """
-    yield f"directory={_spelled(search.directory, search.variable)}"
+    yield f"directory={search.spelled()}"
     yield from (f"prefix={prefix}" for prefix in search.prefixes)
     if odd:
         yield f"in={search.directory}"
         yield from (f"flag={flag}" for flag in options.flags())
-
-
-def _spelled(directory: str, variable: Callable[[str], str | None]) -> str:
-    """Return the working directory as in debug information: LLVM uses the spelling of PWD."""
-    spelled = variable("PWD")
-    if spelled and spelled != directory and spelled.startswith("/"):
-        with suppress(OSError):
-            if os.path.samefile(spelled, directory):
-                return spelled
-    return directory
 
 
 def _check_text(what: str, text: object) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from kcache import config
@@ -16,18 +17,14 @@ from kcache import config
 __all__ = [
     "ABSOLUTE",
     "SOURCE",
-    "SPELLING",
     "HeaderSearch",
     "RootedPath",
     "may_include",
-    "may_name_file",
 ]
 
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
 ABSOLUTE = -1
-#: How many digits of a location (`Request.location`) tell how the include directories are spelled.
-SPELLING = 24
 #: Matches directories that the compiler may write otherwise than they were given. Some releases
 #: drop white space at the end, slashes of a relative path that has two in a row, and an equals sign
 #: at the beginning. A space at the beginning is dropped in one spelling of the option, and kept in
@@ -40,8 +37,8 @@ class RootedPath(NamedTuple):
 
     Attributes:
         root: `SOURCE`, the directory of the source; 1, 2, ... the include directories in order; the
-            number after those is the working directory, if it is not the source's; `ABSOLUTE` for a
-            path outside all of them.
+            number after those is the working directory; `ABSOLUTE` for a path outside all of them.
+            Where one of them lies in another, it is the innermost.
         path: below the root, as the compiler asked for it.
     """
 
@@ -56,6 +53,7 @@ class HeaderSearch:
         source_name: name of the source; its directory is the root `SOURCE`.
         include_paths: directories in order, as given to the compiler.
         directory: working directory, which relative paths start from.
+        headers: names of in-memory headers, which lie in the working directory.
         variable: returns an environment variable that a compiler asked for; None for this
             process's own.
 
@@ -73,12 +71,14 @@ class HeaderSearch:
         include_paths: Iterable[str],
         *,
         directory: str,
+        headers: Iterable[str] = (),
         variable: Callable[[str], str | None] = config.variable,
     ) -> None:
         folder = os.path.dirname(source_name)
         self._given = (source_name, *include_paths)
         self.source_name = source_name
         self.directory = directory
+        self._headers = tuple(headers)
         self.variable = variable
         self.prefixes = (
             "" if not folder else "/" if folder == "/" else f"{folder}/",
@@ -87,12 +87,9 @@ class HeaderSearch:
         base = directory if directory.endswith("/") else f"{directory}/"
         self.base = base
         roots = [base + prefix if prefix[:1] != "/" else prefix for prefix in self.prefixes]
-        if base != roots[SOURCE]:
-            roots.append(base)
-        self.roots = tuple(roots)
-        # The include path before the source's own directory, the longest first.
-        order = sorted(range(len(roots)), key=lambda root: (len(roots[root]), root), reverse=True)
-        self._longest = [(roots[root], root) for root in order]
+        self.roots = (*roots, base)
+        order = sorted(enumerate(self.roots), key=lambda pair: (len(pair[1]), pair[0]))
+        self._longest = [(path, root) for root, path in reversed(order)]
 
     def is_plain(self) -> bool:
         """Tell whether every release writes the roots as `prefixes` says."""
@@ -112,49 +109,38 @@ class HeaderSearch:
         """Return the absolute path."""
         return rooted.path if rooted.root == ABSOLUTE else self.roots[rooted.root] + rooted.path
 
-    def source(self) -> str:
-        """Return the absolute path of the source's name; no file need exist there."""
-        name = self.source_name
-        return name if name[:1] == "/" else self.base + name
+    def in_memory(self) -> tuple[str, ...]:
+        """Return the absolute paths of the texts that the compiler has in memory, source first."""
+        names = (self.source_name, *self._headers)
+        return tuple(name if name[:1] == "/" else self.base + name for name in names)
+
+    def spelled(self) -> str:
+        """Return the working directory as in debug information: LLVM uses the spelling of PWD."""
+        spelled = self.variable("PWD") or ""
+        if spelled != self.directory and spelled.startswith("/"):
+            with suppress(OSError):
+                if os.path.samefile(spelled, self.directory):
+                    return spelled
+        return self.directory
+
+    def shows(self, field: str) -> bool:
+        """Tell whether an outcome that shows this may be one of this search.
+
+        It is `name=` and the source's name, `last=` and the last part of that, `directory=` and the
+        working directory, or a root's number, `=` and the root as it is spelled.
+        """
+        what, _, text = field.partition("=")
+        if what == "name":
+            return self.source_name == text
+        if what == "last":
+            return os.path.basename(self.source_name) == text
+        if what == "directory":
+            return self.spelled() == text
+        return what.isdecimal() and self.prefixes[int(what) :][:1] == (text,)
 
     def has(self, rooted: RootedPath) -> bool:
         """Tell whether the root of a path exists in this search at all."""
         return rooted.root < len(self.roots)
-
-    def nesting(self) -> Iterator[str]:
-        """Yield which include directories lie inside which others, and where.
-
-        A path in both has one root. At another location, where the directories don't lie inside
-        each other, the compiler would ask for another path. So this is part of the key. `marks`
-        covers the paths that a text can reach from the source's or the working directory.
-        """
-        for outer, inner, rest in self._nested():
-            if self._is_include(outer) and self._is_include(inner):
-                yield f"{outer} {inner} {rest}"
-            elif not rest:
-                yield f"{outer} {inner}"
-
-    def marks(self) -> frozenset[str]:
-        """Return what a text must contain to reach one root from another by a relative path.
-
-        There are such texts if an include directory lies in the source's or the working directory,
-        or the other way round. An example is `inc/`, if `#include "inc/x.h"` and `-Iinc` lead to
-        one file.
-        """
-        return frozenset(
-            rest.rstrip("/").rpartition("/")[2] + "/"
-            for outer, inner, rest in self._nested()
-            if rest and not (self._is_include(outer) and self._is_include(inner))
-        )
-
-    def _is_include(self, root: int) -> bool:
-        return 0 < root < len(self.prefixes)
-
-    def _nested(self) -> Iterator[tuple[int, int, str]]:
-        for outer, prefix in enumerate(self.roots):
-            for inner, other in enumerate(self.roots):
-                if inner != outer and other.startswith(prefix):
-                    yield outer, inner, other[len(prefix) :]
 
 
 def _prefix(path: str) -> str:
@@ -178,29 +164,3 @@ def may_include(text: str) -> bool:
     if "__has_" in text and "##" in text:  # the rest of a `__has_include` may be joined to it
         return True
     return "include" in text or "embed" in text or "import" in text or "??/" in text
-
-
-def may_name_file(text: str) -> bool:
-    """Tell whether a text may depend on the source's name: a quick test that errs towards yes.
-
-    A text can compute with `__FILE__` and its kin, so that an output need not show them. `assert`
-    contains `__FILE__`, and `#` can turn it into a string. Everything else that puts the name into
-    an output (an `assert` that is evaluated, names with internal linkage) shows there.
-    """
-    return (
-        "FILE" in text
-        or ("assert" in text and _makes_texts(text))
-        or "assertfail" in text  # `assert` calls these, and they may be macros
-        or "source_location" in text
-        or "##" in text  # `__FI ## LE__`
-        or "%:%:" in text
-        or "??/" in text
-        or "\\\n" in text  # a word that goes on in the next line
-        or "\\\r" in text
-    )
-
-
-def _makes_texts(text: str) -> bool:
-    """Tell whether a text may have the operator `#`, which does not begin a line."""
-    lines = (line.lstrip()[1:] for line in text.splitlines())
-    return any("#" in line or "%:" in line for line in lines)

@@ -39,16 +39,24 @@ _LOCAL_FUSE = frozenset(
 )
 
 
+#: File systems that give each file a change time of their own, which no program can set.
+_KEEPS_CHANGE_TIME = frozenset(("btrfs", "ext4", "f2fs", "tmpfs", "xfs", "zfs"))
+
+
 class FileSystem(NamedTuple):
     """The file system that a path is on.
 
     Attributes:
         kind: as in the table of mounts, such as `"ext4"` or `"nfs4"`; empty if unknown.
         mount_point: where it is mounted; empty likewise.
+        source: what is mounted, such as `"/dev/sda1"`.
+        read_only: whether nobody can write to it, at any mount point.
     """
 
     kind: str
     mount_point: str
+    source: str = ""
+    read_only: bool = False
 
     @property
     def shared(self) -> bool:
@@ -56,15 +64,24 @@ class FileSystem(NamedTuple):
         fuse = self.kind == "fuse" or self.kind.startswith("fuse.")
         return self.kind in _NETWORK or (fuse and self.kind not in _LOCAL_FUSE)
 
+    @property
+    def keeps_change_time(self) -> bool:
+        """Whether a file's change time shows each change since the file system was made.
 
-def file_system(path: str | os.PathLike[str], *, mounts: str = _MOUNTS) -> FileSystem:
+        On an image, whoever made it has chosen the times.
+        """
+        image = self.read_only or self.source.startswith("/dev/loop")
+        return self.kind in _KEEPS_CHANGE_TIME and not image
+
+
+def file_system(path: str | os.PathLike[str], *, mounts: str | None = None) -> FileSystem:
     """Return the file system of `path`, or of its nearest existing parent.
 
     It reads the table that `mounts` names, in the format of proc_pid_mountinfo(5). Without such a
     table (not Linux), kind and mount point are empty.
     """
     try:
-        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
+        with open(mounts or _MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
     except OSError:
         return FileSystem("", "")
@@ -79,7 +96,9 @@ def file_system(path: str | os.PathLike[str], *, mounts: str = _MOUNTS) -> FileS
         point = _unescaped(fields[4])
         # A later mount at the same place covers the earlier one.
         if _is_below(real, point) and len(point) >= len(best.mount_point):
-            best = FileSystem(after.split(" ")[0], point)
+            kind, source, options, *_ = (*after.split(" "), "", "")
+            read_only = "ro" in options.split(",")
+            best = FileSystem(kind, point, _unescaped(source), read_only)
     return best
 
 

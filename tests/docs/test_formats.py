@@ -90,7 +90,10 @@ def test_a_kernel_that_the_compiler_made(tmp_path: Path) -> None:
     (names,) = tables("Kernels")
     told = {name.strip("`") for row in names for name in row["name"].split(", ")}
     assert metadata.keys() <= told
-    assert told - metadata.keys() <= {"bound"}  # of outcomes that hold paths
+    assert told - metadata.keys() <= {
+        "bound",
+        "proof",
+    }  # of outcomes that hold paths, or are proven
     kinds = {"text": str, "number": (int, float), "object": dict}
     for row in names:
         if row["JSON"] in kinds and row["name"] in metadata:
@@ -109,12 +112,14 @@ def test_the_manifest_that_the_compiler_made(tmp_path: Path) -> None:
         cache.get_or_compile(SOURCE, options=options)
     found = [open_envelope(p.read_bytes()) for p in (tmp_path / "cache" / "file").glob("??/????*")]
     (payload,) = (payload for _, payload, metadata in found if metadata == {"kind": "manifest"})
-    assert dumps("Manifests") == [payload["set0"]]
+    assert dumps("Manifests") == [payload["set0"].partition(b"\0\0x0")[0]]
     layout, stamp = tables("Manifests")[0], tables("Manifests")[2]
     fields, _ = read(layout, payload["set0"])
     groups = [group.split("\0") for group in fields["groups"].split("\0\0")]
     own = ["__nv_name_map", "__nv_nvrtc_builtin_header.h"]
-    assert groups == [["f1", "scale.h"], ["a0", "scale.h"], ["n0", *own, "kernel.cu"]]
+    *answers, (letter, location) = groups
+    assert answers == [["f1", "scale.h"], ["a2", "scale.h"], ["n2", *own], ["c0"]]
+    assert (letter, len(location)) == ("x0", 64)
     assert fields["digests"] == xxhash.xxh3_128_digest(header.read_bytes())
 
     for name in payload.keys() - {"set0"}:
@@ -136,11 +141,14 @@ def test_the_letters_of_a_manifest_are_all_there() -> None:
         "an error's number, a path": ("13", "a"),
         "a question, a path, the answer in hexadecimal": ("lstat", "a", "66"),
         "a variable": ("NAME=VALUE",),
-        "a mark and a name": ("=k.cu",),
-        "a location, what a proof came to": ("0123", "+"),
+        "what the result shows of its place": ("name=k.cu",),
+        "a location, what a proof came to, a digest": ("0123", "+", "4567"),
     }
     for letter, kind in letters.items():
-        text = "\0".join((f"{letter}0", *examples[kind]))
+        last = {"c": ("c0",), "x": ("x0", "0123")}
+        last[letter] = (f"{letter}0", *examples[kind])
+        groups = (last.pop("c"), last.pop("x"))
+        text = "\0\0".join(map("\0".join, (*last.values(), *groups)))
         digest = b"d" * 16 if letter == "f" else b""
         raw = struct.pack("<I", len(text)) + text.encode() + digest
         (header_set,) = Manifest.from_entry(Entry({"set0": raw})).header_sets

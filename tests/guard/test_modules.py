@@ -31,7 +31,7 @@ except FileNotFoundError:  # not Linux
 #: Modules of kcache and its backends, packages and `kcache` itself included. A hit with headers also
 #: checks whether they are unchanged, and may put a note about them; who waits takes part in the
 #: flight.
-ENGINE_GET, HIT, HEADER_HIT, WAIT = 22, 36, 41, 46
+ENGINE_GET, HIT, HEADER_HIT, WAIT = 22, 36, 42, 46
 #: ... and so many more with another backend than `file`.
 MORE = {"file": 0, "zstd": 1, "lmdb": 3, "zstd+lmdb": 4}
 #: Packages of others.

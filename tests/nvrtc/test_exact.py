@@ -20,7 +20,6 @@ from nvrtc.reference import ARCH, KERNEL, agree, agreed, compile_clean, python, 
 import kcache
 from kcache import CompileOptions, KernelCache
 from kcache.nvrtc import compiler
-from kcache.nvrtc.workers.texts import asks_clock, flags_of
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -574,49 +573,3 @@ def test_names_that_are_not_utf8(cache: KernelCache, tree: Path, raw: bytes, whe
     write(here / "none/x.h", "#define V 3\n")
     agreed(cache, source, options)
     os.chdir(tree)
-
-
-# -- the clock -------------------------------------------------------------------------------------
-
-_CLOCK_PIECES = [
-    *("__DATE__", "__TIME__", "__TIMESTAMP__", "__TI", "ME__", "__DA", "TE__", "__TIMEST", "AMP__"),
-    *("GLUE(__TI, ME__)", "GLUE(__, DATE__)", "GLUE(__DATE, __)", "STR(x)", "\\\n", "??/\n", "//"),
-    *("/*", "*/", '"', "'", " ", "\n", "#", "x", "(", ")", '"a"'),
-]
-
-
-@settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(st.lists(st.sampled_from(_CLOCK_PIECES), min_size=1, max_size=6), st.sampled_from([14, 17]))
-def test_what_shows_the_time_is_not_cached(cache: KernelCache, pieces: list[str], std: int) -> None:
-    """What the compiler makes of a text tells; kcache must not miss what does show it."""
-    source = (
-        "#define GLUE(a, b) a##b\n#define STR(a) #a\n"
-        f"__device__ const char clock[] = {''.join(pieces)}\n;\n"
-        'extern "C" __global__ void k(char* o) { *o = clock[threadIdx.x]; }\n'
-    )
-    try:
-        kernel = cache.get_or_compile(source, (), ARCH.replace(std=std))
-    except kcache.CompileError:
-        return
-    assert kernel.cubin is not None
-    if any(year in kernel.cubin for year in (b" 202", b":")) and not kernel.cached:
-        shows = any(mark in kernel.cubin for mark in _marks())
-        if shows:
-            assert asks_clock(flags_of(source.encode()))
-            again = cache.get_or_compile(source, (), ARCH.replace(std=std))
-            assert not again.cached
-
-
-def _marks() -> list[bytes]:
-    """Return what the compiler may have written of today's date, and this hour."""
-    import time
-
-    now = time.time()
-    return [
-        time.strftime(form, time.localtime(each)).encode()
-        for each in (now, now - 30)
-        for form in ("%b %e %Y", "%H:%M:")
-    ]

@@ -9,7 +9,7 @@ import pytest
 from nvrtc.reference import ARCH, KERNEL, agreed, python, write
 
 import kcache
-from kcache.nvrtc.workers.texts import asks_clock, flags_of
+from kcache.nvrtc.workers.clock import ClockTest
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -96,18 +96,7 @@ def test_a_row_of_comments_takes_no_longer_than_its_length(tmp_path: Path, line:
     ],
 )
 def test_nothing_hides_the_clock(text: str) -> None:
-    assert asks_clock(flags_of(text.encode()))
-
-
-def test_the_usual_text_has_no_clock() -> None:
-    for text in (
-        KERNEL,
-        "int time; // at this time, update the DATE\n",
-        "#define TIMEOUT 3\n",
-        "template <class D, class A, class T, class E> void f(_, D, A, T, E);\n",
-        "#define ADD(a, b) a##b\nenum { DATE, TIME, MAX_TIME };\n",
-    ):
-        assert not asks_clock(flags_of(text.encode()))
+    assert ClockTest().may_ask([(b"", text.encode())], ())
 
 
 def test_a_pipe_in_the_place_of_a_header_is_no_header(tmp_path: Path) -> None:

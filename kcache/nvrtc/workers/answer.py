@@ -29,10 +29,9 @@ class Answer:
         read: whether the compiler has read any of it, because it also opens files only to see
             whether it can.
         digest: XXH3-128 of that.
-        flags: see `texts.flags_of`.
     """
 
-    __slots__ = ("content", "digest", "error", "flags", "kind", "read", "stamp", "status")
+    __slots__ = ("content", "digest", "error", "kind", "read", "stamp", "status")
 
     def __init__(self, kind: str, error: int, stamp: tuple[int, ...], status: bytes) -> None:
         self.kind = kind
@@ -41,7 +40,6 @@ class Answer:
         self.status = status
         self.content: bytes | None = None
         self.digest = b""
-        self.flags = 0
         self.read = False
 
 

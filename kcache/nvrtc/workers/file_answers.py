@@ -11,7 +11,6 @@ import xxhash
 
 from kcache.nvrtc.files import stamp_of
 from kcache.nvrtc.workers.answer import Answer, answer_of
-from kcache.nvrtc.workers.texts import flags_of
 
 __all__ = ["FileAnswers"]
 
@@ -22,7 +21,6 @@ _SYSTEM = frozenset((b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo"))
 #: A path below one of these leads to different files in different processes; `/proc/self/cwd`, for
 #: example.
 _OF_PROCESSES = (b"/proc/", b"/sys/")
-_MAX_FLAGS = 65_536
 
 
 class FileAnswers:
@@ -43,7 +41,6 @@ class FileAnswers:
         self.answers: dict[bytes, Answer] = {}
         self.written: set[bytes] = set()
         self.moved: Sequence[tuple[bytes, bytes]] = ()
-        self._flags: dict[bytes, int] = {}
 
     def _real(self, path: bytes) -> bytes:
         """Return the real path of one that the compiler asks for."""
@@ -124,16 +121,7 @@ class FileAnswers:
             answer.stamp = (0, 0, 0, *answer.stamp[3:])
         answer.content = content
         answer.digest = xxhash.xxh3_128_digest(content)
-        answer.flags = self._flags_of(answer.digest, content)
         return answer
-
-    def _flags_of(self, digest: bytes, content: bytes) -> int:
-        flags = self._flags.get(digest)
-        if flags is None:
-            if len(self._flags) >= _MAX_FLAGS:
-                self._flags.clear()
-            flags = self._flags[digest] = flags_of(content)
-        return flags
 
 
 def _sought(answer: Answer) -> Answer:

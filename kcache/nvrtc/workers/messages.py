@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from kcache.util.wire import WireError, join_texts, split_texts
 
 __all__ = ["BEGUN", "Ask", "FileAnswer", "Hello", "Trace", "Reply", "Status"]
 
-_FILE = struct.Struct("<cBi5q16s")
+_FILE = struct.Struct("<ci5q16s")
 #: The field of a worker's message that the compile begins now. A message without fields says that
 #: the worker goes on.
 BEGUN = b"begun"
@@ -71,8 +71,8 @@ class Ask(NamedTuple):
         directory: the working directory.
         environment: variables that differ from those the worker was started with; None for one that
             is not set.
-        marks: a text with one of these may reach a directory in another way; see
-            `HeaderSearch.marks`.
+        proof: whether the compiler gets another time, another process id and other random numbers;
+            with `moved`, headers can't compute with their names, either.
         moved: directories for which the compiler gets other paths, path that it knows -> real path.
         slots: they bound the compiles of all processes together; None if nothing does.
     """
@@ -84,7 +84,7 @@ class Ask(NamedTuple):
     headers: Mapping[str, str]
     directory: str
     environment: Mapping[str, str | None]
-    marks: Collection[str] = frozenset()
+    proof: bool = False
     moved: Mapping[str, str] = MappingProxyType({})
     slots: Slots | None = None
 
@@ -99,7 +99,7 @@ class Ask(NamedTuple):
             join_texts(self.headers.values()),
             self.directory.encode("utf-8", "surrogateescape"),
             _join_variables(self.environment),
-            join_texts(self.marks),
+            b"proof" * self.proof,
             join_texts(self.moved),
             join_texts(self.moved.values()),
             b"" if self.slots is None else self.slots.pack(),
@@ -110,7 +110,7 @@ class Ask(NamedTuple):
         """Return the message in the fields; raises WireError."""
         try:
             source, name, flags, names, headers, texts, *rest = fields
-            directory, environment, marks, told, real, slots = rest
+            directory, environment, proof, told, real, slots = rest
             return cls(
                 source.decode(),
                 name.decode(),
@@ -119,7 +119,7 @@ class Ask(NamedTuple):
                 dict(zip(split_texts(headers), split_texts(texts), strict=True)),
                 directory.decode("utf-8", "surrogateescape"),
                 _split_variables(environment),
-                frozenset(split_texts(marks)),
+                bool(proof),
                 dict(zip(split_texts(told), split_texts(real), strict=True)),
                 Slots.unpack(slots) if slots else None,
             )
@@ -131,7 +131,6 @@ class FileAnswer(NamedTuple):
     """The answer to the compiler about one path; see `recorder.Answer`."""
 
     kind: str
-    flags: int
     error: int
     stamp: tuple[int, int, int, int, int]
     digest: bytes
@@ -155,35 +154,38 @@ class Trace(NamedTuple):
         others: (question, path) -> answer, of rarer questions.
         variables: name -> value of environment variables, None for one that is not set.
         unfollowed: what can't be recorded, in words; empty if there is nothing.
+        may_ask_time: whether a text may use the time of the compile; see `clock`.
     """
 
     files: Mapping[str, FileAnswer]
     others: Mapping[tuple[str, str], bytes]
     variables: Mapping[str, str | None]
     unfollowed: str
+    may_ask_time: bool
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
         return [
             join_texts(self.files),
             b"".join(
-                _FILE.pack(each.kind.encode(), each.flags, each.error, *each.stamp, each.digest)
+                _FILE.pack(each.kind.encode(), each.error, *each.stamp, each.digest)
                 for each in self.files.values()
             ),
             join_texts(text for question in self.others for text in question),
             join_texts(answer.hex() for answer in self.others.values()),
             _join_variables(self.variables),
             self.unfollowed.encode("utf-8", "surrogateescape"),
+            b"time" * self.may_ask_time,
         ]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Trace:
         """Return the message in the fields; raises WireError."""
         try:
-            paths, answers, others, told, variables, unfollowed = fields
+            paths, answers, others, told, variables, unfollowed, time = fields
             files = {
-                path: FileAnswer(kind.decode(), flags, error, tuple(stamp), digest)
-                for path, (kind, flags, error, *stamp, digest) in zip(
+                path: FileAnswer(kind.decode(), error, tuple(stamp), digest)
+                for path, (kind, error, *stamp, digest) in zip(
                     split_texts(paths), _FILE.iter_unpack(answers), strict=True
                 )
             }
@@ -197,6 +199,7 @@ class Trace(NamedTuple):
                 },
                 _split_variables(variables),
                 unfollowed.decode("utf-8", "surrogateescape"),
+                bool(time),
             )
         except (ValueError, struct.error) as problem:
             raise WireError("the trace makes no sense") from problem

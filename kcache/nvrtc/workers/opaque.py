@@ -1,4 +1,4 @@
-"""Opaque: a compile in which a header can pass on its name, but can't compute with it.
+"""Opaque: a compile in which a text can pass on a name or the time, but can't compute with it.
 
 A proof of relocation must show that an outcome is the same wherever its headers lie. Other paths
 show this for those paths alone. So for one compile, the compiler's macro `__FILE__` gets another
@@ -17,22 +17,30 @@ name. In headers, `__FILE__` is then a call of a function that nothing defines:
 - Texts that define one of these macros are refused; so are those that change what is an error, and
   those that spell `__builtin_FILE` otherwise than as a call or as a question whether there is one.
 
-Seen with NVRTC 12.4 to 13.5. If the macro can't be renamed, nothing is proven.
+The macros of the clock are made opaque in the same way for a compile at another time, everywhere.
+
+Seen with NVRTC 12.4 to 13.5. If a macro can't be renamed, nothing is proven.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-__all__ = ["evades", "renamed", "told"]
+__all__ = ["CLOCK", "FILES", "evades", "renamed", "timeless", "told"]
 
 #: The compiler's names, and others of the same length that are no identifiers, so that no text can
 #: use them.
-_NAMES = {b"__FILE__": b"__F!LE__", b"__BASE_FILE__": b"__BASE_F!LE__"}
+FILES = {b"__FILE__": b"__F!LE__", b"__BASE_FILE__": b"__BASE_F!LE__"}
+CLOCK = {
+    b"__DATE__": b"__D!TE__",
+    b"__TIME__": b"__T!ME__",
+    b"__TIMESTAMP__": b"__T!MESTAMP__",
+}
 #: The error "Unicode character not Latin-1", in a literal.
 _ERROR = 2282
 #: Deepest nesting of includes that has a macro; the compiler's own limit is 200.
@@ -92,14 +100,10 @@ def told(
     sure = not any("include" in each or "optf" in each for each in given if each[:2] not in _PLACES)
     sure = sure and not any(name.startswith(b"NVRTC") for name in environment)
     sure = sure and name is not None and _PRINTED.fullmatch(name) is not None
-    own = f"__kc{os.urandom(8).hex()}"
+    own = _random_name()
     main = f'"{name}"' if sure else f"{own}v"
     lines = (
-        # Long, so that a literal of another kind is longer than those of paths.
-        f"typedef int {own}{'z' * 300}\\u0429;",
-        f"__host__ __device__ const char (&{own}f(int))[];",
-        *_PRINTF,
-        f"#define {own}v {{{own}f(({own}{'z' * 300}\\u0429)0)}}",
+        *_helpers(own),
         f"#define {own}a(n) {own}b(n)",
         f"#define {own}b(n) {own}_##n",
         f"#define {own}_0 {main}",
@@ -118,26 +122,47 @@ def told(
     return "\n".join(lines), flags
 
 
+def timeless(source: str, given: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the source and the options with which the macros of the clock are opaque."""
+    own = _random_name()
+    macros = (f"-D{macro.decode()}={own}v" for macro in CLOCK)
+    return "\n".join((*_helpers(own), "#line 1", source)), (*given, *macros)
+
+
+def _random_name() -> str:
+    return f"__kc{os.urandom(8).hex()}"
+
+
+def _helpers(own: str) -> Iterator[str]:
+    """Yield the lines that define the macro with the call."""
+    # Long, so that a literal of another kind is longer than those of paths.
+    yield f"typedef int {own}{'z' * 300}\\u0429;"
+    yield f"__host__ __device__ const char (&{own}f(int))[];"
+    yield from _PRINTF
+    yield f"#define {own}v {{{own}f(({own}{'z' * 300}\\u0429)0)}}"
+
+
 @contextmanager
-def renamed(library: str) -> Generator[None]:
-    """Take the name of `__FILE__` away from the compiler during the block.
+def renamed(library: str, names: Mapping[bytes, bytes]) -> Generator[None]:
+    """Take the names of macros away from the compiler during the block.
 
     It changes the constant in this process's memory of the library, and restores it. Do not use it
     in a process in which another thread compiles.
 
     Args:
         library: path of the loaded library, as `/proc/self/maps` has it.
+        names: the macros, and the names that they get; `FILES` or `CLOCK`.
 
     Raises:
         OSError: there is no such constant, or it can't be written.
     """
-    found = {name: list(_constants(library, name)) for name in _NAMES}
+    found = {name: _constants(library, name) for name in names}
     if not all(found.values()):
         raise OSError("the compiler's constants are not known")
     try:
         for name, places in found.items():
             for address, rights in places:
-                _write(address, _NAMES[name], rights)
+                _write(address, names[name], rights)
         yield
     finally:
         for name, places in found.items():
@@ -145,10 +170,12 @@ def renamed(library: str) -> Generator[None]:
                 _write(address, name, rights)
 
 
-def _constants(library: str, name: bytes) -> Generator[tuple[int, int]]:
-    """Yield the addresses of a name in the library's constants, and the rights of that memory."""
+@functools.cache
+def _constants(library: str, name: bytes) -> tuple[tuple[int, int], ...]:
+    """Return the addresses of a name in the library's constants, and the rights of that memory."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         lines = maps.read().splitlines()
+    found: list[tuple[int, int]] = []
     for line in lines:
         span, rights, _, _, _, *path = line.split(maxsplit=5)
         if not path or path[0] != library or rights[:2] != "r-":
@@ -156,8 +183,12 @@ def _constants(library: str, name: bytes) -> Generator[tuple[int, int]]:
         start, end = (int(each, 16) for each in span.split("-"))
         memory = memoryview((ctypes.c_char * (end - start)).from_address(start)).cast("B")
         executable = _EXECUTE if rights[2] == "x" else 0
-        for match in re.finditer(rb"\0(%s)\0" % name, memory):
-            yield start + match.start(1), _READ | executable
+        # A pattern that begins with the name is found ten times as fast.
+        found += (
+            (start + match.start(), _READ | executable)
+            for match in re.finditer(rb"%s(?<![A-Za-z0-9_ ]%s)\0" % (name, name), memory)
+        )
+    return tuple(found)
 
 
 def _write(address: int, name: bytes, rights: int) -> None:

@@ -29,8 +29,9 @@ from typing import Any
 
 import xxhash
 
-from kcache.nvrtc.workers import PROCESS_ID
+from kcache.nvrtc.workers import PROCESS_IDS
 from kcache.nvrtc.workers.answer import Answer, kind_of_status, size_of_status
+from kcache.nvrtc.workers.clock import another_time
 from kcache.nvrtc.workers.file_answers import FileAnswers
 from kcache.nvrtc.workers.import_table import ImportTable
 from kcache.nvrtc.workers.told_environment import ToldEnvironment
@@ -71,6 +72,8 @@ class Recorder:
         self._files = FileAnswers(self.unfollowed)
         self.tells_process = False
         self._told_directory = b""
+        #: The time that the compiler is told in a proof; None for the true one.
+        self._told_time: int | None = None
         self._values: dict[bytes, Any] = {}
         #: Streams that the compiler has open: address -> the bytes that it reads.
         self._streams: dict[int, Answer] = {}
@@ -89,23 +92,26 @@ class Recorder:
         environment: Mapping[bytes, bytes],
         directory: bytes,
         moved: Mapping[bytes, bytes] = MappingProxyType({}),
-        told: bytes = b"",
+        *,
+        spelled: bytes = b"",
+        proof: bool = False,
     ) -> None:
-        """Forget the last compile. The working directory is `directory` from now on.
+        """Forget the last compile. The compiler is told that it works in `directory`.
 
         `moved` are directories for which the compiler gets other paths: the path that it is told,
         and the one that files are read from; both end in a slash. The trace has the paths as the
-        compiler asks for them. `told` is then the working directory that it is told. `PWD` stays as
-        it is, because only debug information uses it, and the compiler remembers it.
+        compiler asks for them. `spelled` is the working directory as `PWD` has it. In a proof, the
+        time, the process id and random numbers are others, too.
         """
         self.files.clear()
         self.others.clear()
         self.unfollowed.clear()
         self._streams.clear()
         self._files.written.clear()
-        self.environment.begin(environment, directory)
+        self.environment.begin(environment, spelled or directory)
         self._files.moved = sorted(moved.items(), key=lambda pair: len(pair[0]), reverse=True)
-        self._told_directory = told
+        self._told_directory = directory
+        self._told_time = another_time() if proof else None
 
     @property
     def files(self) -> dict[bytes, Answer]:
@@ -142,6 +148,10 @@ class Recorder:
             ("syscall", self._syscall, _LONG, (_LONG,) * 7),
             ("mkstemp", self._mkstemp, number, (_POINTER,)),
             ("getpid", self._getpid, number, ()),
+            ("time", self._time, _LONG, (_POINTER,)),
+            ("gettimeofday", self._gettimeofday, number, (_POINTER, _POINTER)),
+            ("clock", self._random, _LONG, ()),
+            ("rand", self._random, number, ()),
             ("unlink remove rmdir system", self._effect, number, (text,)),
             ("mkdir", self._effect, number, (text, number)),
             ("rename link symlink", self._effect, number, (text, text)),
@@ -303,7 +313,24 @@ class Recorder:
         If a source exports no name of its own, NVRTC puts the process id into the names of internal
         symbols. Then two compiles of one source would never be equal.
         """
-        return real() if self.tells_process else PROCESS_ID
+        return real() if self.tells_process else PROCESS_IDS[self._told_time is not None]
+
+    def _time(self, real: Callable[..., Any], place: int | None) -> int:
+        now: int = real(None) if self._told_time is None else self._told_time
+        if place:
+            ctypes.c_long.from_address(place).value = now
+        return now
+
+    def _gettimeofday(self, real: Callable[..., Any], place: int, zone: int | None) -> int:
+        done: int = real(place, zone)
+        if self._told_time is not None:  # seconds come first
+            ctypes.c_long.from_address(place).value = self._told_time
+        return done
+
+    def _random(self, real: Callable[..., Any]) -> int:
+        """Answer with another number in a proof, also for the processor time of the process."""
+        found: int = real()
+        return found if self._told_time is None else found ^ 0x2A5A5A5A
 
     def tidy(self) -> None:
         """Remove the files of automatic precompiled headers, which NVRTC leaves until it exits."""

@@ -20,10 +20,11 @@ from contextlib import nullcontext, suppress
 
 from kcache.environment import worker_variables
 from kcache.nvrtc import library
+from kcache.nvrtc.parsed_options import parse_options
 from kcache.nvrtc.workers import import_table, opaque
+from kcache.nvrtc.workers.clock import ClockTest
 from kcache.nvrtc.workers.messages import BEGUN, Ask, FileAnswer, Hello, Reply, Status, Trace
 from kcache.nvrtc.workers.nvrtc import Nvrtc, Outputs, Refused
-from kcache.nvrtc.workers.texts import PATHS
 from kcache.util.wire import WireError, receive, send
 
 TYPE_CHECKING = False
@@ -123,6 +124,7 @@ class _Worker:
         self._recorder: Recorder | None = None
         self._environment = worker_variables()
         self._path = os.path.realpath(path)
+        self._clock = ClockTest()
         self.hello = self._load(path)
 
     def _load(self, path: str) -> Hello:
@@ -156,17 +158,21 @@ class _Worker:
         moved = {_encoded(path): _encoded(real) for path, real in ask.moved.items()}
         directory = moved.get(told + b"/", told)
         if self._recorder is not None:
-            if self._recorder.environment.told_otherwise(environment, directory):
+            # LLVM remembers `PWD`. Only debug information uses it, so only its proofs change it.
+            spelled = told if environment.get(b"PWD") == told else directory
+            if self._recorder.environment.told_otherwise(environment, spelled):
                 return Reply(Status.ELSEWHERE)
-            self._recorder.begin(environment, directory, moved, told)
-            self._recorder.tells_process = any("pch" in flag for flag in ask.flags)
+            self._recorder.begin(environment, told, moved, spelled=spelled, proof=ask.proof)
+            self._recorder.tells_process = any(
+                "pch" in option.name for option in parse_options(ask.flags)
+            )
         elif environment != self._environment:
             return Reply(Status.ELSEWHERE)
-        elif ask.moved:
-            return Reply(Status.FAILED, text="directories can't be moved here")
+        elif ask.proof:
+            return Reply(Status.FAILED, text="nothing can be proven here")
         try:
             _enter(directory)
-            outputs = self._prove(ask, environment) if ask.moved else self._compile(ask)
+            outputs = self._prove(ask, environment) if ask.proof else self._compile(ask)
         except Refused as refused:
             return Reply(
                 Status.REFUSED,
@@ -176,7 +182,7 @@ class _Worker:
                 refused.doing,
                 refused.text,
                 refused.log,
-                trace=self._trace(ask),
+                trace=self._trace(ask, environment),
             )
         except (OSError, MemoryError) as error:
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
@@ -187,22 +193,28 @@ class _Worker:
             log=outputs.log,
             outputs=(outputs.ptx, outputs.cubin, outputs.ltoir),
             lowered_names=[name.decode() for name in outputs.lowered_names],
-            trace=self._trace(ask),
+            trace=self._trace(ask, environment),
         )
 
     def _prove(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Outputs:
-        """Compile with the names of headers opaque."""
-        name = None if any(map(ask.source_name.startswith, ask.moved)) else ask.source_name
-        source, flags = opaque.told(ask.source, name, ask.flags, environment)
+        """Compile with the names of headers opaque, or with the time opaque if nothing moves."""
+        names: Mapping[bytes, bytes] = opaque.FILES if ask.moved else opaque.CLOCK
+        if ask.moved:
+            kept = not any(map(ask.source_name.startswith, ask.moved))
+            name = ask.source_name if kept else None
+            source, flags = opaque.told(ask.source, name, ask.flags, environment)
+        else:
+            source, flags = opaque.timeless(ask.source, ask.flags)
         try:
-            with opaque.renamed(self._path):
+            with opaque.renamed(self._path, names):
                 outputs = self._compile(ask._replace(source=source, flags=flags))
         except OSError as error:
             raise Refused(_COMPILATION, "", str(error), b"", 0.0) from error
         assert self._recorder is not None
         texts = [each.content for each in self._recorder.files.values() if each.content]
         own = (ask.source, *ask.headers.values(), *ask.flags)
-        if any(map(opaque.evades, (*texts, *map(_encoded, own), *environment.values()))):
+        given = (*texts, *map(_encoded, own), *environment.values())
+        if ask.moved and any(map(opaque.evades, given)):
             raise Refused(_COMPILATION, "", "a text may use a header's name unseen", b"", 0.0)
         return outputs
 
@@ -216,16 +228,17 @@ class _Worker:
             headers={name.encode(): text.encode() for name, text in ask.headers.items()},
         )
 
-    def _trace(self, ask: Ask) -> Trace | None:
+    def _trace(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Trace | None:
         recorder = self._recorder
         if recorder is None:
             return None
-        marks = list(map(_encoded, ask.marks))
+        files = [(each.digest, each.content) for each in recorder.files.values() if each.content]
+        own = map(_encoded, (ask.source, *ask.headers.values(), *ask.flags, *ask.names))
+        variables = (environment.get(name, b"") for name in recorder.environment.asked)
         return Trace(
             {
                 os.fsdecode(path): FileAnswer(
                     found.kind,
-                    found.flags | (PATHS if _has(marks, found.content) else 0),
                     found.error,
                     found.stamp,  # type: ignore[arg-type]
                     recorder.digest_of(found),
@@ -241,6 +254,7 @@ class _Worker:
                 for name, value in recorder.environment.asked.items()
             },
             recorder.effects(),
+            self._clock.may_ask(files, (*own, *variables)),
         )
 
 
@@ -262,10 +276,6 @@ def _enter(directory: bytes) -> None:
 
 def _encoded(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape")
-
-
-def _has(marks: list[bytes], content: bytes | None) -> bool:
-    return content is not None and any(mark in content for mark in marks)
 
 
 def _changed(

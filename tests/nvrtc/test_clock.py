@@ -1,0 +1,88 @@
+"""The clock: where a text may use it, a compile at another time decides."""
+
+from __future__ import annotations
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agreed, write
+
+from kcache.nvrtc.workers.clock import ClockTest, another_time
+
+GLUE = "#define GLUE_(a, b) a##b\n#define GLUE(a, b) GLUE_(a, b)\n"
+#: Uses of the clock; the texts are the source and headers `a.h` and `b.h`.
+USES = {
+    "plain": ("#define V __TIME__[7]\n", ""),
+    "date": ("#define V __DATE__[1]\n", ""),
+    "spliced": ("#define V __TI\\\nME__[7]\n", ""),
+    "glued": (GLUE + "#define V GLUE(__TI, ME__)[7]\n", ""),
+    "another header": ("#define DUNDER(x) __##x##__\n", "#define V DUNDER(TIME)[7]\n"),
+    "letters": (
+        "#define G(a, b, c, d, e, f, g, h) a##b##c##d##e##f##g##h\n",
+        "#define V G(_, _, T, I, M, E, _, _)[7]\n",
+    ),
+    "a letter by a macro": (GLUE, "#define X M\n#define V GLUE(GLUE(__TI, X), E__)[7]\n"),
+    "digraph": ("#define JOIN(a, b) a%:%:b\n", "#define V JOIN(__TIM, E__)[7]\n"),
+    "length": ("#define V (__TIME__[7] & 1)\n", ""),
+}
+#: Texts with pieces of it, and nothing that uses it.
+IDLE = {
+    "in an unused macro": "#define NOW __DATE__\n#define V 1\n",
+    "in a comment": "// at __TIME__\n#define V 1\n",
+    "in a text": '#define V sizeof("__TIME__")\n',
+    "template parameter": GLUE + "template <class __T> struct S {};\n#define V 1\n",
+    "pieces": GLUE + "#define ME_ 1\n#define DATE_ ME_\n#define V DATE_\n",
+    "defined": "#ifdef __TIME__\n#define V 1\n#endif\n",
+}
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("use", USES)
+def test_what_uses_the_clock_is_never_cached(cache, tree, use):
+    first, second = USES[use]
+    write(tree / "a.h", first)
+    write(tree / "b.h", second)
+    source = '#include "a.h"\n#include "b.h"\n' + KERNEL
+    for _ in range(2):
+        assert not cache.get_or_compile(source, (), ARCH).cached
+    assert (cache.stats().uncacheable, cache.entry_count) == (2, 0)
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("idle", IDLE)
+@pytest.mark.parametrize("where", ["header", "source", "memory"])
+def test_what_only_names_it_is_cached(cache, tree, idle, where):
+    headers = {"a.h": IDLE[idle]} if where == "memory" else None
+    write(tree / "a.h", IDLE[idle])
+    source = (IDLE[idle] if where == "source" else '#include "a.h"\n') + KERNEL
+    assert not agreed(cache, source, headers=headers).cached
+    assert agreed(cache, source, headers=headers).cached
+    assert (cache.stats().compiles, cache.stats().uncacheable) == (1, 0)
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_internal_names_tell_the_time_and_nobody_can_use_them(cache):
+    """NVRTC makes them of the clock and the process id; they keep nothing from being cached."""
+    source = (
+        "// __TIME__\n__device__ static __noinline__ int g(int a) { return a * a; }\n"
+        "template <int N> __global__ void k(int* out) { *out = g(N); }\n"
+    )
+    for cached in (False, True):
+        assert cache.get_or_compile(source, "k<3>", ARCH).cached is cached
+
+
+def test_the_usual_text_costs_no_second_compile():
+    for text in (
+        KERNEL,
+        "int time; // at this time, update the DATE\n",
+        "#define TIMEOUT 3\n",
+        "template <class D, class A, class T, class E> void f(_, D, A, T, E);\n",
+        "#define ADD(a, b) a##b\nenum { DATE, TIME, MAX_TIME };\n",
+    ):
+        assert not ClockTest().may_ask([], [text.encode()])
+
+
+def test_another_time_is_written_otherwise_in_each_place():
+    import time
+
+    for _ in range(20):
+        pairs = zip(time.ctime(), time.ctime(another_time()), strict=True)
+        assert all(a != b for a, b in pairs if a.isalnum())

@@ -1,0 +1,187 @@
+"""What was verified is stored with what verified it: no stamp stands beside another's digest."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agreed, python, working_directory, write
+
+import kcache
+from kcache.nvrtc.files import FRESH_NS, NO_STAMP, lasting, stamp_of
+from kcache.util import mounts
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+SOURCE = '#include "n.h"\n' + KERNEL
+OLD = time.time_ns() - 10 * FRESH_NS
+#: Asks in a process of its own, which has read nothing yet, and prints the kernel's number.
+ELSEWHERE = """
+import os, sys
+from nvrtc.reference import ARCH, agreed
+import kcache
+os.chdir(sys.argv[1])
+with kcache.KernelCache(sys.argv[2]) as cache:
+    print(agreed(cache, sys.argv[3], ARCH.replace(include_paths=sys.argv[4:])).cached)
+"""
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trusts what is read by its status, however new it is."""
+    monkeypatch.setattr("kcache.nvrtc.files.FRESH_NS", -(10**12))
+
+
+def tick() -> None:
+    """Wait until a file that is written gets another time."""
+    before = time.clock_gettime_ns(5)
+    while time.clock_gettime_ns(5) == before:
+        pass
+
+
+def release(folder: Path, value: int, *, old: bool) -> None:
+    """Write a header; an old one has a status that can be trusted, as far as `utime` reaches."""
+    header = write(folder / "n.h", f"#define V {value}\n")
+    if old:
+        os.utime(header, ns=(OLD, OLD))
+
+
+@pytest.mark.parametrize("way", ["link", "rename"])
+def test_a_release_is_switched_and_switched_back(tree, cache, at_once, monkeypatch, way):
+    """The new one is fresh and the old one is not; then another process asks."""
+    release(tree / "v1", 1, old=True)
+    tick()
+    release(tree / "v2", 2, old=False)
+    options = ARCH.replace(include_paths=["inc"])
+
+    def switch(name: str) -> None:
+        if way == "link":
+            Path("inc").unlink(missing_ok=True)
+            Path("inc").symlink_to(name)
+            return
+        if Path("inc").exists():
+            Path("inc").rename({"v1": "v2", "v2": "v1"}[name])
+        Path(name).rename("inc")
+
+    for name, fresh in (("v1", False), ("v2", True), ("v1", False)):
+        # The fresh one is read each time, and is remembered by nobody.
+        monkeypatch.setattr("kcache.nvrtc.files.FRESH_NS", 10**15 if fresh else -(10**12))
+        switch(name)
+        agreed(cache, SOURCE, options)
+        assert agreed(cache, SOURCE, options).cached
+        python(ELSEWHERE, tree, cache.directory, SOURCE, "inc")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_header_is_edited_beside_a_proof(tree, tmp_path, at_once, threads):
+    """While one kernel is proven, another one reads the edited header, which all now know."""
+    for place in ("a", "b"):
+        write(tree / place / "n.h", "#define V 1\n")
+    header = tree / "a/n.h"
+    sources = [SOURCE, SOURCE + "// another\n"]
+    options = {place: ARCH.replace(include_paths=[tree / place]) for place in ("a", "b")}
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for value in (2, 3, 4):
+            cache.get_or_compile(sources[0], (), options["a"])
+            tick()
+            header.write_text(f"#define V {value}\n")
+            asking = [
+                threading.Thread(target=cache.get_or_compile, args=(sources[1], (), options[p]))
+                for p in ("a", "b")[:threads]
+            ]
+            for each in asking:
+                each.start()
+            for each in asking:
+                each.join()
+            for source in sources:
+                agreed(cache, source, options["a"])
+            cache.clear_memory()
+    for value in (2, 4):
+        tick()
+        header.write_text(f"#define V {value}\n")
+        for source in sources:
+            python(ELSEWHERE, tree, tmp_path / "cache", source, tree / "a")
+
+
+def test_stamps_of_merged_sets_belong_to_one_digest(tree, tmp_path, at_once):
+    """Header sets come from a layer while the header changes, and changes back."""
+    header = write(tree / "inc/n.h", "#define V 1\n")
+    options = ARCH.replace(include_paths=["inc"])
+    with kcache.KernelCache(tmp_path / "layer") as layer:
+        for value in (1, 2):
+            tick()
+            header.write_text(f"#define V {value}\n")
+            agreed(layer, SOURCE, options)
+    remote = f"file://{tmp_path / 'layer'}?keep=1"
+    for value in (1, 2, 3, 1, 2):
+        tick()
+        header.write_text(f"#define V {value}\n")
+        with kcache.KernelCache(tmp_path / "cache", remote=remote) as cache:
+            agreed(cache, SOURCE, options)
+            assert agreed(cache, SOURCE, options).cached
+        python(ELSEWHERE, tree, tmp_path / "cache", SOURCE, "inc")
+
+
+@pytest.mark.parametrize(
+    ("mount", "trusted"),
+    [
+        ("ext4 /dev/sda1 rw", True),
+        ("xfs /dev/sda1 rw,attr2", True),
+        ("tmpfs tmpfs rw", True),
+        ("zfs pool/home rw", True),
+        ("overlay overlay rw,lowerdir=/a", False),
+        ("fuse.sshfs host:/ rw", False),
+        ("nfs4 host:/home rw", False),
+        ("squashfs /dev/loop3 ro", False),
+        ("ext4 /dev/loop3 rw", False),
+        ("ext4 /dev/sda1 ro", False),
+        ("unheard-of /dev/sda1 rw", False),
+    ],
+)
+def test_whose_stamps_are_trusted(tmp_path, monkeypatch, mount, trusted):
+    """Only on file systems whose change times nobody can set."""
+    table = write(tmp_path / "mounts", f"1 0 8:1 / / rw shared:1 - {mount}\n")
+    monkeypatch.setattr("kcache.util.mounts._MOUNTS", str(table))
+    stamp = stamp_of(os.stat(table))
+    assert mounts.file_system(table).keeps_change_time is trusted
+    assert lasting([str(table), "/none"], [stamp, NO_STAMP]) == [
+        stamp if trusted else NO_STAMP,
+        NO_STAMP,
+    ]
+
+
+def test_where_no_stamp_is_trusted_each_process_reads_once(tree, cache, at_once, monkeypatch):
+    """Another image has another header of the same status: only a new process notices."""
+    write(tree / "n.h", "#define V 1\n")
+    agreed(cache, SOURCE, ARCH)
+    code = """
+        import os, sys
+        from nvrtc.reference import ARCH, write
+        import kcache
+        from kcache.nvrtc import files
+        from kcache.nvrtc import manifest
+        manifest.lasting = lambda paths, stamps: [files.NO_STAMP for _ in stamps]
+        os.chdir(sys.argv[1])
+        with kcache.KernelCache(sys.argv[2]) as cache:
+            for _ in range(3):
+                assert cache.get_or_compile(sys.argv[3], (), ARCH).cached
+            print(cache._finder.headers.digests.reads)
+        """
+    assert python(code, tree, cache.directory, SOURCE).split() == ["1"]
+
+
+def test_a_directory_whose_first_survey_was_fresh(tree, cache):
+    """A header that appears beside a survey is seen by another process, too."""
+    (tree / "first").mkdir()
+    write(tree / "inc/n.h", "#define V 1\n")
+    options = ARCH.replace(include_paths=["first", "inc"])
+    for value in (2, 3):
+        agreed(cache, SOURCE, options)
+        shadow = write(tree / "first/n.h", f"#define V {value}\n")
+        python(ELSEWHERE, tree, cache.directory, SOURCE, "first", "inc")
+        shadow.unlink()
+        with working_directory(tree):
+            agreed(cache, SOURCE, options)

@@ -1,0 +1,272 @@
+"""Places and names: a kernel is good elsewhere only after a proof, and then costs no compile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from nvrtc.reference import ARCH, KERNEL, agree, agreed, working_directory, write
+
+import kcache
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+TEXT = "#define TEXT_(x) #x\n#define TEXT(x) TEXT_(x)\n"
+
+
+def counts(cache: kcache.KernelCache) -> tuple[int, int]:
+    stats = cache.stats()
+    return stats.compiles, stats.proofs
+
+
+def header(value: int) -> str:
+    return f"#define V {value}\n"
+
+
+# -- the rule --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["#include <n.h>\n" + KERNEL, KERNEL.replace("V", "1")])
+def test_a_second_place_proves_and_a_third_gets_it(cache, tmp_path, source):
+    for number, name in enumerate(("a/k.cu", "bb/other.cu", "c/c/k.cu")):
+        folder = tmp_path / str(number) * (number + 1)
+        write(folder / "inc/n.h", header(1))
+        with working_directory(folder):
+            options = ARCH.replace(include_paths=[folder / "inc"])
+            kernel = agreed(cache, source, options, source_name=name)
+            assert kernel.cached is (number > 0)
+        assert counts(cache) == (1, min(number, 1))
+    assert cache.stats().misses == 1
+
+
+@pytest.mark.parametrize(
+    ("there", "proofs"),
+    [
+        ({"cwd": "two"}, 1),
+        ({"name": "other.cu"}, 1),
+        ({"inc": "../two/inc"}, 1),
+        ({"cwd": "two", "inc": "../one/inc"}, 1),
+        ({}, 0),
+    ],
+)
+def test_each_part_of_the_place_needs_a_proof(cache, tmp_path, there, proofs):
+    for name in ("one", "two"):
+        write(tmp_path / name / "inc/n.h", header(1))
+    for place in ({}, there):
+        with working_directory(tmp_path / place.get("cwd", "one")):
+            options = ARCH.replace(include_paths=[place.get("inc", "inc")])
+            name = place.get("name", "k.cu")
+            agreed(cache, "#include <n.h>\n" + KERNEL, options, source_name=name)
+    assert counts(cache) == (1, proofs)
+
+
+def test_what_an_outcome_shows_stays_and_the_rest_is_proven(cache, tmp_path):
+    """A warning shows the name of the source, but not where its headers are."""
+    source = "#include <n.h>\n" + KERNEL.replace("*out", "int unused; *out")
+    for folder, name, expected in (
+        ("a", "k.cu", (1, 0)),
+        ("b", "k.cu", (1, 1)),
+        ("c", "other.cu", (2, 1)),
+        ("d", "k.cu", (2, 1)),
+    ):
+        write(tmp_path / folder / "n.h", header(1))
+        options = ARCH.replace(include_paths=[tmp_path / folder])
+        agreed(cache, source, options, source_name=name)
+        assert counts(cache) == expected
+
+
+def test_line_numbers_with_absolute_names_need_no_working_directory(cache, tmp_path):
+    write(tmp_path / "inc/n.h", "__device__ int f(int i) { return i + 1; }\n")
+    source = '#include <n.h>\nextern "C" __global__ void k(int* o) { *o = f(*o); }\n'
+    options = ARCH.replace(include_paths=[tmp_path / "inc"], lineinfo=True)
+    for folder in ("one", "two", "three/3"):
+        (tmp_path / folder).mkdir(parents=True)
+        with working_directory(tmp_path / folder):
+            agreed(cache, source, options, source_name=str(tmp_path / "src/k.cu"))
+    assert counts(cache) == (1, 1)
+
+
+def test_a_writable_remote_and_warm_prove_eagerly(tmp_path, monkeypatch):
+    pytest.importorskip("click", reason="the extra cli is not installed")
+    from kcache.cli.app import app
+
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
+    write(tmp_path / "a/inc/n.h", header(1))
+    write(tmp_path / "a/k.cu", "#include <n.h>\n" + KERNEL)
+    write(
+        tmp_path / "a/list.toml",
+        f'[[kernels]]\nsource = "k.cu"\narch = "sm_80"\ninclude_paths = ["{tmp_path}/a/inc"]\n',
+    )
+    with working_directory(tmp_path / "a"):
+        assert app.run(["warm", "-q", "list.toml"]) == 0
+    shutil.copytree(tmp_path / "a", tmp_path / "checkout/b")
+    with working_directory(tmp_path / "checkout/b"), kcache.KernelCache() as cache:
+        options = ARCH.replace(include_paths=[tmp_path / "checkout/b/inc"])
+        assert agreed(cache, "#include <n.h>\n" + KERNEL, options, source_name="other.cu").cached
+        assert counts(cache) == (0, 0)
+
+
+# -- where texts deceived --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        TEXT + "#include TEXT(DIR/n.h)\n",
+        '#include "in\\\nc/n.h"\n',
+        '#define EMPTY\n#include EMPTY "inc/n.h"\n',
+        '#include "./inc//n.h"\n',
+        '#include "sub/../inc/n.h"\n',
+    ],
+)
+@pytest.mark.parametrize("start", ["source", "directory"])
+def test_an_include_directory_reached_otherwise(cache, tmp_path, lines, start):
+    """One file here is two elsewhere: `-I inc`, and a path from the source or the directory."""
+    for place in ("a", "bb", "c"):
+        write(tmp_path / place / "inc/n.h", "#pragma once\n#define V 1\n")
+        write(tmp_path / place / "inc/sub/x.h", "")
+        (tmp_path / place / "sub").mkdir()
+    write(tmp_path / "c/inc/n.h", "#pragma once\n#define V 3\n")
+    source = lines + "#include <n.h>\n" + KERNEL
+    for cwd, inc in (("a", "a"), ("bb", "bb"), ("a", "bb"), ("c", "a"), ("a", "c")):
+        with working_directory(tmp_path if start == "source" else tmp_path / cwd):
+            options = ARCH.replace(include_paths=[tmp_path / inc / "inc"], defines=["DIR=inc"])
+            name = f"{tmp_path / cwd}/k.cu" if start == "source" else "k.cu"
+            agree(cache, source, options, source_name=name)
+
+
+@pytest.mark.parametrize("folder", ["x", "été", "with space"])
+@pytest.mark.parametrize("how", ["plain", "empty macro", "option", "text"])
+def test_an_absolute_path_however_it_is_written(tmp_path, folder, how):
+    """It leads to the first place from everywhere."""
+    for place, value in (("a", 1), ("b", 1), ("c", 3)):
+        write(tmp_path / folder / place / "y.h", header(value))
+    path = tmp_path / folder / "a/y.h"
+    before = {
+        "plain": f'#include "{path}"\n',
+        "empty macro": f'#define EMPTY\n#include EMPTY "{path}"\n',
+        "text": f"{TEXT}#include TEXT({path})\n",
+        "option": "",
+    }[how]
+    extra = ["-include", str(path)] if how == "option" else []
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for place in ("a", "b", "c"):
+            options = ARCH.replace(include_paths=[tmp_path / folder / place], extra_options=extra)
+            agree(cache, before + KERNEL, options)
+        path.write_text(header(4))
+        for place in ("c", "b", "a"):
+            options = ARCH.replace(include_paths=[tmp_path / folder / place], extra_options=extra)
+            agree(cache, before + KERNEL, options)
+
+
+SELF = (
+    "#ifndef ONCE\n#define ONCE\n#define V 1\nINCLUDE\n"
+    + KERNEL
+    + "#else\n#undef V\n#define V 2\n#endif\n"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        SELF.replace("INCLUDE", '#include "k.cu"'),
+        '#if __has_include("k.cu")\n#define V 1\n#else\n#define V 2\n#endif\n' + KERNEL,
+        "#if __has_include(__FILE__)\n#define V 1\n#else\n#define V 2\n#endif\n" + KERNEL,
+        'extern "C" __global__ void k(int* out) { *out = sizeof(__builtin_FILE_NAME()); }\n',
+        'extern "C" __global__ void k(char* o) { *o = __builtin_FILE_NAME()[threadIdx.x]; }\n',
+        '#include "n.h"\nextern "C" __global__ void k(int* o) { *o = sizeof(__FILE__) > 300; }\n',
+    ],
+)
+@pytest.mark.parametrize("relocation", ["lazy", "eager"])
+def test_a_source_that_asks_for_its_own_name(tree, tmp_path, source, relocation):
+    """The compiler answers from memory, and asks the system nothing."""
+    write(tree / "n.h", header(1))
+    with kcache.KernelCache(tmp_path / "cache", relocation=relocation) as cache:
+        for name in ("k.cu", "other.cu", "sub/k.cu", str(tree / "k.cu"), "k.cu", "third.cu"):
+            agree(cache, source, source_name=name)
+            cache.clear_memory()
+    # A file of that name has nothing to say where the source has it.
+    write(tree / "k.cu", "#undef V\n#define V 9\n")
+    with kcache.KernelCache(tmp_path / "cache", relocation=relocation) as cache:
+        for name in ("other.cu", "k.cu", "third.cu", "sub/k.cu"):
+            agree(cache, source, source_name=name)
+
+
+@pytest.mark.parametrize("relocation", ["lazy", "eager"])
+def test_no_kernel_for_a_source_whose_name_was_asked_for(tree, tmp_path, relocation):
+    """Under that name, the compiler would take the include for the source itself."""
+    source = '#if __has_include("k.cu")\n#define V 1\n#else\n#define V 2\n#endif\n' + KERNEL
+    with kcache.KernelCache(tmp_path / "cache", relocation=relocation) as cache:
+        for name in ("one.cu", "two.cu", "k.cu", "./k.cu", "sub/../k.cu", "three.cu"):
+            agree(cache, source, source_name=name)
+
+
+def test_includes_of_a_header_in_memory_start_from_the_working_directory(tmp_path):
+    headers = {"m.h": '#include "n.h"\n'}
+    source = '#include "m.h"\n' + KERNEL
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for cwd, name, here, beside in (
+            ("a", "k.cu", 1, None),
+            ("b", "../src/k.cu", 1, 2),
+            ("c", "k.cu", 3, None),
+            ("d", "src/k.cu", 1, 4),
+            ("e", "../src/k.cu", 5, 2),
+        ):
+            write(tmp_path / cwd / "n.h", header(here))
+            if beside is not None:
+                write((tmp_path / cwd / name).parent / "n.h", header(beside))
+            with working_directory(tmp_path / cwd):
+                agree(cache, source, headers=headers, source_name=name)
+
+
+def test_a_header_in_memory_and_an_include_directory_of_one_name(tmp_path):
+    """With `-I inc`, the path that the compiler makes is the name of the header in memory."""
+    write(tmp_path / "a/inc/n.h", header(1))
+    source, headers = "#include <n.h>\n" + KERNEL, {"inc/n.h": header(2)}
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for paths in ([tmp_path / "a/inc"], ["inc"], ["./inc"], [tmp_path / "a/../a/inc"], ["inc"]):
+            with working_directory(tmp_path / "a"):
+                agree(cache, source, ARCH.replace(include_paths=paths), headers=headers)
+
+
+def test_threads_under_two_names_that_fail_get_their_own_error(cache):
+    """They share one failing compile only where the source has the same name."""
+    requests = [
+        kcache.CompileRequest("#error no\n", (), ARCH, source_name=name)
+        for name in ["a.cu", "b.cu"] * 3
+    ]
+    with pytest.raises(ExceptionGroup) as caught:
+        cache.compile_many(requests, jobs=6)
+    logs = sorted({error.log[:4] for error in caught.value.exceptions})  # type: ignore[union-attr]
+    assert logs == ["a.cu", "b.cu"]
+
+
+def test_a_hit_in_a_layer_merges_into_the_manifest_here(tmp_path):
+    write(tmp_path / "inc/n.h", header(1))
+    options, source = ARCH.replace(include_paths=[tmp_path / "inc"]), "#include <n.h>\n" + KERNEL
+    with kcache.KernelCache(tmp_path / "layer") as layer:
+        agreed(layer, source, options)
+    write(tmp_path / "inc/n.h", header(2))
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        agreed(cache, source, options)
+    write(tmp_path / "inc/n.h", header(1))
+    remote = f"file://{tmp_path / 'layer'}?keep=1"
+    with kcache.KernelCache(tmp_path / "cache", remote=remote) as cache:
+        assert agreed(cache, source, options).cached
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        for value in (2, 1):
+            write(tmp_path / "inc/n.h", header(value))
+            assert agreed(cache, source, options).cached
+
+
+def test_an_include_directory_that_is_not_utf8(tmp_path):
+    with kcache.KernelCache(tmp_path / "cache") as cache:
+        for number, name in enumerate((b"\xff\xfe", b"caf\xe9")):
+            folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+            write(folder / "n.h", header(1))
+            options = ARCH.replace(include_paths=[folder])
+            for again in (False, True):
+                kernel = agreed(cache, "#include <n.h>\n" + KERNEL, options)
+                assert kernel.cached is (again or number > 0)
