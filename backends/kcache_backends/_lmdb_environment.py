@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import ClassVar, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -214,22 +214,37 @@ class Environment:
             BackendError: the database can't be opened or written, or another process, or thread,
                 neither finishes its own transaction nor dies.
         """
-        wait = PATIENCE if patience is None else patience
-        with self._noted(operation, lmdb.Error), ExitStack() as locks:
-            if (own := self._own_transaction()) is not None:
+        own, begun = self._own_transaction(), False
+        with self._noted(operation, lmdb.Error):
+            if own is not None:
                 yield own
                 return
-            with self._noted(operation, lmdb.Error, OSError):  # others are the caller's
-                locks.enter_context(_held(self._writer, wait))
-                locks.enter_context(self._locked(_WRITING, wait))
-                locks.enter_context(_held(self._busy, wait))
-                txn = self._begin()
-            with self._transaction(txn, uses):
-                yield txn
-            if files.is_nearly_full(self.root, 0):
-                # The pages that this one has freed are usable after one more.
-                with suppress(lmdb.Error, OSError), self._transaction(txn := self._begin(), 0):
-                    records.add_to_sums(txn, 0, 0)
+            try:
+                with self._alone(PATIENCE if patience is None else patience):
+                    txn, begun = self._begin(), True
+                    with self._transaction(txn, uses):
+                        yield txn
+                    if files.is_nearly_full(self.root, 0):
+                        # The pages that this one has freed are usable after one more.
+                        with (
+                            suppress(lmdb.Error, OSError),
+                            self._transaction(txn := self._begin(), 0),
+                        ):
+                            records.add_to_sums(txn, 0, 0)
+            except OSError as error:
+                if begun:  # the caller's
+                    raise
+                raise self._failed(operation, error) from error
+
+    @contextmanager
+    def _alone(self, patience: float) -> Generator[None]:
+        """Keep other threads and processes from writing; no stack of contexts, which is a cycle."""
+        with (
+            _held(self._writer, patience),
+            self._locked(_WRITING, patience),
+            _held(self._busy, patience),
+        ):
+            yield
 
     @contextmanager
     def _transaction(self, txn: lmdb.Transaction[bytes], uses: int) -> Generator[None]:
@@ -413,8 +428,11 @@ def _held(mutex: threading.RLock, patience: float) -> Generator[None]:
             raise TimeoutError(errno.ETIMEDOUT, "another thread is writing")
         yield
     finally:
-        while not mine and _is_owned(mutex):  # asked for: an interrupt can come at any line
-            mutex.release()
+        if not mine:
+            try:  # noqa: SIM105  at once: any other call could be interrupted before it
+                mutex.release()
+            except RuntimeError:  # it was not acquired
+                pass
 
 
 def _before_fork() -> None:

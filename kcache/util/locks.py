@@ -163,7 +163,7 @@ def is_locked(file: OwnFile, start: int, length: int = 1) -> bool:
 
 
 def unlock(file: OwnFile, start: int, length: int = 1) -> None:
-    """Release the locks on a byte range, which goes on to the end of all files if `length` is 0."""
+    """Release the locks on a byte range, of a child's copy, too; with length 0, of all bytes."""
     with suppress(OSError, ValueError):  # it is closed
         _range_unlock(file.fd, start, length)
 

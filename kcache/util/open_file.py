@@ -87,21 +87,15 @@ class OwnFile(FileIO):
     gone. A lock on the file ends with it.
 
     Threads: each opens a file of its own. Fork: a child closes its copy, so that the locks belong
-    to the parent alone. It may not know of a file that another thread is just opening, so `close`
-    releases a lock before it closes the file. A program must not close descriptors that are not its
-    own while a thread uses kcache.
+    to the parent alone. It can't know of one that another thread is just opening or closing. So
+    `close` releases a lock first, which the child's copy would keep. A program must not close
+    descriptors that are not its own while a thread uses kcache.
     """
 
-    #: Whether it has been locked; see `kcache.util.locks.lock`.
+    #: Whether it was locked.
     locked = False
-    # A function of Python could be interrupted before it closes the file.
+    # `close` may be interrupted, but not this, which is no function of Python.
     __del__ = FileIO.close
-
-    def close(self) -> None:
-        """Release the locks on the file, and close it. Idempotent."""
-        if self.locked and not self.closed:
-            unlock(self, 0, 0)
-        super().close()
 
     @property
     def fd(self) -> int:
@@ -115,10 +109,16 @@ class OwnFile(FileIO):
         except (FileNotFoundError, NotADirectoryError):
             return False
 
+    def close(self) -> None:
+        """Release the locks on the file, and close it. Idempotent."""
+        if self.locked and not self.closed:
+            unlock(self, 0, 0)
+        FileIO.close(self)
+
     def after_fork(self) -> None:
         """Close the file in a child process, which releases no lock of its parent."""
         with suppress(OSError):
-            super().close()
+            FileIO.close(self)
 
 
 def opened(path: str, flags: int) -> OwnFile:

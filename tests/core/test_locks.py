@@ -14,7 +14,6 @@ import pytest
 from core.helpers import fork, wait
 
 from kcache.util import locks as locks_module
-from kcache.util import open_file
 from kcache.util.locks import Patience, Turns, is_locked, lock, unlock
 from kcache.util.open_file import OwnFile, open_own
 
@@ -123,11 +122,9 @@ def test_the_kernel_releases_what_a_killed_process_held(path: str) -> None:
     assert is_free(path, 0)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str, known: bool) -> None:
-    """Also of a file that another thread was opening at the fork, which the child can't know."""
+def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str) -> None:
     reading, writing = os.pipe()
-    with opened(path) if known else open_file.opened(path, os.O_RDWR | os.O_CREAT) as file:
+    with opened(path) as file:
         assert lock(file, 0)
         child = fork(lambda: (os.write(writing, b"x"), signal.pause()))
         os.read(reading, 1)

@@ -9,10 +9,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -32,11 +30,7 @@ from faults.places import (
 
 from kcache import CacheEngine, KcacheError, KernelCache, open_engine
 from kcache.backend import open_backend
-from kcache.directory import open_directory
-from kcache.testing import FakeClock, Fault, FaultyBackend
-from kcache.testing._base import as_threads
-from kcache_backends.file import FileBackend
-from kcache_backends.lmdb import LmdbBackend
+from kcache.testing import Fault, FaultyBackend
 
 ALL = pytest.mark.parametrize("name", NAMES)
 FILES = pytest.mark.parametrize("name", ["file", "zstd"])
@@ -204,24 +198,6 @@ def test_a_read_only_mount_still_serves(name: str, disk: Path) -> None:
 
 
 @ALL
-def test_a_cache_removed_while_it_is_open_is_made_anew(name: str, tmp_path: Path) -> None:
-    place = tmp_path / "cache"
-    with open_engine(place, backend=name) as engine:
-        for what in (place, place / name):
-            put_some(engine)
-            shutil.rmtree(what)
-            assert engine.get(key(99)) is None
-            put_some(engine, 2, count=5)
-            has_all(engine, count=5)
-            assert engine.entry_count == 5
-            agrees(engine, place, name)
-            with open_engine(place, backend=name) as other:
-                has_all(other, count=5)
-            engine.clear()
-        assert engine.stats().corrupt == engine.stats().errors == 0
-
-
-@ALL
 def test_a_cache_replaced_by_another_while_it_is_open_serves_the_other(
     name: str, tmp_path: Path
 ) -> None:
@@ -263,57 +239,6 @@ def test_a_cache_replaced_by_a_file_is_survived(name: str, tmp_path: Path) -> No
         put_some(engine, 3)
         has_all(engine)
         agrees(engine, place, name)
-
-
-# -- clocks ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [FileBackend, LmdbBackend])
-def test_a_clock_set_back_keeps_the_order_of_one_process(
-    kind: type[FileBackend | LmdbBackend], tmp_path: Path
-) -> None:
-    clock = FakeClock()
-    with closing(kind(tmp_path / "cache", clock=clock)) as backend:
-        for number in range(10):
-            backend.put(key(number), b"x" * 100)
-            clock.advance(2)
-        clock.set_back(30 * 86400)
-        for number in range(5):
-            assert backend.use(key(number))
-            clock.advance(2)
-        order = [info.key for info in backend.coldest()]
-        assert order == [key(number) for number in (*range(5, 10), *range(5))]
-    clock.set_back(365 * 86400)
-    with closing(kind(tmp_path / "cache", clock=clock)) as backend, CacheEngine(backend) as engine:
-        # Another process believes the new clock: entries from the far future go first.
-        backend.put(key("new"), b"x" * 100)
-        assert [info.key for info in backend.coldest()][-1] == key("new")
-        engine.trim(5 * 4096 if kind is LmdbBackend else 500)
-        assert backend.usage().entries > 0
-        put_some(engine)
-        has_all(engine)
-
-
-@ALL
-def test_entries_from_the_future_are_evicted_like_others(name: str, tmp_path: Path) -> None:
-    cap = 200_000
-    open_directory(str(tmp_path))
-    future = time.time_ns() + 10 * 365 * 86400 * 10**9
-    inner = (LmdbBackend if is_lmdb(name) else FileBackend)(
-        tmp_path / name, max_size=cap, clock=lambda: future
-    )
-    inner.close()
-    with open_engine(tmp_path, backend=name, max_size=cap) as engine:
-        backend = getattr(engine.backend, "inner", engine.backend)
-        backend._clock = lambda: future
-        for number in range(30):
-            engine.put(key(number), sealed(number, 1, 10_000))
-        backend._clock, backend._last_use = time.time_ns, 0
-        for number in range(100, 160):
-            assert engine.put(key(number), sealed(number, 1, 10_000))
-            assert engine.get(key(number))
-            assert engine.size_bytes <= cap
-        assert engine.stats().errors == 0
 
 
 # -- damage to files -------------------------------------------------------------------------------
@@ -368,21 +293,6 @@ def test_damaged_counters_are_counted_afresh(
                 assert engine.put(key(50), sealed(50, 1, 100)) is False
                 shutil.rmtree(counters) if harm == "a directory" else counters.unlink()
             use(engine)
-
-
-@FILES
-def test_entries_swapped_between_keys_are_never_served(name: str, tmp_path: Path) -> None:
-    with open_engine(tmp_path, backend=name) as engine:
-        put_some(engine)
-        for number in range(0, 10, 2):
-            one, other = (path_of(tmp_path / name, key(n)) for n in (number, number + 1))
-            one_value, other_value = one.read_bytes(), other.read_bytes()
-            one.write_bytes(other_value)
-            other.write_bytes(one_value)
-        assert [engine.get(key(number)) for number in range(10)] == [None] * 10
-        assert engine.stats().corrupt == 10
-        put_some(engine, 2)
-        has_all(engine)
 
 
 @FILES
@@ -464,29 +374,3 @@ def test_a_fork_with_a_batch_open_changes_what_the_parent_wrote_only(
         assert engine.get(key(1)) is None
         agrees(engine, tmp_path, name)
         assert engine.put(key(1), sealed(1, 2, 100))
-
-
-@ALL
-def test_closing_while_threads_use_it_ends_all(name: str, tmp_path: Path) -> None:
-    for _ in range(5):
-        engine = open_engine(tmp_path, backend=name, max_size=300_000)
-        together = threading.Barrier(5)
-
-        def use(
-            number: int, engine: CacheEngine = engine, together: threading.Barrier = together
-        ) -> None:
-            together.wait()
-            for n in range(60):
-                found = engine.get(key(n % 20))
-                assert found is None or is_whole(n % 20, found)
-                engine.put(key(n % 20), sealed(n % 20, number, 5000))
-
-        def close(engine: CacheEngine = engine, together: threading.Barrier = together) -> None:
-            together.wait()
-            engine.close()
-
-        as_threads(close, *(partial(use, number) for number in range(4)))
-    with open_engine(tmp_path, backend=name, max_size=300_000) as engine:
-        put_some(engine)
-        has_all(engine)
-        agrees(engine, tmp_path, name)

@@ -15,11 +15,9 @@ import pytest
 from core.helpers import fork, key, wait
 from faults.places import NAMES, disk_bound, disk_usage, is_lmdb, is_whole, sealed, truth
 
-from kcache import BackendError, CacheEngine, open_engine
-from kcache.util.mounts import FileSystem
+from kcache import CacheEngine, open_engine
 from kcache_backends import _lmdb_environment, file
 from kcache_backends._shards import PATIENCE
-from kcache_backends.lmdb import LmdbBackend
 
 _SMALL = 1_500_000
 ALL = pytest.mark.parametrize("name", NAMES)
@@ -356,65 +354,4 @@ def test_a_lowered_cap_is_reached_with_the_first_put(name: str, tmp_path: Path) 
         assert engine.stats().errors == 0
 
 
-# -- network file systems --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs"])
-def test_lmdb_refuses_a_network_file_system(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match=rf"network file system \({kind} .*use the backend file"):
-        LmdbBackend(tmp_path / "lmdb", file_system=lambda path: FileSystem(kind, "/mnt"))
-    assert not (tmp_path / "lmdb").exists()
-
-
-def test_lmdb_takes_a_local_file_system(tmp_path: Path) -> None:
-    backend = LmdbBackend(tmp_path / "lmdb", file_system=lambda path: FileSystem("ext4", "/"))
-    backend.put(key(1), b"1")
-    backend.close()
-
-
 # -- a reader that is stopped ----------------------------------------------------------------------
-
-
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", ["file", "zstd"])
-def test_a_reader_that_is_stopped_costs_nothing_but_the_coldest(
-    name: str, tmp_path: Path, long: bool
-) -> None:
-    """It is stopped between opening an entry and reading it; test_lmdb_stopped has LMDB's."""
-
-    def read() -> None:
-        with open_engine(tmp_path, backend=name, max_size=_SMALL) as engine:
-            real = os.read
-
-            def stopping(fd: int, size: int) -> bytes:
-                os.read = real
-                os.kill(os.getpid(), signal.SIGSTOP)
-                return real(fd, size)
-
-            os.read = stopping
-            found = engine.get(key(299))
-            assert found is not None
-            assert is_whole(299, found)
-
-    rounds = 20_000 if long else 900
-    with open_engine(tmp_path, backend=name, max_size=_SMALL) as engine:
-        for number in range(300):
-            assert engine.put(key(number), sealed(number, 1, 6000))
-        reader = fork(read, limit=900)
-        _, status = os.waitpid(reader, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), f"it ended instead: {status}"
-        started, number = time.monotonic(), 300
-        while number < rounds or (long and time.monotonic() - started < 30):
-            assert engine.put(key(number), sealed(number, 1, 6000))
-            assert engine.size_bytes <= _SMALL
-            # The coldest of a sample of the fullest shards go, so the new ones stay.
-            assert all(engine.get(key(n)) for n in range(number - 60, number, 15))
-            number += 1
-        assert engine.stats().errors == engine.stats().corrupt == 0
-        os.kill(reader, signal.SIGCONT)
-        assert wait(reader) == 0
-        for n in range(number, number + 100):
-            assert engine.put(key(n), sealed(n, 2, 6000))
-            assert engine.get(key(n))
-        assert engine.stats().errors == engine.stats().corrupt == engine.stats().rejected == 0
-        assert list(engine.backend.check()) == []

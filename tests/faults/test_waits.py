@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import entry, key, output_of, python
+from core.helpers import entry, key, python
 
 from kcache import BackendError, open_engine
 from kcache.engine.journal import Journal
@@ -271,62 +271,3 @@ def test_whatever_is_in_the_place_of_a_file_nobody_waits_for_it(
     theirs = tmp_path / f"theirs-{Path(what).name}"
     if theirs.exists():
         assert theirs.read_bytes() == b"precious"
-
-
-@pytest.mark.parametrize("thing", THINGS)
-@pytest.mark.parametrize("name", ["file", "zstd"])
-def test_whatever_is_in_the_place_of_an_entry_it_is_a_miss_and_goes(
-    thing: Callable[[Path], None], name: str, tmp_path: Path
-) -> None:
-    place = tmp_path / "cache"
-    with open_engine(place, backend=name, max_size=100_000) as engine:
-        assert engine.put(key(1), entry())
-        path = place / name / key(1)[:2] / key(1)
-        put_in(thing, path)
-        assert engine.get(key(1)) is None
-        list(engine.backend.scan())
-        assert engine.put(key(1), entry(50))
-        assert engine.get(key(1)) == entry(50)
-        list(engine.backend.check(repair=True))
-        assert engine.get(key(1)) == entry(50)
-    theirs = tmp_path / "cache" / name / f"theirs-{key(1)}"
-    if theirs.exists():
-        assert theirs.read_bytes() == b"precious"
-
-
-BOUNDED = """
-import resource, sys
-from kcache import Entry, open_engine
-place, name, mine = sys.argv[1:]
-with open_engine(place, backend=name, max_size=1_000_000) as engine:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(3):
-        assert engine.get(mine) is None
-    assert engine.stats().corrupt == 3
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
-"""
-
-
-@pytest.mark.parametrize("size", [2 << 20, 40 << 20, 5 << 30])
-@pytest.mark.parametrize("name", ["file", "zstd"])
-def test_a_sparse_file_is_not_read(name: str, size: int, tmp_path: Path) -> None:
-    """One of 5 GiB, 4 KiB on disk, took 12 GB of memory and 59 s, every time."""
-    with open_engine(tmp_path, backend=name, max_size=1_000_000) as engine:
-        assert engine.put(key(1), entry())
-        assert engine.put(key(2), entry())
-    path = tmp_path / name / key(1)[:2] / key(1)
-    os.truncate(path, size)
-    output_of(BOUNDED, str(tmp_path), name, key(1))
-    done = python(
-        MEMORY + "from kcache.cli import main; main()",
-        "verify", "--repair", "--directory", str(tmp_path),
-        environ={"KCACHE_BACKEND": name, "KCACHE_MAX_SIZE": "1MB"},
-    )  # fmt: skip
-    assert "1 damaged, 1 deleted" in done.stdout, (done.stdout, done.stderr)
-    assert not path.exists()
-    with open_engine(tmp_path, backend=name, max_size=1_000_000) as engine:
-        assert engine.get(key(2)) == entry()
-        assert engine.put(key(1), entry())
-        assert engine.backend.usage().bytes >= sum(
-            file.stat().st_size for file in (tmp_path / name).glob("??/*")
-        )
