@@ -290,8 +290,6 @@ class CacheEngine:
     def close(self) -> None:
         """Flush the statistics and close the backend. Idempotent."""
         self._closed = True  # from now on, no warning tells what a thread fails at
-        if self._flight is not None:
-            self._flight.close()
         self._at_end()
 
     def __enter__(self) -> Self:

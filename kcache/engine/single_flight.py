@@ -7,6 +7,7 @@ import time
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 from kcache.engine.key_locks import KeyLocks
 from kcache.util import log
@@ -14,6 +15,7 @@ from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
     from kcache.engine.stats import Counters
+    from kcache.util.open_file import OwnFile
 
 __all__ = ["Flight", "copied"]
 
@@ -30,10 +32,23 @@ _LONGEST_PAUSE = 0.025
 _LOOK_INTERVAL = 1.0
 
 
+class _Leader:
+    """A thread that makes a value, as long as its frame holds this; and the locks that it holds.
+
+    So an interrupt at any point leaves nobody waiting, and nothing locked.
+    """
+
+    __slots__ = ("__weakref__", "locks")
+
+    def __init__(self) -> None:
+        self.locks: list[OwnFile] = []
+
+
 class _Call:
     """One value that a thread of this process makes.
 
     Attributes:
+        leader: returns None once nobody makes it any more.
         began: when it began to make the value, or to take another leader's place; 0 before that.
         done: set when it is over, with a value, with an error, or interrupted.
         error: what was raised.
@@ -41,9 +56,10 @@ class _Call:
         shared: what other threads may adopt; None if they may not.
     """
 
-    __slots__ = ("asker", "began", "done", "error", "made", "shared", "thread")
+    __slots__ = ("asker", "began", "done", "error", "leader", "made", "shared", "thread")
 
-    def __init__(self, asker: str) -> None:
+    def __init__(self, leader: _Leader, asker: str) -> None:
+        self.leader = ref(leader)
         self.thread = threading.get_ident()
         self.asker = asker
         self.began = 0.0
@@ -115,21 +131,22 @@ class Flight:
         """
         asked = time.monotonic()
         while True:
-            mine = _Call(asker)
+            leader = _Leader()
+            mine = _Call(leader, asker)
             try:
                 call = self._calls.setdefault(key, mine)
                 if call is mine:
-                    return self._lead(mine, key, find, make)
+                    return self._lead(mine, leader, key, find, make)
                 if call.thread == threading.get_ident():  # asked for while it is being made
                     return make()[0]
                 if not self._ends_in_time(call, key, asked):
                     if self._replace(call, key, mine):
-                        return self._lead(mine, key, find, make, late=True)
+                        return self._lead(mine, leader, key, find, make, late=True)
                     continue
             finally:
-                if self._calls.get(key) is mine:
-                    self._calls.pop(key, None)
+                self._forget(key, mine)
                 mine.done.set()
+            self._forget(key, call)  # its leader may have been interrupted at the very end
             if call.error is not None and call.asker == asker and (timeless or call.began >= asked):
                 self._count("misses")
                 raise copied(call.error)
@@ -142,16 +159,16 @@ class Flight:
             if call.made and call.shared is None:
                 return make()[0]
 
-    def close(self) -> None:
-        """Close the lock file once no flight uses it. Idempotent; the next one opens it again."""
-        if self._locks is not None:
-            self._locks.close()
-
     # -- threads -------------------------------------------------------------------------------
+
+    def _forget(self, key: str, call: _Call) -> None:
+        if self._calls.get(key) is call:
+            self._calls.pop(key, None)
 
     def _lead(
         self,
         call: _Call,
+        leader: _Leader,
         key: str,
         find: Callable[[], T | None],
         make: Callable[[], tuple[T, Any]],
@@ -160,7 +177,7 @@ class Flight:
     ) -> T:
         """Make the value, unless another process has made it. A `late` leader took one's place."""
         try:
-            found = self._find_among_processes(call, key, find, late=late)
+            found = self._find_among_processes(call, leader, key, find, late=late)
             if found is not None:
                 return found
             call.began = time.monotonic()
@@ -172,10 +189,8 @@ class Flight:
         else:
             return value
         finally:
-            if self._locks is not None:
-                self._locks.release(_second(key))
-                if not late:
-                    self._locks.release(key)
+            for held in leader.locks:
+                held.close()
 
     def _ends_in_time(self, call: _Call, key: str, asked: float) -> bool:
         while True:
@@ -184,8 +199,9 @@ class Flight:
             left = limit - time.monotonic()
             if left <= 0:
                 return call.done.is_set()
-            # Its leader may have been interrupted at the very end, or replaced.
-            if call.done.wait(min(_LOOK_INTERVAL, left)) or self._calls.get(key) is not call:
+            if call.done.wait(min(_LOOK_INTERVAL, left)) or call.leader() is None:
+                return True
+            if self._calls.get(key) is not call:  # it was replaced
                 return True
 
     def _replace(self, call: _Call, key: str, mine: _Call) -> bool:
@@ -205,7 +221,7 @@ class Flight:
     # -- processes -----------------------------------------------------------------------------
 
     def _find_among_processes(
-        self, call: _Call, key: str, find: Callable[[], T | None], *, late: bool
+        self, call: _Call, leader: _Leader, key: str, find: Callable[[], T | None], *, late: bool
     ) -> T | None:
         """Wait until no other process makes the value; return it if it is there then.
 
@@ -215,11 +231,11 @@ class Flight:
         waited = late
         found: T | None = None
         began = looked = now = time.monotonic()
-        while self._is_held(lock) and (now < began + self._wait or not late):
+        while self._is_held(lock, leader) and (now < began + self._wait or not late):
             if now >= began + self._wait:
                 call.began = now  # from now on, other threads wait for this one
                 self._tell_of_wait(key)
-                return self._find_among_processes(call, key, find, late=True)
+                return self._find_among_processes(call, leader, key, find, late=True)
             waited = True
             if now >= looked + _LOOK_INTERVAL:
                 looked = now
@@ -234,27 +250,29 @@ class Flight:
             self._count("coalesced")
         return found
 
-    def _is_held(self, key: str) -> bool:
+    def _is_held(self, key: str, leader: _Leader) -> bool:
         """Take the lock of a key, if there are locks; tell whether another process has it."""
         if self._locks is None:
             return False
         try:
-            return not self._locks.acquire(key)
+            taken = self._locks.acquire(key)
+            if taken is not None:
+                leader.locks.append(taken)
         except OSError as error:
             self._count("unlocked")
             say = log.debug if self._complained else log.warning
             self._complained = True
             say("no lock between processes, each compiles for itself (%s)", error)
             return False
+        else:
+            return taken is None
 
     # -- a child process -------------------------------------------------------------------------
 
     def after_fork(self) -> None:
-        """Forget, in a child process, the parent's calls and its lock file."""
+        """Forget, in a child process, the parent's calls."""
         self._taking = threading.Lock()
         self._calls.clear()
-        if self._locks is not None:
-            self._locks.after_fork()
 
 
 def _second(key: str) -> str:

@@ -147,10 +147,8 @@ def fail() -> tuple[str, str]:
 @pytest.mark.parametrize("between_processes", [False, True])
 class TestThreads:
     @pytest.fixture
-    def one(self, shelf: Shelf, between_processes: bool) -> Iterator[Flight]:
-        made = shelf.flight("" if between_processes else None)
-        yield made
-        made.close()
+    def one(self, shelf: Shelf, between_processes: bool) -> Flight:
+        return shelf.flight("" if between_processes else None)
 
     def test_one_makes_and_all_get_it(self, one: Flight, shelf: Shelf) -> None:
         assert together(16, lambda: shelf.ask(one)) == ["made"] * 16
@@ -416,44 +414,38 @@ def test_without_locks_each_process_makes_it(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-@pytest.fixture(params=[True, False], ids=["bytes", "files"])
-def locks(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], KeyLocks]:
-    if request.param and sys.platform != "linux":
-        pytest.skip("byte locks of open files exist on Linux")
-    return lambda: KeyLocks(str(tmp_path / "flight"), byte_locks=request.param)
-
-
 class TestKeyLocks:
-    def test_excludes_others_until_released(self, locks: Callable[[], KeyLocks]) -> None:
-        one, two = locks(), locks()
-        assert one.acquire(KEY)
-        two.release(KEY)  # not its own: nothing happens
-        one.close()  # releases nothing that is held
-        assert not two.acquire(KEY)
-        assert wait(fork(one.after_fork)) == 0  # nor does the end of a child
-        assert not two.acquire(KEY)
-        one.release(KEY)
-        assert two.acquire(KEY)
+    def test_excludes_others_until_it_is_closed_or_dropped(self, tmp_path: Path) -> None:
+        one, two = KeyLocks(str(tmp_path / "flight")), KeyLocks(str(tmp_path / "flight"))
+        held = one.acquire(KEY)
+        assert held is not None
+        assert two.acquire(KEY) is None
+        assert wait(fork(held.after_fork)) == 0  # nor does the end of a child release it
+        assert two.acquire(KEY) is None
+        held.close()
+        assert two.acquire(KEY) is not None
+        assert one.acquire(KEY) is not None  # nobody has kept that one
 
-    def test_goes_with_its_process(self, locks: Callable[[], KeyLocks], gate: Gate) -> None:
+    def test_goes_with_its_process(self, tmp_path: Path, gate: Gate) -> None:
+        locks = KeyLocks(str(tmp_path / "flight"))
+
         def work() -> None:
-            held = locks()
-            assert held.acquire(KEY)
+            held = locks.acquire(KEY)
+            assert held is not None
             gate.pass_()
 
         holder = fork(work)
         gate.knocked()
-        other = locks()
-        assert not other.acquire(KEY)
+        assert locks.acquire(KEY) is None
         os.kill(holder, signal.SIGKILL)
         wait(holder)
-        assert other.acquire(KEY)
+        assert locks.acquire(KEY) is not None
 
     def test_the_lock_of_a_key_is_where_it_is_said_to_be(self, tmp_path: Path) -> None:
         """Another implementation of the format must lock the same bytes."""
         path = tmp_path / "flight"
-        one = KeyLocks(str(path), byte_locks=True)
-        assert one.acquire(KEY)
+        mine = KeyLocks(str(path)).acquire(KEY)
+        assert mine is not None
         assert path.read_bytes() == b"kcache-flight/2\0"
         with open_own(str(path), os.O_RDWR) as file:
             offset = 16 + (int(KEY[:16], 16) >> 2)

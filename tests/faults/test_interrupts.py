@@ -15,7 +15,8 @@ import pytest
 from core.helpers import entry, key
 from faults.stepper import Interrupt, Stepper
 
-from kcache import CacheEngine, open_engine
+from kcache import CacheEngine, CompileOptions, KernelCache, open_engine
+from kcache.nvrtc.workers import pool as pools
 
 pytestmark = pytest.mark.skipif(
     not os.path.exists("/proc/locks"), reason="/proc tells which locks there are"
@@ -61,7 +62,12 @@ def evict(engine: CacheEngine) -> None:
         put(engine, f"old {number}", CAP // 8)
 
 
+def make(engine: CacheEngine) -> None:
+    engine.get_or_create(key(os.urandom(4).hex()), lambda: entry(500))
+
+
 OPERATIONS = {
+    "make": Operation(make, 7),
     "put": Operation(lambda engine: put(engine, os.urandom(4).hex()), 7),
     "replace": Operation(lambda engine: put(engine, "same"), 7),
     "get": Operation(lambda engine: engine.get(key("same")), 1),
@@ -163,3 +169,38 @@ def test_real_signals_at_random_instants(engine: CacheEngine, long: bool) -> Non
         signal.signal(signal.SIGALRM, old)
     assert hit > 100
     require_nothing_left(engine, before, "at the end")
+
+
+# Python swallows what is raised in the end of a generator that nobody refers to any more.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("signals", [False, True], ids=["at each line", "where signals come"])
+def test_an_interrupt_of_a_compile_leaves_no_lock_slot_or_worker_taken(
+    signals: bool, tmp_path: Path, long: bool
+) -> None:
+    """With one worker, every later compile waited for the place that was lost."""
+    shared, numbers = pools.shared(), iter(range(10**6))
+    most = shared.most
+    with KernelCache(tmp_path / "cache", workers=1) as cache:
+
+        def run() -> None:
+            source = f'extern "C" __global__ void k() {{}} // {next(numbers)}'
+            cache.get_or_compile(source, (), CompileOptions(arch="sm_80"))
+
+        run()
+        points = count(run, signals=signals)
+        run()
+        before = len(descriptors())
+        for number in range(0, points, max(1, points // (1500 if long else 40))):
+            Stepper(number, signals=signals).run(run)
+            what = f"point {number} of {points}"
+            assert not locks_in(tmp_path), what
+            done = threading.Thread(target=run)
+            done.start()
+            done.join(LONG)
+            assert not done.is_alive(), what
+            assert len(shared.pids()) <= 1, what
+            assert len(descriptors()) <= before, what
+    shared.most = most
+    shared.close()

@@ -99,14 +99,13 @@ def test_of_many_threads_that_lose_patience_one_makes_the_value(
     assert run_all(*(lambda: flight.run(A, look, make, str) for _ in range(24))) == ["made"] * 24
     assert (made, most) == (1, 1)
     hanging.end()
-    flight.close()
 
 
 def test_of_many_threads_that_wait_for_another_process_one_makes_the_value(tmp_path: Path) -> None:
     """Two did: the one that looked at the lock, and the first of those that waited for it."""
     flight = Flight(str(tmp_path / "flight"), wait=0.3, counters=Counters())
-    other = KeyLocks(str(tmp_path / "flight"))  # opened anew, and so as another process has it
-    assert other.acquire(A)
+    other = KeyLocks(str(tmp_path / "flight")).acquire(A)  # as another process has it
+    assert other is not None
     made: list[int] = []
     values: list[str] = []
 
@@ -121,8 +120,7 @@ def test_of_many_threads_that_wait_for_another_process_one_makes_the_value(tmp_p
 
     assert run_all(*(lambda: flight.run(A, look, make, str) for _ in range(24))) == ["made"] * 24
     assert len(made) == 1
-    other.release(A)
-    flight.close()
+    other.close()
 
 
 def test_a_successor_that_hangs_too_is_replaced_in_turn(tmp_path: Path) -> None:
@@ -174,7 +172,6 @@ def test_of_many_processes_that_lose_patience_one_makes_the_value(tmp_path: Path
         assert codes == [0] * 4
         assert (place / "made").read_bytes() == b"."
         hanging.end()
-        flight.close()
 
 
 # -- what is no file -------------------------------------------------------------------------------

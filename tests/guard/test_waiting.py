@@ -59,16 +59,14 @@ def test_a_waiter_looks_seldom(seconds: float, clock: Clock, tmp_path: Path) -> 
         return "made alone", "made alone"
 
     path = str(tmp_path / "flight")
-    other = KeyLocks(path)  # opened on its own, so it excludes the flight's
-    assert other.acquire(NAME)
+    other = KeyLocks(path).acquire(NAME)  # opened on its own, so it excludes the flight's
+    assert other is not None
     counters = Counters()
     waits = Flight(path, wait=seconds, counters=counters)
     assert waits.run(NAME, look, make, str) == "made alone"
-    waits.close()
     assert counters.snapshot().wait_timeouts == 1
     assert seconds <= sum(clock.pauses) < seconds + 0.05
     assert len(clock.pauses) <= EARLY + LATER * seconds
     assert max(clock.pauses) <= 0.025  # otherwise a waiting process gets the kernel that much later
     assert seen["looks"] <= seconds + 2  # the cache: once per second, and at the end
-    other.release(NAME)
     other.close()

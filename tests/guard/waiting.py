@@ -45,9 +45,9 @@ def waiter(text: str, home: Path, source: str, backend: str = "file") -> list[st
         assert not cache.get_or_compile(source, (), options).cached
         inner = cache.engine.backend
         taken = {info.key: inner.get(info.key) for info in list(inner.scan())}
-        locks = KeyLocks(str(place / "flight"))
         key = cache._requests.make(source, (), options).key
-        assert locks.acquire(key)
+        lock = KeyLocks(str(place / "flight")).acquire(key)
+        assert lock is not None
         for name in taken:
             assert inner.delete(name)
         command = code(PAUSE + text, place, source, backend)
@@ -58,8 +58,7 @@ def waiter(text: str, home: Path, source: str, backend: str = "file") -> list[st
             for name, value in taken.items():
                 assert value is not None
                 inner.put(name, value)
-            locks.release(key)
-            locks.close()
+            lock.close()
             output, _ = process.communicate("go on\n")
         assert process.returncode == 0
         assert cache.total_stats().compiles == 1
