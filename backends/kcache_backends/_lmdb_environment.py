@@ -15,7 +15,7 @@ import lmdb
 
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.forks import after_fork, at_end, at_fork, is_ending
-from kcache.util.locks import Patience
+from kcache.util.locks import Patience, unlock
 from kcache.util.open_file import NotOursError, OwnFile, identity
 from kcache_backends import _lmdb_files as files
 from kcache_backends import _lmdb_records as records
@@ -358,16 +358,20 @@ class Environment:
                     raise
         return files.open_database(self.root, self.map_size, read_only=True)
 
-    def _locked(self, which: int, patience: float) -> OwnFile:
-        """Return the folder's file `lock`, of which a byte is locked until it is closed.
+    @contextmanager
+    def _locked(self, which: int, patience: float) -> Generator[OwnFile]:
+        """Yield the folder's file `lock`, of which a byte is locked in the block.
 
         Raises:
             NotOursError: the folder has files of somebody else.
             OSError: it can't be opened; TimeoutError: another process has the lock all the time.
         """
-        file = files.open_lock(self.root)
-        self._patience.lock(file, which, seconds=patience)
-        return file
+        with files.open_lock(self.root) as file:
+            try:
+                self._patience.lock(file, which, seconds=patience)
+                yield file
+            finally:  # a child that was forked meanwhile may have a copy that it does not know
+                unlock(file, which)
 
     def _is_whole(self) -> bool:
         """Tell whether the program has left the descriptors alone, as far as known."""

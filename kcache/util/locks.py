@@ -149,7 +149,6 @@ def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) ->
         if error.errno not in _UNSUPPORTED:
             raise
         return False
-    file.locked = True
     return True
 
 
@@ -163,7 +162,7 @@ def is_locked(file: OwnFile, start: int, length: int = 1) -> bool:
 
 
 def unlock(file: OwnFile, start: int, length: int = 1) -> None:
-    """Release the locks on a byte range, of a child's copy, too; with length 0, of all bytes."""
+    """Release a lock, although a child process may have the file, and know nothing of it."""
     with suppress(OSError, ValueError):  # it is closed
         _range_unlock(file.fd, start, length)
 

@@ -17,7 +17,7 @@ from stat import S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
 from typing import TYPE_CHECKING
 
 from kcache.util.forks import after_fork
-from kcache.util.locks import lock, pread, pwrite, unlock
+from kcache.util.locks import lock, pread, pwrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,14 +87,12 @@ class OwnFile(FileIO):
     gone. A lock on the file ends with it.
 
     Threads: each opens a file of its own. Fork: a child closes its copy, so that the locks belong
-    to the parent alone. It can't know of one that another thread is just opening or closing. So
-    `close` releases a lock first, which the child's copy would keep. A program must not close
-    descriptors that are not its own while a thread uses kcache.
+    to the parent alone. A program must not close descriptors that are not its own while a thread
+    uses kcache.
     """
 
-    #: Whether it was locked.
-    locked = False
-    # `close` may be interrupted, but not this, which is no function of Python.
+    __slots__ = ()
+    # A function of Python could be interrupted before it closes the file.
     __del__ = FileIO.close
 
     @property
@@ -109,16 +107,10 @@ class OwnFile(FileIO):
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def close(self) -> None:
-        """Release the locks on the file, and close it. Idempotent."""
-        if self.locked and not self.closed:
-            unlock(self, 0, 0)
-        FileIO.close(self)
-
     def after_fork(self) -> None:
         """Close the file in a child process, which releases no lock of its parent."""
         with suppress(OSError):
-            FileIO.close(self)
+            self.close()
 
 
 def opened(path: str, flags: int) -> OwnFile:
