@@ -73,6 +73,8 @@ SETTINGS = (
 ALLOWED: dict[str, dict[str, str]] = {
     "README.md": {"about 8 minutes": "how long the tests take, installs included"},
     "docs/explanation/comparison.md": {'"with 100% accuracy"': "quoted from ccache's manual"},
+    "docs/explanation/decisions.md": {"within the last 30 seconds": "how long Triton's files stay"},
+    "docs/how-to/use-with.md": {"within the last 30 seconds": "likewise"},
     "docs/how-to/read-the-statistics.md": {"a hit rate of 100 %": "what a hit rate can be"},
     "docs/reference/entry-format.md": {
         "than 256 times its frame": "the bound of what is unpacked",
