@@ -239,7 +239,9 @@ def ask(cache):
     yield cache.get_or_compile(scale, (), absolute)
     for place in ("src/one", "src/two/deep"):
         with contextlib.chdir(folder / place):
-            near = options.replace(include_paths=[os.path.relpath(folder / "include")])
+            include = os.path.relpath(folder / "include")
+            # A macro of its own: otherwise one kernel would be proven to be good in both places.
+            near = options.replace(include_paths=[include], defines=[f"P{len(place)}"])
             yield cache.get_or_compile(scale, (), near)
     yield cache.get_or_compile(axpy, (), kcache.CompileOptions(extra_options=["-arch", arch]))
 
