@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
-from kcache.util.locks import lock
+from kcache.util.locks import lock, release
 from kcache.util.open_file import MARKER, NotOursError, open_own
 from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
 
@@ -291,6 +291,7 @@ def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]],
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), files.marker)
             change(about["settings"])
             _write(files.path, about)
+            release(file)
     except OSError as error:
         reason = error.strerror or str(error)
         raise BackendError(f"{files.marker} can't be changed: {reason}") from error

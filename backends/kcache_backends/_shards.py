@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
 from kcache.util.open_file import OwnFile, open_own
@@ -116,7 +116,7 @@ def open_counters(
 
 
 class ShardCounters:
-    """The counters of one directory, open for one operation.
+    """The counters of one directory, open for one operation; a `with` statement ends its lock.
 
     Threads and processes: `lock` excludes both per shard, until the file is closed. Reading needs
     no lock.
@@ -129,6 +129,14 @@ class ShardCounters:
     def __init__(self, file: OwnFile) -> None:
         self.file = file
         self.locks_work = True
+        self._locked = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._locked:  # a child that was forked meanwhile may have a copy of the file
+            unlock(self.file, 0, _ALL.size)
 
     def is_known(self) -> bool:
         """Tell whether one record at least is sound, so that the file is one of ours."""
@@ -145,6 +153,7 @@ class ShardCounters:
         Raises:
             TimeoutError: its holder neither finishes nor dies: a process that was stopped, say.
         """
+        self._locked = True
         self.locks_work = patience.lock(self.file, shard * _RECORD.size, _RECORD.size)
 
     def is_locked(self, shard: int) -> bool:

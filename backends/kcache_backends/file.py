@@ -204,18 +204,22 @@ class FileBackend(Backend):
             self._cold.deleted(key)
         path = self._path(key)
         shard = int(key[:2], 16)
-        with self._translated("delete"), self._turns.turn():
-            counters, count = self._locked(shard)
-            with counters.file:
-                size = size_of(path)
-                if size is None:
-                    return 0
-                require_own_shard(f"{self._root}/{key[:2]}")
-                counters.begin(shard, count)
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-                self._finish(counters, shard, count, -size, -1)
-                return size
+        with (
+            self._translated("delete"),
+            self._turns.turn(),
+            (counters := self._open_counters()).file,
+            counters,
+        ):
+            count = self._locked(counters, shard)
+            size = size_of(path)
+            if size is None:
+                return 0
+            require_own_shard(f"{self._root}/{key[:2]}")
+            counters.begin(shard, count)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            self._finish(counters, shard, count, -size, -1)
+            return size
 
     def touch(self, key: str) -> None:
         """Record a use of `key` in its file's mtime."""
@@ -301,7 +305,7 @@ class FileBackend(Backend):
         if self._read_only:
             yield recorded, list
             return
-        with self._turns.turn(), (counters := self._open_counters()).file:
+        with self._turns.turn(), (counters := self._open_counters()).file, counters:
             yield self._lock(counters, shard), lambda: self._examine(counters, shard)
 
     def close(self) -> None:
@@ -313,11 +317,9 @@ class FileBackend(Backend):
 
     def _put(self, key: str, value: bytes) -> None:
         shard = int(key[:2], 16)
-        with self._turns.turn():
-            counters, count = self._locked(shard)
-            with counters.file:
-                self._replace(key, value, counters, count)
-                removed = counters.removed()
+        with self._turns.turn(), (counters := self._open_counters()).file, counters:
+            self._replace(key, value, counters, self._locked(counters, shard))
+            removed = counters.removed()
         if removed:  # another writer has created the directory again
             self._recounted(shard)
 
@@ -370,16 +372,12 @@ class FileBackend(Backend):
         if _CAN_TOUCH_OPEN:
             os.utime(fd, ns=(now, now))
 
-    def _locked(self, shard: int) -> tuple[ShardCounters, ShardCount]:
-        """Lock a shard; return its counters and its exact or overestimated count.
-
-        The lock lasts until the counters' file is closed. The caller has a turn.
-        """
-        counters = self._open_counters()
+    def _locked(self, counters: ShardCounters, shard: int) -> ShardCount:
+        """Lock a shard; return its exact or overestimated count. The caller has a turn."""
         count = self._lock(counters, shard)
         if count is None or (count.under_way and counters.locks_work):  # a writer was killed
             count = self._recount(counters, shard)
-        return counters, count
+        return count
 
     def _lock(self, counters: ShardCounters, shard: int) -> ShardCount | None:
         """Lock a shard; return its record, or None if it is damaged.
@@ -395,7 +393,7 @@ class FileBackend(Backend):
 
     def _recounted(self, shard: int) -> ShardCount:
         """Lock a shard, count it, and write its record."""
-        with self._turns.turn(), (counters := self._open_counters()).file:
+        with self._turns.turn(), (counters := self._open_counters()).file, counters:
             self._lock(counters, shard)
             return self._recount(counters, shard)
 
@@ -416,8 +414,8 @@ class FileBackend(Backend):
             CorruptEntryError: it has more than the most bytes, or more than its shard holds in all.
         """
         held = None
-        with suppress(OSError, BackendError), self._open_counters().file as file:
-            held = ShardCounters(file).read(int(key[:2], 16))
+        with suppress(OSError, BackendError), (counters := self._open_counters()).file:
+            held = counters.read(int(key[:2], 16))
         if size > self._most or (held is not None and size > held.bytes):
             raise CorruptEntryError(f"{key} has {size} bytes, more than was ever put there")
 
@@ -440,15 +438,18 @@ class FileBackend(Backend):
         from kcache_backends._coldest import SAMPLE
         from kcache_backends._examine import glance
 
-        with self._translated("coldest"), self._turns.turn():
-            counters = self._open_counters()
-            with counters.file:
-                count = counters.read(shard)
-                if count is not None and count.entries > SAMPLE:
-                    return glance(f"{self._root}/{_names[shard]}", SAMPLE)
-                with suppress(TimeoutError):
-                    self._lock(counters, shard)
-                    return self._examine(counters, shard)[1]
+        with (
+            self._translated("coldest"),
+            self._turns.turn(),
+            (counters := self._open_counters()).file,
+            counters,
+        ):
+            count = counters.read(shard)
+            if count is not None and count.entries > SAMPLE:
+                return glance(f"{self._root}/{_names[shard]}", SAMPLE)
+            with suppress(TimeoutError):
+                self._lock(counters, shard)
+                return self._examine(counters, shard)[1]
         return []
 
     # -- opening -------------------------------------------------------------------------------

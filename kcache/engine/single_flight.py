@@ -12,6 +12,7 @@ from weakref import ref
 from kcache.engine.key_locks import KeyLocks
 from kcache.util import log
 from kcache.util.forks import after_fork
+from kcache.util.locks import release
 
 if TYPE_CHECKING:
     from kcache.engine.stats import Counters
@@ -190,7 +191,7 @@ class Flight:
             return value
         finally:
             for held in leader.locks:
-                held.close()
+                release(held)
 
     def _ends_in_time(self, call: _Call, key: str, asked: float) -> bool:
         while True:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from kcache.errors import BackendError
-from kcache.util.locks import Turns, lock, pread, pwrite
+from kcache.util.locks import Turns, lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header, open_or_replace, open_own
 
 __all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]
@@ -209,6 +209,7 @@ class StatsFile:
             slot = self._locked_slot(file)
             values = self._read(file, slot)
             self._write(file, slot, [a + b for a, b in zip(values, amounts, strict=True)])
+            release(file)
 
     def total(self) -> Stats:
         """Return the sums over all processes since the last `zero`; zeros if there is no file.

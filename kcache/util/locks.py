@@ -33,6 +33,7 @@ __all__ = [
     "lock",
     "pread",
     "pwrite",
+    "release",
     "unlock",
 ]
 
@@ -165,6 +166,15 @@ def unlock(file: OwnFile, start: int, length: int = 1) -> None:
     """Release a lock, although a child process may have the file, and know nothing of it."""
     with suppress(OSError, ValueError):  # it is closed
         _range_unlock(file.fd, start, length)
+
+
+def release(file: OwnFile) -> None:
+    """Release all locks on a file and close it, so that no child process can keep them.
+
+    A child that was forked while the file was being opened has a copy that it does not know.
+    """
+    unlock(file, 0, 0)
+    file.close()
 
 
 class Patience:

@@ -21,9 +21,9 @@ MOST = {
         "hit": 5,
         "first hit of a key": 6,
         "miss": 1,
-        "put": 22,
-        "put again": 22,
-        "delete": 11,
+        "put": 23,
+        "put again": 23,
+        "delete": 12,
     },
     "lmdb": {
         "open and close": 140,

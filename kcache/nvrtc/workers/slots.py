@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from kcache.nvrtc.workers.cores import Processors, usable_processors
-from kcache.util.locks import is_locked, lock, pread, pwrite
+from kcache.util.locks import is_locked, lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header, open_or_replace
 
 __all__ = ["Slot", "Slots"]
@@ -58,7 +58,7 @@ class Slot:
 
     def release(self) -> None:
         """Let another compile run."""
-        self._file.close()
+        release(self._file)
 
 
 class Slots(NamedTuple):
