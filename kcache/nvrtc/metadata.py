@@ -52,15 +52,15 @@ class RequestSummary(NamedTuple):
     def of(cls, request: Request) -> RequestSummary:
         """Return the summary of a request."""
         return cls(
-            request.source_name,
+            _shown(request.source_name),
             request.names,
             request.options.target or "",
-            request.options.flags(),
+            tuple(map(_shown, request.options.flags())),
             request.compiler,
             hash_source(request.source),
             {name: hash_source(text) for name, text in request.headers.items()},
             _digest(request.extra_key),
-            request.bound,
+            tuple(map(_shown, request.bound)),
             request.key,
         )
 
@@ -103,12 +103,17 @@ def metadata_of(request: Request, key: str) -> dict[str, JSON]:
     }
     optional: dict[str, JSON] = {
         "request": "" if request.key == key else request.key,
-        "bound": [*request.bound],
+        "bound": [*(about.bound or ())],
         "headers": dict(about.headers or {}),
         "extra_key": about.extra_key,
         "nvrtc": _nvrtc(request.compiler),
     }
     return found | {name: value for name, value in optional.items() if value}
+
+
+def _shown(text: str) -> str:
+    """Return a text as Unicode: a path may have bytes that are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _digest(extra_key: bytes) -> str:

@@ -31,7 +31,7 @@ def header(value: int) -> str:
 @pytest.mark.parametrize("source", ["#include <n.h>\n" + KERNEL, KERNEL.replace("V", "1")])
 def test_a_second_place_proves_and_a_third_gets_it(cache, tmp_path, source):
     for number, name in enumerate(("a/k.cu", "bb/other.cu", "c/c/k.cu")):
-        folder = tmp_path / str(number) * (number + 1)
+        folder = tmp_path / (str(number) * (number + 1))
         write(folder / "inc/n.h", header(1))
         with working_directory(folder):
             options = ARCH.replace(include_paths=[folder / "inc"])
@@ -237,10 +237,8 @@ def test_threads_under_two_names_that_fail_get_their_own_error(cache):
         kcache.CompileRequest("#error no\n", (), ARCH, source_name=name)
         for name in ["a.cu", "b.cu"] * 3
     ]
-    with pytest.raises(ExceptionGroup) as caught:
-        cache.compile_many(requests, jobs=6)
-    logs = sorted({error.log[:4] for error in caught.value.exceptions})  # type: ignore[union-attr]
-    assert logs == ["a.cu", "b.cu"]
+    errors = cache.compile_many(requests, jobs=6)
+    assert [error.log[:4] for error in errors] == ["a.cu", "b.cu"] * 3
 
 
 def test_a_hit_in_a_layer_merges_into_the_manifest_here(tmp_path):
