@@ -184,7 +184,8 @@ class KernelCache:
             kernel = self._finder.get(request, started)
             return self._on_miss().get(request) if kernel is None else kernel
         except CompileError as error:
-            raise error.with_traceback(None)  # noqa: B904  ours tells nothing about the source
+            error.__traceback__ = None  # ours tells nothing about the source
+            raise
         except OSError as error:  # an import of ours may need one, too
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise KcacheError(f"kcache has no descriptors left: {error}") from error
@@ -229,7 +230,8 @@ class KernelCache:
         try:
             return await self._async.get(asked)
         except CompileError as error:
-            raise error.with_traceback(None)  # noqa: B904  as above
+            error.__traceback__ = None  # as above
+            raise
 
     def compile_many(
         self,
@@ -313,15 +315,8 @@ class KernelCache:
             raise _unexpected(self.why, unknown)
         from kcache.admin.explain import explain, set_aside
 
-        request = self._requests.make(
-            source,
-            names,
-            options,
-            headers,
-            extra_key=extra_key,
-            source_name=source_name,
-            record=False,
-        )
+        asked = CompileRequest(source, names, options, headers, extra_key, source_name)
+        request = self._requests.of(asked, record=False)
         aside, checked = set_aside(self.config), self._finder.headers.checked(request)
         return explain(self.engine, request, set_aside=aside, checked=checked)
 
@@ -472,25 +467,29 @@ _opening = threading.Lock()
 def compile(
     source: str | os.PathLike[str],
     names: str | Sequence[str] = (),
+    options: CompileOptions | None = None,
     *,
     headers: Mapping[str, str] | None = None,
     source_name: str = "kernel.cu",
-    **options: Any,  # noqa: ANN401  the fields of CompileOptions
+    **fields: Any,  # noqa: ANN401  those of CompileOptions
 ) -> CompiledKernel:
     """Return a compiled kernel from the cache of the environment, or compile it and cache it.
 
     The first call opens the cache that `KernelCache()` opens; it stays open until the process ends.
     For another directory, other limits, `compile_many` or asyncio, make a `KernelCache`.
 
-    `options` are the fields of `CompileOptions`, such as `arch="sm_90"`. The other arguments, the
-    errors and the guarantees are those of `KernelCache.get_or_compile`.
+    `fields` are those of `CompileOptions`, such as `arch="sm_90"`; they replace those of `options`.
+    The other arguments, the errors and the guarantees are those of `KernelCache.get_or_compile`.
     """
     global _shared  # noqa: PLW0603
     if _shared is None:
         with _opening:
             _shared = _shared or KernelCache()
-    checked = CompileOptions(**options)
-    return _shared.get_or_compile(source, names, checked, headers=headers, source_name=source_name)
+    if options is None:
+        options = CompileOptions(**fields)
+    elif fields:
+        options = options.replace(**fields)
+    return _shared.get_or_compile(source, names, options, headers=headers, source_name=source_name)
 
 
 def _unexpected(call: Callable[..., object], given: Mapping[str, object]) -> TypeError:

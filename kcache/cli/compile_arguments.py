@@ -64,7 +64,9 @@ class NvccCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments after translating nvcc's spellings into ours."""
-        return super().parse_args(ctx, [ours for each in args for ours in _spelled(each)])
+        end = args.index("--") if "--" in args else len(args)
+        ours = [word for each in args[:end] for word in _spelled(each)]
+        return super().parse_args(ctx, ours + args[end:])
 
 
 #: Maps nvcc's options to ours. An option with a value takes it behind an equals sign or as the next

@@ -64,6 +64,7 @@ def measure(directory: str, arch: str, include: str, *, recache: bool) -> dict[s
         disable=False,
         recache=recache,
         header_check="always",
+        on_miss="compile",
     ) as cache:
         started = time.perf_counter()
         kernel = cache.get_or_compile(source, NAMES, options, source_name="demo.cu")

@@ -196,14 +196,16 @@ def _open_backend(config: Config, directory: CacheDirectory) -> Backend:
 def with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
     """Return the settings, with the default instead of an unknown backend of the environment.
 
-    A name from the program stays, and `open_backend` raises an error.
+    Raises:
+        UnknownBackendError: the program named it.
     """
     name, source = config.backend
-    if source == "argument" or is_backend(name):
-        return config
     try:
         require_backend(name)
+        return config
     except UnknownBackendError as error:
+        if source == "argument":
+            raise
         told = str(error).removeprefix("backend=")
         complain(f"{source}={told}. It is ignored until then")
     return config._replace(backend=Setting("file", "default"))
@@ -332,6 +334,7 @@ def open_engine(
         "read_only": read_only,
     }
     config = Config.load(arguments, environ={})
+    require_backend(config.backend.value)
     files = open_directory(str(config.directory.value), read_only=read_only)
     name, cap = config.backend.value, config.max_size.value
     opened = open_backend(name, files.backend(name), max_size=cap, read_only=read_only)

@@ -322,6 +322,11 @@ def _names(names: object) -> Iterator[str]:
         _check_text("a name expression", name)  # pyright: ignore[reportUnknownArgumentType]
         if not name.strip():  # pyright: ignore[reportUnknownMemberType]
             raise ConfigError("a name expression is empty; allowed: such as axpy<float>")
+        if name.startswith("-"):  # pyright: ignore[reportUnknownMemberType]
+            raise ConfigError(
+                f"the name expression {name!r} looks like an option; allowed: such as axpy<float>. "
+                "Pass an option as options=..."
+            )
         yield name
 
 

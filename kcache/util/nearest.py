@@ -39,7 +39,8 @@ def unexpected_argument(
         means = f"options={options.__name__}({name}=...)"
         return TypeError(f"{called}: {name!r} is an option; allowed: {means}")
     known = sorted({*signature(call).parameters} - {"self", "unknown"})
-    return TypeError(f"{called}: unexpected argument {name!r}{did_you_mean(name, known)}")
+    more = did_you_mean(name, known) or f"; allowed: {', '.join(known)}"
+    return TypeError(f"{called}: unexpected argument {name!r}{more}")
 
 
 def _letters(name: str) -> str:

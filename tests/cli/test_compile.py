@@ -171,6 +171,18 @@ def test_an_include_directory_that_is_missing_is_warned_about(work: Path, here: 
     assert "warning: the include directory incldue does not exist" in said.err
 
 
+def test_templates_without_a_name_are_warned_about(work: Path, here: Callable) -> None:
+    (work / "t.cu").write_text("template <class T> __global__ void scale(T* x) { *x *= 2; }")
+    line = ["compile", "t.cu", "--arch", "sm_90"]
+    for _ in range(2):  # a hit warns, too
+        said = here(*line, "--quiet")
+        assert said.code == 0
+        assert said.err.startswith("kcache: warning: no kernel in it: ")
+        assert said.err.endswith(" as in --name 'scale<float>'\n")
+    assert "warning" not in here(*line, "--name", "scale<float>").err
+    assert "warning" not in here(*line, "--emit", "ltoir").err
+
+
 # -- what is written -------------------------------------------------------------------------------
 
 
@@ -350,6 +362,7 @@ def test_warnings_come_on_a_hit_too(work: Path, here: Callable) -> None:
         (["empty.cu", "--arch", "sm_90"], "source is empty"),
         (["binary.cu", "--arch", "sm_90"], "binary.cu is not text: byte 2 is 0xff"),
         (["missing.cu", "--arch", "sm_90"], "Usage: kcache compile"),
+        (["--arch", "sm_90", "--", "--use_fast_math"], "'--use_fast_math' does not exist"),
         ([".", "--arch", "sm_90"], "Usage: kcache compile"),
         (["axpy.cu", "--arch", "sm_90", "-O", "4"], "Usage: kcache compile"),
         (["axpy.cu", "--arch", "sm_90", "--emit", "sass"], "Usage: kcache compile"),

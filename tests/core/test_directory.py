@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from kcache import (
     ConfigError,
     Entry,
     KernelCache,
+    UnknownBackendError,
     default_cache_directory,
     open_engine,
 )
@@ -261,6 +262,15 @@ def test_a_named_directory_that_is_unsafe_is_an_error_of_every_front_door(
         open_engine(place)
     with pytest.raises(ConfigError, match=str(place)):
         KernelCache(place)
+
+
+@pytest.mark.parametrize("opens", [open_engine, KernelCache])
+def test_an_unknown_backend_leaves_no_directory(
+    opens: Callable[..., object], tmp_path: Path
+) -> None:
+    with pytest.raises(UnknownBackendError, match="backend='sqlite' is not known"):
+        opens(tmp_path / "cache", backend="sqlite")
+    assert list(tmp_path.iterdir()) == []
 
 
 WHERE = """

@@ -57,6 +57,13 @@ def test_a_command_that_can_not_run(stats: bool, command: str, code: int, dropin
     assert f"kcache: error: {command}: " in told.errors
 
 
+@pytest.mark.parametrize("place", [".", "nowhere/list.jsonl"])
+def test_a_list_that_can_not_be_written_is_2(place: str, dropin: Dropin) -> None:
+    told = dropin.bare(*KCACHE, "run", "--record", place, "echo", "ran")
+    assert (told.code, told.output) == (2, "")
+    assert f"'{place}' " in told.errors
+
+
 @STATS
 def test_a_script_without_a_first_line(stats: bool, dropin: Dropin) -> None:
     """The C library's `execvp`, and so `env` or `nice`, gives such a text to a shell."""

@@ -59,6 +59,7 @@ def test_a_source_in_other_scripts(cache):
         ({"names": 3}, "names"),
         ({"names": [3]}, "name expression"),
         ({"names": ["a", ""]}, "name expression is empty"),
+        ({"names": ["-use_fast_math"]}, "'-use_fast_math' looks like an option; allowed: "),
         ({"names": "a\0b"}, "NUL"),
         ({"names": b"a"}, "names"),
         ({"names": {"a"}}, "names"),

@@ -22,6 +22,10 @@ def test_one_line_compiles_and_then_hits(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "guess.cu"
     file.write_text("template <int N> __global__ void g(int* out) { *out = N; }")
     assert list(kcache.compile(file, "g<3>", arch="sm_80").lowered_names) == ["g<3>"]
+    options = kcache.CompileOptions("sm_80")
+    assert kcache.compile(SOURCE, options=options).cached
+    assert kcache.compile(file, "g<3>", options).cached
+    assert kcache.compile(file, "g<3>", kcache.CompileOptions("sm_90"), arch="sm_80").cached
     with pytest.raises(TypeError, match=r"'arhc' \(did you mean 'arch'\?\)"):
         kcache.compile(SOURCE, arhc="sm_80")
 
@@ -50,9 +54,17 @@ def test_arguments_in_the_wrong_place(
         ask()
 
 
-def test_an_argument_of_the_cache_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"'max_sise' \(did you mean 'max_size'\?\)"):
-        kcache.KernelCache(tmp_path, max_sise=1)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_sise", r"'max_sise' \(did you mean 'max_size'\?\)"),
+        ("dir", "'dir'; allowed: backend, .*directory, "),
+        ("path", "'path'; allowed: backend, .*directory, "),
+    ],
+)
+def test_an_argument_of_the_cache_that_does_not_exist(name: str, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        kcache.KernelCache(**{name: "x"})  # type: ignore[arg-type]
 
 
 def test_help_shows_the_signature() -> None:

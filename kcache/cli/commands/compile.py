@@ -25,6 +25,7 @@ from kcache.cli.terminal import (
     show_log,
 )
 from kcache.errors import CompileError, ConfigError
+from kcache.util.gpu_code import kernels_in
 from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ def _compile(
     seconds = time.perf_counter() - started
     if kernel.log:
         show_log(_as_typed(kernel.log, source))
+    templates = kernels_in(source.text)
+    if templates and asked.emit != "ltoir" and not kernel.functions():
+        instance = f"{templates[0]}<float>"
+        say(f"warning: no kernel in it: name an instance of a template, as in --name '{instance}'")
     size = _write(kernel, asked.emit, output)
     stored = cache.stats().uncacheable == uncacheable
     if not quiet:

@@ -103,12 +103,14 @@ def _table(cold: dict[str, Any], hot: dict[str, Any]) -> str:
     rows = [("", "process 1", "process 2", ""), ("", "compiles", "hits", "faster")]
     for name, before, after in (
         ("kernel", "compile_seconds", "get_seconds"),
-        ("... once more", "compile_seconds", "again_seconds"),
+        ("asked again", "compile_seconds", "again_seconds"),
         ("whole process", "process_seconds", "process_seconds"),
     ):
         slow, fast = cold[before], hot[after]
-        rows.append((name, format_time(slow), format_time(fast), f"{slow / fast:,.0f} times"))
-    loaded, again = ("loaded" if each["compiler_loaded"] else "not loaded" for each in (cold, hot))
+        shown = "" if after == "again_seconds" else format_time(slow)  # only process 2 asks again
+        rows.append((name, shown, format_time(fast), f"{slow / fast:,.0f} times"))
+    loaded = "loaded" if cold["compiler_loaded"] else "in a worker"
+    again = "loaded" if hot["compiler_loaded"] else "not loaded"
     rows += [
         ("headers", f"{cold['headers']} read", f"{hot['headers']} verified", ""),
         ("compiler", loaded, again, ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 import click
@@ -14,6 +15,14 @@ from kcache.errors import BackendError
 __all__ = ["run"]
 
 
+def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    """Refuse a file that is not there and can't be made: only the server would log that."""
+    folder = os.path.dirname(os.path.abspath(path or ""))
+    if path is not None and not (os.path.exists(path) or os.access(folder, os.W_OK | os.X_OK)):
+        raise click.BadParameter(f"{path!r} can't be written; allowed: a file that can be written.")
+    return path
+
+
 @click.command(
     short_help="Run a program and answer its NVRTC compiles from the cache.",
     context_settings={"allow_interspersed_args": False},
@@ -23,6 +32,7 @@ __all__ = ["run"]
 @click.option(
     "--record",
     type=click.Path(dir_okay=False, writable=True),
+    callback=_recording,
     metavar="LIST",
     help="Record every requested kernel in the file LIST, for kcache warm.",
 )
