@@ -340,7 +340,7 @@ def _from_variable(
             raise
         # Nobody asked for the default directory, and it may be full or shared: use no cache.
         nowhere = variable.setting == "directory"
-        effect = "This process caches in memory alone" if nowhere else "It is ignored until then"
+        effect = "This process caches in memory alone" if nowhere else "It is ignored"
         complain(f"{error}. {effect}")
     return Setting(variable.default, variable.name if nowhere else "default")
 

@@ -86,7 +86,7 @@ def _load(folder: str, library: Library) -> None:
         env.leave(variables)
         folder = start.folder_in(env.runtime_folders(variables))
         service = env.service(variables)
-        speaks = env.logs(variables)
+        speaks = bool(env.settings(variables))
         socket = start.begin_for(os.getpid(), folder, service, variables, speaks=speaks)
     except (OSError, ValueError) as error:
         raise DropinError(f"the drop-in can't be started: {error}") from error

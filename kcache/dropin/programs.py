@@ -13,31 +13,43 @@ from kcache.dropin import environment as env
 from kcache.dropin import protocol
 from kcache.dropin.protocol import Program
 from kcache.service.start import DONE, NO
+from kcache.util import log
 from kcache.util.wire import WireError, split_texts
 
 if TYPE_CHECKING:
     from kcache.dropin.answering import Answering
+    from kcache.remote.client import Client
 
 __all__ = ["Counts", "Programs", "make", "since", "summary"]
+
+#: Seconds that a service outlives its program in order to say which remotes do not answer.
+_SAYING = 2.0
 
 
 def make(told: bytes, group: int, said: int) -> Programs:
     """Return the handlers of a service; `kcache.service.server` calls this.
 
     Args:
-        told: the settings, as `environment.service` has packed them.
-        group: the process group that is told of trouble.
+        told: the settings, as `environment.service` has packed them; empty if no program will ask.
+        group: the process group that is told of trouble; 0 for none.
         said: a descriptor of its standard error, which is closed soon.
     """
     if env.logs(env.current()):
         os.dup2(said, 2)
+        log.speak_to(group)
     programs = Programs(dict(zip(*[iter(split_texts(told))] * 2, strict=True)))
-    threading.Thread(target=_complain, args=(said, group), daemon=True).start()
-    threading.Thread(target=programs.warm_up, daemon=True).start()
+    if group:
+        programs.complaining = threading.Thread(target=_complain, args=(programs, said, group))
+        programs.complaining.daemon = True
+        programs.complaining.start()
+    else:
+        os.close(said)
+    if told:
+        threading.Thread(target=programs.warm_up, daemon=True).start()
     return programs
 
 
-def _complain(said: int, group: int) -> None:
+def _complain(programs: Programs, said: int, group: int) -> None:
     """Say what is wrong with the variables, and which remotes do not answer, beside the program.
 
     It looks only if there are such variables, because its imports delay the first answer.
@@ -57,7 +69,8 @@ def _complain(said: int, group: int) -> None:
             from kcache.config import Config
             from kcache.kernels.tiers import tell_of_remotes
 
-            tell_of_remotes(Config.load(complain=lambda _: None), group, tell)
+            config = Config.load(complain=lambda _: None)
+            programs.remotes = tell_of_remotes(config, group, tell)
     os.close(said)
 
 
@@ -68,6 +81,10 @@ class Programs:
 
     Args:
         settings: the settings of the cache, for whoever asks which ones they are.
+
+    Attributes:
+        complaining: the thread that tells the user of trouble, if there is one.
+        remotes: keeps a process group from being told of remotes again.
     """
 
     patient = True
@@ -76,6 +93,8 @@ class Programs:
 
     def __init__(self, settings: dict[str, str]) -> None:
         self.counts = Counts()
+        self.complaining: threading.Thread | None = None
+        self.remotes: Client | None = None
         self._settings = settings
         self._answering: Answering | None = None
         self._making = threading.Lock()
@@ -108,7 +127,11 @@ class Programs:
         return {"settings": self._settings, "counts": {**self.counts.as_dict(), **remotes}}
 
     def close(self) -> None:
-        """Close the cache, if one was opened."""
+        """Close the cache, if one was opened; first say what is wrong, to a short program, too."""
+        if self.complaining is not None:
+            self.complaining.join(_SAYING)
+        if self.remotes is not None:
+            self.remotes.close()
         if self._answering is not None:
             self._answering.close()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 
 from kcache.dropin import environment as env
 from kcache.dropin import libraries
@@ -124,11 +125,20 @@ def _prepare(
     for path in running:
         about = start.status(path) if os.path.basename(path).startswith(name) else None
         if about is not None:
+            if path != running[0] and env.names_remotes(variables):
+                _tell_of_remotes(folder, variables)
             return env.with_dropin(environment, preloaded, path), path, about
     path = start.begin_for(
         os.getpid(), folder, service, variables, forks=True, speaks=bool(env.settings(variables))
     )
     return env.with_dropin(environment, preloaded, path), path, None
+
+
+def _tell_of_remotes(folder: str, variables: Mapping[str, str]) -> None:
+    """Start a process that says which remotes do not answer, as the server of others can't."""
+    service = start.Service("trouble", "kcache.dropin.programs", b"")
+    with suppress(OSError):  # the program works without
+        start.begin_for(os.getpid(), folder, service, variables, forks=True, speaks=True)
 
 
 def _say(message: str) -> None:

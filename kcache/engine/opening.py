@@ -207,7 +207,7 @@ def with_known_backend(config: Config, complain: Callable[[str], object]) -> Con
         if source == "argument":
             raise
         told = str(error).removeprefix("backend=")
-        complain(f"{source}={told}. It is ignored until then")
+        complain(f"{source}={told}. It is ignored")
     return config._replace(backend=Setting("file", "default"))
 
 
@@ -223,7 +223,7 @@ def with_saved(
         try:
             value = parse_saved(name, text)
         except (ConfigError, UnknownBackendError) as error:
-            complain(f"{directory.marker}: {error}. It is ignored until then")
+            complain(f"{directory.marker}: {error}. It is ignored")
             continue
         if getattr(config, name).source == "default":
             found[name] = Setting(value, MARKER)

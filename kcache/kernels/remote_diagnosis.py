@@ -102,6 +102,7 @@ def _layer(address: Address, key_file: str | None) -> Finding:
 
 def _remote(address: Address, key_file: str | None) -> Finding:
     named, kind, reason = address.redacted(), _KINDS[address.kind], ""
+    lacking = False  # this machine lacks something for it
     sealers: list[Sealer] = []
 
     def sealer() -> Sealer:
@@ -113,7 +114,7 @@ def _remote(address: Address, key_file: str | None) -> Finding:
     try:
         remote.get(secrets.token_hex(32))
     except RemoteError as error:
-        reason = str(error)
+        reason, lacking = str(error), isinstance(error.__cause__, ConfigError)
     finally:
         remote.close()
     about: dict[str, object] = {
@@ -125,8 +126,10 @@ def _remote(address: Address, key_file: str | None) -> Finding:
         "reason": reason,
     }
     if reason:
-        do = "Programs work without it. Correct the address, its credentials or the server."
-        return Finding(PROBLEM, "remote", f"{named} ({kind}): no answer: {reason}", do, about)
+        do = "Programs work without it."
+        if not lacking:
+            do += " Correct the address, its credentials or the server."
+        return Finding(PROBLEM, "remote", f"{named} ({kind}): can't be used: {reason}", do, about)
     does = "read and written" if address.writable and sealers[0].can_seal else "only read"
     signed = "not signed" if key_file is None else "signed"
     seconds = format_time(time.monotonic() - started)

@@ -132,8 +132,10 @@ def open_remotes(config: Config, warn: Callable[[str], object] = log.warning_onc
     return Client(setup, lambda: _path(setup, folders), _service_environment(), warn=warn)
 
 
-def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -> None:
+def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -> Client | None:
     """Ask the remotes that the settings name, and tell which ones do not answer.
+
+    As long as the client that is returned is open, the group is not told again.
 
     Args:
         config: the settings.
@@ -144,7 +146,7 @@ def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -
     if client is not None:
         client.group = group
         client.get(secrets.token_hex(32))
-        client.close()
+    return client
 
 
 def _path(setup: Setup, folders: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ question.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -89,7 +88,7 @@ class Client:
         self.writable = any(address.writable for address in setup.addresses)
         self.leases = any(a.kind == "redis" and a.flag("leases") for a in setup.addresses)
         self.timeout = PATIENCE + sum(address.seconds() for address in setup.addresses)
-        self.group = os.getpgrp() if hasattr(os, "getpgrp") else 0
+        self.group = log.group()
         self.nothing_until = 0.0
         self._service = setup.service()
         self._path = path

@@ -302,7 +302,8 @@ class Server:
 # -- the process -----------------------------------------------------------------------------------
 
 #: Gets what the service is told, the process group of the program that starts it, and a descriptor
-#: of that program's standard error, which it closes.
+#: of that program's standard error, which it closes. The group is 0 if the service may not write
+#: there.
 Make = Callable[[bytes, int, int], Handlers]
 
 

@@ -342,7 +342,8 @@ def begin(
         if watched is not None:
             passed.append(_above_standard(os.pidfd_open(watched)))
         until = 0 if watched is None else passed[-1]
-        numbers = [b"%d" % number for number in (passed[0], until, lasting, os.getpgrp())]
+        group = os.getpgrp() if speaks else 0
+        numbers = [b"%d" % number for number in (passed[0], until, lasting, group)]
         fields = [*numbers, os.fsencode(path), service.serves.encode(), service.told]
         told = heading(fields) + b"".join(fields)
         if len(told) > _MOST_TOLD:

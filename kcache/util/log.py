@@ -9,6 +9,7 @@ line, and then aborts the process (SIGABRT), because it can't flush standard err
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -19,11 +20,23 @@ from kcache.util.forks import is_ending
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = ["debug", "debugging", "info", "log_to_stderr", "overheard", "warning", "warning_once"]
+__all__ = [
+    "debug",
+    "debugging",
+    "group",
+    "info",
+    "log_to_stderr",
+    "overheard",
+    "speak_to",
+    "warning",
+    "warning_once",
+]
 
 _said: set[str] = set()
 #: Where warnings go instead of the log, while somebody listens.
 _heard: list[str] | None = None
+#: The process group that reads the log, if it is not this process's own.
+_readers: int | None = None
 
 
 def _logger() -> Logger:
@@ -68,7 +81,10 @@ def warning(message: str, *args: object) -> None:
         _heard.append(message % _texts(args))
     elif not is_ending():
         with suppress(OSError):  # no descriptor is left for its import
-            _logger().warning(message, *_texts(args))
+            logger = _logger()
+            if not logger.hasHandlers():  # Python writes the bare message to standard error
+                message = f"kcache: warning: {message}"
+            logger.warning(message, *_texts(args))
 
 
 def warning_once(message: str) -> None:
@@ -88,6 +104,19 @@ def overheard() -> Generator[list[str]]:
         yield heard
     finally:
         _heard = None
+
+
+def group() -> int:
+    """Return the process group that reads the log; 0 where there are none."""
+    if _readers is not None:
+        return _readers
+    return os.getpgrp() if hasattr(os, "getpgrp") else 0
+
+
+def speak_to(readers: int) -> None:
+    """Say that another process group reads the log of this process."""
+    global _readers  # noqa: PLW0603  the logger is the process's, too
+    _readers = readers
 
 
 def log_to_stderr(level: str) -> None:

@@ -62,9 +62,9 @@ def about(finding: Finding) -> dict[str, Any]:
     ("status", "level", "what"),
     [
         (404, "ok", "(HTTP): answers in "),
-        (401, "problem", "(HTTP): no answer: the server answers 401 Unauthorized"),
-        (500, "problem", "(HTTP): no answer: the server answers 500 "),
-        (None, "problem", "(HTTP): no answer: [Errno 111] Connection refused"),
+        (401, "problem", "(HTTP): can't be used: the server answers 401 Unauthorized"),
+        (500, "problem", "(HTTP): can't be used: the server answers 500 "),
+        (None, "problem", "(HTTP): can't be used: [Errno 111] Connection refused"),
     ],
 )
 def test_a_remote(
@@ -154,7 +154,7 @@ def test_the_command_lists_them(
     assert text.code == as_json.code == 1
     assert "hunter2" not in text.out + as_json.out + text.err + as_json.err
     assert f"layer            file://{tmp_path}/none: refused: " in text.out
-    assert "remote           http://***@127.0.0.1:9/?ro (HTTP): no answer: " in text.out
+    assert "remote           http://***@127.0.0.1:9/?ro (HTTP): can't be used: " in text.out
     rows = [row for row in json.loads(as_json.out) if "about" in row]
     assert [row["topic"] for row in rows] == ["signing", "layer", "remote"]
     assert rows[2]["about"]["writable"] is False
@@ -175,3 +175,32 @@ def test_only_remotes(
     assert code == (0 if status == 404 else 1)
     assert [row["topic"] for row in told] == ["remote"] * len(remotes.split())
     assert told[0]["level"] == ("problem" if status == 401 else "ok")
+
+
+@pytest.mark.parametrize(
+    ("remote", "code", "level", "what"),
+    [
+        (
+            "reddis://127.0.0.1:1",
+            1,
+            "problem",
+            "KCACHE_REMOTE: reddis:// is not known",
+        ),
+        ("redis://127.0.0.1:notaport", 1, "problem", "the host or its port is wrong"),
+        ("", 0, "ok", "KCACHE_REMOTE names no remote"),
+    ],
+)
+def test_only_remotes_without_an_address(
+    remote: str,
+    code: int,
+    level: str,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KCACHE_REMOTE", remote)
+    assert app.run(["doctor", "--remotes", "--json"]) == code
+    said = capsys.readouterr()
+    (told,) = json.loads(said.out)
+    assert (told["level"], said.err) == (level, "")
+    assert what in told["what"]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -178,35 +179,53 @@ with kcache.KernelCache() as cache:
 """
 
 
-@pytest.mark.parametrize("kind", ["compile", "program", "run"])
-def test_a_wrong_password_is_one_line(kind: str, hosts: Machines, tmp_path: Path) -> None:
+INSTALL = "import kcache; kcache.install()" + NVRTC
+
+
+@pytest.mark.parametrize(
+    "kind", ["compile", "program", "run", "why", "run both", "install", "install, logged", "kept"]
+)
+def test_a_wrong_password_is_one_line(
+    kind: str, hosts: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("click")
     (tmp_path / "k.cu").write_text(source(79))
-    kcache_ = [sys.executable, "-m", "kcache"]
+    kcache_, python = [sys.executable, "-m", "kcache"], [sys.executable, "-c"]
     command, out = {
         "compile": ([*kcache_, "compile", "k.cu", "--arch", "sm_80", "-o", "k.cubin"], ""),
-        "program": ([sys.executable, "-c", API], "True\n"),
-        "run": ([*kcache_, "run", "--stats", "--", sys.executable, "-c", NVRTC], "True\n"),
+        "program": ([*python, API], "True\n"),
+        "run": ([*kcache_, "run", "--stats", "--", *python, NVRTC], "True\n"),
+        "why": ([*kcache_, "run", "--why", *python, NVRTC], "True\n"),
+        "run both": ([*kcache_, "run", *python, API + NVRTC], "True\nTrue\n"),
+        "install": ([*python, INSTALL], "True\n"),
+        "install, logged": ([*python, INSTALL], "True\n"),
+        "kept": ([*kcache_, "run", *python, NVRTC], "True\n"),
     }[kind]
-    with servers.redis(tmp_path / "redis", "--requirepass", "right") as server:
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "KCACHE_DIR": str(tmp_path / "cache"),
-                "KCACHE_REMOTE": f"redis://:hunter2@127.0.0.1:{server.port}/0?{PATIENT}",
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-    said = done.stderr.splitlines()
-    assert done.stdout == out
-    assert len([line for line in said if "kcache works without it" in line]) == 1, said
-    assert len(said) == (1 if kind == "program" else 2), said
-    assert "hunter2" not in done.stderr
+    if kind == "install, logged":
+        monkeypatch.setenv("KCACHE_LOG", "warning")
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
+    with (
+        servers.redis(tmp_path / "redis", "--requirepass", "right") as server,
+        ExitStack() as stack,
+    ):
+        address = f"redis://:hunter2@127.0.0.1:{server.port}/0?{PATIENT}"
+        monkeypatch.setenv("KCACHE_REMOTE", address)
+
+        def done(*line: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+            )
+
+        if kind == "kept":
+            done(*kcache_, "server", "start")
+            stack.callback(done, *kcache_, "server", "stop")
+        ended = done(*command)
+    said = ended.stderr.splitlines()
+    assert ended.stdout == out
+    (line,) = [line for line in said if "kcache works without it" in line]
+    assert line.startswith("kcache: warning: redis://***@127.0.0.1:")
+    assert len(said) == (2 if kind in ("compile", "run", "why") else 1), said
+    assert "hunter2" not in ended.stderr
     if kind == "run":
         assert said[-1].endswith("remotes: hits 0, misses 0, without an answer 1")
 

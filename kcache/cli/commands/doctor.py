@@ -10,6 +10,7 @@ from kcache.cli.open_cache import load_settings
 from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import counted, plain, show
 from kcache.config import Config
+from kcache.util import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,9 +47,7 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes
     if program is not None:
         findings = list(diagnosis.diagnose_program(program))
     elif remotes:
-        from kcache.kernels.remote_diagnosis import diagnose_remotes
-
-        findings = list(diagnose_remotes(load_settings(directory)[0]))
+        findings = list(_only_remotes(directory))
     else:
         findings = [*diagnose(directory), *diagnosis.diagnose()]
         if not any(finding.topic == "libraries" for finding in findings):
@@ -62,6 +61,18 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes
         show(f"\n{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
     if any(finding.level == PROBLEM for finding in findings):
         raise click.exceptions.Exit(1)
+
+
+def _only_remotes(directory: str | None) -> Iterator[Finding]:
+    """Yield a finding for each remote, and a problem for each setting that is not allowed."""
+    from kcache.admin.doctor import OK, PROBLEM, Finding
+    from kcache.kernels.remote_diagnosis import diagnose_remotes
+
+    with log.overheard() as said:
+        config, _ = load_settings(directory)
+    findings = [Finding(PROBLEM, "settings", sentence) for sentence in said]
+    findings += diagnose_remotes(config)
+    yield from findings or [Finding(OK, "remote", "KCACHE_REMOTE names no remote")]
 
 
 def _remotes(directory: str | None) -> Iterator[Finding]:
