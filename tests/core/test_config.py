@@ -221,7 +221,7 @@ def test_what_the_environment_says_wrongly_is_one_warning(
 ) -> None:
     done = python(COMPILES_TWICE, environ={"KCACHE_DIR": str(tmp_path / "cache"), name: text})
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith(f"kcache: warning: {said}")
     assert done.stderr.count("\n") == 1
     assert done.stdout.splitlines() == [f"{tmp_path / 'cache'} {backend} {1 << 30}"] * 2
 
@@ -237,7 +237,7 @@ def test_a_directory_of_the_environment_that_is_unsafe_costs_the_disk_tier_alone
     text = {"blank": " ", "nobody": "~nobody-knows/kcache"}.get(place, str(tmp_path / place))
     done = python(COMPILES_TWICE, environ={"KCACHE_DIR": text})
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("KCACHE_DIR")
+    assert done.stderr.startswith("kcache: warning: KCACHE_DIR")
     assert done.stderr.endswith(" caches in memory alone\n")
     assert done.stderr.count("\n") == 1
     assert done.stdout.splitlines() == [f"None file {1 << 30}"] * 2

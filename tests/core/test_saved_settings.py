@@ -146,7 +146,7 @@ def test_a_setting_that_can_not_be_used_is_one_warning_and_the_default(
     write(files, settings)
     done = python(OPENS_TWICE, files.path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(f"{files.marker}: {said}")
+    assert done.stderr.startswith(f"kcache: warning: {files.marker}: {said}")
     assert done.stderr.count("\n") == 1
     default = f"Setting(value='file', source='default') Setting(value={1 << 30}, source='default')"
     assert done.stdout.splitlines() == [default] * 2
