@@ -30,9 +30,9 @@ from kcache import (
     ConfigError,
     Entry,
     UnknownBackendError,
-    Usage,
     open_engine,
 )
+from kcache.backend import Usage
 from kcache.directory import open_directory
 from kcache.engine.engine import TOUCH_INTERVAL
 from kcache.engine.eviction import DELETE_BATCH, EVICT_BATCH

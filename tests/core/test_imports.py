@@ -25,7 +25,6 @@ def test_every_public_name_of_the_design_is_there() -> None:
     names = {
         "BackendError",
         "CacheEngine",
-        "CacheKey",
         "CompileError",
         "CompileOptions",
         "CompiledKernel",

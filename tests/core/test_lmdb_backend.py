@@ -130,7 +130,7 @@ def test_a_network_file_system_is_refused_with_the_reason(
     def found(path: str) -> FileSystem:
         return file_system("/home/shared files/cache", mounts=str(table))
 
-    assert found("") == FileSystem(kind, "/home/shared files")
+    assert found("") == FileSystem(kind, "/home/shared files", "server:/export")
     if shared:
         with pytest.raises(BackendError, match=rf"network file system \({kind} at /home/shared"):
             LmdbBackend(tmp_path / "cache", file_system=found)

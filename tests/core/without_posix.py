@@ -19,7 +19,7 @@ _FIRST = (
     *("asyncio", "concurrent.futures", "contextlib", "ctypes.util", "hashlib", "inspect", "json"),
     *("importlib.metadata", "logging", "multiprocessing", "platform", "shutil", "ssl", "stat"),
     *("subprocess", "sysconfig", "tempfile", "threading", "uuid", "zoneinfo", "pathlib"),
-    *("click.shell_completion", "filelock", "rich.console", "rich.progress", "xxhash"),
+    *("click.shell_completion", "rich.console", "rich.progress", "xxhash"),
 )
 _MODULES = ("fcntl", "grp", "pwd", "resource", "termios", "pty", "tty", "syslog")
 _OS = (
@@ -33,7 +33,7 @@ _OS = (
 _SOCKET = ("AF_UNIX", "SO_PEERCRED", "socketpair")
 _SIGNALS = ("SIGALRM", "SIGSTOP", "SIGCONT", "SIGHUP", "SIGUSR1", "pthread_sigmask")
 #: These have parts for each system; the ones loaded are for the system that this really is.
-_REAL = ("filelock", "shutil")
+_REAL = ("shutil",)
 
 
 def _locking(fd: int, mode: int, length: int) -> None:

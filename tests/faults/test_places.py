@@ -16,7 +16,6 @@ from random import Random
 
 import pytest
 from core.helpers import fork, key, look, path_of, wait
-from core.test_faults import become_nobody
 from faults.places import (
     NAMES,
     SHARDS,
@@ -34,6 +33,13 @@ from kcache.testing import Fault, FaultyBackend
 
 ALL = pytest.mark.parametrize("name", NAMES)
 FILES = pytest.mark.parametrize("name", ["file", "zstd"])
+
+
+def become_nobody() -> None:
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
 
 
 def in_child(work: Callable[[], object]) -> None:

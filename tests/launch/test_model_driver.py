@@ -52,7 +52,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(model: Path, code: str) -> list[str]:
     """Returns the lines that a program prints, which the model's driver is the driver of."""
-    return output_of(SETUP + code, environ={"LD_LIBRARY_PATH": str(model)}).splitlines()
+    # Unbuffered, so that the lines of Python and of the model are in order.
+    environ = {"LD_LIBRARY_PATH": str(model), "PYTHONUNBUFFERED": "1"}
+    return output_of(SETUP + code, environ=environ).splitlines()
 
 
 def test_arguments_arrive_in_the_sizes_that_the_kernel_takes(model: Path) -> None:
