@@ -26,10 +26,12 @@ def checkout(folder: Path) -> kcache.CompileOptions:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
+    """A bundle of two kernels that are proven to be good in any checkout."""
     path = tmp_path / "kernels.kcb"
-    with kcache.KernelCache(tmp_path / "maker") as cache:
+    with kcache.KernelCache(tmp_path / "maker", relocation="eager") as cache:
         cache.get_or_compile(KERNEL.replace("V", "1"), options=ARCH)
         cache.get_or_compile(WITH_HEADER, options=checkout(tmp_path / "one"))
+    with kcache.KernelCache(tmp_path / "maker") as cache:
         kcache.export_bundle(cache, path)
     return path
 

@@ -30,15 +30,16 @@ import kcache
 folder, remote, bundle = sys.argv[1:]
 text = 'extern "C" __global__ void k(int* out) { *out = %s; }'
 options = kcache.CompileOptions(arch="sm_80", include_paths=["inc"])
-with kcache.KernelCache(folder, remote=remote or None) as cache:
+with kcache.KernelCache(folder, remote=remote or None, relocation="eager") as cache:
     sources = [text % "1", text % "2", '#include <x.h>\\n' + text % "VALUE"]
     kernels = [cache.get_or_compile(each, options=options) for each in sources]
     if remote and not remote.startswith("file:"):
         assert cache._on_miss().remotes._client.flush(120)
-    if bundle:
-        kcache.export_bundle(cache, bundle)
     made = hashlib.sha256(b"".join(k.ptx + (k.cubin or b"") for k in kernels)).hexdigest()
     stats = cache.stats()
+if bundle:
+    with kcache.KernelCache(folder) as cache:
+        kcache.export_bundle(cache, bundle)
 print(json.dumps([os.geteuid(), stats.compiles, stats.hits, stats.errors, made]))
 """
 
