@@ -72,7 +72,9 @@ ENGINE: dict[str, Callable[[kcache.CacheEngine], Any]] = {
     "delete": lambda e: e.delete(key(1)),
     "refuse": lambda e: e.refuse(key(2), CorruptEntryError("damaged")),
     "report": lambda e: e.report("get", BackendError("no")),
-    "max_size": lambda e: setattr(e, "max_size", 1000),
+    "flight": lambda e: e.flight.run(key(4), lambda: None, lambda: (entry(), None), lambda _: None),
+    "journal": lambda e: e.journal and list(e.journal.events()),
+    "note": lambda e: e.note("evicted", key(1)),
     "stats": lambda e: e.stats(),
     "total_stats": lambda e: e.total_stats(),
     "size_bytes": lambda e: e.size_bytes,
@@ -94,7 +96,13 @@ def test_no_call_is_forgotten() -> None:
     assert functions == {
         *("export_bundle", "import_bundle", "list_bundle", "verify_bundle"),  # below
         *("open_engine", "default_cache_directory", "compile_to_ptx"),  # below
-        *("compile", "hash_options", "hash_source", "install"),  # look at no directory themselves
+        *(
+            "compile",
+            "hash_options",
+            "hash_source",
+            "include_paths",
+            "install",
+        ),  # look at no directory themselves
     }
 
 

@@ -113,7 +113,7 @@ def forged(place: Path) -> None:
 
 def links(place: Path) -> None:
     """Names of ours that lead to files of theirs."""
-    for name in ("stats", "flight", "journal", "CACHEDIR.TAG", NAME):
+    for name in ("stats", "slots", "flight", "journal", "CACHEDIR.TAG", NAME):
         write(place / "real" / name)
         (place / name).symlink_to(place / "real" / name)
     write(place / "real" / "folder" / "photo")
@@ -123,7 +123,7 @@ def links(place: Path) -> None:
 
 def special(place: Path) -> None:
     place.mkdir()
-    for name in ("stats", "flight", "journal"):
+    for name in ("stats", "slots", "flight", "journal"):
         os.mkfifo(place / name)
     with socket.socket(socket.AF_UNIX) as listener:
         before = os.getcwd()

@@ -123,7 +123,7 @@ def test_a_compile_that_outlives_its_cache_is_dropped_in_silence(
             front = cache._async
             assert front is not None
         front._looking.shutdown(wait=True)
-        front._compiling._pool.shutdown(wait=True)
+        front._compiling.shutdown(wait=True)
 
     asyncio.run(main())
     assert caplog.records == []
