@@ -33,6 +33,7 @@ __all__ = [
     "claim",
     "is_cache",
     "make_folder",
+    "mark_again",
     "open_directory",
     "require_safe_layer",
 ]
@@ -196,6 +197,17 @@ def make_folder(folder: str) -> None:
         if make_private(around):
             _make(around)
         make_private(folder)
+
+
+def mark_again(file: str) -> None:
+    """Mark the directory of an open cache that was emptied, if `file` is the first one in it again.
+
+    A directory with anything else in it, or that can't be marked, is left as it is.
+    """
+    directory, name = os.path.split(file)
+    with suppress(OSError):
+        if os.listdir(directory) == [name]:
+            _make(directory)
 
 
 def _require_safe_path(path: str) -> None:

@@ -38,10 +38,17 @@ class KeyLocks:
         Raises:
             OSError: the file can't be opened, or its file system has no locks.
         """
-        file = open_or_replace(self._path, os.O_RDWR, lambda file: has_header(file, _MARK))
+        file = open_or_replace(self._path, os.O_RDWR, self._is_ours)
         try:
             if lock(file, len(_MARK) + (int(key[:16], 16) >> 2)):
                 return file
         except TimeoutError:
             return None
         raise OSError(errno.ENOLCK, "this file system has no locks")
+
+    def _is_ours(self, file: OwnFile) -> bool:
+        if not os.fstat(file.fd).st_size:
+            from kcache.directory import mark_again  # only a new file needs it
+
+            mark_again(self._path)
+        return has_header(file, _MARK)
