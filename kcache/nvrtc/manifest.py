@@ -112,8 +112,8 @@ class _Seen:
     def pack(self) -> bytes:
         """Return what another process may trust, as the module describes it."""
         known = self.directories or {}
-        stamps = lasting(self.paths, self.stamps)
-        stamps += lasting(known, (watched.stamp for watched in known.values()))
+        watched = (each.stamp for each in known.values())
+        stamps = lasting((*self.paths, *known), (*self.stamps, *watched))
         packed = [_STAMP.pack(*stamp) for stamp in stamps]
         packed.insert(len(self.paths), struct.pack("<I", len(known)))
         return b"".join((*packed, "\0".join(known).encode("utf-8", "surrogateescape")))
@@ -131,10 +131,10 @@ class _Seen:
             paths = raw[middle:].decode("utf-8", "surrogateescape").split("\0") if count else []
             watched = list(_STAMP.iter_unpack(raw[end + 4 : middle]))
             if len(watched) == len(paths) and (count or not absent):
-                self.stamps = lasting(self.paths, stamps)
-                trusted = lasting(paths, watched)
+                trusted = lasting((*self.paths, *paths), (*stamps, *watched))
+                self.stamps = trusted[: len(stamps)]
                 self.directories = {
-                    p: Watched(s, None) for p, s in zip(paths, trusted, strict=True)
+                    p: Watched(s, None) for p, s in zip(paths, trusted[len(stamps) :], strict=True)
                 }
 
 
