@@ -145,6 +145,8 @@ def as_nobody(*arguments: str | Path) -> tuple[int, str, str]:
 
     What the command imports must have been imported: a child may not be able to read it.
     """
+    import kcache.nvrtc.workers.nvrtc  # noqa: F401
+    import kcache_backends.file  # noqa: F401
     from kcache.cli.app import app
 
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

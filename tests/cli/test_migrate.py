@@ -298,10 +298,10 @@ def test_interrupted_it_goes_on_the_next_time(
 
 
 def test_a_bar_on_a_terminal_only(cache_directory: Path) -> None:
-    fill(cache_directory, {key(n): kernel(10) for n in range(100)})
+    fill(cache_directory, {key(n): kernel(10) for n in range(900)})
     with Terminal("migrate", "--to", "lmdb") as terminal:
         code, output, seen = terminal.end()
     assert code == 0
-    assert output.startswith(b"moved 100 entries, ")
+    assert output.startswith(b"moved 900 entries, ")
     assert b"file to lmdb" in seen
-    assert b"/100" in seen
+    assert b"/900" in seen
