@@ -336,27 +336,30 @@ class Environment:
         self._close()
         if self._lost or is_ending():
             raise BackendError(f"{self.root}: {self._lost or 'the interpreter ends'}")
-        self._numbers = {}
-        self.env = env = self._open()
-        if env is not None:
-            self._file = identity(os.stat(self._data, follow_symlinks=False))
-            self.wide = env.info()["map_size"] > self.map_size
+        self._numbers, self._file = {}, None  # whatever is interrupted below is opened again
+        self._open()
+        if self.env is not None:
+            self.wide = self.env.info()["map_size"] > self.map_size
             self._outgrown = False
+            self._file = identity(os.stat(self._data, follow_symlinks=False))
 
-    def _open(self) -> lmdb.Environment | None:
-        """Open the database, or for reading only if the medium or the rights allow no more."""
+    def _open(self) -> None:
+        """Open the database, or for reading only if the medium or the rights allow no more.
+
+        It is in `self.env` from its first moment: LMDB can't open it again beside a lost object.
+        """
         if not self.read_only:
             try:
                 with self._locked(_OPENING, PATIENCE) as file:
-                    env = files.open_database(self.root, self.map_size, read_only=False)
+                    self.env = files.open_database(self.root, self.map_size, read_only=False)
                     self._numbers = files.descriptors(self.root, file.fd)
-                    return env
+                    return
             except NotOursError:
                 raise
             except OSError as error:
                 if error.errno not in _DENIED:
                     raise
-        return files.open_database(self.root, self.map_size, read_only=True)
+        self.env = files.open_database(self.root, self.map_size, read_only=True)
 
     @contextmanager
     def _locked(self, which: int, patience: float) -> Generator[OwnFile]:

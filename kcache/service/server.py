@@ -101,6 +101,8 @@ class _Client(Channel):
         super().__init__(connection, MESSAGE_TIMEOUT, _QUESTION)
         self._sending = threading.Lock()
         self.waits_since: float | None = None
+        #: Set once everything that the program has said is answered or counted.
+        self.left = threading.Event()
 
     def answer(self, fields: Sequence[bytes]) -> None:
         """Send an answer, which ends the wait of the program."""
@@ -121,6 +123,13 @@ class _Client(Channel):
             pass  # the thread that answers will notice
         finally:
             self._sending.release()
+
+    def has_ended(self) -> bool:
+        """Tell whether the program has disconnected; what it said before may still be unread."""
+        poll = select.poll()
+        with suppress(OSError, ValueError):  # closed by the thread that answers
+            poll.register(self._socket, 0)
+        return bool(poll.poll(0))
 
     def end(self) -> None:
         """End the connection; the thread that reads from it wakes up."""
@@ -276,11 +285,14 @@ class Server:
         except Exception as error:
             log.warning("the request of process %d failed: %r", process, error)
         finally:
-            self._leave(client)
             session.leave()
+            self._leave(client)
 
     def status(self) -> dict[str, object]:
-        """Return what the service has done."""
+        """Return what the service has done, for programs that have ended all of it."""
+        for client in self._present():
+            if client.has_ended():
+                client.left.wait(LOOK_EVERY)
         return {
             "version": __version__,
             "process": os.getpid(),
@@ -297,6 +309,7 @@ class Server:
         with self._lock:
             self._clients.discard(client)
         client.close()
+        client.left.set()
 
 
 # -- the process -----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Echo:
     def __init__(self) -> None:
         self.patient = False
         self.pending = 0
-        self.ended = 0
+        self.ended = self.answered = 0
         self.go_on = threading.Event()
         self.go_on.set()
 
@@ -47,13 +47,14 @@ class Echo:
         if question[0] == b"wire":
             raise WireError("no such question")
         self.go_on.wait(60)
+        self.answered += 1
         return [DONE, *question]
 
     def leave(self) -> None:
         self.ended += 1
 
     def status(self) -> dict[str, object]:
-        return {"what": "echo"}
+        return {"what": "echo", "answered": self.answered}
 
     def close(self) -> None:
         pass
@@ -119,6 +120,19 @@ def test_it_answers_says_what_it_is_and_stops(place: Path) -> None:
         until(lambda: handlers.ended == 3)
         until(lambda: not path.exists())
     assert start.status(str(path)) is None
+
+
+def test_it_counts_what_a_program_said_last_before_it_ended(place: Path) -> None:
+    path, handlers = place / "socket", Echo()
+    handlers.go_on.clear()
+    with serving(path, handlers):
+        says = channel(path)
+        says.send([b"last words"])
+        says.close()
+        threading.Timer(0.1, handlers.go_on.set).start()
+        told = start.status(str(path))
+        assert told is not None
+        assert told["answered"] == 1
 
 
 @pytest.mark.usefixtures("hasty")
