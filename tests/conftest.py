@@ -143,7 +143,12 @@ def _no_gpu() -> str | None:
     return None if count.value else "the CUDA driver finds no GPU"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for `--long` alone, and skip what needs a GPU where there is none."""
+    if not config.getoption("--long"):
+        left_out = {item for item in items if item.get_closest_marker("long")}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := _no_gpu()) is not None:
         for item in marked:

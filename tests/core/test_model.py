@@ -109,7 +109,7 @@ def test_a_cache_behaves_as_its_model(machine: type[ExactFiles | HarmedFiles]) -
     run_state_machine_as_test(machine, settings=FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_cache_behaves_as_its_model_for_long(machine: type[ExactFiles | HarmedFiles]) -> None:
     run_state_machine_as_test(machine, settings=MANY)

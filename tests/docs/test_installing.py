@@ -15,7 +15,6 @@ from docs.pages import ROOT, Block, blocks, named, pages
 from docs.test_blocks import installs
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(os.name == "nt", reason="the pages are for a POSIX shell"),
 ]
@@ -74,7 +73,12 @@ def _checkout(place: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("where", _BLOCKS)
+def _runs_when(where: str) -> pytest.MarkDecorator:
+    """Each of them downloads some hundred megabytes: those that all begin with in each run."""
+    return pytest.mark.slow if where.startswith("README.md") else pytest.mark.long
+
+
+@pytest.mark.parametrize("where", [pytest.param(w, marks=_runs_when(w)) for w in _BLOCKS])
 def test_it_installs(where: str, tmp_path: Path) -> None:
     block: Block = _BLOCKS[where]
     if reason := _unreachable():

@@ -137,7 +137,7 @@ def test_harmless_options_leave_nothing_behind(expected: Expected) -> None:
         _check(process, expected, "all")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_harmless_option_leaves_nothing_behind(example: str, expected: Expected) -> None:
     with worker() as process:

@@ -40,8 +40,8 @@ def test_evidence(tmp_path: Path) -> None:
     run("tiny", SHORT, tmp_path / "tree")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("piece", range(PIECES))
-def test_evidence_at_length(tmp_path: Path, piece: int, long: bool) -> None:
-    run(str(piece), LONG // PIECES if long else SHORT, tmp_path / "tree")
+def test_evidence_at_length(tmp_path: Path, piece: int) -> None:
+    run(str(piece), LONG // PIECES, tmp_path / "tree")

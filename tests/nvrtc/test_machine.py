@@ -50,10 +50,9 @@ def test_never_stale(mode: str, tmp_path: Path) -> None:
     assert counts["seen before"] > 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MODES)
-def test_never_stale_at_length(mode: str, tmp_path: Path, long: bool) -> None:
-    steps = 40 if long or mode != "together" else 10  # each is seven compiles or more
-    for seed in range(LONG_SEEDS if long else 1):
-        run(mode, seed, 3, steps, tmp_path)
+def test_never_stale_at_length(mode: str, tmp_path: Path) -> None:
+    for seed in range(LONG_SEEDS):
+        run(mode, seed, 3, 40, tmp_path)

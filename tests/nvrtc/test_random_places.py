@@ -96,8 +96,8 @@ def test_three_places_and_three_names(tmp_path: Path) -> None:
     run("short", SHORT, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("piece", range(PIECES))
-def test_three_places_and_three_names_at_length(tmp_path: Path, piece: int, long: bool) -> None:
-    run(f"long {piece}", LONG // PIECES if long else SHORT, tmp_path)
+def test_three_places_and_three_names_at_length(tmp_path: Path, piece: int) -> None:
+    run(f"long {piece}", LONG // PIECES, tmp_path)

@@ -105,8 +105,13 @@ def recorded(trace: Trace) -> Seen:
     return Seen({path for path, answer in trace.files.items() if answer.opened}, absent)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=getattr(pytest.mark, "slow" if n == "std" else "long"))
+        for n in KERNELS
+    ],
+)
 def test_the_record_is_what_strace_sees(tmp_path: Path, name: str) -> None:
     kernel = KERNELS[name]
     flags = flags_of(kernel)
