@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn, TextIO
 
 from hypothesis import HealthCheck, settings
 
+import kcache.cli
 from kcache import Entry
 from kcache.backend import Usage
 from kcache.entry import encode
@@ -131,6 +134,41 @@ def fork(work: Callable[[], object], *, limit: int = 60) -> int:
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def command(
+    *words: object, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command `kcache` in a forked child, which saves the start of an interpreter."""
+    from kcache.cli import app  # noqa: F401  # here, and not in every child
+
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        pid = fork(lambda: _become_command(list(map(str, words)), environ or {}, out, err))
+        code = wait(pid)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(list(words), code, out.read(), err.read())
+
+
+def _become_command(
+    words: list[str], environ: Mapping[str, str], out: TextIO, err: TextIO
+) -> NoReturn:
+    for number, file in ((1, out), (2, err)):
+        os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = out, err
+    logging.getLogger().handlers.clear()  # those of pytest
+    os.environ.update(environ)
+    sys.argv = ["kcache", *words]
+    code: object = 1
+    try:
+        code = kcache.cli.main()
+    except SystemExit as error:
+        code = error.code
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
 
 
 def wait(pid: int) -> int:

@@ -25,8 +25,8 @@ BULK = [key(f"bulk {number}") for number in range(40)]
 FILES = ("/kcache_backends/", "/kcache/util/locks.py", "/kcache/util/open_file.py")
 #: The operation that begins with a large file, and ends with a new one.
 EMPTY = "empty"
-#: How many points of an operation are tried in the short form; with zstd, whose own code is small.
-POINTS, WITH_ZSTD = 10, 3
+#: How many points of an operation are tried in the short form.
+POINTS = 6
 
 
 def opened(place: Path, name: str) -> Backend:
@@ -139,7 +139,7 @@ def test_a_process_may_be_killed_and_an_operation_interrupted_at_any_point(
     points = stepper.points
     if operation == EMPTY and is_lmdb(name):
         assert disk_usage(tmp_path / "all") < SMALL_FILE < disk_usage(base)
-    wanted = points if long else WITH_ZSTD if "zstd" in name else POINTS
+    wanted = points if long else POINTS
     assert points >= wanted
     for number in range(0, points, max(1, points // wanted)):
         place = tmp_path / str(number)

@@ -92,7 +92,7 @@ def test_close_reopen_remove_and_fork_beside_puts_change_no_other_file(
     name: str, foreign: Foreign, tmp_path: Path, long: bool
 ) -> None:
     """Of 1,200 rounds of this 18 wrote into another file once, when numbers had no owner."""
-    rounds, random = 20_000 if long else 300, Random(name)
+    rounds, random = 20_000 if long else 80, Random(name)
     place, other = tmp_path / "cache", tmp_path / "other"
     with open_engine(other, backend=name) as beside:
         for number in range(10):
@@ -201,7 +201,7 @@ sys.exit(7)
 def test_an_exit_beside_daemon_threads_ends_and_leaves_nothing_wrong(
     name: str, tmp_path: Path, long: bool
 ) -> None:
-    for turn in range(200 if long else 6):
+    for turn in range(200 if long else 3):
         how = ("close", "drop", "leave")[turn % 3]
         done = python(EXITS, str(tmp_path), name, str(turn % 50 * 10), how)
         assert done.returncode == 7, (how, done.stderr)

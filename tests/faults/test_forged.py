@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from core.helpers import QUICK, key, path_of, python
+from core.helpers import QUICK, command, key, path_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -194,17 +194,10 @@ def test_forged_entries_stop_no_migration(tmp_path: Path) -> None:
     texts += [b'{"kind": "kernel", "a": 1e999}', b"[]", b"{", b'{"kind": "manifest"}']
     for number, text in enumerate(texts, 100):
         forge(place, key(number), envelope(key(number), text, [(b"set0", b"\x01" * 40)]))
-    for command in (
-        "ls",
-        "verify",
-        "report -o " + str(tmp_path / "r.html"),
-        "migrate --to zstd",
-        "info",
-    ):
-        done = python(
-            "from kcache.cli import main; main()", *command.split(), "--directory", str(place)
-        )
-        assert "Traceback" not in done.stderr, (command, done.stderr)
+    report = f"report -o {tmp_path / 'r.html'}"
+    for line in ("ls", "verify", report, "migrate --to zstd", "info"):
+        done = command(*line.split(), "--directory", place)
+        assert "Traceback" not in done.stderr, (line, done.stderr)
     with KernelCache(place, backend="zstd") as cache:
         for number in range(3):
             assert cache.engine.get(key(number)) is not None
@@ -274,19 +267,11 @@ def test_times_of_files_may_be_anything(seconds: int, tmp_path: Path) -> None:
     os.utime(path_of(tmp_path / "file", key(1)), ns=(seconds * 10**9,) * 2)
     with open_engine(tmp_path) as engine:
         assert len(list(coldest_first(engine.backend))) == 1
-    for command in (
-        "ls",
-        "ls --json",
-        f"show {key(1)[:8]}",
-        "trim -n --max-size 0",
-        "report -o r.html",
-        "migrate --to zstd",
-    ):
-        done = python(
-            f"import os; os.chdir({str(tmp_path.parent)!r}); from kcache.cli import main; main()",
-            *command.split(), "--directory", str(tmp_path),
-        )  # fmt: skip
-        assert done.returncode == 0, (command, done.stderr)
+    report, shown = f"report -o {tmp_path.parent / 'r.html'}", f"show {key(1)[:8]}"
+    trim = "trim -n --max-size 0"
+    for line in ("ls", "ls --json", shown, trim, report, "migrate --to zstd"):
+        done = command(*line.split(), "--directory", tmp_path)
+        assert done.returncode == 0, (line, done.stderr)
 
 
 def test_a_path_of_3000_levels_is_refused_in_words(tmp_path: Path) -> None:
@@ -302,10 +287,6 @@ def test_a_time_zone_of_a_day_spoils_no_report(tmp_path: Path) -> None:
         cache.engine.put(key(1), Entry({"cubin": b"x"}, {"kind": "kernel", "created": 1.0}))
         cache.engine.get(key(1))
     for zone in ("XXX24", "XXX-24", "XXX167"):
-        for command in (f"report -o {tmp_path / 'r.html'}", f"show {key(1)[:8]}"):
-            done = python(
-                "from kcache.cli import main; main()",
-                *command.split(), "--directory", str(tmp_path / "cache"),
-                environ={"TZ": zone},
-            )  # fmt: skip
+        for line in (f"report -o {tmp_path / 'r.html'}", f"show {key(1)[:8]}"):
+            done = command(*line.split(), "--directory", tmp_path / "cache", environ={"TZ": zone})
             assert done.returncode == 0, (zone, done.stderr)

@@ -79,7 +79,7 @@ print("well")
 
 def test_forks_beside_the_first_use_leave_no_child_waiting(tmp_path: Path, long: bool) -> None:
     """7 of 80 children waited for ever, within 120 ms of the parent's first use."""
-    runs = 80 if long else 6
+    runs = 80 if long else 3
     for run in range(runs):
         assert output_of(FIRST, str(tmp_path / "cache"), str(0.12 * run / runs)) == "well"
 

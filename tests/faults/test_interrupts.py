@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 import pytest
 from core.helpers import entry, key, python
@@ -50,43 +49,26 @@ def descriptors() -> set[str]:
     return {each for each in found if "/proc/" not in each}
 
 
-class Operation(NamedTuple):
-    """What is interrupted.
-
-    Attributes:
-        run: the operation.
-        stride: every how many points it is tried; all of them in the long form.
-    """
-
-    run: Callable[[CacheEngine], object]
-    stride: int = 1
-
-
 def put(engine: CacheEngine, name: str, size: int = 500) -> bool:
     return engine.put(key(name), entry(size))
 
 
-def evict(engine: CacheEngine) -> None:
-    for number in range(9):
-        put(engine, f"old {number}", CAP // 8)
-
-
-def make(engine: CacheEngine) -> None:
-    engine.get_or_create(key(os.urandom(4).hex()), lambda: entry(500))
-
-
-OPERATIONS = {
-    "make": Operation(make, 7),
-    "put": Operation(lambda engine: put(engine, os.urandom(4).hex()), 7),
-    "replace": Operation(lambda engine: put(engine, "same"), 7),
-    "get": Operation(lambda engine: engine.get(key("same")), 1),
-    "delete": Operation(lambda engine: engine.delete(key("same")), 5),
-    "evict": Operation(evict, 101),
-    "trim": Operation(lambda engine: engine.trim(CAP // 2), 17),
-    "flush": Operation(lambda engine: (engine.counters.add("misses"), engine.flush()), 5),
-    "scan": Operation(lambda engine: list(engine.backend.scan()), 1001),
-    "check": Operation(lambda engine: list(engine.backend.check()), 2001),
+OPERATIONS: dict[str, Callable[[CacheEngine], object]] = {
+    "make": lambda engine: engine.get_or_create(key(os.urandom(4).hex()), lambda: entry(500)),
+    "put": lambda engine: put(engine, os.urandom(4).hex()),
+    "replace": lambda engine: put(engine, "same"),
+    "get": lambda engine: engine.get(key("same")),
+    "delete": lambda engine: engine.delete(key("same")),
+    "evict": lambda engine: put(engine, os.urandom(4).hex(), CAP // 2),
+    "trim": lambda engine: engine.trim(CAP // 2),
+    "flush": lambda engine: (engine.counters.add("misses"), engine.flush()),
+    "scan": lambda engine: list(engine.backend.scan()),
+    "check": lambda engine: list(engine.backend.check()),
 }
+#: How many points of an operation are tried in the short form; all of them in the long one.
+POINTS = 12
+#: ... and of these, which look at each of 256 shards.
+LONG_ONES = {"scan": 3, "check": 3}
 
 
 @pytest.fixture
@@ -120,15 +102,13 @@ def require_nothing_left(engine: CacheEngine, before: set[str], what: str) -> No
 def test_an_interrupt_at_any_point_leaves_nothing_taken(
     name: str, signals: bool, engine: CacheEngine, long: bool
 ) -> None:
-    operation = OPERATIONS[name]
-
     def run() -> object:
-        return operation.run(engine)
+        return OPERATIONS[name](engine)
 
     run()
     points = count(run, signals=signals)
     before = descriptors()
-    for number in range(0, points, 1 if long else operation.stride):
+    for number in range(0, points, 1 if long else max(1, points // LONG_ONES.get(name, POINTS))):
         Stepper(number, signals=signals).run(run)
         require_nothing_left(engine, before, f"{name}, point {number} of {points}")
     assert list(engine.backend.check(repair=True)) is not None
@@ -140,12 +120,12 @@ def test_an_interrupt_at_any_point_leaves_nothing_taken(
 def test_interrupts_at_random_points_of_all_operations(engine: CacheEngine, long: bool) -> None:
     random = Random(22)
     names = list(OPERATIONS)
-    points = {n: count(lambda n=n: OPERATIONS[n].run(engine), signals=False) for n in names}
+    points = {n: count(lambda n=n: OPERATIONS[n](engine), signals=False) for n in names}
     before = descriptors()
-    for _ in range(100_000 if long else 300):
+    for _ in range(100_000 if long else 60):
         name = random.choice(names)
         number = int(random.random() ** 2 * points[name])
-        Stepper(number).run(lambda name=name: OPERATIONS[name].run(engine))
+        Stepper(number).run(lambda name=name: OPERATIONS[name](engine))
         require_nothing_left(engine, before, f"{name}, point {number}")
     list(engine.backend.check(repair=True))
     assert list(engine.backend.check()) == []
@@ -175,7 +155,7 @@ def real_signals(place: str, count: str) -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 require_nothing_left(engine, before, f"signal {number}")
         signal.setitimer(signal.ITIMER_REAL, 0)
-        assert hit > 100
+        assert hit > int(count) // 5
         require_nothing_left(engine, before, "at the end")
 
 
@@ -185,7 +165,7 @@ def test_real_signals_at_random_instants(tmp_path: Path, long: bool) -> None:
         "import sys; from faults.test_interrupts import real_signals; real_signals(*sys.argv[1:])"
     )
     where = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    done = python(code, str(tmp_path / "cache"), str(20_000 if long else 500), environ=where)
+    done = python(code, str(tmp_path / "cache"), str(20_000 if long else 200), environ=where)
     assert done.returncode == 0, done.stderr
 
 
@@ -208,7 +188,7 @@ def test_an_interrupt_of_a_compile_leaves_no_lock_slot_or_worker_taken(
         points = count(run, signals=signals)
         run()
         before = len(descriptors())
-        for number in range(0, points, max(1, points // (1500 if long else 40))):
+        for number in range(0, points, max(1, points // (1500 if long else 10))):
             Stepper(number, signals=signals).run(run)
             what = f"point {number} of {points}"
             assert not locks_in(tmp_path), what

@@ -188,14 +188,14 @@ def fuzz(base: Path, tmp_path: Path, seeds: range, damages: tuple[object, ...]) 
 def test_a_file_damaged_at_random_costs_its_entries_at_most(
     base: Path, tmp_path: Path, long: bool
 ) -> None:
-    fuzz(base, tmp_path, range(1000 if long else 48), DAMAGES)
+    fuzz(base, tmp_path, range(1000 if long else 12), DAMAGES)
 
 
 @pytest.mark.timeout(3600)
 def test_a_file_damaged_at_random_while_open_costs_its_entries_at_most(
     base: Path, tmp_path: Path, long: bool
 ) -> None:
-    fuzz(base, tmp_path, range(500 if long else 15), WHILE_OPEN)
+    fuzz(base, tmp_path, range(500 if long else 6), WHILE_OPEN)
 
 
 # -- one after the other -----------------------------------------------------------------------------
@@ -335,10 +335,19 @@ HARMS: dict[str, Harm] = {
 HARMLESS = ("nothing", "a file for the old one", "a value")
 
 
+@pytest.mark.parametrize("checked", [False, True], ids=["used", "repaired by check"])
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_harmed_database_is_used_or_replaced(harm: str, place: Path) -> None:
+def test_a_harmed_database_is_used_or_replaced(harm: str, checked: bool, place: Path) -> None:
     HARMS[harm](place)
-    assert use_in_child(place) == 0
+
+    def work() -> None:
+        with opened(place) as engine:
+            if checked:
+                list(engine.backend.check(repair=True))
+                assert list(engine.backend.check()) == []
+            use(engine)
+
+    assert wait(fork(work)) == 0
     if harm.startswith("link"):
         assert (place / "somebodys").stat().st_size > PAGE, "somebody's file was changed"
 
@@ -351,18 +360,5 @@ def test_what_is_no_damage_costs_nothing(harm: str, place: Path) -> None:
         with opened(place) as engine:
             hits = sum(engine.get(key(number)) is not None for number in range(ENTRIES))
             assert hits >= engine.entry_count - 1 > ENTRIES / 2
-
-    assert wait(fork(work)) == 0
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_harmed_database_is_named_and_repaired_by_check(harm: str, place: Path) -> None:
-    HARMS[harm](place)
-
-    def work() -> None:
-        with opened(place) as engine:
-            list(engine.backend.check(repair=True))
-            assert list(engine.backend.check()) == []
-            use(engine)
 
     assert wait(fork(work)) == 0

@@ -196,7 +196,7 @@ def test_a_reader_that_is_stopped_costs_the_entries_once_and_no_put(
     tmp_path: Path, long: bool
 ) -> None:
     """Its snapshot keeps every page that was in use. Otherwise the map would stay full for ever."""
-    rounds = 20_000 if long else 1500
+    rounds = 20_000 if long else 900
     data = tmp_path / "lmdb" / "db" / "data.mdb"
     with opened(tmp_path) as engine:
         for number in range(300):

@@ -32,7 +32,6 @@ from kcache.backend import open_backend
 from kcache.testing import Fault, FaultyBackend
 
 ALL = pytest.mark.parametrize("name", NAMES)
-FILES = pytest.mark.parametrize("name", ["file", "zstd"])
 
 
 def become_nobody() -> None:
@@ -65,7 +64,7 @@ def agrees(engine: CacheEngine, place: Path, name: str) -> None:
 
 # -- errors of the system ----------------------------------------------------------------------------
 
-ERRORS = ("EIO", "EACCES", "EMFILE", "ENFILE", "EROFS", "ESTALE", "EDQUOT", "ENOMEM")
+ERRORS = ("EIO", "EMFILE", "EROFS", "EDQUOT")
 METHODS = ("use", "put", "delete", "usage", "coldest", "scan", "batch")
 
 
@@ -264,12 +263,10 @@ COUNTERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@FILES
 @pytest.mark.parametrize("while_open", [False, True], ids=["closed", "open"])
 @pytest.mark.parametrize("harm", COUNTERS)
-def test_damaged_counters_are_counted_afresh(
-    harm: str, while_open: bool, name: str, tmp_path: Path
-) -> None:
+def test_damaged_counters_are_counted_afresh(harm: str, while_open: bool, tmp_path: Path) -> None:
+    name = "file"
     counters = tmp_path / name / "counters"
 
     def use(engine: CacheEngine) -> None:
@@ -301,8 +298,8 @@ def test_damaged_counters_are_counted_afresh(
             use(engine)
 
 
-@FILES
-def test_planted_files_are_swept_or_left_alone(name: str, tmp_path: Path) -> None:
+def test_planted_files_are_swept_or_left_alone(tmp_path: Path) -> None:
+    name = "file"
     with open_engine(tmp_path, backend=name, max_size=100_000) as engine:
         put_some(engine)
         shard = path_of(tmp_path / name, key(1)).parent
@@ -351,7 +348,7 @@ def test_forks_during_another_threads_puts(name: str, tmp_path: Path, long: bool
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            for child in range(400 if long else 15):
+            for child in range(400 if long else 6):
                 assert wait(fork(lambda child=child: use(child))) == 0
         finally:
             over.set()

@@ -42,7 +42,7 @@ def running(*works: Callable[[], object]) -> Iterator[list[int]]:
 
 # -- one cap ---------------------------------------------------------------------------------------
 
-ONE_CAP = 20_000_000
+ONE_CAP = 10_000_000
 WRITERS = 8
 LARGEST = 300_000
 
@@ -51,8 +51,8 @@ LARGEST = 300_000
 @pytest.mark.timeout(600)
 def test_eight_processes_stay_below_one_cap(name: str, long: bool, tmp_path: Path) -> None:
     place = tmp_path / "cache"
-    rounds = 2_000 if long else 100
-    numbers = 500  # some 40 MB: sizes are mixed, and small ones more frequent
+    rounds = 2_000 if long else 40
+    numbers = 250  # some 20 MB: sizes are mixed, and small ones more frequent
     largest = LARGEST + 1024
     reading, writing = os.pipe()
 
@@ -159,8 +159,7 @@ def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
             assert engine.put(key(1), sealed(1, 4, 1000))
 
 
-@pytest.mark.parametrize("name", ["file", "zstd"])
-def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(name: str, tmp_path: Path) -> None:
+def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -> None:
     """It stopped all stores of all processes once the cache was full."""
     reading, writing = os.pipe()
 
@@ -173,10 +172,10 @@ def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(name: str, tmp_pa
             real(*args)
 
         os.replace = stopping  # type: ignore[assignment]
-        with open_engine(tmp_path, backend=name, max_size=_SMALL) as engine:
+        with open_engine(tmp_path, max_size=_SMALL) as engine:
             engine.put(key(0), sealed(0, 2, 6000))
 
-    with open_engine(tmp_path, backend=name, max_size=_SMALL) as engine:
+    with open_engine(tmp_path, max_size=_SMALL) as engine:
         for number in range(400):  # those of the stopped one's shard are among the coldest
             assert engine.put(key(number), sealed(number, 1, 6000))
         with running(hold) as (child,):
@@ -244,7 +243,7 @@ def test_readers_of_what_is_overwritten_and_evicted_get_it_whole_or_not_at_all(
         ]
         for thread in threads:
             thread.start()
-        for version in range(1, 7):
+        for version in range(1, 4):
             for number in range(12):
                 engine.put(key(number), sealed(number, version, 60_000 + 10 * version))
                 engine.put(key(f"other {number}"), sealed(number, version, 30_000))
@@ -352,6 +351,3 @@ def test_a_lowered_cap_is_reached_with_the_first_put(name: str, tmp_path: Path) 
         assert engine.size_bytes <= 300_000
         assert engine.get(key("new"))
         assert engine.stats().errors == 0
-
-
-# -- a reader that is stopped ----------------------------------------------------------------------
