@@ -7,12 +7,11 @@ import os
 import signal
 import site
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import costs
 import pytest
-from cli.browser import Browser, Tab, chromium, started
 from hypothesis import settings
 from nvrtc import reference
 
@@ -104,30 +103,6 @@ def cccl() -> Path:
 def cache(tmp_path: Path) -> Iterator[kcache.KernelCache]:
     with kcache.KernelCache(tmp_path / "cache") as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A headless Chromium; skips where there is none."""
-    program = chromium()
-    if program is None:
-        pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
-    with started(program, tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
-@pytest.fixture
-def tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
-    """Opens tabs of the browser, and closes them after the test."""
-    tabs: list[Tab] = []
-
-    def tab(width: int = 1400, *, dark: bool = False, media: str = "") -> Tab:
-        tabs.append(Tab(browser, width=width, dark=dark, media=media))
-        return tabs[-1]
-
-    yield tab
-    for opened in tabs:
-        opened.close()
 
 
 def _no_gpu() -> str | None:

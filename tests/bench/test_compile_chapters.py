@@ -9,7 +9,6 @@ from chapters import stampede
 from contenders.cuda_core import CoreCache
 from harness.corpus import Case, generated_source, load
 from harness.main_job import Job
-from harness.measure import PRINT_PEAK, run_python
 
 
 @pytest.fixture
@@ -48,20 +47,3 @@ def test_compiles_of_a_stampede_are_counted(core: object, tmp_path: Path) -> Non
     assert stampede._start_and_wait(peer, count, tmp_path)[1] == 0
     with pytest.raises(RuntimeError, match="a process failed"):
         stampede._start_and_wait("raise SystemExit(1)", 2, tmp_path)
-
-
-def test_a_peak_is_that_of_the_process_itself(tmp_path: Path) -> None:
-    """Not of the one that started it, which is what `resource` would say."""
-    held = b"x" * (150 << 20)  # zeros would take no memory until they are read
-    small = int(run_python(PRINT_PEAK, tmp_path).output)
-    large = int(run_python('kept = b"x" * (60 << 20)' + PRINT_PEAK, tmp_path).output)
-    assert 1 << 20 < small < 100 << 20 < len(held)
-    assert abs(large - small - (60 << 20)) < 10 << 20
-
-
-def test_a_miss_is_no_first_one_and_tells_the_compile(
-    tmp_path: Path, nvrtc: tuple[int, int]
-) -> None:
-    found = Job(with_header(tmp_path / "include"), tmp_path).miss()
-    assert found.keys() == {"miss", "inside"}
-    assert 0 < found["inside"] < found["miss"]

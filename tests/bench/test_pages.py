@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -52,72 +51,10 @@ def test_only_what_is_between_the_marks_changes(site: Path) -> None:
     assert (site / "README.md").read_text(encoding="utf-8") == "# No part\n"
 
 
-def test_writing_again_changes_nothing(site: Path) -> None:
-    text = write(site / "docs" / "page.md", "chapter sizes")
-    pages.write_pages(evidence())
-    assert (site / "docs" / "page.md").read_text(encoding="utf-8") == text
-
-
 def test_a_part_knows_its_results(site: Path) -> None:
     write(site / "docs" / "page.md", "targets")
     (part,) = pages.parts_of(site / "docs" / "page.md")
     assert (part.name, part.files) == ("targets", ["2026-11-22.json"])
-
-
-def test_several_parts_of_one_page(site: Path) -> None:
-    page = site / "docs" / "page.md"
-    page.write_text(PAGE.format("targets") + PAGE.format("ratios sizes"), encoding="utf-8")
-    pages.write_pages(evidence())
-    assert [part.name for part in pages.parts_of(page)] == ["targets", "ratios sizes"]
-    assert page.read_text(encoding="utf-8").count("After.") == 2
-
-
-def test_the_first_page_has_a_picture_for_each_scheme(site: Path) -> None:
-    text = write(site / "README.md", "readme")
-    assert 'srcset="docs/explanation/charts/why-dark.svg"' in text
-    assert 'src="docs/explanation/charts/why-light.svg"' in text
-    assert "[All figures](docs/explanation/benchmarks.md)" in text
-    assert not re.search("^[|]", text, re.MULTILINE)
-    sources = [line for line in text.splitlines() if "Measured on" in line]
-    assert len(sources) == 1
-    for said in ("`python bench/ratios.py`", "2026-11-22", "Python 3.11.7", "A CPU, 2 cores"):
-        assert said in sources[0]
-
-
-def test_the_summary_has_one_chart_and_ten_rows_at_most(site: Path) -> None:
-    text = write(site / "docs" / "explanation" / "benchmarks.md", "summary")
-    assert set(re.findall(r'src="([^"]+)"', text)) == {
-        "charts/why-light.svg",
-        "charts/why-dark.svg",
-    }
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert 3 <= len(rows) <= 2 + 10
-    assert "Measured on 2026-11-22" in text
-
-
-def test_a_page_of_the_site_has_an_image_for_each_theme(site: Path) -> None:
-    text = write(site / "docs" / "how-to" / "page.md", "summary")
-    images = re.findall(r'^<img src="([^"]+)" alt="([^"]+)" class="([^"]+)"', text, re.MULTILINE)
-    assert [(source, css) for source, _, css in images] == [
-        (f"../explanation/charts/why-{theme}.svg", f"only-{theme}") for theme in ("light", "dark")
-    ]
-    assert all(said.startswith("Compile a kernel") for _, said, _ in images)
-    assert pages.charts_in([site / "docs" / "how-to" / "page.md"]) == {"why"}
-
-
-def test_ratios_of_a_chapter_or_some_of_them(site: Path) -> None:
-    every = write(site / "docs" / "page.md", "ratios kernels")
-    some = write(site / "docs" / "page.md", "ratios kernels: miss")
-    assert "| `cub`, hit |" in every
-    assert "| `cub`, hit |" not in some
-    assert "| `cub`, miss |" in some
-    assert "Measured on 2026-11-22" in some
-
-
-def test_a_chapter_as_a_part(site: Path) -> None:
-    text = write(site / "docs" / "page.md", "chapter kernels")
-    assert "kernels-kernel-dark.svg" in text
-    assert "| `cub`, hit |" in text
 
 
 @pytest.mark.parametrize("name", ["ratios nothing", "chapter nothing"])

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from contenders.contenders import BY_NAME, CONTENDERS, OURS
+from contenders.contenders import BY_NAME, CONTENDERS
 from contenders.population import Population, key, value
-from contenders.puts_at_cap import Putting
 from harness.plan import KIB
 
 COUNT, PAYLOAD = 300, 4 * KIB
@@ -58,15 +57,3 @@ def test_it_is_at_its_cap_and_the_first_go_first(population: Population) -> None
         assert 1 <= gone <= 10
         assert all(there[gone:])
     opened.close()
-
-
-def test_puts_are_timed_once_something_was_evicted(population: Population) -> None:
-    putting = Putting(population)
-    putting.settle()
-    assert putting.seconds > 0
-    (seconds,) = putting.task("put")().values()
-    assert seconds > 0
-    if population.contender.role == OURS:
-        assert putting.opened.engine is not None
-        assert putting.opened.engine.stats().evictions > putting.puts
-    putting.opened.close()

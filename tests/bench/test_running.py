@@ -122,23 +122,6 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:
     assert [each.chapter for each in read(tmp_path).ratios] == ["fine"]
 
 
-@pytest.mark.parametrize("chapters", [["fine"], ["fine", "broken"]])
-def test_one_chapter_has_a_file_of_its_own(tmp_path: Path, chapters: list[str]) -> None:
-    done = program(chapters, tmp_path, "--only", "fine")
-    assert done.returncode == 0, done.stderr
-    assert read(tmp_path, "*-fine.json").command == "python bench/ratios.py --only fine"
-
-
-def test_an_earlier_run_is_shown_again(tmp_path: Path) -> None:
-    program(["fine"], tmp_path)
-    (path,) = tmp_path.glob("*.json")
-    before = path.read_bytes()
-    done = program(["fine"], tmp_path, "--from", str(path))
-    assert done.returncode == 0, done.stderr
-    assert "1 of 1 targets are met." in done.stdout
-    assert path.read_bytes() == before
-
-
 @pytest.mark.parametrize("arguments", [["--quick"], ["--only", "fine"], ["--from", "{}"], []])
 def test_the_pages_are_of_whole_runs_that_are_kept(tmp_path: Path, arguments: list[str]) -> None:
     program(["fine"], tmp_path)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from chapters.damage import _facts
-from chapters.growth import growth
 from chapters.sizes import sizes
 from contenders.contenders import (
     BY_NAME,
@@ -38,15 +36,11 @@ SMALL = replace(
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes long: nothing of it is about what is tested here."""
     monkeypatch.setattr(os, "sync", lambda: None)  # waits for whatever else this machine writes
-    from chapters import growth as growth_module
     from chapters import sizes as sizes_module
 
     chosen = tuple(
         each for each in CONTENDERS if each.name in ("kcache `file`", "kcache `lmdb`", FILE_STREAM)
     )
-    monkeypatch.setattr(growth_module, "CONTENDERS", chosen)
-    monkeypatch.setattr(growth_module, "BESIDE_PEER", 1_000)
-    monkeypatch.setattr(growth_module, "FEW", 100)
     monkeypatch.setattr(sizes_module, "CONTENDERS", chosen)
 
 
@@ -63,42 +57,6 @@ def points(found: list[object], chart: str, series: str) -> dict[float, float]:
         for each in found
         if isinstance(each, Point) and (each.chart, each.series) == (chart, series)
     }
-
-
-def with_target(found: list[object]) -> Iterator[tuple[str, str, float | None]]:
-    return (
-        (each.figure, each.against, each.target)
-        for each in found
-        if isinstance(each, Ratio) and each.target
-    )
-
-
-def test_growth_has_every_target_that_names_4_kib(tmp_path: Path) -> None:
-    needs_the_peer()
-    found = list(growth(SMALL, tmp_path))
-    promised = set(with_target(found))
-    assert (
-        "kcache `lmdb`, put of 4 KiB at the cap among 1,000 entries",
-        "among 100",
-        2.0,
-    ) in promised
-    assert (
-        "kcache `lmdb`, put of 4 KiB at the cap among 1,000 entries",
-        FILE_STREAM,
-        100.0,
-    ) in promised
-    for backend in ("file", "lmdb"):
-        assert (
-            f"kcache `{backend}`, open and ask for usage, 1,000 entries of 4 KiB",
-            "an empty one",
-            1.5,
-        ) in promised
-    assert set(points(found, "put of 4 KiB at the cap against entries", FILE_STREAM)) == {
-        100,
-        1_000,
-    }
-    assert set(points(found, "opening against entries", "kcache `file`")) == {100, 1_000}
-    assert not list(tmp_path.rglob("*-cache"))
 
 
 def test_sizes_have_points_for_each_size_and_ratios_at_100_kib(
@@ -168,17 +126,6 @@ def test_a_cache_that_checks_nothing_is_found_out(tmp_path: Path) -> None:
         {truncated: "served", flipped: "served", oversize: f"0 of {SMALL_COUNT} kept"}.items()
     ):
         assert probe(wrong, tmp_path / str(number)) == outcome
-
-
-def test_a_process_that_is_killed_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from contenders import fault_probes
-
-    script = tmp_path / "dies.py"
-    script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
-    monkeypatch.setattr(fault_probes, "__file__", str(script))
-    assert run("truncated", "kcache `file`", tmp_path) == "process killed by SIGKILL"
 
 
 @pytest.mark.parametrize("probe", ["header", "full", "read_only"])

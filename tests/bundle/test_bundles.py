@@ -23,7 +23,7 @@ from bundle.bundles import (
     written,
 )
 from cli.helpers import BACKENDS, age, damage, fill, held, kernel, key, recency
-from core.helpers import fork, output_of, wait
+from core.helpers import fork, wait
 
 import kcache
 from kcache import BundleError, Entry, KernelCache
@@ -85,20 +85,6 @@ def test_builds_of_two_days_are_equal_if_asked_for(tmp_path: Path) -> None:
 
 def listed(data: bytes) -> set[str]:
     return {item.source_name for item in kcache.list_bundle(io.BytesIO(data)) if item.source_name}
-
-
-def test_filters(tmp_path: Path) -> None:
-    fill(tmp_path, kernels(4))
-    age(tmp_path, key(3), 7200)
-    assert listed(export(tmp_path, archs=["sm_80"])) == {"k0.cu", "k2.cu"}
-    assert listed(export(tmp_path, archs=["80", "sm_90"])) == {f"k{n}.cu" for n in range(4)}
-    assert listed(export(tmp_path, names=["k1"])) == {"k1.cu"}
-    assert listed(export(tmp_path, names=["k<2>", "k3.*"])) == {"k2.cu", "k3.cu"}
-    assert listed(export(tmp_path, names=["*1.c"])) == set()
-    assert listed(export(tmp_path, used_within="1h")) == {"k0.cu", "k1.cu", "k2.cu"}
-    assert listed(export(tmp_path, used_within=3600, archs=["sm_90"])) == {"k1.cu"}
-    fill(tmp_path, {key("array"): kernel(names=["f<int[4]>"], source="array.cu")})
-    assert listed(export(tmp_path, names=["*[4]>"])) == {"array.cu"}
 
 
 def test_a_manifest_goes_with_its_kernels_and_leads_to_no_others(tmp_path: Path) -> None:
@@ -198,20 +184,6 @@ def test_exports_to_one_path_at_the_same_time_do_not_mix(tmp_path: Path) -> None
         list(pool.map(work, archs))
     assert {item.arch for item in kcache.list_bundle(path)} in [{arch} for arch in archs]
     assert {each.name for each in tmp_path.iterdir()} == {"cache", "kernels.kcb"}
-
-
-def test_a_bundle_is_readable_for_others_as_the_umask_says(tmp_path: Path) -> None:
-    fill(tmp_path / "cache", {})
-    path = tmp_path / "kernels.kcb"
-    before = os.umask(0o027)
-    try:
-        with KernelCache(tmp_path / "cache") as cache:
-            kcache.export_bundle(cache, path)
-    finally:
-        os.umask(before)
-    if sys.platform != "win32":
-        assert path.stat().st_mode & 0o777 == 0o640
-    assert kcache.verify_bundle(path).kernels == 0
 
 
 # -- import ----------------------------------------------------------------------------------------
@@ -398,30 +370,3 @@ def test_a_bundle_that_is_replaced_or_truncated_while_it_is_open(tmp_path: Path)
         os.truncate(path, 4096)
         with pytest.raises(BundleError, match="it is damaged"):
             bundle.get(key(1))
-
-
-def test_a_python_without_sqlite_says_so(tmp_path: Path) -> None:
-    data = bundle_of(kernels(1), tmp_path / "cache")
-    (tmp_path / "kernels.kcb").write_bytes(data)
-    code = """
-import sys, kcache
-sys.modules["sqlite3"] = None
-try:
-    kcache.verify_bundle(sys.argv[1])
-except kcache.BundleError as error:
-    print(error)
-"""
-    assert "need the module sqlite3, which this Python lacks" in output_of(
-        code, tmp_path / "kernels.kcb"
-    )
-
-
-def test_anybody_can_look_into_one(tmp_path: Path) -> None:
-    """With nothing but SQLite; the page about formats says how."""
-    path = tmp_path / "kernels.kcb"
-    path.write_bytes(bundle_of(kernels(5), tmp_path / "cache"))
-    with closing(sqlite3.connect(path)) as connection:
-        found = dict(connection.execute("SELECT key, length(value) FROM entries ORDER BY key"))
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert connection.execute("PRAGMA user_version").fetchone() == (5,)
-    assert sorted(found) == list(found) == sorted(kernels(5))

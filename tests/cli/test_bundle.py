@@ -79,31 +79,11 @@ def test_list_and_verify(here: Here, tmp_path: Path) -> None:
     assert said.err.startswith(f"kcache: error: {path}: it is truncated")
 
 
-def test_a_file_of_somebody_else_is_left_alone(here: Here, filled: Path, tmp_path: Path) -> None:
-    path = tmp_path / "thesis.tex"
-    path.write_text("\\begin{document}")
-    said = here("bundle", "export", "-o", path)
-    assert said.code == 1
-    assert "left alone" in said.err
-    assert path.read_text() == "\\begin{document}"
-    assert here("bundle", "import", path).code == 1
-    assert len(held(filled)) == 3
-
-
 def test_what_is_left_out_is_said(here: Here, filled: Path, tmp_path: Path) -> None:
     damage(filled, key(2))
     said = here("bundle", "export", "-o", tmp_path / "kernels.kcb")
     assert said.out.startswith("1 kernel ")
     assert said.err.startswith(f"kcache: left out: damaged entry {key(2)[:12]}: ")
-
-
-def test_what_does_not_fit_is_said(here: Here, filled: Path, tmp_path: Path) -> None:
-    path = tmp_path / "kernels.kcb"
-    here("bundle", "export", "-o", path)
-    small = tmp_path / "small"
-    said = here("bundle", "import", path, "--directory", small, KCACHE_MAX_SIZE="2000")
-    assert said.out.startswith("1 entry added")
-    assert "1 entry left out: the cap is too small" in said.err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no other users")

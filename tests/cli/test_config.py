@@ -1,51 +1,57 @@
-"""`kcache config`: every setting, its value and its source; what is saved: test_saved.py."""
+"""`kcache config`: every setting and its source, what `--set` saves, and where entries are then."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli.helpers import fill, kernel, key
 
 import kcache
 from kcache.config import VARIABLES
 
+EMPTY = "is empty, and there is a folder of file"
 
-def test_every_setting_has_its_value_and_its_source(
-    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KCACHE_MAX_SIZE", "2MiB")
-    about = json.loads(here("config", "--json").out)
-    settings = about["settings"]
-    assert set(settings) == {variable.setting for variable in VARIABLES}
-    assert settings["max_size"] == {
+
+def saved(directory: Path) -> dict[str, str]:
+    """Returns the settings that are saved in a cache's directory."""
+    found: dict[str, str] = json.loads((directory / "kcache.json").read_text())["settings"]
+    return found
+
+
+def settings(here: Callable, *arguments: str | Path, **more: str) -> dict[str, dict[str, object]]:
+    said = here("config", "--json", *arguments, **more)
+    assert said.code == 0, said.err
+    found: dict[str, dict[str, object]] = json.loads(said.out)["settings"]
+    return found
+
+
+def test_every_setting_has_its_value_and_its_source(here: Callable, cache_directory: Path) -> None:
+    here("config", "--set", "max_size=5GiB", "--set", "workers=3")
+    found = settings(here, KCACHE_MAX_SIZE="2MiB")
+    assert set(found) == {variable.setting for variable in VARIABLES}
+    assert found["max_size"] == {
         "value": 2 << 20,
         "source": "KCACHE_MAX_SIZE",
         "variable": "KCACHE_MAX_SIZE",
-        "saved": None,
+        "saved": "5GiB",
     }
-    assert settings["directory"]["value"] == str(cache_directory)
-    assert settings["directory"]["source"] == "KCACHE_DIR"
-    assert settings["read_only"]["source"] == "default"
-    assert about["version"] == kcache.__version__
+    assert (found["directory"]["value"], found["directory"]["source"]) == (
+        str(cache_directory),
+        "KCACHE_DIR",
+    )
+    assert (found["workers"]["source"], found["wait"]["source"]) == ("kcache.json", "default")
+    said = here("config", KCACHE_MAX_SIZE="2MiB")
+    rows = [line.split() for line in said.out.splitlines()]
+    assert ["workers", "kcache.json", "3"] in rows
+    assert ["max_size", "KCACHE_MAX_SIZE", "2.0", "MiB"] in rows
 
 
 def test_an_option_is_a_source(here: Callable, tmp_path: Path) -> None:
-    about = json.loads(here("config", "--json", "--directory", tmp_path).out)
-    assert about["settings"]["directory"]["source"] == "--directory"
-    assert about["settings"]["directory"]["value"] == str(tmp_path)
-
-
-def test_the_default_directory_is_shown(here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KCACHE_DIR")
-    about = json.loads(here("config", "--json").out)
-    assert about["settings"]["directory"] == {
-        "value": str(kcache.default_cache_directory()),
-        "source": "default",
-        "variable": "KCACHE_DIR",
-    }
+    found = settings(here, "--directory", tmp_path)["directory"]
+    assert (found["value"], found["source"]) == (str(tmp_path), "--directory")
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -54,27 +60,98 @@ def test_the_compiler_and_its_identity(here: Callable) -> None:
     assert Path(compiler["path"]).is_file()
     assert compiler["identity"].startswith("nvrtc ")
     assert compiler["path"] in here("config").out
-    assert compiler["identity"] in here("config").out
 
 
-def test_the_table_has_a_line_for_every_setting(
-    here: Callable, monkeypatch: pytest.MonkeyPatch
+def test_a_cap_is_saved_once_for_every_program(
+    cache_directory: Path, here: Callable, run: Callable
 ) -> None:
-    monkeypatch.setenv("KCACHE_RECACHE", "yes")
-    rows = [line.split() for line in here("config").out.splitlines()]
-    assert ["recache", "KCACHE_RECACHE", "yes"] in rows
-    assert ["max_size", "default", "1.0", "GiB"] in rows
-    assert {variable.setting for variable in VARIABLES} <= {row[0] for row in rows if row}
+    said = here("config", "--set", "max_size=5GiB", "--set", "wait = 7")
+    assert (said.code, said.err) == (0, "")
+    rows = [line.split() for line in said.out.splitlines()[1:]]
+    assert rows == [["max_size", "kcache.json", "5.0", "GiB"], ["wait", "kcache.json", "7.0"]]
+    with kcache.KernelCache() as cache:
+        assert (cache.engine.max_size, cache.config.wait.value) == (5 << 30, 7.0)
+    assert b"5.0 GiB" in run("info").stdout  # another process
+    said = here("config", "--set", "max_size=6GiB", KCACHE_MAX_SIZE="2MiB")
+    assert "KCACHE_MAX_SIZE is set, and comes before the max_size that is saved" in said.err
+    assert here("config", "--unset", "wait").out.split()[-3:] == ["wait", "default", "300.0"]
+    assert saved(cache_directory) == {"max_size": "6GiB"}
 
 
-def test_a_bad_setting_is_one_line_that_names_it(
-    here: Callable, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--set", "max_size"), "write NAME=VALUE"),
+        (("--set", "max_size=lots"), "max_size='lots' is not allowed; allowed:"),
+        (("--set", "maxsize=1GiB"), "did you mean 'max_size'?"),
+        (("--set", "directory=/x"), "'directory' can't be saved"),
+        (("--set", "backend=redis"), "backend='redis' is not known; allowed: file"),
+        (("--unset", "wat"), "'wat' can't be saved"),
+        (("--set", "wait=3", "--unset", "wait"), "exclude each other: wait"),
+    ],
+)
+def test_what_is_refused(
+    arguments: tuple[str, ...], said: str, cache_directory: Path, here: Callable
 ) -> None:
-    monkeypatch.setenv("KCACHE_MAX_SIZE", "lots")
-    said = here("config")
-    assert (said.code, re.search(r"^max_size +default +1.0 GiB$", said.out, re.M) is None) == (
-        0,
-        False,
-    )
-    assert said.err.startswith("kcache: warning: KCACHE_MAX_SIZE='lots' is not allowed")
-    assert said.err.count("\n") == 1
+    done = here("config", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert not cache_directory.exists() or saved(cache_directory) == {}
+
+
+def test_a_foreign_directory_is_refused(here: Callable, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    said = here("config", "--set", "wait=3", "--directory", tmp_path / "photos")
+    assert (said.code, said.out) == (2, "")
+    assert "is no cache" in said.err
+    assert [each.name for each in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
+
+
+# -- where the entries are -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["zstd", "zstd+lmdb"])
+def test_after_a_migration_everything_looks_at_the_new_backend(
+    target: str, cache_directory: Path, here: Callable
+) -> None:
+    fill(cache_directory, {key(n): kernel(names=[f"k{n}"]) for n in range(3)})
+    said = here("migrate", "--to", target)
+    assert f"\nSaved with the cache: backend={target}." in said.out
+    about = json.loads(here("info", "--json").out)
+    assert (about["backend"], about["backend_source"]) == (target, "kcache.json")
+    assert about["entries"] == len(json.loads(here("ls", "--json").out)) == 3
+    assert f'backend="{target}"' in here("stats", "--prometheus").out
+    assert f"ok       backend          {target} " in here("doctor").out
+    assert "3 entries read" in here("verify").out
+    with kcache.KernelCache() as cache:
+        assert (cache.config.backend.value, cache.entry_count) == (target, 3)
+    assert here("rm", key(0)).code == 0
+    assert here("trim", "--max-size", "0").out.startswith("evicted 2 entries")
+    assert not (cache_directory / "file").exists()
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "trim", "verify"])
+def test_a_variable_that_names_another_backend_is_one_warning(
+    command: str, cache_directory: Path, here: Callable
+) -> None:
+    fill(cache_directory, {key(1): kernel()})
+    done = here(command, KCACHE_BACKEND="zstd")
+    assert done.code == 0
+    assert done.err.count(f"the backend zstd (KCACHE_BACKEND names it) {EMPTY}. To") == 1
+    told = here("doctor", KCACHE_BACKEND="lmdb").out
+    assert f"the backend lmdb (KCACHE_BACKEND names it) {EMPTY}. To" in told
+    said = here("config", "--set", "backend=zstd")
+    assert f"the backend zstd (kcache.json names it) {EMPTY}" in said.err
+    assert here("config", "--set", "backend=file").err == ""
+
+
+def test_a_migration_tells_of_a_variable_that_comes_before(
+    cache_directory: Path, here: Callable
+) -> None:
+    fill(cache_directory, {key(1): kernel()})
+    said = here("migrate", "--to", "zstd", KCACHE_BACKEND="file")
+    assert said.code == 0
+    assert "warning: KCACHE_BACKEND is set, and comes before the backend that is saved" in said.err
+    assert here("migrate", "--to", "file").code == 0  # the entries come back
+    assert saved(cache_directory) == {"backend": "file"}

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from kcache.cli.app import app
 from kcache.remote.signing import read_keys
 
 pytest.importorskip("cryptography", reason="cryptography is missing")
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["key", *map(str, arguments)])
-
-
-def test_a_new_key(tmp_path: Path) -> None:
-    path = tmp_path / "key.pem"
-    assert run("new", path).exit_code == 0
+def test_a_new_key_and_its_public_half(here: Callable, tmp_path: Path) -> None:
+    path, public = tmp_path / "key.pem", tmp_path / "key.pem.pub"
+    assert here("key", "new", path).code == 0
     if os.name != "nt":
         assert path.stat().st_mode & 0o777 == 0o600
     (known,) = read_keys(str(path)).verifiers
-    shown = run("show", path).stdout
-    assert shown == f"{known.hex()}  signs and verifies\n"
-    assert (tmp_path / "key.pem.pub").exists()
+    assert here("key", "show", path).out == f"{known.hex()}  signs and verifies\n"
+    assert here("key", "show", "--public", path).out == public.read_text()
+    assert here("key", "show", public).out.endswith("  verifies\n")
 
 
-def test_the_public_half(tmp_path: Path) -> None:
-    path = tmp_path / "key.pem"
-    run("new", path)
-    public = tmp_path / "key.pem.pub"
-    assert run("show", "--public", path).stdout == public.read_text()
-    assert run("show", public).stdout.endswith("  verifies\n")
-
-
-def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+def test_a_file_that_is_there_stays(here: Callable, tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     path.write_text("mine")
-    done = run("new", path)
-    assert "is not replaced" in str(done.exception)
+    assert "is not replaced" in here("key", "new", path).err
     assert path.read_text() == "mine"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli.helpers import (
-    CREATED,
     NOBODY,
     age,
     as_nobody,
@@ -28,13 +25,9 @@ from cli.helpers import (
     recency,
     rows,
 )
-from cli.test_terminal import AllTerminal
 from core.helpers import path_of
 
 import kcache
-from kcache.entry import encode
-from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import items
 
 A, B, C, M = (key(name) for name in "abcm")
 
@@ -129,16 +122,6 @@ def test_a_damaged_entry_is_listed_as_such(filled: Path, here: Callable, backend
     assert row["problem"]
 
 
-def test_entries_of_others_are_listed_as_such(cache_directory: Path, here: Callable) -> None:
-    with kcache.open_engine(cache_directory) as engine:
-        engine.put(A, kcache.Entry({"x": b"1"}))
-        engine.backend.put(B, encode(B, kcache.Entry({}, {"kind": 5}), producer=PRODUCER.encode()))
-    said = here("ls")
-    assert said.code == 0
-    assert "(made by '')" in said.out
-    assert "(other)" in said.out
-
-
 def test_what_cannot_be_read_is_listed_and_stops_nothing(
     here: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,68 +162,6 @@ def test_metadata_may_say_anything(
         assert here(*command).code == 0
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        [key(1, "abcdef012"), key(2, "abcdef012"), C],
-        ["a" * 63 + last for last in "12"],
-    ],
-)
-def test_keys_are_cut_to_what_tells_them_apart(
-    names: list[str], cache_directory: Path, here: Callable
-) -> None:
-    fill(cache_directory, {name: kernel() for name in names})
-    shown = listed(here("ls").out)
-    assert len({len(name) for name in shown}) == 1
-    assert len(set(shown)) == len(names)
-    for name in shown:
-        assert here("show", name).code == 0
-
-
-def test_entries_that_go_meanwhile_are_left_out(cache_directory: Path) -> None:
-    names = sorted(key(n, "00") for n in range(5))
-    fill(cache_directory, {name: kernel(10) for name in names})
-    with (
-        kcache.KernelCache(cache_directory) as cache,
-        kcache.KernelCache(cache_directory) as other,
-    ):
-        seen = []
-        for item in items(cache.engine.backend, PRODUCER):
-            seen.append(item.key)
-            for name in names:
-                if name != item.key:
-                    other.engine.delete(name)
-        assert len(seen) == 1
-
-
-def test_the_age_is_the_time_since_the_compile(cache_directory: Path, here: Callable) -> None:
-    fill(cache_directory, {A: kernel(created=time.time() + 1e6), B: kernel(created=CREATED)})
-    age(cache_directory, A, 5 * 3600)
-    lines = {line.split()[0]: line for line in here("ls").out.splitlines()}
-    assert re.search(r"B  0 s +5 h ", lines[A[:8]])  # the clock was set back: not negative
-    assert re.search(r"B  \d+ d +\d+ s ", lines[B[:8]])
-
-
-@pytest.mark.slow
-def test_ten_thousand_entries_are_listed_without_holding_their_payloads(
-    cache_directory: Path,
-) -> None:
-    with kcache.KernelCache(cache_directory, memory_size=0) as cache:
-        for n in range(10_000):
-            cache.engine.put(key(n), kernel(20_000))
-    code = (
-        "import resource, sys; from kcache.cli.app import app; app.run(['stats']); "
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; app.run(['ls', '--all']); "
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, timeout=250, check=True
-    )
-    *lines, grown = done.stdout.splitlines()
-    assert len([line for line in lines if b"axpy.cu" in line]) == 10_000
-    assert int(grown) < 60_000  # KiB; the payloads are 200 MB
-
-
 # -- kernels of one name ---------------------------------------------------------------------------
 
 
@@ -263,29 +184,6 @@ def test_options_that_differ_stand_behind_the_name(cache_directory: Path, here: 
     found = {row["key"]: row for row in rows(here("ls", "--json").out)}
     assert found[key(1)]["flags"] == ["-std=c++17", "-DN=1"]
     assert found[key(1)]["compiler"] == "nvrtc 12ab"
-
-
-@pytest.mark.parametrize("columns", [200, 80, 40, 20])
-def test_no_line_is_longer_than_the_terminal_and_names_keep_room(
-    columns: int, cache_directory: Path
-) -> None:
-    source = "/home/somebody/projects/thing/src/kernels/reduce.cu"
-    fill(
-        cache_directory,
-        {
-            A: kernel(source=source, names=["x" * 300]),
-            B: kernel(source="日本語のとても長い名前.cu"),
-        },
-    )
-    with AllTerminal("ls", COLUMNS=str(columns)) as terminal:
-        code, _, seen = terminal.end()
-    lines = seen.decode().splitlines()
-    assert (code, len(lines)) == (0, 3)
-    for line in lines:
-        assert len(line) + sum(ord(char) > 0x3000 for char in line) <= columns
-    assert lines[-1].endswith("…")
-    assert ("reduce.cu: xxx" in lines[-1]) == (columns > 20)
-    assert ("COMPILE" in lines[0], "ARCH" in lines[0]) == (columns == 200, columns >= 80)
 
 
 # -- the filters of all commands -------------------------------------------------------------------

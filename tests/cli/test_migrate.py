@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from cli.helpers import BACKENDS, damage, fill, held, kernel, key, manifest, recency
-from cli.test_terminal import Terminal
 
 import kcache
 from kcache import Entry
@@ -58,18 +57,6 @@ def test_every_entry_arrives_in_the_order_of_use(
     assert not (cache_directory / origin).exists()
 
 
-def test_the_default_origin_is_the_configured_one(
-    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(cache_directory, mixed(), "lmdb")
-    monkeypatch.setenv("KCACHE_BACKEND", "lmdb")
-    assert here("migrate", "--to", "file").code == 0
-    assert len(held(cache_directory)) == 13
-    assert here("migrate", "--to", "lmdb").code == 0  # from where the entries are
-    assert len(held(cache_directory, "lmdb")) == 13
-    assert here("migrate", "--to", "lmdb").out == "already in lmdb; nothing to migrate\n"
-
-
 def test_a_copy_leaves_the_origin(cache_directory: Path, here: Callable) -> None:
     entries = mixed()
     fill(cache_directory, entries)
@@ -108,25 +95,6 @@ def test_damaged_entries_are_left_out_and_counted(cache_directory: Path, here: C
     assert "kcache: 1 entry of another version of kcache: left in file\n" in said.err
     assert len(contents(cache_directory, "lmdb")) == 11
     assert held(cache_directory) == [key("x")]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("--to", "floppy"),
-        ("--to", "lmdb", "--from", "floppy"),
-        ("--to", "file", "--from", "file"),
-        ("--to", "../x"),
-    ],
-)
-def test_backends_that_there_are_not_are_wrong_usage(
-    arguments: tuple[str, ...], cache_directory: Path, here: Callable
-) -> None:
-    fill(cache_directory, mixed())
-    said = here("migrate", *arguments)
-    assert (said.code, said.out) == (2, "")
-    assert len(held(cache_directory)) == 13
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",), ("--keep",)])
@@ -295,13 +263,3 @@ def test_interrupted_it_goes_on_the_next_time(
     assert contents(cache_directory, target) == entries
     assert held(cache_directory, target) == order
     assert not (cache_directory / "file").exists()
-
-
-def test_a_bar_on_a_terminal_only(cache_directory: Path) -> None:
-    fill(cache_directory, {key(n): kernel(10) for n in range(900)})
-    with Terminal("migrate", "--to", "lmdb") as terminal:
-        code, output, seen = terminal.end()
-    assert code == 0
-    assert output.startswith(b"moved 900 entries, ")
-    assert b"file to lmdb" in seen
-    assert b"/900" in seen

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.helpers import fill, kernel, key
@@ -18,63 +19,54 @@ from kcache.engine.stats import FIELDS
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is missing")
 
 
-def parsed(text: str) -> dict[str, object]:
+def parsed(text: str) -> dict[str, Any]:
     """Return family -> the family, as Prometheus' parser sees it."""
     families = list(parser.text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families)
     assert text.endswith("\n")
-    assert "\n\n" not in text
-    assert "\r" not in text
+    assert not re.search(r"\n\n|\r", text)
     return {family.name: family for family in families}
 
 
-def values(families: Iterable[object]) -> dict[str, float]:
-    return {
-        sample.name: sample.value
-        for family in families
-        for sample in family.samples  # type: ignore[attr-defined]
-    }
+def values(families: dict[str, Any]) -> dict[str, float]:
+    return {s.name: s.value for family in families.values() for s in family.samples}
 
 
-def test_the_counts_of_a_cache(
-    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
-    found = values(parsed(here("stats", "--prometheus").out).values())
+def test_the_counts_of_a_cache(cache_directory: Path, here: Callable, backend: str) -> None:
+    found = values(parsed(here("stats", "--prometheus").out))
     assert (found["kcache_hits_total"], found["kcache_max_size_bytes"]) == (0, 1 << 30)
     assert not cache_directory.exists()
     fill(cache_directory, {key(n): kernel() for n in range(3)}, backend)
-    monkeypatch.setenv("KCACHE_MAX_SIZE", "64MiB")
     with kcache.KernelCache(cache_directory) as cache:
         cache.engine.get(key(0))
         cache.engine.get("f" * 64)
         size = cache.size_bytes
-    said = here("stats", "--prometheus", "--zero")  # it shows the counts first
-    assert said.code == 0
-    families = parsed(said.out)
-    found = values(families.values())
+    said = here("stats", "--prometheus", "--zero", KCACHE_MAX_SIZE="64MiB")
+    families = parsed(said.out)  # of the counts before
+    found = values(families)
     assert (found["kcache_hits_total"], found["kcache_misses_total"]) == (1, 1)
     assert (found["kcache_puts_total"], found["kcache_entries"]) == (3, 3)
     assert found["kcache_saved_seconds_total"] == 0.25
     assert (found["kcache_size_bytes"], found["kcache_max_size_bytes"]) == (size, 64 << 20)
-    (about,) = families["kcache_info"].samples  # type: ignore[attr-defined]
+    (about,) = families["kcache_info"].samples
     assert about.labels == {
         "version": kcache.__version__,
         "directory": str(cache_directory),
         "backend": backend,
     }
-    assert values(parsed(here("stats", "--prometheus").out).values())["kcache_puts_total"] == 0
+    assert values(parsed(here("stats", "--prometheus").out))["kcache_puts_total"] == 0
     assert here("stats", "--json", "--prometheus").code == 2
 
 
 def test_every_count_is_there_and_named_by_the_rules() -> None:
     numbers = {name: n + 1.0 for n, name in enumerate(FIELDS)}
     families = parsed(exposition(Stats(**numbers), Usage(5, 6), 7, {}))  # type: ignore[arg-type]
-    counters = {n: f for n, f in families.items() if f.type == "counter"}  # type: ignore[attr-defined]
-    assert sorted(values(counters.values()).values()) == sorted(numbers.values())
+    counters = {name: f for name, f in families.items() if f.type == "counter"}
+    assert sorted(values(counters).values()) == sorted(numbers.values())
     for name, family in families.items():
         assert re.fullmatch(r"kcache(_[a-z]+)+", name)
-        assert family.documentation.endswith(".")  # type: ignore[attr-defined]
-        for sample in family.samples:  # type: ignore[attr-defined]
+        assert family.documentation.endswith(".")
+        for sample in family.samples:
             assert sample.name.endswith("_total") == (name in counters)
             assert not sample.labels or name == "kcache_info"
             assert sample.timestamp is None  # a textfile collector refuses those
@@ -82,26 +74,8 @@ def test_every_count_is_there_and_named_by_the_rules() -> None:
         assert not units or name.endswith(("bytes", "seconds"))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "plain",
-        'quo"te',
-        "back\\slash",
-        "new\nline",
-        "\\n",
-        '\\"',
-        "tab\t",
-        "über",
-        "",
-        "}",
-        "\udcff",
-    ],
-)
+@pytest.mark.parametrize("value", ['quo"te', "back\\slash", "new\nline", "\\n", "über", "\udcff"])
 def test_labels_are_escaped_and_what_is_no_unicode_is_replaced(value: str) -> None:
     text = exposition(Stats(), Usage(0, 0), 1, {"directory": value, "backend": "file"})
-    text.encode()
-    (about,) = parsed(text)["kcache_info"].samples  # type: ignore[attr-defined]
-    shown = value.replace("\udcff", "?")
-    assert about.labels == {"directory": shown, "backend": "file"}
-    assert all(line.startswith(("# ", "kcache_")) for line in text.splitlines())
+    (about,) = parsed(text.encode().decode())["kcache_info"].samples
+    assert about.labels == {"directory": value.replace("\udcff", "?"), "backend": "file"}

@@ -21,9 +21,8 @@ def filled(cache_directory: Path) -> Path:
     with kcache.open_engine(cache_directory) as engine:
         for name in KEYS:
             engine.put(name, kcache.Entry({"ptx": b"p" * 1000}, {}))
-        engine.get(KEYS[0])
-        engine.get("f" * 64)
-        engine.get("e" * 64)
+        for name in (KEYS[0], "f" * 64, "e" * 64):
+            engine.get(name)
     return cache_directory
 
 
@@ -33,12 +32,9 @@ def lines(text: str) -> dict[str, str]:
     return {name: value.strip() for name, value in pairs}
 
 
-def test_the_place_the_size_and_the_counts_of_all_processes(
-    filled: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KCACHE_READ_ONLY", "1")
-    said = here("stats")
-    assert said == here("info")
+def test_the_place_the_size_and_the_counts_of_all_processes(filled: Path, here: Callable) -> None:
+    said = here("stats", KCACHE_READ_ONLY="1")
+    assert said == here("info", KCACHE_READ_ONLY="1")
     table = lines(said.out)
     assert (said.code, said.err) == (0, "")
     assert (table["directory"], table["backend"]) == (str(filled), "file")
@@ -52,59 +48,35 @@ def test_the_place_the_size_and_the_counts_of_all_processes(
 
 def test_the_sources_of_hits_add_up(cache_directory: Path, here: Callable) -> None:
     fill(cache_directory, {})
+    table = lines(here("stats").out)
+    named = ("hit rate", "average compile time", "average cache time")
+    assert [table[name] for name in named] == ["-", "-", "-"]
     counts = {"hits": 1234, "memory_hits": 1000, "layer_hits": 30, "remote_hits": 4}
-    file = StatsFile(cache_directory / "stats")
-    file.add([counts.get(name, 0) for name in FIELDS])
+    StatsFile(cache_directory / "stats").add([counts.get(name, 0) for name in FIELDS])
     told = "1,234 (1,000 from memory, 200 from the backend, 30 from layers, 4 from remotes)"
     table = lines(here("stats").out)
     assert table["hits"] == told
     assert table["remotes"] == "4 hits, 0 misses, 0 without an answer; 0 puts"
 
 
-def test_a_mean_of_nothing_is_a_dash(cache_directory: Path, here: Callable) -> None:
-    with kcache.open_engine(cache_directory) as engine:
-        engine.put(KEYS[0], kcache.Entry({"ptx": b"p"}, {}))
-    table = lines(here("stats").out)
-    named = ("hit rate", "average compile time", "average cache time")
-    assert [table[name] for name in named] == ["-", "-", "-"]
-    assert table["compile time saved"] == "0 s"
-    with kcache.open_engine(cache_directory) as engine:
-        engine.get(KEYS[0])
-    table = lines(here("stats").out)
-    assert table["hit rate"] == "100.0%"
-    assert "-" not in table["average cache time"]
-    assert table["average compile time"] == "-"
-
-
 def test_kernels_and_manifests_are_counted_apart(
-    cache_directory: Path, here: Callable, backend: str
+    cache_directory: Path, here: Callable, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = {key(n): kernel() for n in range(5)} | {key(f"m{n}"): manifest() for n in range(2)}
+    entries = {key(n): kernel(10) for n in range(50)} | {key(f"m{n}"): manifest() for n in range(9)}
     fill(cache_directory, entries, backend)
     about = json.loads(here("stats", "--json").out)
     counts = {each: about[each] for each in ("entries", "kernels", "manifests", "others")}
-    assert counts == {"entries": 7, "kernels": 5, "manifests": 2, "others": 0}
-    assert about["entries_read"] == 7
-    assert lines(here("stats").out)["entries"] == "7 (5 kernels, 2 manifests)"
-
-
-def test_counting_many_entries_is_an_estimate_that_says_so(
-    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kcache.admin.info._READ", 40)
-    fill(cache_directory, {key(n): kernel(10) if n % 4 else manifest() for n in range(200)})
+    assert counts == {"entries": 59, "kernels": 50, "manifests": 9, "others": 0}
+    assert about["entries_read"] == 59
+    monkeypatch.setattr("kcache.admin.info._READ", 40)  # of many, a sample is read
     about = json.loads(here("stats", "--json").out)
-    assert (about["entries"], about["entries_read"]) == (200, 40)
-    assert about["kernels"] + about["manifests"] + about["others"] == 200
-    assert 100 <= about["kernels"] <= 190
+    assert (about["entries"], about["entries_read"]) == (59, 40)
+    assert about["kernels"] + about["manifests"] + about["others"] == 59
     assert "estimated from 40 entries)" in here("stats").out
 
 
-def test_json_is_one_object_with_every_field(
-    filled: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KCACHE_MAX_SIZE", "2MiB")
-    said = here("stats", "--json")
+def test_json_is_one_object_with_every_field(filled: Path, here: Callable) -> None:
+    said = here("stats", "--json", KCACHE_MAX_SIZE="2MiB")
     figures = json.loads(said.out)
     assert said.err == ""
     assert (figures["hits"], figures["misses"], figures["puts"]) == (1, 2, 3)
@@ -115,38 +87,8 @@ def test_json_is_one_object_with_every_field(
     assert figures.keys() >= kcache.Stats().to_dict().keys()
 
 
-def test_without_a_cache(cache_directory: Path, here: Callable, tmp_path: Path) -> None:
-    figures = json.loads(here("stats", "--json").out)
-    assert (figures["hits"], figures["entries"]) == (0, 0)
-    said = here("stats")
-    assert said.code == 0
-    assert said.out.splitlines() == [
-        f"directory  {cache_directory}",
-        "(nothing has been cached yet)",
-    ]
-    assert here("stats", "--zero").code == 0
-    assert not cache_directory.exists()
-    fill(cache_directory, {})
-    assert "nothing has been cached" in here("stats", "--directory", tmp_path / "other").out
-
-
-def test_zero_shows_the_counts_and_starts_again(
-    filled: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KCACHE_READ_ONLY", "1")
-    said = here("stats", "--zero")
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("kcache: error: KCACHE_READ_ONLY is set")
-    monkeypatch.delenv("KCACHE_READ_ONLY")
+def test_zero_shows_the_counts_and_starts_again(filled: Path, here: Callable) -> None:
     said = here("stats", "--json", "--zero")
     assert json.loads(said.out)["hits"] == 1
     assert "zero" in said.err
     assert json.loads(here("stats", "--json").out)["hits"] == 0
-
-
-def test_a_file_in_the_place_of_the_directory_is_one_line(here: Callable, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said = here("stats", "--directory", tmp_path / "file")
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("kcache: error: directory=")
-    assert said.err.count("\n") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from cli.helpers import age, fill, kernel, key
+from cli.helpers import fill, kernel, key
 
 import kcache
-from kcache.cli.terminal import columns
 
 KEY = key("one")
 
@@ -115,14 +113,6 @@ def test_a_terminal_that_wants_no_colours_gets_none(
         assert b"\x1b" not in terminal.seen + doctor.seen
 
 
-def test_no_spinner_on_a_hit_and_none_in_a_pipe(line: list[str | Path], run: Callable) -> None:
-    compiled = run(*line)
-    assert compiled.stderr.startswith(b"kcache: compiled in ")
-    assert b"\x1b" not in compiled.stderr
-    assert compiled.stderr.count(b"\n") == 1
-    assert compiled.stdout == b""
-
-
 def test_an_interrupt_ends_a_compile_at_once(line: list[str | Path], run: Callable) -> None:
     with Terminal(*line) as terminal:
         terminal.read_until(b"compiling k.cu")
@@ -162,25 +152,6 @@ def test_clear_asks(answer: bytes, code: int, remaining: int, filled: Path) -> N
     assert left(filled) == remaining
 
 
-def test_an_interrupt_at_the_question_deletes_nothing(filled: Path) -> None:
-    with Terminal("clear") as terminal:
-        terminal.read_until(b"[y/N]: ")
-        while terminal.process.poll() is None:  # one that comes before it reads may be lost
-            terminal.process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                terminal.process.wait(1)
-        code, output, seen = terminal.end()
-    assert (code, output) == (130, b"")
-    assert b"Traceback" not in seen
-    assert left(filled) == 1
-
-
-def test_columns_are_as_wide_as_they_must_be() -> None:
-    assert columns([("a", "bb", "c"), ("aaa", "b", "")]) == "a    bb  c\naaa  b"
-    text = columns([("日本", "x"), ("abcd", "x"), ("e\u0301", "x")])
-    assert text == "日本  x\nabcd  x\ne\u0301     x"
-
-
 HOSTILE = "[red]x[/red] :smile: \x1b[31m\x1b]0;title\x07\x9b1m\n\r\t\u202e.cu"
 
 
@@ -194,14 +165,3 @@ def test_names_are_shown_and_never_interpreted(cache_directory: Path) -> None:
         assert all(c.isprintable() or c in "\r\n\t" for c in seen.decode()), (command, seen)
     with AllTerminal("ls", COLUMNS="1000") as terminal:
         assert b"[red]x[/red] :smile: \\x1b[31m\\x1b]0;title\\x07\\x9b1m\\n" in terminal.end()[2]
-
-
-def test_a_pipe_gets_whole_lines_however_narrow_the_terminal_is(
-    cache_directory: Path, run: Callable
-) -> None:
-    fill(cache_directory, {KEY: kernel(source="s" * 300, flags=["-D" + "x" * 300])})
-    age(cache_directory, KEY, 7200)  # so that two runs show the same
-    for command, lines in (("ls", 2), ("config", 25)):
-        out = run(command, COLUMNS="20").stdout
-        assert out == run(command, COLUMNS="400", NO_COLOR="1").stdout
-        assert 2 <= len(out.splitlines()) <= lines

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,15 @@ def test_damage_is_found_and_only_a_repair_changes_anything(
     assert f"damaged {A[:12]}: " in said.out
     assert "  2 sound\n  2 damaged\n" in said.out
     assert "kcache verify --repair" in said.out
-    assert {name: recency(filled, backend)[name] for name in (B, C)} == {
-        name: before[name] for name in (B, C)
+    found = json.loads(here("verify", "--json").out)
+    assert (found["entries"], found["sound"], found["damaged"], found["deleted"]) == (4, 2, 2, 0)
+    assert {(problem["key"], problem["kind"]) for problem in found["problems"]} == {
+        (A, "damaged"),
+        (M, "damaged"),
     }
+    assert found["backend_problems"] == []
+    after = recency(filled, backend)
+    assert (after[B], after[C]) == (before[B], before[C])
     with kcache.KernelCache(filled) as cache:
         assert cache.total_stats().requests == 0
     said = here("verify", "--repair")
@@ -66,22 +72,10 @@ def test_damage_is_found_and_only_a_repair_changes_anything(
     assert here("verify").out.endswith("  2 sound\n")
 
 
-def test_json(filled: Path, here: Callable, backend: str) -> None:
-    damage(filled, A, backend)
-    said = here("verify", "--json")
-    found = json.loads(said.out)
-    assert (said.code, said.err) == (1, "")
-    assert (found["entries"], found["sound"], found["damaged"], found["deleted"]) == (4, 3, 1, 0)
-    (problem,) = found["problems"]
-    assert (problem["key"], problem["kind"]) == (A, "damaged")
-    assert found["backend_problems"] == []
-    found = json.loads(here("verify", "--json", "--repair").out)
-    assert (found["damaged"], found["deleted"]) == (1, 1)
-
-
 def test_every_kind_of_damage_of_a_file(cache_directory: Path, here: Callable) -> None:
     names = [key(n) for n in range(6)]
-    fill(cache_directory, {name: kernel(500) for name in names})
+    nonsense = kcache.Entry({"set0": b"no header set"}, {"kind": "manifest"})
+    fill(cache_directory, {**{name: kernel(500) for name in names}, M: nonsense})
     paths = [path_of(cache_directory / "file", name) for name in names]
     flipped = bytearray(paths[0].read_bytes())
     flipped[-1] ^= 0x10
@@ -92,25 +86,10 @@ def test_every_kind_of_damage_of_a_file(cache_directory: Path, here: Callable) -
     shutil.copyfile(paths[5], paths[4])  # another key's
     said = here("verify")
     assert said.code == 1
-    assert "  1 sound\n  5 damaged\n" in said.out
+    assert f"damaged {M[:12]}: malformed header set" in said.out
+    assert "  1 sound\n  6 damaged\n" in said.out
     assert here("verify", "--repair").code == 0
     assert held(cache_directory) == [names[5]]
-
-
-def test_an_intact_envelope_with_nonsense_inside_is_damage(
-    cache_directory: Path, here: Callable
-) -> None:
-    fill(
-        cache_directory,
-        {
-            A: kcache.Entry({"set0": b"no header set"}, {"kind": "manifest"}),
-            B: kcache.Entry({}, {"kind": "manifest"}),
-        },
-    )
-    said = here("verify")
-    assert said.code == 1
-    assert f"damaged {A[:12]}: malformed header set" in said.out
-    assert "  1 sound\n  1 damaged\n" in said.out
 
 
 def test_other_versions_and_programs_are_no_damage(
@@ -118,10 +97,9 @@ def test_other_versions_and_programs_are_no_damage(
 ) -> None:
     with kcache.open_engine(cache_directory) as engine:
         engine.put(A, kcache.Entry({"x": b"1"}))
-        monkeypatch.setattr("kcache.entry.FORMAT_VERSION", FORMAT_VERSION + 1)
-        engine.backend.put(B, encode(B, kernel(), producer=PRODUCER.encode()))
-        monkeypatch.undo()
-    monkeypatch.setenv("KCACHE_DIR", str(cache_directory))
+        with monkeypatch.context() as patch:
+            patch.setattr("kcache.entry.FORMAT_VERSION", FORMAT_VERSION + 1)
+            engine.backend.put(B, encode(B, kernel(), producer=PRODUCER.encode()))
     for options in ((), ("--repair",)):
         said = here("verify", *options)
         assert said.code == 0
@@ -148,7 +126,6 @@ def test_what_cannot_be_read_or_deleted(here: Callable, monkeypatch: pytest.Monk
             assert code == 1
             assert f"unreadable {A[:12]}: " in out
             assert "  1 sound\n" in out
-            assert "  1 unreadable\n" in out
         assert err.startswith("kcache: warning: delete ")
         assert "  1 damaged, 0 deleted\n" in out
         assert set(look(directory / "file").entries) == {A, B, C}
@@ -156,7 +133,6 @@ def test_what_cannot_be_read_or_deleted(here: Callable, monkeypatch: pytest.Monk
         code, out, _ = as_nobody("verify", "--repair")
         assert code == 1  # an entry that can't be read is still there
         assert "  1 damaged, 1 deleted\n" in out
-        assert set(look(directory / "file").entries) == {A, C}
 
 
 def test_a_damaged_medium_is_told_and_mended(
@@ -165,87 +141,49 @@ def test_a_damaged_medium_is_told_and_mended(
     monkeypatch.setenv("KCACHE_BACKEND", "lmdb")
     fill(cache_directory, {key(n): kernel(100) for n in range(300)}, "lmdb")
     data = cache_directory / "lmdb" / "db" / "data.mdb"
-    before = data.read_bytes()
     with data.open("r+b") as file:
         for page in range(8, 40, 4):
             file.seek(4096 * page)
             file.write(b"\xff" * 4096)
     damaged = data.read_bytes()
-    assert damaged != before
     said = here("verify")
     assert said.code == 1
-    assert "backend: " in said.out
     assert " in the backend\n" in said.out
     assert data.read_bytes() == damaged
     assert here("verify", "--repair").code == 0
     assert here("verify").code == 0
 
 
-def test_a_writer_at_work_is_no_problem_of_the_medium() -> None:
-    from kcache.admin.verify import _check
-    from kcache.testing import MemoryBackend
-
-    class Busy(MemoryBackend):
-        looks = 0
-
-        def check(self, *, repair: bool = False) -> Iterator[str]:
-            self.looks += 1
-            yield f"half-written file {self.looks}"
-            yield "damaged for good"
-
-    assert _check(Busy(), repair=False) == ["damaged for good"]
-    assert _check(Busy(), repair=True) == ["half-written file 1", "damaged for good"]
+#: Puts, evicts and deletes until its standard input ends.
+WRITER = """
+import random, sys, threading
+from cli.helpers import kernel, key
+from kcache import KernelCache
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+with KernelCache(max_size='1MB', memory_size=0) as cache:
+    print('on', flush=True)
+    while not stop.is_set():
+        cache.engine.put(key(random.randrange(200)), kernel(random.randrange(20000)))
+        cache.engine.delete(key(random.randrange(200)))
+"""
 
 
 @pytest.mark.slow
-def test_a_cache_in_use_is_sound(cache_directory: Path, run: Callable, backend: str) -> None:
-    """Other processes put, evict and delete meanwhile: no command trips over it."""
-    code = (
-        "import random, sys, threading\n"
-        "from pathlib import Path\n"
-        "from cli.helpers import kernel, key\n"
-        "from kcache import KernelCache\n"
-        "stop = threading.Event()\n"
-        "threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()\n"
-        "with KernelCache(max_size='1MB', memory_size=0) as cache:\n"
-        "    print('on', flush=True)\n"
-        "    while not stop.is_set():\n"
-        "        cache.engine.put(key(random.randrange(200)), kernel(random.randrange(20000)))\n"
-        "        cache.engine.delete(key(random.randrange(200)))\n"
-    )
-    tests = str(Path(__file__).parents[1])
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": tests},
-        )
-        for _ in range(2)
-    ]
-    try:
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"on\n"
+@pytest.mark.usefixtures("cache_directory", "backend")
+def test_a_cache_in_use_is_sound(here: Callable) -> None:
+    """Another process puts, evicts and deletes meanwhile: no command trips over it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"on\n"
         for _ in range(5):
             for command in (["ls", "--all"], ["verify"], ["trim", "--dry-run"], ["doctor"]):
-                done = run(*command)
-                assert (done.returncode, done.stderr) == (0, b""), (command, done)
-    finally:
-        for writer in writers:
-            writer.communicate(timeout=60)
-    assert [writer.returncode for writer in writers] == [0, 0]
-
-
-def test_a_damaged_entry_that_was_replaced_meanwhile_is_not_deleted(
-    cache_directory: Path,
-) -> None:
-    from kcache.admin.verify import _delete
-
-    fill(cache_directory, {A: kernel()})
-    with kcache.KernelCache(cache_directory) as cache:
-        (info,) = cache.engine.backend.scan()
-        assert _delete(cache.engine.backend, info, pytest.fail)
-        assert cache.entry_count == 1
-        cache.engine.delete(A)
-        assert _delete(cache.engine.backend, info, pytest.fail)
+                done = here(*command)
+                assert (done.code, done.err) == (0, ""), (command, done)
+        writer.communicate(timeout=60)
+    assert writer.returncode == 0

@@ -6,10 +6,8 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from cli.conftest import Said
 
 import kcache
 from kcache import CompileOptions
-from kcache.nvrtc.workers.messages import Ask, Reply
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -84,19 +81,6 @@ def test_everything_is_compiled_once_and_then_there(project: Path, here: Callabl
     assert found["failures"] == []
 
 
-def test_the_command_and_the_list_share_their_kernels(project: Path, here: Callable) -> None:
-    """Each compiles in the folder of its source, whose headers are found first."""
-    one = ["compile", "src/one/scale.cu", "-I", "include", "-o", "x.cubin"]
-    assert "compiled in" in here(*one, "--arch", "sm_80").err
-    assert counts(here("warm", "kernels.toml", "--json", "-j", "8")) == (5, 1, 0)
-    for source in ("src/one/scale.cu", "src/two/deep/scale.cu"):
-        for arch in ("sm_80", "sm_90a"):
-            done = here("compile", source, "-I", "include", "--arch", arch, "-o", "x.cubin")
-            assert "hit in" in done.err
-    names = ["--name", "axpy<float>", "--name", "axpy<double>"]
-    assert "hit in" in here("compile", "axpy.cu", *names, "--arch", "sm_80").err
-
-
 def test_a_check_fails_if_a_kernel_would_be_compiled(
     project: Path, here: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,15 +100,6 @@ def test_a_check_fails_if_a_kernel_would_be_compiled(
     there = here(*check, "--json")
     assert (there.code, json.loads(there.out)["missing"]) == (0, 0)
     assert not (tmp_path / "fresh").exists()
-
-
-def test_a_list_may_lie_and_move_anywhere(project: Path, here: Callable, tmp_path: Path) -> None:
-    assert counts(here("warm", "kernels.toml", "--json")) == (6, 0, 0)
-    moved = tmp_path / "moved"
-    shutil.copytree(project, moved)
-    assert counts(here("warm", moved / "kernels.toml", "--json")) == (0, 6, 0)
-    (moved / "include" / "more.cuh").write_text("#define MORE 7\n")
-    assert counts(here("warm", moved / "kernels.toml", "--json")) == (4, 2, 0)
 
 
 def test_which_calls_hit_what_was_warmed(project: Path, here: Callable) -> None:
@@ -181,15 +156,8 @@ def test_which_calls_hit_what_was_warmed(project: Path, here: Callable) -> None:
 def test_a_dry_run_says_what_is_missing_and_changes_nothing(
     project: Path, here: Callable, cache_directory: Path
 ) -> None:
-    everything = [
-        f"{arch} {what}"
-        for what in (
-            "axpy.cu: axpy<float>, axpy<double>",
-            "src/one/scale.cu",
-            "src/two/deep/scale.cu",
-        )
-        for arch in ("sm_80", "sm_90a")
-    ]
+    sources = ("axpy.cu: axpy<float>, axpy<double>", "src/one/scale.cu", "src/two/deep/scale.cu")
+    everything = [f"{arch} {what}" for what in sources for arch in ("sm_80", "sm_90a")]
     dry = ["warm", "kernels.toml", "--dry-run"]
     done = here(*dry)
     assert missing(done) == everything
@@ -268,14 +236,12 @@ def program(folder: Path, *arguments: str, **environment: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.parametrize("how", ["argument", "variable"])
 def test_a_recorded_run_compiles_nothing_once_it_is_warmed(
-    how: str, project: Path, here: Callable, cache_directory: Path
+    project: Path, here: Callable, cache_directory: Path
 ) -> None:
-    given = ["kernels.jsonl"] if how == "argument" else []
-    variable = {"KCACHE_RECORD": str(project / "kernels.jsonl")} if how == "variable" else {}
-    assert program(project, "sm_90", *given, **variable) == ASKED
-    assert program(project, "sm_90", *given, **variable) == 0  # hits are recorded, too
+    variable = {"KCACHE_RECORD": str(project / "kernels.jsonl")}
+    assert program(project, "sm_90", **variable) == ASKED
+    assert program(project, "sm_90", **variable) == 0  # hits are recorded, too
     shutil.rmtree(cache_directory)
     with contextlib.chdir("/"):
         warmed = here("warm", project / "kernels.jsonl", "--json")
@@ -289,7 +255,6 @@ def test_a_recorded_run_is_warmed_for_other_archs_and_elsewhere(
 ) -> None:
     """On a machine that has the project in another folder, but nothing that names its folder."""
     assert program(project, "sm_90", "kernels.jsonl") == ASKED
-    shutil.rmtree(cache_directory)
     moved = tmp_path / "moved"
     shutil.move(project, moved)
     os.chdir(moved)
@@ -320,12 +285,6 @@ def test_what_does_not_compile_is_told_and_the_rest_is_compiled(
     failure = json.loads(again.out)["failures"][0]
     assert (failure["source"], failure["names"], failure["arch"]) == ("src/bad.cu", [], "sm_80")
     assert "1 error detected" in failure["log"]
-
-
-def test_an_arch_that_the_compiler_does_not_know_fails_alone(project: Path, here: Callable) -> None:
-    done = here("warm", "kernels.toml", "--arch", "sm_90", "--arch", "sm_999", "--json")
-    assert (counts(done), done.code) == ((3, 0, 3), 1)
-    assert "sm_999" in done.err
 
 
 def test_what_is_not_kept_is_told(
@@ -361,100 +320,4 @@ def test_a_bad_file_is_2_and_one_line(
     assert not cache_directory.exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["missing.toml"], ["."], [], ["kernels.toml", "-j", "0"], ["kernels.toml", "-q", "--json"]],
-)
-def test_wrong_usage_is_2(arguments: list[str], project: Path, here: Callable) -> None:
-    done = here("warm", *arguments)
-    assert done.code == 2
-    assert done.err.startswith("Usage: kcache warm")
-
-
-@pytest.mark.parametrize("name", ["KCACHE_READ_ONLY", "KCACHE_DISABLE"])
-def test_a_cache_that_is_not_to_be_written_is_not_warmed(
-    name: str,
-    project: Path,
-    here: Callable,
-    cache_directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(name, "1")
-    error = f"kcache: error: {name} is set: warm would write to the cache\n"
-    assert here("warm", "kernels.toml") == (2, "", error)
-    assert not cache_directory.exists()
-
-
-def test_an_empty_recording_is_no_failure(work: Path, here: Callable) -> None:
-    (work / "kernels.jsonl").write_bytes(b"\n")
-    for arguments in ((), ("--dry-run",), ("--json",)):
-        done = here("warm", "kernels.jsonl", *arguments)
-        assert done.code == 0
-        assert done.err == "kcache: warning: kernels.jsonl lists no kernels\n"
-
-
 # -- at a terminal ---------------------------------------------------------------------------------
-
-
-def test_a_bar_with_count_and_time_and_an_interrupt_that_ends_it_at_once(work: Path) -> None:
-    pytest.importorskip("pty", reason="there are no pseudo-terminals here")
-    from cli.test_terminal import Terminal
-
-    loop = "\n#pragma unroll\nfor (int i = 0; i < N; ++i) x[i] = sinf(x[i]);\n"
-    (work / "sin.cu").write_text(f"__global__ void k(float* x) {{{loop}}}\n")
-    # Either may be the first.
-    kernels = [{"source": "sin.cu", "defines": [f"N={number}"]} for number in (150, 151)]
-    listed = {"defaults": {"arch": "sm_90"}, "kernels": kernels}
-    (work / "slow.json").write_text(json.dumps(listed))
-    with Terminal("warm", "slow.json", "-j", "1") as terminal:
-        terminal.read_until(b"1/2")
-        terminal.process.send_signal(signal.SIGINT)
-        code, output, seen = terminal.end()
-    assert (code, output) == (130, b"")
-    assert b"warming" in seen
-    assert seen.index(b"\x1b[?25l") < seen.index(b"\x1b[?25h") < seen.index(b"kcache: inter")
-    assert seen.endswith(b"kcache: interrupted: 1 of 2 kernels done; run it again to go on\r\n")
-    with Terminal("warm", "slow.json") as terminal:
-        code, output, seen = terminal.end()
-    assert code == 0
-    assert [line.split()[1] for line in output.splitlines()] == [b"1", b"1", b"0", b"2"]
-    assert seen.endswith(b"\x1b[2K")
-
-
-def test_jobs_bound_the_compilers_that_make_proofs_too(
-    work: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kcache.nvrtc.workers import pool
-    from kcache.nvrtc.workers.process import WorkerProcess
-
-    pool.shared().close()
-    monkeypatch.setattr(pool.shared(), "most", 2)
-    asked = WorkerProcess.ask
-    lock = threading.Lock()
-    running: list[object] = []
-    moved: list[bool] = []
-    most = 0
-
-    def ask(self: WorkerProcess, what: Ask, timeout: float | None) -> Reply:
-        nonlocal most
-        with lock:
-            running.append(what)
-            most = max(most, len(running))
-            moved.append(bool(what.moved))
-        try:
-            return asked(self, what, timeout)
-        finally:
-            with lock:
-                running.remove(what)
-
-    monkeypatch.setattr(WorkerProcess, "ask", ask)
-    (work / "inc").mkdir()
-    (work / "inc" / "file.cuh").write_text("#define WHERE sizeof(__FILE__)\n")
-    for number in range(4):
-        text = f'#include "file.cuh"\n__global__ void k(int* x) {{ *x = {number}; }}\n'
-        (work / f"{number}.cu").write_text(text)
-    listed = '[[kernels]]\nsource = "[0-9].cu"\narchs = ["sm_80"]\ninclude_paths = ["inc"]\n'
-    (work / "kernels.toml").write_text(listed)
-    assert here("warm", "kernels.toml", "-j", "1").code == 0
-    assert moved == [False] * 4 + [True] * 5  # the worker of the misses can make no proof
-    assert most == 1

@@ -194,9 +194,6 @@ def test_a_bundle(tmp_path: Path) -> None:
     assert found == made
 
 
-# -- files of a backend ----------------------------------------------------------------------------
-
-
 # -- files beside the backends ---------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from docs.pages import PageError, blocks
+from docs.pages import blocks
 from docs.reader import Reader
 
 from docs import recipes
@@ -113,47 +113,3 @@ def test_a_page_that_is_right_is_followed_to_its_end(follow: Follow) -> None:
 def test_what_is_wrong_is_told_with_its_place(text: str, told: str, follow: Follow) -> None:
     with pytest.raises(AssertionError, match=told):
         follow(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("```sh\ntrue\n", r"page\.md:1: the block does not end"),
-        ("<!-- test: someday -->\n```sh\ntrue\n```", "'someday' is no mark"),
-        ("<!-- test: slow -->\n\nText.\n\n```sh\ntrue\n```", r"page\.md:3: the mark before"),
-        ("```{unheard-of}\n```", "no test knows the directive unheard-of"),
-    ],
-)
-def test_what_can_not_be_read_is_told_with_its_place(text: str, told: str, follow: Follow) -> None:
-    with pytest.raises(PageError, match=told):
-        follow(text)
-
-
-WORKFLOW = """<!-- test: workflow -->
-```yaml
-on: push
-env:
-  PLACE: ${{ github.workspace }}/here
-jobs:
-  test:
-    runs-on: ubuntu-latest
-    steps:
-      - uses: actions/checkout@v4
-      - run: pip install something
-      - name: A step
-        env: {WORD: one}
-        run: |
-          mkdir -p "$PLACE"
-          echo $WORD > "$PLACE/said"
-      - run: COMMAND
-```
-"""
-
-
-@pytest.mark.parametrize(
-    ("command", "told"),
-    [("exit 7", "exit status 7"), ("echo ${{ secrets.x }}", "no test knows the expression")],
-)
-def test_a_step_that_fails_is_told(command: str, told: str, follow: Follow) -> None:
-    with pytest.raises(AssertionError, match=told):
-        follow(WORKFLOW.replace("COMMAND", command), lenient=True)
