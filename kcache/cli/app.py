@@ -12,7 +12,6 @@ from contextlib import suppress
 import click
 
 from kcache._version import __version__
-from kcache.cli.groups import Group
 from kcache.cli.terminal import log_to_stderr, say, show_log
 from kcache.errors import (
     CompileError,
@@ -22,8 +21,9 @@ from kcache.errors import (
     KcacheError,
     UnknownBackendError,
 )
+from kcache.util.nearest import nearest
 
-__all__ = ["FAILED", "INTERRUPTED", "PIPE_CLOSED", "USAGE", "app"]
+__all__ = ["FAILED", "INTERRUPTED", "PIPE_CLOSED", "USAGE", "Group", "app"]
 
 #: Exit codes. If a signal ended a process, a shell reports 128 plus the signal's number.
 FAILED = 1
@@ -31,8 +31,7 @@ USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-#: The commands by what they are for, in the order in which a newcomer wants them. Each is the first
-#: name in `__all__` of its module, which is imported only when the command is run.
+#: The commands by what they are for, in the order in which a newcomer wants them.
 _GROUPS = {
     "Compile": ("demo", "compile", "run", "warm", "why"),
     "Look": ("stats", "ls", "show", "extract", "report", "path"),
@@ -42,6 +41,60 @@ _GROUPS = {
 }
 #: Other names for a command, which the help does not list.
 _ALIASES = {"info": "stats"}
+#: The modules of commands that share one; others have a module of their name. A module is imported
+#: only when its command is run.
+_MODULES = {
+    **dict.fromkeys(("trim", "rm", "clear"), "deleting"),
+    **dict.fromkeys(("show", "extract"), "entry"),
+    "integrations": "doctor",
+    "path": "config",
+}
+
+#: Other common names for our commands.
+_ELSEWHERE = {
+    **dict.fromkeys(("list", "dir"), "ls"),
+    **dict.fromkeys(("ls", "contents"), "list"),
+    **dict.fromkeys(("delete", "del", "remove", "evict"), "rm"),
+    **dict.fromkeys(("gc", "prune", "cleanup", "clean"), "trim"),
+    **dict.fromkeys(("wipe", "purge", "reset"), "clear"),
+    **dict.fromkeys(("status", "size", "du", "statistics", "show-stats"), "stats"),
+    **dict.fromkeys(("where", "directory"), "path"),
+    **dict.fromkeys(("check", "fsck"), "verify"),
+    **dict.fromkeys(("settings", "env"), "config"),
+    **dict.fromkeys(("build", "nvcc"), "compile"),
+    **dict.fromkeys(("explain", "miss"), "why"),
+    **dict.fromkeys(("exec",), "run"),
+    **dict.fromkeys(("export", "import"), "bundle"),
+    **dict.fromkeys(("html",), "report"),
+}
+
+
+class Group(click.Group):
+    """A command with commands."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first argument names.
+
+        Raises:
+            UsageError: there is none; it says which one may be meant.
+        """
+        name = args[0]
+        asked = not name.startswith("-") and not ctx.resilient_parsing
+        if asked and self.get_command(ctx, name) is None:
+            meant = _meant(name.lower(), self.list_commands(ctx))
+            hint = "" if meant is None else f" Did you mean `{ctx.command_path} {meant}`?"
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+def _meant(name: str, known: Sequence[str]) -> str | None:
+    elsewhere = _ELSEWHERE.get(name)
+    if elsewhere in known:
+        return elsewhere
+    begun = [each for each in known if each.startswith(name)]
+    return begun[0] if len(begun) == 1 else nearest(name, known)
 
 
 class App(Group):
@@ -56,9 +109,9 @@ class App(Group):
         name = _ALIASES.get(cmd_name, cmd_name)
         if name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"kcache.cli.commands.{name}")
-        command = getattr(module, module.__all__[0])
-        return command if isinstance(command, click.Command) else None
+        module = importlib.import_module(f"kcache.cli.commands.{_MODULES.get(name, name)}")
+        commands = (each for each in vars(module).values() if isinstance(each, click.Command))
+        return next((each for each in commands if each.name == name), None)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands of each group."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kcache.admin.environment_check import complaints, refused_directory
+from kcache.admin.settings import complaints, refused_directory
 from kcache.backend import NoBackend, require_backend
 from kcache.config import Config, default_cache_directory, variable
 from kcache.directory import CacheDirectory, is_cache, open_directory

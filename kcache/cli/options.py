@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-__all__ = ["directory_option", "flag", "json_option", "repeatable"]
+if TYPE_CHECKING:
+    from kcache.admin.filters import Filters
+
+
+__all__ = ["directory_option", "filter_options", "flag", "json_option", "repeatable"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -36,3 +41,48 @@ def directory_option(function: F) -> F:
 def json_option(shape: str) -> Callable[[F], F]:
     """Give a command the option `--json`, whose output is one `shape`."""
     return flag("--json", "as_json", help=f"One JSON {shape}.")
+
+
+def filter_options(function: Callable[..., object]) -> Callable[..., object]:
+    """Give a command the options that select entries, as one parameter `filters`."""
+
+    # The command's other options, passed on.
+    @functools.wraps(function)
+    def command(
+        *,
+        arch: tuple[str, ...],
+        name: tuple[str, ...],
+        used_within: str | None,
+        older_than: str | None,
+        **others: object,
+    ) -> object:
+        from kcache.admin.filters import parse_filters
+
+        filters: Filters = parse_filters(name, arch, used_within, older_than)
+        return function(filters=filters, **others)
+
+    made: Callable[..., object] = command
+    for option in reversed(_OPTIONS):
+        made = option(made)
+    return made
+
+
+_OPTIONS = (
+    repeatable("--arch", metavar="ARCH", help="Only kernels for this target, such as sm_90."),
+    repeatable(
+        "--name",
+        metavar="TEXT",
+        help="Only kernels whose source name or name expression has TEXT in it. With * or ?, TEXT "
+        "is a pattern for all of the name.",
+    ),
+    click.option(
+        "--used-within",
+        metavar="AGE",
+        help="Only kernels that were used in the last AGE, such as 12h, 30d or 2w.",
+    ),
+    click.option(
+        "--older-than",
+        metavar="AGE",
+        help="Only kernels that nobody has used for AGE, likewise.",
+    ),
+)

@@ -61,7 +61,7 @@ def _complain(programs: Programs, said: int, group: int) -> None:
 
     with suppress(Exception):  # the program works without
         if env.settings(env.current()):
-            from kcache.admin.environment_check import complaints
+            from kcache.admin.settings import complaints
 
             for complaint in complaints():
                 tell(complaint)

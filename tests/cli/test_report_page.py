@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from kcache import Stats
 from kcache.cli.html_report.page import page
-from kcache.cli.html_report.remarks import NOTE, WARNING, remarks
 from kcache.cli.html_report.shares import spans
-from kcache.cli.html_report.snapshot import Snapshot
+from kcache.cli.html_report.snapshot import NOTE, WARNING, Snapshot, remarks
 from kcache.engine.stats import FIELDS, StatsFile
 from kcache.nvrtc.inventory import KERNEL, Item
 

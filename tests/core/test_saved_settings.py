@@ -12,7 +12,7 @@ import pytest
 from core.helpers import python
 
 from kcache import BackendError, ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
-from kcache.admin.saving import save
+from kcache.admin.settings import save
 from kcache.config import VARIABLES
 from kcache.directory import CacheDirectory, open_directory
 from kcache.engine.opening import SAVED
@@ -219,7 +219,7 @@ def test_a_directory_that_can_not_be_written_to_is_an_error_of_saving_alone(
 
 SAVES = """
 import sys
-from kcache.admin.saving import save
+from kcache.admin.settings import save
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(60):

@@ -1,1 +1,1 @@
-"""One file for each command, with the name of the command."""
+"""The commands: one file for each, or for several that do much the same."""

@@ -17,12 +17,10 @@ from kcache.admin.bundles import (
     list_bundle,
     verify_bundle,
 )
-from kcache.cli.filters import filter_options
-from kcache.cli.groups import Group
-from kcache.cli.keys import SHORT
-from kcache.cli.listing import item_json, listing
+from kcache.cli.app import Group
+from kcache.cli.entries import SHORT, item_json, listing
 from kcache.cli.open_cache import may_write, open_cache, open_existing, why_none
-from kcache.cli.options import directory_option, flag, json_option
+from kcache.cli.options import directory_option, filter_options, flag, json_option
 from kcache.cli.terminal import counted, plain, progress, say, show
 from kcache.config import Config
 from kcache.errors import BackendError

@@ -1,23 +1,24 @@
-"""`kcache config`: shows each setting, its value and its source; and saves settings."""
+"""Config: `kcache config` shows and saves settings, `kcache path` prints the cache's directory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import click
 
 from kcache._version import __version__
-from kcache.admin.saving import save
+from kcache.admin.settings import save
 from kcache.cli.open_cache import load_settings, may_write, named_directory
 from kcache.cli.options import directory_option, json_option, repeatable
-from kcache.cli.terminal import columns, plain, say, show
+from kcache.cli.terminal import columns, plain, say, show, write_stdout
 from kcache.config import VARIABLES, Setting
 from kcache.engine.opening import SAVED
 from kcache.nvrtc import library
 from kcache.util.distribution import how_to_install
 from kcache.util.units import format_size
 
-__all__ = ["config"]
+__all__ = ["config", "path"]
 
 _SIZES = ("max_size", "memory_size")
 
@@ -62,6 +63,14 @@ def config(
         show(_rows({name: settings[name] for name in settings if name in (*wanted, *gone)}))
     else:
         show(f"{_rows(settings)}\n\n{columns(_facts())}")
+
+
+@click.command(short_help="Print the directory of the cache.")
+@directory_option
+def path(*, directory: str | None) -> None:
+    """Print the directory that programs and commands use as the cache, whether it exists or not."""
+    load_settings(directory)  # this warns
+    write_stdout(os.fsencode(named_directory(directory)) + b"\n")
 
 
 def _pairs(given: Sequence[str]) -> dict[str, str]:

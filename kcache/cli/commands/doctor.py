@@ -1,4 +1,4 @@
-"""`kcache doctor`: says what is wrong with this machine's set-up, and what to do about it."""
+"""Doctor: says what is wrong with this machine's set-up; `kcache integrations`, what it covers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from kcache.cli.open_cache import load_settings
 from kcache.cli.options import directory_option, flag, json_option
-from kcache.cli.terminal import counted, plain, show
+from kcache.cli.terminal import columns, counted, plain, show
 from kcache.config import Config
 from kcache.util import log
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kcache.admin.doctor import Finding
+    from kcache.integrations.frameworks import Installed
 
-__all__ = ["doctor"]
+__all__ = ["doctor", "integrations"]
 
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
@@ -98,3 +99,41 @@ def _table(findings: list[Finding]) -> Table:
         if finding.do:
             table.add_row("", "", Text(f"-> {plain(finding.do)}"))
     return table
+
+
+@click.command(short_help="Show which installed frameworks are covered.")
+@json_option("array")
+def integrations(*, as_json: bool) -> None:
+    """Show the installed frameworks that compile kernels at run time, and what covers them.
+
+    "The drop-in" is what `kcache run` and `kcache.install` put in the place of NVRTC. "One line" is
+    an adapter for the framework's own hook. The last column switches it on, or says why nothing
+    does. Another version than the tested one works if its interface is the same.
+    """
+    from kcache.integrations.frameworks import installed
+
+    found = installed()
+    if as_json:
+        show([_described(each) for each in found])
+    elif not found:
+        show("no framework that compiles kernels at run time is installed here")
+    else:
+        heads = ("FRAMEWORK", "INSTALLED", "TESTED WITH", "COVERED BY", "SWITCH IT ON")
+        show(columns([heads, *map(_row, found)]))
+
+
+def _row(each: Installed) -> tuple[str, ...]:
+    framework = each.framework
+    tested = framework.tested or "-"
+    return framework.name, each.version, tested, framework.covered, framework.line
+
+
+def _described(each: Installed) -> dict[str, str]:
+    framework = each.framework
+    return {
+        "framework": framework.name,
+        "installed": each.version,
+        "tested_with": framework.tested,
+        "covered_by": framework.covered,
+        "line": framework.line,
+    }

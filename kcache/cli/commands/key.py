@@ -6,7 +6,7 @@ import os
 
 import click
 
-from kcache.cli.groups import Group
+from kcache.cli.app import Group
 from kcache.cli.options import flag, json_option
 from kcache.cli.terminal import show, write_stdout
 from kcache.errors import ConfigError

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import click
 
 from kcache.admin.filters import Filters, is_wanted
-from kcache.cli.filters import filter_options
-from kcache.cli.listing import item_json, listing
+from kcache.cli.entries import item_json, listing
 from kcache.cli.open_cache import open_existing, why_none
-from kcache.cli.options import directory_option, flag, json_option
+from kcache.cli.options import directory_option, filter_options, flag, json_option
 from kcache.cli.terminal import say, show
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items, unique_length

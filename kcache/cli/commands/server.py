@@ -8,7 +8,7 @@ import sys
 import click
 
 from kcache.admin.info import remote_lines
-from kcache.cli.groups import Group
+from kcache.cli.app import Group
 from kcache.cli.open_cache import load_settings
 from kcache.cli.options import json_option
 from kcache.cli.terminal import show

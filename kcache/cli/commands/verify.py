@@ -6,7 +6,7 @@ import click
 
 from kcache.admin.verify import Report
 from kcache.admin.verify import verify as examine
-from kcache.cli.keys import SHORT
+from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import may_write, open_existing, why_none
 from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import counted, plain, progress, say, show

@@ -12,7 +12,7 @@ import click
 
 from kcache.admin.explain import Explanation, aside, explain, set_aside
 from kcache.cli.compile_arguments import CompileArguments, NvccCommand, compile_options
-from kcache.cli.keys import SHORT
+from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import (
     NOTHING_YET,
     load_settings,

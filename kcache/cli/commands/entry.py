@@ -1,4 +1,4 @@
-"""`kcache show`: prints everything that is known about one entry."""
+"""Entry: `kcache show` prints all that is known about one, `kcache extract` writes its output."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.keys import SHORT, key_argument, open_entry
-from kcache.cli.listing import item_json
+from kcache.cli.entries import SHORT, item_json, key_argument, open_entry
 from kcache.cli.options import directory_option, json_option
-from kcache.cli.terminal import columns, counted, show
-from kcache.errors import CorruptEntryError
+from kcache.cli.output import OUTPUTS, OutputPath, named_by_suffix, refuse_terminal, write_output
+from kcache.cli.terminal import STDOUT, columns, counted, say, show
+from kcache.errors import BackendError, CorruptEntryError
 from kcache.nvrtc.inventory import MANIFEST, Item
 from kcache.util.units import format_age, format_size, format_time, local_time
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kcache.entry import JSON, Entry
     from kcache.nvrtc.manifest import StoredHeaderSet
 
-__all__ = ["show_entry"]
+__all__ = ["extract", "show_entry"]
 
 #: Metadata that has a line of its own in `show`.
 _TOLD = {
@@ -60,7 +60,50 @@ def show_entry(*, key: str, as_json: bool, directory: str | None) -> None:
     item, entry = open_entry(directory, key)
     show(_as_json(item, entry) if as_json else "\n".join(_lines(item, entry)))
     if entry is None:
-        raise CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {item.problem}")
+        raise _unused(item)
+
+
+def _unused(item: Item) -> CorruptEntryError:
+    return CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {item.problem}")
+
+
+@click.command(short_help="Write a kernel's machine code or PTX to a file.")
+@key_argument
+@click.option(
+    "--emit",
+    type=click.Choice(OUTPUTS),
+    help="The output to write.  [default: by the suffix of OUT, else the first of these that "
+    "there is]",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    type=OutputPath(),
+    help="The file to write, - for standard output.  [default: the key's first digits, with the "
+    "suffix of what is written]",
+)
+@directory_option
+def extract(*, key: str, emit: str | None, output: str | None, directory: str | None) -> None:
+    """Write the output of the entry KEY to a file, for `cuobjdump`, `nvdisasm` and other tools.
+
+    KEY is the first digits of a key. `kcache ls` shows the keys.
+    """
+    item, entry = open_entry(directory, key)
+    if entry is None:
+        raise _unused(item)
+    emit = emit or named_by_suffix(output) or next(filter(entry.payload.get, OUTPUTS), OUTPUTS[0])
+    data = entry.payload.get(emit)
+    if data is None:
+        there = ", ".join(entry.payload) or "nothing"
+        raise BackendError(f"{item.kind} {item.key[:SHORT]} has no {emit}; it has: {there}")
+    if output is None:
+        output = f"{item.key[:SHORT]}.{emit}"
+    if output == "-":
+        refuse_terminal(emit)
+    write_output(data, output)
+    shown = STDOUT if output == "-" else output
+    say(f"{emit} of {item.source_name or item.key[:SHORT]} -> {shown} ({format_size(len(data))})")
 
 
 # -- as text ---------------------------------------------------------------------------------------

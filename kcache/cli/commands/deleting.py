@@ -1,0 +1,194 @@
+"""Deleting: `kcache trim` evicts the coldest entries, `rm` deletes some, and `clear` all."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from kcache.admin.filters import Filters, is_wanted
+from kcache.admin.info import Kinds, count_kinds, told_kinds
+from kcache.cli.entries import SHORT, complete_keys, key_prefix, resolve
+from kcache.cli.open_cache import NOTHING_YET, may_write, open_existing
+from kcache.cli.options import directory_option, filter_options, flag, json_option
+from kcache.cli.terminal import can_ask, counted, say, show
+from kcache.engine.eviction import LOW_WATER
+from kcache.errors import BackendError
+from kcache.nvrtc import PRODUCER
+from kcache.nvrtc.inventory import KERNEL, items, would_evict
+from kcache.util.units import format_size, parse_age, parse_size
+
+if TYPE_CHECKING:
+    from kcache import KernelCache
+
+__all__ = ["clear", "remove", "trim"]
+
+
+@click.command(short_help="Evict the least recently used entries.")
+@click.option(
+    "--max-size", metavar="SIZE", help="Evict until at most SIZE is stored, such as 200MB."
+)
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    help="Evict entries that nobody has used for AGE, such as 12h, 30d or 2w.",
+)
+@flag("-n", "--dry-run", help="Say what would be evicted; change nothing.")
+@json_option("object")
+@directory_option
+def trim(
+    *,
+    max_size: str | None,
+    older_than: str | None,
+    dry_run: bool,
+    as_json: bool,
+    directory: str | None,
+) -> None:
+    """Evict the entries that were used least recently.
+
+    Without options, evict down to 90 % of the cap. With both options, first evict what is older
+    than AGE, then what exceeds SIZE. The cache stays below its cap on its own. Use this command to
+    free space at once.
+    """
+    if not dry_run:
+        may_write("trim", directory)
+    age = None if older_than is None else parse_age(older_than, name="--older-than")
+    size = None if max_size is None else parse_size(max_size, name="--max-size")
+    cache = open_existing(directory, read_only=dry_run, changes=True)
+    if cache is None:
+        nothing = f"nothing to evict: {NOTHING_YET}"
+        _show(as_json, nothing, dry_run=dry_run, entries=0, bytes_evicted=0)
+        return
+    with cache:
+        if dry_run:
+            count, freed = _preview(cache, size, age)
+        else:
+            cache.trim(size, older_than=age)
+            stats = cache.stats()
+            count, freed = stats.evictions, stats.bytes_evicted
+            if stats.errors:
+                raise BackendError(f"only {counted(count)} evicted: see the warnings above")
+    done = f"{'would evict' if dry_run else 'evicted'} {counted(count)}, {format_size(freed)}"
+    _show(as_json, done, dry_run=dry_run, entries=count, bytes_evicted=freed)
+
+
+def _preview(cache: KernelCache, size: int | None, age: float | None) -> tuple[int, int]:
+    """Return how many entries and bytes a trim would evict."""
+    goal = size
+    if size is None and age is None:
+        goal = int(cache.engine.max_size * LOW_WATER)
+    since = 0 if age is None else time.time_ns() - age * 1e9
+    return would_evict(cache.engine.backend, goal, since_ns=since)
+
+
+@click.command("rm", short_help="Delete single entries, or those that fit filters.")
+@click.argument("keys", metavar="[KEY]...", nargs=-1, type=key_prefix, shell_complete=complete_keys)
+@filter_options
+@flag("-n", "--dry-run", help="Say what would be deleted; change nothing.")
+@flag("-y", "--yes", help="Accepted as by `clear`. The command never asks.")
+@json_option("object")
+@directory_option
+def remove(
+    *,
+    keys: tuple[str, ...],
+    filters: Filters,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    directory: str | None,
+) -> None:
+    """Delete the entries KEY, or the kernels that fit the options.
+
+    Each KEY is the first digits of a key that `kcache ls` shows. If a KEY fits no entry or several
+    entries, nothing is deleted. A kernel has to fit each kind of option. `kcache ls` with the same
+    options shows which kernels fit.
+    """
+    del yes
+    if bool(keys) == (filters != Filters()):
+        raise click.UsageError("Give either keys, or options that say which kernels to delete.")
+    if not dry_run:
+        may_write("rm", directory)
+    cache = open_existing(directory, read_only=dry_run, changes=True)
+    if cache is None:
+        resolve(None, keys)
+        _tell([], 0, dry_run=dry_run, as_json=as_json)
+        return
+    with cache:
+        if keys:
+            found = resolve(cache.engine.backend, keys)
+            sizes = {info.key: info.size for info in found}
+        else:
+            sizes = _fitting(cache, filters)
+        deleted: list[str] = []
+        freed = 0
+        for key, known in sizes.items():
+            size = known if dry_run else _delete(cache, key)
+            if size:
+                deleted.append(key)
+                freed += size
+            else:
+                say(f"{key[:SHORT]} was deleted meanwhile")
+    _tell(deleted, freed, dry_run=dry_run, as_json=as_json)
+
+
+def _fitting(cache: KernelCache, filters: Filters) -> dict[str, int]:
+    """Return the keys and sizes of the kernels that fit."""
+    now = time.time()
+    return {
+        item.key: item.size
+        for item in items(cache.engine.backend, PRODUCER)
+        if item.kind == KERNEL and is_wanted(item, filters, now)
+    }
+
+
+def _delete(cache: KernelCache, key: str) -> int:
+    """Delete an entry; return its bytes, 0 if it was gone."""
+    size = cache.engine.backend.delete(key)
+    if size:
+        cache.engine.note("deleted", key)
+    return size
+
+
+def _tell(deleted: list[str], freed: int, *, dry_run: bool, as_json: bool) -> None:
+    count = len(deleted)
+    done = f"{'would delete' if dry_run else 'deleted'} {counted(count)}, {format_size(freed)}"
+    _show(as_json, done, dry_run=dry_run, keys=deleted, entries=count, size_bytes=freed)
+
+
+@click.command(short_help="Delete every entry.")
+@flag("-y", "--yes", help="Don't ask. Required without a terminal.")
+@json_option("object")
+@directory_option
+def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
+    """Delete every entry of the cache.
+
+    The counts stay. To reset them, use `kcache stats --zero`.
+    """
+    may_write("clear", directory)
+    if not yes and not can_ask():
+        raise click.UsageError("There is no terminal to ask on. Pass --yes to delete every entry.")
+    cache = open_existing(directory, read_only=False, changes=True)
+    if cache is None:
+        _show(as_json, f"nothing to delete: {NOTHING_YET}", **_amounts(Kinds(0, 0, 0, 0), 0, 0))
+        return
+    with cache:
+        size, kinds = cache.size_bytes, count_kinds(cache.engine, PRODUCER)
+        about = f"({told_kinds(kinds)}), {format_size(size)}"
+        question = f"Delete {counted(cache.entry_count)} {about}, in {cache.directory}?"
+        if not yes and not click.confirm(question, err=True):
+            raise click.exceptions.Exit(1)
+        removed = cache.clear()
+        if cache.stats().errors:
+            raise BackendError(f"{removed} of {counted(kinds.all)} deleted: see the warnings above")
+    _show(as_json, f"deleted {counted(removed)} {about}", **_amounts(kinds, removed, size))
+
+
+def _amounts(kinds: Kinds, count: int, size: int) -> dict[str, object]:
+    about = {"entries": count, "kernels": kinds.kernels, "manifests": kinds.manifests}
+    return {**about, "size_bytes": size}
+
+
+def _show(as_json: bool, told: str, **amounts: object) -> None:
+    """Show what was done: as JSON the amounts, else the sentence."""
+    show(amounts if as_json else told)
