@@ -237,11 +237,15 @@ def test_what_was_missing_is_looked_for_again(tmp_path: Path) -> None:
     known.reading = Breaker(clock)
     with service(tmp_path, known) as client:
         for reason in ("no package", "wrong password", ""):
-            for _ in range(FAILURES):
+
+            def told(wanted: str = reason) -> bool:
                 clock.now += LONGEST_PAUSE
                 client.nothing_until = 0.0
                 client.get(KEY)
-            until(lambda: counts(client)["reason"] == reason)  # noqa: B023  at once
+                now = counts(client)
+                return (now["reason"], now["breaker"]) == (wanted, "open" if wanted else "closed")
+
+            until(told)
 
 
 def test_without_its_keys_nothing_goes_and_nothing_is_asked_for(tmp_path: Path) -> None:
