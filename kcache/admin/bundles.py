@@ -327,55 +327,49 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
         raise ConfigError("the cache is open for reading only: nothing can be imported")
     if isinstance(engine.backend, NoBackend):
         raise BackendError(f"nothing can be imported: {engine.backend.reason}")
+    counts: Counter[str] = Counter()
+    # Less than an eviction leaves, so that no eviction takes an entry of this import.
+    room = int(engine.max_size * LOW_WATER)
     with _opened(source, cache.config) as bundle:
         other = sum(each.entry is None for each in _contents(bundle))
-        putting = _Import(engine)
         # The kernels come first: a manifest must not promise a kernel that is not there.
         for manifests in (False, True):
             for item, entry in _contents(bundle):
-                if entry is not None and (item.kind == MANIFEST) is manifests:
-                    putting.add(item, entry)
-        return Imported(**putting.counts, other_version=other)
+                if entry is None or (item.kind == MANIFEST) is not manifests:
+                    continue
+                what, wanted = _wanted(engine, item, entry)
+                if wanted is not None:
+                    size = len(encode(item.key, wanted, producer=PRODUCER.encode()))
+                    cost = size + engine.backend.overhead
+                    stored = cost <= room and _put(engine, item.key, wanted)
+                    room -= cost if stored else 0
+                    what = what if stored else "no_room"
+                counts[what] += 1
+    return Imported(**counts, other_version=other)
 
 
-class _Import:
-    """Puts entries of a bundle, and counts them; for one thread."""
+def _wanted(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, Entry | None]:
+    """Return what becomes of a bundle's entry, and the entry to put, if any."""
+    there = look_into(engine.backend, EntryInfo(item.key, 0, 0), PRODUCER)
+    if there is None or there.entry is None:
+        return "added", entry
+    merged = _merged(there.entry, entry) if item.kind == MANIFEST else None
+    return ("present" if merged is None else "merged"), merged
 
-    def __init__(self, engine: CacheEngine) -> None:
-        self._engine = engine
-        #: How many bytes may be stored: less than an eviction leaves, so that no eviction takes an
-        #: entry of this import.
-        self._room = int(engine.max_size * LOW_WATER)
-        self.counts = dict.fromkeys(("added", "present", "merged", "no_room"), 0)
 
-    def add(self, item: Item, entry: Entry) -> None:
-        """Put an entry, unless the cache has it; merge a manifest.
+def _put(engine: CacheEngine, key: str, entry: Entry) -> bool:
+    """Put an entry; tell whether it is stored.
 
-        Raises:
-            BackendError: the cache can't be written to.
-        """
-        there = look_into(self._engine.backend, EntryInfo(item.key, 0, 0), PRODUCER)
-        what, wanted = "added", entry
-        if there is not None and there.entry is not None:
-            merged = _merged(there.entry, entry) if item.kind == MANIFEST else None
-            if merged is None:
-                self.counts["present"] += 1
-                return
-            what, wanted = "merged", merged
-        self.counts[what if self._put(item.key, wanted) else "no_room"] += 1
-
-    def _put(self, key: str, entry: Entry) -> bool:
-        """Put an entry, unless the bundle has filled the cap; tell whether it is stored."""
-        engine = self._engine
-        cost = len(encode(key, entry, producer=PRODUCER.encode())) + engine.backend.overhead
-        errors = engine.stats().errors
-        stored = cost <= self._room and engine.put(key, entry)
-        if engine.stats().errors > errors:
-            raise BackendError("the cache can't be written to: see the warning above")
-        if stored:
-            engine.memory.delete(key)  # a use by another process does not count as one by this
-            self._room -= cost
-        return stored
+    Raises:
+        BackendError: the cache can't be written to.
+    """
+    errors = engine.stats().errors
+    stored = engine.put(key, entry)
+    if engine.stats().errors > errors:
+        raise BackendError("the cache can't be written to: see the warning above")
+    if stored:
+        engine.memory.delete(key)  # a use by another process does not count as one by this
+    return stored
 
 
 def _merged(ours: Entry, theirs: Entry) -> Entry | None:

@@ -353,20 +353,6 @@ def test_of_another_version(compile_: Compile, why: Why, cache_directory: Path) 
     assert "kcache-nvrtc/0" in why().the("incompatible")["what"]
 
 
-def test_an_entry_of_an_older_kcache_does_not_tell_its_source(
-    compile_: Compile, why: Why, cache_directory: Path
-) -> None:
-    compile_()
-    with kcache.KernelCache(cache_directory) as cache:
-        found = cache.engine.get(why().all["key"])
-        assert found is not None
-        cache.clear()
-        old = {name: value for name, value in found.metadata.items() if name != "source_hash"}
-        cache.engine.put(key("old"), kcache.Entry(dict(found.payload), old))
-    assert set(why().kinds) == {"cleared", "unknown"}
-    assert why("-D", "N").the("define")
-
-
 # -- not cached at all -----------------------------------------------------------------------------
 
 
