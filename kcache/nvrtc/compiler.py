@@ -31,7 +31,6 @@ __all__ = [
     "Run",
     "compile_request",
     "find",
-    "recording_problem",
     "supported_archs",
     "version",
     "version_of",
@@ -190,21 +189,6 @@ def version_of(identity: str) -> tuple[int, int] | None:
 def supported_archs(path: str | None = None) -> tuple[int, ...]:
     """Return the architecture numbers that a library knows, ascending; otherwise as `version`."""
     return _hello(path).archs
-
-
-def recording_problem() -> str:
-    """Return why compiles can't be recorded here, so that nothing with headers is cached; or empty.
-
-    Raises:
-        CompilerNotFoundError: NVRTC is not installed.
-    """
-    from kcache.nvrtc.workers.process import NoWorkerError, interpreter
-
-    try:
-        interpreter()
-    except NoWorkerError as error:
-        return str(error)
-    return "" if _hello().records else "this platform's import tables can't be changed"
 
 
 # -- inside ----------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import fork, wait
 
 import kcache
 import kcache.launch
@@ -213,18 +212,6 @@ def test_a_primary_context_that_is_reset_is_noticed(gpu: Any, arch: str, place: 
     assert "of device 0 that was reset or destroyed" in done.stdout
 
 
-def test_a_forked_child_is_told_why(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    handle = kernel.load()
-
-    def work() -> None:
-        for use in (kernel.load, lambda: handle.kernel, kcache.launch.reset):
-            with pytest.raises(DeviceError, match="forked from one that used the CUDA driver"):
-                use()
-
-    assert wait(fork(work)) == 0
-    check_axpy(gpu, handle)
-
-
 # -- other architectures and devices -------------------------------------------------------------
 
 
@@ -236,17 +223,3 @@ def test_a_kernel_for_another_architecture_says_so(gpu: Any, cache: kcache.Kerne
         kernel._replace(ptx=None).load()
     if arch == "sm_80":  # its PTX runs on every later one
         check_axpy(gpu, kernel.load())
-
-
-def test_two_devices_share_no_module(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    if len(gpu.core.Device.get_all_devices()) < 2:
-        pytest.skip("there is one GPU")
-    other = gpu.core.Device(1)
-    if other.compute_capability != gpu.device.compute_capability:
-        pytest.skip("the GPUs differ")
-    first, second = kernel.load(0), kernel.load(1)
-    assert (first.device, second.device) == (0, 1)
-    kcache.launch.reset(1)
-    check_axpy(gpu, first)
-    with pytest.raises(StaleKernelError):
-        second.launch(1, 1, 2.0, None, None, 0)

@@ -6,13 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nvrtc.edits import lay
 from nvrtc.reference import working_directory
 
 
+@pytest.fixture(scope="session")
+def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests: a worker compiles for one working directory only."""
+    return tmp_path_factory.mktemp("project") / "tree"
+
+
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Path]:
-    """A project folder, which is the working directory."""
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    with working_directory(folder):
-        yield folder
+def tree(top: Path) -> Iterator[Path]:
+    """A project folder with nothing in it, which is the working directory."""
+    top.mkdir(exist_ok=True)
+    lay(top, {})
+    with working_directory(top):
+        yield top

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from nvrtc.reference import ARCH, KERNEL, compile_fresh
+from nvrtc.reference import KERNEL, PTX, compile_fresh
 
 import kcache
 from kcache.nvrtc import PRODUCER, files
@@ -54,18 +54,18 @@ class Clock:
 
 
 def options_of(folder: Path, place: str) -> kcache.CompileOptions:
-    return ARCH.replace(include_paths=[folder / place / name for name in ("first", "inc")])
+    return PTX.replace(include_paths=[folder / place / name for name in ("first", "inc")])
 
 
 def ask(cache: kcache.KernelCache, folder: Path, place: str, number: int) -> tuple[bool, bytes]:
     kernel = cache.get_or_compile(SOURCES[number], (), options_of(folder, place))
-    return kernel.cached, kernel.cubin or b""
+    return kernel.cached, kernel.ptx or b""
 
 
 @functools.cache
 def truth(number: int, value: str) -> bytes:
     """Return the bare compile's machine code where the header says this."""
-    return compile_fresh(value + KERNEL + f"// {number}\n", ARCH.flags()).cubin or b""
+    return compile_fresh(value + KERNEL + f"// {number}\n", PTX.flags()).ptx or b""
 
 
 def next_tick() -> None:
@@ -220,16 +220,16 @@ class Machine:
         assert self.second.stdout is not None
         self.second.stdin.write(json.dumps(question) + "\n")
         answer = json.loads(self.second.stdout.readline())
-        return [(cached, bytes.fromhex(cubin)) for cached, cubin in answer]
+        return [(cached, bytes.fromhex(ptx)) for cached, ptx in answer]
 
     def check(self, way: Callable[[list[tuple[str, int]]], list[tuple[bool, bytes]]]) -> None:
         asked = [(self.chance.choice(PLACES), self.chance.randrange(2)) for _ in range(2)]
         self.log.append(f"  {way.__name__} {asked}")
-        for (place, number), (cached, cubin) in zip(asked, way(asked), strict=True):
+        for (place, number), (cached, ptx) in zip(asked, way(asked), strict=True):
             folder = self.folder / place
             shadow, header = folder / "first/n.h", folder / "inc/n.h"
             text = (shadow if shadow.exists() else header).read_text()
-            assert cubin == truth(number, text), f"STALE: {place} {number}, cached={cached}"
+            assert ptx == truth(number, text), f"STALE: {place} {number}, cached={cached}"
             self.counts["hits" if cached else "misses"] += 1
         self.check_stamps()
 
@@ -273,7 +273,7 @@ def answer_all() -> None:
             cache = None
         cache = cache or kcache.KernelCache(Path(folder) / "cache")
         found = [ask(cache, Path(folder), place, number) for place, number in asked]
-        print(json.dumps([(cached, cubin.hex()) for cached, cubin in found]), flush=True)
+        print(json.dumps([(cached, ptx.hex()) for cached, ptx in found]), flush=True)
     if cache is not None:
         cache.close()
 

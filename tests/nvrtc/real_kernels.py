@@ -8,9 +8,8 @@ import site
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypedDict
-
-from nvrtc.project_kernels import FOLDERS, Kernel, project_kernels
+from types import MappingProxyType
+from typing import NamedTuple, TypedDict
 
 #: Include directories below a site-packages directory, and a header that has to be in each.
 _FOLDERS = {
@@ -20,12 +19,28 @@ _FOLDERS = {
     "crt": ("nvidia/cu13/include", "crt/mma.h"),
     "cutlass": ("cutlass_library/source/include", "cutlass/cutlass.h"),
     "groups": ("nvidia/cu13/include", "cooperative_groups.h"),
-    "curand": ("nvidia/cu13/include", "curand_kernel.h"),
-    **FOLDERS,
 }
 #: Names of what has internal linkage: a number of the compile, the process id, and what follows.
 INTERNAL = re.compile(rb"_kernel_cu_([0-9a-f]{8})_(\d+)")
 _BENCH = Path(__file__).parents[2] / "bench/kernels"
+
+
+class Kernel(NamedTuple):
+    """A kernel to compile; `folders` are names of the folders that it needs.
+
+    Attributes:
+        edits_at_once: of the files that it reads, between two compiles: one that takes seconds to
+            compile is compiled for four edits at once.
+    """
+
+    source: str
+    folders: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    headers: Mapping[str, str] = MappingProxyType({})
+    arch: str = "sm_90"
+    std: int = 17
+    edits_at_once: int = 1
 
 
 def flags_of(kernel: Kernel) -> tuple[str, ...] | None:
@@ -39,8 +54,7 @@ def flags_of(kernel: Kernel) -> tuple[str, ...] | None:
 
 def folder_of(name: str) -> Path | None:
     path, probe = _FOLDERS[name]
-    more = filter(None, os.environ.get("TEST_HEADERS", "").split(os.pathsep))
-    for entry in dict.fromkeys((*sys.path, *site.getsitepackages(), *more)):
+    for entry in dict.fromkeys((*sys.path, *site.getsitepackages())):
         if Path(entry, path, probe).is_file():
             return Path(entry, path)
     return None
@@ -69,8 +83,6 @@ def _bench(name: str) -> str:
 
 def _made() -> Iterator[tuple[str, Kernel]]:
     yield "cub reduce", Kernel(_bench("cub_reduce"), ("cccl",), ("block_sum<float, 256, 4>",))
-    sort = "block_sort<unsigned int, int, 128, 8>"
-    yield "cub radix sort", Kernel(_bench("cub_radix_sort"), ("cccl",), (sort,))
     yield (
         "attention",
         Kernel(_bench("attention"), ("cccl", "cuda", "crt"), ("attention<64, 64, 64, true>",)),
@@ -85,25 +97,6 @@ def _made() -> Iterator[tuple[str, Kernel]]:
         ),
     )
     yield (
-        "cub scan",
-        Kernel(
-            "#include <cub/block/block_scan.cuh>\n"
-            'extern "C" __global__ void k(int* d) { using S = cub::BlockScan<int, 128>; '
-            "__shared__ typename S::TempStorage t; int v = d[threadIdx.x]; "
-            "S(t).ExclusiveSum(v, v); d[threadIdx.x] = v; }\n",
-            ("cccl",),
-        ),
-    )
-    yield (
-        "cub warp",
-        Kernel(
-            "#include <cub/warp/warp_reduce.cuh>\n#include <cub/block/block_load.cuh>\n"
-            'extern "C" __global__ void k(int* d) { using W = cub::WarpReduce<int>; '
-            "__shared__ typename W::TempStorage t; d[0] = W(t).Sum(d[threadIdx.x]); }\n",
-            ("cccl",),
-        ),
-    )
-    yield (
         "std",
         Kernel(
             "#include <cuda/std/array>\n#include <cuda/std/tuple>\n#include <cuda/std/complex>\n"
@@ -111,24 +104,6 @@ def _made() -> Iterator[tuple[str, Kernel]]:
             'extern "C" __global__ void k(float* o) { cuda::std::complex<float> c(o[0], o[1]); '
             "auto t = cuda::std::make_tuple(1, 2.f); o[2] = (c * c).real() + cuda::std::get<1>(t); }\n",
             ("cccl",),
-        ),
-    )
-    yield (
-        "atomic and barrier",
-        Kernel(
-            "#include <cuda/atomic>\n#include <cuda/barrier>\n"
-            'extern "C" __global__ void k(int* o) { '
-            "cuda::atomic_ref<int, cuda::thread_scope_device> a(*o); a.fetch_add(1); }\n",
-            ("cccl", "cuda", "crt"),
-        ),
-    )
-    yield (
-        "thrust",
-        Kernel(
-            "#include <thrust/functional.h>\n#include <thrust/tuple.h>\n"
-            'extern "C" __global__ void k(float* o) { auto t = thrust::make_tuple(o[0], 2); '
-            "o[2] = thrust::get<1>(t) + thrust::maximum<float>()(o[0], o[1]); }\n",
-            ("cccl", "cuda", "crt"),
         ),
     )
     yield (
@@ -151,16 +126,6 @@ def _made() -> Iterator[tuple[str, Kernel]]:
         ),
     )
     yield (
-        "tensor cores",
-        Kernel(
-            "#include <mma.h>\nusing namespace nvcuda;\n"
-            'extern "C" __global__ void k(const __half* a, float* c) { '
-            "wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> f; "
-            "wmma::load_matrix_sync(f, a, 16); c[0] = f.x[0]; }\n",
-            ("cuda", "crt"),
-        ),
-    )
-    yield (
         "cute",
         Kernel(
             "#include <cute/tensor.hpp>\nusing namespace cute;\n"
@@ -172,20 +137,10 @@ def _made() -> Iterator[tuple[str, Kernel]]:
             ("--device-as-default-execution-space",),
         ),
     )
-    yield (
-        "random numbers",
-        Kernel(
-            "#include <curand_kernel.h>\n"
-            'extern "C" __global__ void k(float* o) { curandStatePhilox4_32_10_t s; '
-            "curand_init(1, 2, 3, &s); o[0] = curand_uniform(&s); }\n",
-            ("curand", "cuda", "crt", "cccl"),
-        ),
-    )
 
 
 #: Those that take more than a second.
-_LARGE = ("cub reduce", "cub radix sort", "cub scan", "cub warp", "cutlass gemm", "cute", "thrust")
+_LARGE = ("cub reduce", "cutlass gemm", "cute")
 KERNELS = {
-    name: kernel._replace(edits_at_once=4) if name in _LARGE else kernel
-    for name, kernel in (*_made(), *project_kernels())
+    name: kernel._replace(edits_at_once=4) if name in _LARGE else kernel for name, kernel in _made()
 }

@@ -20,6 +20,8 @@ from kcache.nvrtc.parsed_options import parse_options
 from kcache.nvrtc.workers.harmless import are_harmless
 
 ARCH = CompileOptions(arch="sm_80")
+#: Makes no machine code, which takes half of the time: for tests of what the kernel depends on.
+PTX = CompileOptions(arch="compute_80")
 #: Whether each bare compile is made anew (`--recompile`), also one of a text that stands alone.
 RECOMPILE = False
 

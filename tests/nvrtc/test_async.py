@@ -63,39 +63,11 @@ def test_it_is_what_get_or_compile_returns(cache: kcache.KernelCache) -> None:
     asyncio.run(main())
 
 
-def test_every_argument_counts(cache: kcache.KernelCache) -> None:
-    source = '#include "v.h"\ntemplate <class T> __global__ void k(T* out) { assert(*out == V); *out = V; }\n'
-    asked: dict[str, Any] = {
-        "names": "k<int>",
-        "options": ARCH,
-        "headers": {"v.h": "#define V 1"},
-        "extra_key": b"one",
-        "source_name": "a.cu",
-    }
-    others = [
-        {"names": ["k<int>", "k<float>"]},
-        {"options": ARCH.replace(fast_math=True)},
-        {"headers": {"v.h": "#define V 2"}},
-        {"extra_key": b"two"},
-        {"source_name": "b.cu"},
-    ]
-
-    async def main() -> None:
-        calls = [asked, *({**asked, **other} for other in others)]
-        kernels = await asyncio.gather(*(cache.aget_or_compile(source, **c) for c in calls))
-        expected = [cache.get_or_compile(source, **c) for c in calls]
-        assert [kernel.key for kernel in kernels] == [kernel.key for kernel in expected]
-        assert len({kernel.key for kernel in kernels}) == len(calls)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("header", [False, True], ids=["alone", "with header"])
 def test_a_thousand_tasks_compile_once_while_the_loop_runs(
-    cache: kcache.KernelCache, tmp_path: Path, held: Held, header: bool
+    cache: kcache.KernelCache, tmp_path: Path, held: Held
 ) -> None:
     options = ARCH.replace(include_paths=[write(tmp_path / "inc/x.h", "#define V 7\n").parent])
-    source = "#include <x.h>\n" + KERNEL if header else SEVEN
+    source = "#include <x.h>\n" + KERNEL
 
     async def main() -> None:
         tasks = [
@@ -107,7 +79,7 @@ def test_a_thousand_tasks_compile_once_while_the_loop_runs(
         kernels = await asyncio.gather(*tasks)
         assert len({kernel.cubin for kernel in kernels}) == 1
         assert sum(not kernel.cached for kernel in kernels) == 1
-        assert all(len(kernel.dependencies) == header for kernel in kernels)
+        assert all(len(kernel.dependencies) == 1 for kernel in kernels)
 
     asyncio.run(main())
     stats = cache.stats()
@@ -115,39 +87,7 @@ def test_a_thousand_tasks_compile_once_while_the_loop_runs(
     assert (stats.compiles, stats.misses, stats.hits) == (1, 1, 999)
 
 
-def test_a_header_edited_during_the_compile_is_seen_by_who_asks_later(
-    cache: kcache.KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    header = write(tmp_path / "inc/x.h", "#define V 1\n")
-    options = ARCH.replace(include_paths=[header.parent])
-    source = "#include <x.h>\n" + KERNEL
-    begun, go = threading.Event(), threading.Event()
-    compile_request = compiler.compile_request
-
-    def after(*args: Any) -> Any:
-        run = compile_request(*args)
-        begun.set()
-        assert go.wait(LONG)
-        return run
-
-    monkeypatch.setattr(compiler, "compile_request", after)
-
-    async def main() -> None:
-        first = asyncio.create_task(cache.aget_or_compile(source, (), options))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        write(header, "#define V 2\n")
-        later = [asyncio.create_task(cache.aget_or_compile(source, (), options)) for _ in range(10)]
-        await asyncio.sleep(0)
-        go.set()
-        new = compile_fresh(source, options.flags()).cubin
-        assert {kernel.cubin for kernel in await asyncio.gather(*later)} == {new}
-        await first
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("which", [[0], [1], [0, 1, 2], [0, 1, 2, 3]])
+@pytest.mark.parametrize("which", [[0], [1, 2], [0, 1, 2, 3]])
 def test_a_cancelled_task_cancels_no_other(
     cache: kcache.KernelCache, held: Held, which: list[int]
 ) -> None:
@@ -168,57 +108,6 @@ def test_a_cancelled_task_cancels_no_other(
     assert held.count == 1
 
 
-def test_a_timeout_is_a_cancelled_task(cache: kcache.KernelCache, held: Held) -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(cache.aget_or_compile(SEVEN, (), ARCH), 0.01)
-        held.go.release()
-        assert await cache.aget_or_compile(SEVEN, (), ARCH)
-
-    asyncio.run(main())
-    assert held.count == 1
-
-
-def test_an_error_reaches_every_task(cache: kcache.KernelCache, held: Held) -> None:
-    async def main() -> None:
-        bad = [asyncio.create_task(cache.aget_or_compile("int x = ;", (), ARCH)) for _ in range(9)]
-        await held.reached()
-        held.go.release()
-        errors = await asyncio.gather(*bad, return_exceptions=True)
-        assert [type(error) for error in errors] == [kcache.CompileError] * 9
-        assert all("expected an expression" in error.log for error in errors)  # type: ignore[union-attr]
-        held.go.release()
-        with pytest.raises(kcache.CompileError):
-            await cache.aget_or_compile("int x = ;", (), ARCH)
-
-    asyncio.run(main())
-    assert held.count == 2
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"source": 7},
-        {"source": SEVEN, "names": 7},
-        {"source": SEVEN, "names": [["k"]]},
-        {"source": SEVEN, "headers": 7},
-        {"source": SEVEN, "headers": {"x.h": 7}},
-        {"source": SEVEN, "options": "sm_90"},
-        {"source": SEVEN, "extra_key": "text"},
-        {"source": ""},
-    ],
-)
-def test_bad_arguments(cache: kcache.KernelCache, arguments: dict[str, Any]) -> None:
-    async def main() -> None:
-        with pytest.raises(kcache.ConfigError) as raised:
-            await cache.aget_or_compile(**{"options": ARCH, **arguments})
-        with pytest.raises(kcache.ConfigError) as expected:
-            cache.get_or_compile(**{"options": ARCH, **arguments})
-        assert str(raised.value) == str(expected.value)
-
-    asyncio.run(main())
-
-
 def test_a_hit_does_not_wait_for_compiles(cache: kcache.KernelCache, held: Held) -> None:
     held.go.release()
     cache.get_or_compile(SEVEN, (), ARCH)
@@ -227,31 +116,14 @@ def test_a_hit_does_not_wait_for_compiles(cache: kcache.KernelCache, held: Held)
     async def main() -> None:
         others = [
             asyncio.create_task(cache.aget_or_compile(KERNEL.replace("V", str(n)), (), ARCH))
-            for n in range(100, 150)
+            for n in range(100, 120)
         ]
         await held.reached()
         assert (await cache.aget_or_compile(SEVEN, (), ARCH)).cached
-        held.go.release(50)
-        assert len({kernel.key for kernel in await asyncio.gather(*others)}) == 50
+        held.go.release(20)
+        assert len({kernel.key for kernel in await asyncio.gather(*others)}) == 20
 
     asyncio.run(main())
-
-
-def test_several_loops(cache: kcache.KernelCache) -> None:
-    kernels: list[kcache.CompiledKernel] = []
-
-    async def main() -> None:
-        kernels.extend(
-            await asyncio.gather(*(cache.aget_or_compile(SEVEN, (), ARCH) for _ in range(20)))
-        )
-
-    threads = [threading.Thread(target=asyncio.run, args=(main(),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
-    assert len(kernels) == 80
-    assert cache.stats().compiles == 1
 
 
 def test_a_loop_that_is_gone_harms_nobody(cache: kcache.KernelCache, held: Held) -> None:
@@ -375,23 +247,3 @@ def test_a_close_before_the_compile_has_begun(tmp_path: Path, moment: str) -> No
 
     asyncio.run(main())
     cache.close()
-
-
-def test_statistics_count_every_task(tmp_path: Path) -> None:
-    async def ask(cache: kcache.KernelCache, source: str) -> None:
-        tasks = (cache.aget_or_compile(source, (), ARCH) for _ in range(10))
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def stats(source: str, **settings: Any) -> tuple[int, int, int]:
-        with kcache.KernelCache(tmp_path / f"c{hash(source)}{settings}", **settings) as cache:
-            asyncio.run(ask(cache, source))
-            found = cache.stats()
-            return found.hits, found.misses, found.compiles
-
-    assert stats(SEVEN) == (9, 1, 1)
-    assert stats("int x = ;") == (0, 10, 0)
-    assert stats(SEVEN, disable=True) == (0, 0, 10)
-    assert stats(SEVEN, recache=True) == (0, 10, 10)
-    assert stats(SEVEN, max_size=1000) == (9, 1, 1)  # too large to be stored, shared all the same
-    hits, misses, _ = stats(KERNEL.replace("V", "sizeof(__TIME__)"))
-    assert hits + misses == 10

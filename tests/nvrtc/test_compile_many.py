@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, compile_fresh, write
+from nvrtc.reference import ARCH, KERNEL, compile_fresh
 
 import kcache
 from kcache import CompileRequest
@@ -55,19 +55,6 @@ def test_every_form_of_a_request(cache: kcache.KernelCache) -> None:
     assert cache.compile_many(iter(forms[:1]))[0] == cache.lookup(template, "t<1>", ARCH)
 
 
-def test_source_alone_needs_a_gpu_or_says_so(cache: kcache.KernelCache) -> None:
-    from kcache.nvrtc.device import current_arch
-
-    try:
-        arch = current_arch()
-    except kcache.ConfigError:
-        with pytest.raises(kcache.ConfigError, match=r"requests\[0\]: no arch is given"):
-            cache.compile_many([source(1)])
-    else:
-        (kernel,) = cache.compile_many([source(1)])
-        assert kernel == cache.lookup(source(1), (), ARCH.replace(arch=arch))
-
-
 def test_equal_requests_compile_once(cache: kcache.KernelCache) -> None:
     numbers = [1, 2, 1, 1, 2]
     kernels = cache.compile_many([(source(n), (), ARCH) for n in numbers])
@@ -75,13 +62,6 @@ def test_equal_requests_compile_once(cache: kcache.KernelCache) -> None:
     assert [k.cached for k in kernels] == [False, False, True, True, True]  # type: ignore[union-attr]
     stats = cache.stats()
     assert (stats.compiles, stats.misses, stats.hits) == (2, 2, 3)
-
-
-def test_equal_requests_that_must_not_be_cached_compile_once(cache: kcache.KernelCache) -> None:
-    asked = (KERNEL.replace("V", "sizeof(__TIME__)"), (), ARCH)
-    kernels = cache.compile_many([asked, asked, asked])
-    assert [k.cached for k in kernels] == [False] * 3  # type: ignore[union-attr]
-    assert cache.stats().compiles == 1
 
 
 def test_errors_are_values(cache: kcache.KernelCache) -> None:
@@ -207,20 +187,6 @@ def test_processes_share_the_work(tmp_path: Path) -> None:
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
     compiles = [int(rank.communicate(timeout=LONG)[0]) for rank in ranks]
     assert sum(compiles) == 24
-
-
-def test_kernels_with_headers(cache: kcache.KernelCache, tmp_path: Path) -> None:
-    header = write(tmp_path / "inc/x.h", "#define V 1\n")
-    options = ARCH.replace(include_paths=[header.parent])
-    asked = [(f"#include <x.h>\n// {n}\n" + KERNEL, (), options) for n in range(4)]
-    first = cache.compile_many(asked)
-    assert all(k.dependencies == (str(header),) for k in first)  # type: ignore[union-attr]
-    write(header, "#define V 2\n")
-    second = cache.compile_many(asked)
-    assert [k.cached for k in second] == [False] * 4  # type: ignore[union-attr]
-    assert [k.cubin for k in second] == [  # type: ignore[union-attr]
-        compile_fresh(text, options.flags()).cubin for text, _, _ in asked
-    ]
 
 
 def test_statistics_count_every_request(tmp_path: Path) -> None:

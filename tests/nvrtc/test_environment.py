@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from nvrtc.talk import ask, fresh_of, worker
 
 import kcache
 from kcache import KernelCache
-from kcache.nvrtc import compiler
 from kcache.nvrtc.workers.messages import Status
 from kcache.nvrtc.workers.process import CrashedError
 
@@ -37,38 +35,48 @@ def clean(
 # -- variables -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("include", ["", "#include <x.h>\n"])
+#: Variables that the compiler asks for, and values that change what it makes, or might.
+ASKED_FOR = {
+    "NVRTC_APPEND_FLAGS": ["-DW=3", "-G"],
+    "FINALIZER_USE_LEGACY_ELF_BUILDER": ["1", "0", ""],
+    "NVVM_IR_VER_CHK": ["0"],
+    "FINALIZER_CUBIE": ["1"],
+    "EDG_BASE": ["/nowhere"],
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("FINALIZER_USE_LEGACY_ELF_BUILDER", ["1", "0", ""]),
-        ("NVRTC_APPEND_FLAGS", ["-DW=3", "-G", "--ptxas-options=-O0"]),
-        ("CAN_FINALIZE_DEBUG", ["1"]),
-        ("NVVM_IR_VER_CHK", ["0", "1"]),
-        ("FINALIZER_CUBIE", ["1"]),
-        ("EDG_BASE", ["/nowhere"]),
-        ("NVRTC_DISABLE_CONCURRENT_NVVM", ["1"]),
-    ],
+    ("include", "names"),
+    [("#include <x.h>\n", [*ASKED_FOR]), ("", ["FINALIZER_USE_LEGACY_ELF_BUILDER"])],
+    ids=["with a header", "without"],
 )
 def test_a_variable_that_the_compiler_asks_for(
     cache: KernelCache,
     tree: Path,
     monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    values: list[str],
     include: str,
+    names: list[str],
 ) -> None:
     write(tree / "inc/x.h", "#ifndef W\n#define W 0\n#endif\n")
     source = include + "#ifndef W\n#define W 1\n#endif\n" + REL + KERNEL.replace("V", "W")
     options = ARCH.replace(include_paths=["inc"])
-    clean(cache, source, options)
-    for _ in range(2):
-        for value in values:
+    plain = clean(cache, source, options)
+    made = {}
+    for name in names:
+        for value in ASKED_FOR[name]:
             monkeypatch.setenv(name, value)
-            clean(cache, source, options)
-            assert clean(cache, source, options).cached
+            made[name, value] = clean(cache, source, options)
         monkeypatch.delenv(name)
-        assert clean(cache, source, options).cached
+    for (name, value), kernel in made.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert _looked_up(cache, source, options) == (kernel.ptx, kernel.cubin)
+        assert _looked_up(cache, source, options) == (plain.ptx, plain.cubin)
+
+
+def _looked_up(cache: KernelCache, source: str, options: kcache.CompileOptions) -> object:
+    kernel = cache.lookup(source, (), options)
+    return kernel and (kernel.ptx, kernel.cubin)
 
 
 def test_a_variable_that_means_nothing(
@@ -77,7 +85,7 @@ def test_a_variable_that_means_nothing(
     write(tree / "inc/x.h", "#define V 1\n")
     options = ARCH.replace(include_paths=["inc"])
     source = "#include <x.h>\n" + KERNEL
-    clean(cache, source, options)
+    plain = clean(cache, source, options)
     for name, value in (
         ("MAKEFLAGS", "-j8 --jobserver-auth=3,4"),
         ("CUDA_CACHE_DISABLE", "0"),
@@ -86,7 +94,8 @@ def test_a_variable_that_means_nothing(
         ("PWD", "/nowhere"),
     ):
         monkeypatch.setenv(name, value)
-        assert clean(cache, source, options).cached
+        assert _looked_up(cache, source, options) == (plain.ptx, plain.cubin)
+    assert clean(cache, source, options).cached
 
 
 @pytest.fixture
@@ -101,31 +110,31 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     os.chdir(before)
 
 
-@pytest.mark.parametrize("lineinfo", [False, True])
-@pytest.mark.parametrize("name", ["kernel.cu", "src/kernel.cu"])
 @pytest.mark.parametrize(
-    "pwd",
-    ["{}/project", "{}/link", "{}/link/", "{}/link/inc/..", "{}", "/nowhere", "", "link", None],
+    ("lineinfo", "name", "spellings"),
+    [
+        (True, "src/kernel.cu", ["{}/link", "{}/link/inc/..", "/nowhere", "", "link"]),
+        (True, "kernel.cu", ["{}/link/", "{}"]),
+        (False, "kernel.cu", ["{}/link"]),
+    ],
 )
 def test_how_the_user_spells_the_working_directory(
     cache: KernelCache,
     elsewhere: Path,
     monkeypatch: pytest.MonkeyPatch,
-    pwd: str | None,
-    name: str,
     lineinfo: bool,
+    name: str,
+    spellings: list[str],
 ) -> None:
     """Line information has the spelling of PWD where that is the working directory."""
     source = '#include <x.h>\n__device__ const char f[] = F;\nextern "C" __global__ void k(char* o) { *o = f[V]; }\n'
     options = ARCH.replace(include_paths=["inc"], lineinfo=lineinfo)
     monkeypatch.delenv("PWD", raising=False)
     clean(cache, source, options, source_name=name)
-    if pwd is not None:
-        monkeypatch.setenv("PWD", pwd.format(elsewhere))
-    clean(cache, source, options, source_name=name)
-    assert clean(cache, source, options, source_name=name).cached
-    monkeypatch.setenv("PWD", str(elsewhere / "project"))
-    clean(cache, source, options, source_name=name)
+    for spelling in (*spellings, "{}/project"):
+        monkeypatch.setenv("PWD", spelling.format(elsewhere))
+        clean(cache, source, options, source_name=name)
+        assert cache.lookup(source, (), options, source_name=name) is not None
 
 
 @pytest.mark.parametrize("source", [KERNEL.replace("V", "2"), "#include <x.h>\n" + KERNEL])
@@ -139,18 +148,6 @@ def test_the_kernel_of_a_working_directory_behind_a_link_is_the_same(
     monkeypatch.setenv("PWD", f"{elsewhere}/project")
     (elsewhere / "link").unlink()
     assert clean(cache, source, options).cached
-
-
-def test_a_variable_is_set_between_compiles_of_one_worker(
-    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The compiler asks for some once in a process, and remembers them."""
-    for number, value in enumerate(("1", None, "1", "0", None)):
-        if value is None:
-            monkeypatch.delenv("FINALIZER_USE_LEGACY_ELF_BUILDER", raising=False)
-        else:
-            monkeypatch.setenv("FINALIZER_USE_LEGACY_ELF_BUILDER", value)
-        clean(cache, f"{REL}// {number}\n")
 
 
 # -- releases --------------------------------------------------------------------------------------
@@ -229,96 +226,6 @@ def test_every_release_records(other: Path, tree: Path) -> None:
             assert files["inc/x.h"].opened
             assert files["first/x.h"].kind in "-a"
             assert any(path.endswith("none.h") for path in files)
-
-
-_ANOTHER = """
-import os, site, sys
-library, directory = sys.argv[1:]
-site.getsitepackages = lambda: [os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(library))))]
-site.ENABLE_USER_SITE = False
-import kcache
-from kcache.nvrtc import compiler
-from nvrtc.reference import *
-assert compiler.find().path == os.path.realpath(library), compiler.find()
-with kcache.KernelCache(directory) as cache:
-    for value in (None, "-DW=3", None, "-DW=4"):
-        os.environ.pop("NVRTC_APPEND_FLAGS", None)
-        if value:
-            os.environ["NVRTC_APPEND_FLAGS"] = value
-        kernel = cache.get_or_compile("#ifndef W\\n#define W 1\\n#endif\\n" + KERNEL.replace("V", "W"), (), ARCH)
-        print(kernel.cached, kernel.cubin.hex())
-"""
-
-
-def test_the_cache_over_releases(
-    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = "#ifndef W\n#define W 1\n#endif\n" + KERNEL.replace("V", "W")
-    for run in range(2):
-        said = python(_ANOTHER, other, tmp_path / "cache").splitlines()
-        for line, value in zip(said, (None, "-DW=3", None, "-DW=4"), strict=True):
-            if value is None:
-                monkeypatch.delenv("NVRTC_APPEND_FLAGS", raising=False)
-            else:
-                monkeypatch.setenv("NVRTC_APPEND_FLAGS", value)
-            cached, cubin = line.split()
-            assert bytes.fromhex(cubin) == bare(other, source, *ARCH.flags())[1]
-            assert cached == "True" or not run
-
-
-# -- the library on disk ---------------------------------------------------------------------------
-
-_REPLACED = """
-import os, shutil, site, sys
-folder, others, directory = sys.argv[1:]
-site.getsitepackages = lambda: [folder]
-site.ENABLE_USER_SITE = False
-import kcache
-from kcache.nvrtc import compiler
-from kcache.nvrtc.workers import pool
-from nvrtc.reference import *
-before = compiler.find()
-assert before.path.startswith(folder), before
-with kcache.KernelCache(directory) as cache:
-    first = cache.get_or_compile(REL, (), ARCH)
-    (worker,) = pool.shared().pids()
-    lib = os.path.dirname(before.path)
-    new = os.path.join(folder, "new")
-    shutil.copytree(others, new)
-    shutil.move(lib, os.path.join(folder, "old"))
-    shutil.move(new, lib)
-    after = compiler.find()
-    assert after.identity != before.identity
-    kernels = [cache.get_or_compile(REL, (), ARCH) for _ in range(2)]
-print(first.cubin.hex(), *(kernel.cubin.hex() for kernel in kernels))
-with kcache.KernelCache(directory) as cache:
-    kernel = cache.lookup(REL, (), ARCH)
-    print(kernel and kernel.cubin.hex())
-"""
-
-
-def test_a_library_that_is_replaced_under_a_living_program(other: Path, tmp_path: Path) -> None:
-    """What the old one makes is stored for the old one; the new one's kernels are the new one's."""
-    installed = Path(compiler.find().path).parent
-    name = "libnvrtc.so.13"
-    if other.name != name or Path(compiler.find().path).name != name:
-        pytest.skip("another file name is another library")
-    folder = tmp_path / "site"
-    lib = folder / "nvidia/cu13/lib"
-    lib.mkdir(parents=True)
-    replacement = tmp_path / "replacement"
-    replacement.mkdir()
-    for source, target in ((installed, lib), (other.parent, replacement)):
-        for path in source.glob("libnvrtc*"):
-            shutil.copy(path, target)
-    said = python(_REPLACED, folder, replacement, tmp_path / "cache").split()
-    old, *kernels, looked_up = said
-    expected = bare(other, REL, *ARCH.flags())[1]
-    assert bytes.fromhex(old) == compile_clean(REL, ARCH.flags()).cubin
-    assert expected is not None
-    if looked_up != "None":  # a kernel that is found for the new library is one of the new library
-        assert bytes.fromhex(looked_up) == expected
-    assert set(kernels) <= {old, expected.hex()}
 
 
 def test_a_worker_without_its_group(tree: Path) -> None:

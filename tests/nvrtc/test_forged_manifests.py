@@ -169,7 +169,7 @@ def test_no_changed_manifest_gives_another_kernel_or_an_error(cached: Cached, lo
     raw = cached.sections.pop("set0")
     ((stamped, remembered),) = cached.sections.items()
 
-    @settings(SETTINGS, max_examples=3000 if long else 40)
+    @settings(SETTINGS, max_examples=3000 if long else 15)
     @given(
         changes=st.lists(CHANGES, min_size=1, max_size=4),
         digests=BYTES,

@@ -86,15 +86,6 @@ def test_releases_that_report_one_version(tmp_path):
     assert hits == ["False"] * len(_OTHERS) + ["True"] * len(_OTHERS)
 
 
-def test_a_module_path_is_not_where_the_compiler_comes_from(tmp_path, other):
-    """PYTHONPATH comes before site-packages in `sys.path`; cuda.pathfinder does not look there."""
-    code = _ASK.replace("site.getsitepackages = lambda: [folder]", "sys.path.insert(0, folder)")
-    code = code.replace("assert not folder", "continue_ = not folder")
-    assert python(_ASK, other, tmp_path / "c").strip() == "False"  # compiled by the other one
-    assert python(code, other, tmp_path / "c").strip() == "False"
-    assert python(code, other, tmp_path / "c").strip() == "True"
-
-
 _LOADED_ELSEWHERE = """
 import ctypes, sys
 when, path, directory = sys.argv[1:]
@@ -122,48 +113,6 @@ def test_another_package_loads_another_compiler(tmp_path, installed, other):
     assert python(_LOADED_ELSEWHERE, "before", path, directory).strip() == "True"
     # Loaded afterwards, it is not.
     assert python(_LOADED_ELSEWHERE, "after", path, directory).strip() == "True"
-
-
-_PATH = """
-import ctypes, sys
-from kcache.nvrtc import library
-first = library.find_path()
-assert first == library.find().path
-ctypes.CDLL(sys.argv[1])
-assert library.find_path() == library.find().path
-print(first, library.find_path())
-"""
-
-
-def test_the_path_for_a_compile_follows_what_the_program_loads(installed, other):
-    path = next(other.rglob("libnvrtc.so.*"))
-    assert python(_PATH, path).split() == [installed.path, os.path.realpath(path)]
-
-
-def test_the_path_for_a_compile_follows_a_link(tmp_path, monkeypatch, installed):
-    """As a package manager switches from one release to another."""
-    names = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
-    name = Path(installed.path).name
-    parts = next(each for each in names if installed.path.endswith(f"{each}/{name}"))
-    for release in ("one", "two"):
-        place = tmp_path / release / Path(installed.path).name
-        place.parent.mkdir()
-        place.touch()
-    link = tmp_path / "site" / parts
-    link.parent.mkdir(parents=True)
-    monkeypatch.setattr(library, "_mapped", dict)
-    monkeypatch.setattr(library, "_mapped_at", (0, {}))
-    monkeypatch.setattr(library, "site_packages", lambda: [str(tmp_path / "site")])
-    for release in ("one", "two", "one"):
-        link.unlink(missing_ok=True)
-        link.symlink_to(tmp_path / release)
-        assert library.find_path() == os.path.realpath(
-            tmp_path / release / Path(installed.path).name
-        )
-    (tmp_path / "one").rename(tmp_path / "three")
-    link.unlink()
-    link.symlink_to(tmp_path / "three")
-    assert library.find_path() == os.path.realpath(tmp_path / "three" / Path(installed.path).name)
 
 
 def test_another_package_loads_one_of_another_name(tmp_path, other):

@@ -16,8 +16,8 @@ from nvrtc.machine import MODES
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
-RUNS = 2
-STEPS = 25
+RUNS = 1
+STEPS = 18
 LONG_SEEDS = 25
 
 
@@ -38,16 +38,16 @@ def run(mode: str, seed: object, runs: int, steps: int, folder: Path) -> dict[st
 
 @pytest.mark.parametrize("mode", MODES)
 def test_never_stale(mode: str, tmp_path: Path) -> None:
-    steps = STEPS if mode != "together" else STEPS // 5  # each is seven compiles or more
-    counts = run(mode, "tiny", RUNS, steps, tmp_path)
+    steps = {"together": 4, "failed": 10}.get(mode, STEPS)  # each is seven compiles or more
+    counts = run(mode, "small", RUNS, steps, tmp_path)
     assert counts["steps"] == RUNS * steps
     if mode == "together":
         assert counts["together"] > 10
         return
     assert counts.get("moved", 0) == counts.get("moved and hit", 0)
     # Otherwise little was tried: a seed whose trees do not compile, or never come back.
-    assert counts["hits"] > 10
-    assert counts["seen before"] > 5
+    assert counts["hits"] > 4
+    assert counts["seen before"] > 2
 
 
 @pytest.mark.long

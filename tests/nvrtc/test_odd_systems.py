@@ -44,10 +44,6 @@ def survives(tmp_path: Path, code: str) -> str:
     return python(_SETUP + code, tmp_path)
 
 
-def test_as_it_should_be(tmp_path):
-    survives(tmp_path, "check()")
-
-
 def test_nothing_is_left_behind(tmp_path):
     (tmp_path / "tmp").mkdir()
     code = """
@@ -68,7 +64,7 @@ agreed(cache, source + "// parent", options)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("free", [2, 5, 20, 63, 70, 200])
+@pytest.mark.parametrize("free", [2, 20, 70])
 def test_few_descriptors_are_left(tmp_path, free):
     code = f"""
 check()  # whatever is opened for good is open now
@@ -86,7 +82,7 @@ agreed(cache, source, options)
     survives(tmp_path, code)
 
 
-@pytest.mark.parametrize("free", [0, 1, 3, 4, 5])
+@pytest.mark.parametrize("free", [0, 1, 4])
 def test_few_descriptors_are_left_before_the_first_use(tmp_path, free):
     """An import of ours raised OSError, and a worker that was half started an IndexError."""
     code = f"""
@@ -148,8 +144,7 @@ def test_a_sub_interpreter(tmp_path, isolated):
     assert (tmp_path / "out").read_bytes() == fresh
 
 
-@pytest.mark.parametrize("folder", ["/proc/self/fd", "/dev/fd"])
-@pytest.mark.parametrize("how", ["option", "source"])
+@pytest.mark.parametrize(("folder", "how"), [("/proc/self/fd", "option"), ("/dev/fd", "source")])
 def test_a_path_of_the_process_itself(tmp_path, folder, how):
     """A worker has other files there, or none. The kernel comes, and is not cached."""
     code = f"""
@@ -167,7 +162,7 @@ assert cache.stats().uncacheable == 2
     survives(tmp_path, code)
 
 
-@pytest.mark.parametrize("soft", [0, 1, 4096, 1 << 20, (256 << 20) + 1])
+@pytest.mark.parametrize("soft", [0, 4096])
 def test_files_may_not_grow(tmp_path, soft):
     code = f"""
 import signal
@@ -185,16 +180,6 @@ def test_no_memfd(tmp_path):
     survives(tmp_path, "del os.memfd_create; check()")
 
 
-def test_a_memfd_is_refused(tmp_path):
-    code = """
-def refuse(*_):
-    raise PermissionError(1, "refused by seccomp")
-os.memfd_create = refuse
-check()
-"""
-    survives(tmp_path, code)
-
-
 def test_no_file_for_what_a_worker_says(tmp_path):
     code = """
 import tempfile
@@ -202,27 +187,6 @@ def refuse(*_, **__):
     raise FileNotFoundError(2, "no usable temporary directory")
 os.memfd_create = tempfile.TemporaryFile = refuse
 check()
-"""
-    survives(tmp_path, code)
-
-
-def test_a_worker_that_cannot_be_started_closes_each_descriptor_once(tmp_path):
-    """The second time, its number could be that of a file which another thread has opened."""
-    code = """
-import gc
-from kcache.nvrtc.workers import process
-process._FLAGS = ("\\0",)  # no process can be started with such an argument
-real, again = os.close, []
-def close(fd):
-    try:
-        real(fd)
-    except OSError:
-        again.append(fd)
-        raise
-os.close = close
-kernel = cache.get_or_compile("__global__ void k() {}", (), options)
-gc.collect()
-assert not again, again
 """
     survives(tmp_path, code)
 
@@ -276,30 +240,6 @@ check()
     assert done.returncode == 0, done.stderr
 
 
-def test_a_full_disk(tmp_path):
-    code = f"""{_SETUP}
-(tree / "small").mkdir()
-mount("tmpfs", tree / "small", 0, "size=64k,nr_inodes=12")
-cache = kcache.KernelCache(tree / "small/cache")
-os.environ["TMPDIR"] = tempfile.tempdir = str(tree / "small")
-try:
-    for number in range(20):
-        (tree / f"small/{{number}}").touch()
-except OSError:
-    pass
-try:
-    with open(tree / "small/0", "wb") as file:
-        file.write(bytes(1 << 20))
-except OSError:
-    pass
-for _ in range(2):
-    agreed(cache, source, options)
-    agreed(cache, source + "// another", options)
-"""
-    done = _unshared(code, tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_cache_is_removed_during_the_compile(tmp_path):
     code = """
 import threading
@@ -310,7 +250,7 @@ def remove():
 thread = threading.Thread(target=remove)
 thread.start()
 try:
-    for number in range(20):
+    for number in range(6):
         cache.get_or_compile(source + f"// {number}", (), options)
 finally:
     stop.set()
@@ -324,7 +264,7 @@ def test_a_child_ends_while_the_parent_compiles(tmp_path):
     code = """
 import threading
 def spawn():
-    for number in range(10):
+    for number in range(4):
         if os.fork() == 0:
             sys.exit() if number % 2 else os._exit(0)
         os.wait()
@@ -340,17 +280,17 @@ thread.join()
     survives(tmp_path, code)
 
 
-def test_sixteen_threads_with_different_headers(tmp_path):
+def test_eight_threads_with_different_headers(tmp_path):
     """No header in the wrong trace; some compiles fail inside a header meanwhile."""
     code = """
 import threading
-for n in range(16):
+for n in range(8):
     write(tree / f"inc/a{n}.h", f'#include "b{n}.h"\\n')
     write(tree / f"inc/b{n}.h", f"#define V {n}\\n")
 write(tree / "inc/bad.h", "#error no\\n")
 wrong = []
 def work(n):
-    for again in range(4):
+    for again in range(2):
         try:
             cache.get_or_compile(f"#include <bad.h>\\n// {n} {again}" + KERNEL, (), options)
         except kcache.CompileError:
@@ -360,12 +300,12 @@ def work(n):
         names = [os.path.basename(path) for path in kernel.dependencies]
         if names != [f"a{n}.h", f"b{n}.h"]:
             wrong.append((n, names))
-threads = [threading.Thread(target=work, args=(n,)) for n in range(16)]
+threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert not wrong, wrong
-for n in range(16):
-    mine = f"#include <a{n}.h>\\n// 3\\n" + KERNEL
+for n in range(8):
+    mine = f"#include <a{n}.h>\\n// 1\\n" + KERNEL
     assert agreed(cache, mine, options).cached
     write(tree / f"inc/b{n}.h", f"#define V {n + 100}\\n")
     assert not agreed(cache, mine, options).cached
@@ -373,69 +313,7 @@ for n in range(16):
     survives(tmp_path, code)
 
 
-def test_forked_processes(tmp_path):
-    code = """
-children = []
-for n in range(4):
-    pid = os.fork()
-    if pid == 0:
-        write(tree / f"inc/c{n}.h", f"#define V {n}\\n")
-        mine = f"#include <c{n}.h>\\n" + KERNEL
-        for again in range(5):
-            names = cache.get_or_compile(mine + f"//{again}", (), options).dependencies
-            if [os.path.basename(name) for name in names] != [f"c{n}.h"]:
-                os._exit(1)
-        os._exit(0)
-    children.append(pid)
-for pid in children:
-    assert os.waitpid(pid, 0)[1] == 0
-"""
-    survives(tmp_path, code)
-
-
-_FAIL = """
-write(tree / "bad.h", "#error no\\n")
-try:
-    cache.get_or_compile("#include <bad.h>\\n" + KERNEL, (), options.replace(include_paths=[tree]))
-    raise SystemExit("it compiled")
-except kcache.CompileError:
-    pass
-"""
-
-
-def test_a_compile_that_failed_inside_a_header(tmp_path):
-    code = """
-check()
-source += "// another"
-write(tree / "inc/first.h", "#define FIRST 1\\n")
-write(tree / "inc/pre.h", "#define PRE 1\\n")
-source = '#include "first.h"\\n' + source
-options = options.replace(extra_options=["-include", "pre.h"])
-for name in ("first.h", "pre.h", "x.h", "y.h"):
-    header = tree / "inc" / name
-    before = header.read_text()
-    agreed(cache, source, options)
-    header.write_text(before + f"#undef V\\n#define V {len(name)}\\n")
-    assert not agreed(cache, source, options).cached
-    header.write_text(before)
-    assert agreed(cache, source, options).cached
-"""
-    survives(tmp_path, _FAIL + code)
-
-
-def test_a_header_in_memory_is_the_first_after_a_failed_compile(tmp_path):
-    code = """
-source = '#include "m.h"\\n#include "x.h"\\n' + KERNEL
-headers = {"m.h": "#include <z.h>\\n"}
-write(tree / "inc/z.h", "")
-agreed(cache, source, options, headers=headers)
-write(tree / "inc/z.h", "#define W 1\\n")
-assert not agreed(cache, source, options, headers=headers).cached
-"""
-    survives(tmp_path, _FAIL + code)
-
-
-@pytest.mark.parametrize("broken", ["#error x\n", 'int x = "a";\n', "#include <bad.h>\n"])
+@pytest.mark.parametrize("broken", ["#error x\n", "#include <bad.h>\n"])
 def test_a_failed_compile_leaves_nothing_behind(tmp_path, broken):
     (tmp_path / "bad.h").write_text("#include <missing.h>\n")
     options = ARCH.replace(include_paths=[tmp_path])

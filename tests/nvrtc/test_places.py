@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agree, agreed, working_directory, write
+from nvrtc.reference import KERNEL, PTX, agree, agreed, working_directory, write
 
 import kcache
 
@@ -34,7 +32,7 @@ def test_a_second_place_proves_and_a_third_gets_it(cache, tmp_path, source):
         folder = tmp_path / (str(number) * (number + 1))
         write(folder / "inc/n.h", header(1))
         with working_directory(folder):
-            options = ARCH.replace(include_paths=[folder / "inc"])
+            options = PTX.replace(include_paths=[folder / "inc"])
             kernel = agreed(cache, source, options, source_name=name)
             assert kernel.cached is (number > 0)
         assert counts(cache) == (1, min(number, 1))
@@ -56,7 +54,7 @@ def test_each_part_of_the_place_needs_a_proof(cache, tmp_path, there, proofs):
         write(tmp_path / name / "inc/n.h", header(1))
     for place in ({}, there):
         with working_directory(tmp_path / place.get("cwd", "one")):
-            options = ARCH.replace(include_paths=[place.get("inc", "inc")])
+            options = PTX.replace(include_paths=[place.get("inc", "inc")])
             name = place.get("name", "k.cu")
             agreed(cache, "#include <n.h>\n" + KERNEL, options, source_name=name)
     assert counts(cache) == (1, proofs)
@@ -72,20 +70,9 @@ def test_what_an_outcome_shows_stays_and_the_rest_is_proven(cache, tmp_path):
         ("d", "k.cu", (2, 1)),
     ):
         write(tmp_path / folder / "n.h", header(1))
-        options = ARCH.replace(include_paths=[tmp_path / folder])
+        options = PTX.replace(include_paths=[tmp_path / folder])
         agreed(cache, source, options, source_name=name)
         assert counts(cache) == expected
-
-
-def test_line_numbers_with_absolute_names_need_no_working_directory(cache, tmp_path):
-    write(tmp_path / "inc/n.h", "__device__ int f(int i) { return i + 1; }\n")
-    source = '#include <n.h>\nextern "C" __global__ void k(int* o) { *o = f(*o); }\n'
-    options = ARCH.replace(include_paths=[tmp_path / "inc"], lineinfo=True)
-    for folder in ("one", "two", "three/3"):
-        (tmp_path / folder).mkdir(parents=True)
-        with working_directory(tmp_path / folder):
-            agreed(cache, source, options, source_name=str(tmp_path / "src/k.cu"))
-    assert counts(cache) == (1, 1)
 
 
 def test_a_writable_remote_and_warm_prove_eagerly(tmp_path, monkeypatch):
@@ -97,13 +84,13 @@ def test_a_writable_remote_and_warm_prove_eagerly(tmp_path, monkeypatch):
     write(tmp_path / "a/k.cu", "#include <n.h>\n" + KERNEL)
     write(
         tmp_path / "a/list.toml",
-        f'[[kernels]]\nsource = "k.cu"\narch = "sm_80"\ninclude_paths = ["{tmp_path}/a/inc"]\n',
+        f'[[kernels]]\nsource = "k.cu"\narch = "compute_80"\ninclude_paths = ["{tmp_path}/a/inc"]\n',
     )
     with working_directory(tmp_path / "a"):
         assert app.run(["warm", "-q", "list.toml"]) == 0
     shutil.copytree(tmp_path / "a", tmp_path / "checkout/b")
     with working_directory(tmp_path / "checkout/b"), kcache.KernelCache() as cache:
-        options = ARCH.replace(include_paths=[tmp_path / "checkout/b/inc"])
+        options = PTX.replace(include_paths=[tmp_path / "checkout/b/inc"])
         assert agreed(cache, "#include <n.h>\n" + KERNEL, options, source_name="other.cu").cached
         assert counts(cache) == (0, 0)
 
@@ -112,16 +99,13 @@ def test_a_writable_remote_and_warm_prove_eagerly(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "start"),
     [
-        TEXT + "#include TEXT(DIR/n.h)\n",
-        '#include "in\\\nc/n.h"\n',
-        '#define EMPTY\n#include EMPTY "inc/n.h"\n',
-        '#include "./inc//n.h"\n',
-        '#include "sub/../inc/n.h"\n',
+        (TEXT + "#include TEXT(DIR/n.h)\n", "directory"),
+        ('#define EMPTY\n#include EMPTY "in\\\nc//n.h"\n', "source"),
+        ('#include "sub/../inc/n.h"\n', "directory"),
     ],
 )
-@pytest.mark.parametrize("start", ["source", "directory"])
 def test_an_include_directory_reached_otherwise(cache, tmp_path, lines, start):
     """One file here is two elsewhere: `-I inc`, and a path from the source or the directory."""
     for place in ("a", "bb", "c"):
@@ -130,15 +114,16 @@ def test_an_include_directory_reached_otherwise(cache, tmp_path, lines, start):
         (tmp_path / place / "sub").mkdir()
     write(tmp_path / "c/inc/n.h", "#pragma once\n#define V 3\n")
     source = lines + "#include <n.h>\n" + KERNEL
-    for cwd, inc in (("a", "a"), ("bb", "bb"), ("a", "bb"), ("c", "a"), ("a", "c")):
+    for cwd, inc in (("a", "a"), ("bb", "bb"), ("a", "bb"), ("c", "a")):
         with working_directory(tmp_path if start == "source" else tmp_path / cwd):
-            options = ARCH.replace(include_paths=[tmp_path / inc / "inc"], defines=["DIR=inc"])
+            options = PTX.replace(include_paths=[tmp_path / inc / "inc"], defines=["DIR=inc"])
             name = f"{tmp_path / cwd}/k.cu" if start == "source" else "k.cu"
             agree(cache, source, options, source_name=name)
 
 
-@pytest.mark.parametrize("folder", ["x", "été", "with space"])
-@pytest.mark.parametrize("how", ["plain", "empty macro", "option", "text"])
+@pytest.mark.parametrize(
+    ("how", "folder"), [("plain", "été"), ("option", "with space"), ("text", "x")]
+)
 def test_an_absolute_path_however_it_is_written(tmp_path, folder, how):
     """It leads to the first place from everywhere."""
     for place, value in (("a", 1), ("b", 1), ("c", 3)):
@@ -146,18 +131,17 @@ def test_an_absolute_path_however_it_is_written(tmp_path, folder, how):
     path = tmp_path / folder / "a/y.h"
     before = {
         "plain": f'#include "{path}"\n',
-        "empty macro": f'#define EMPTY\n#include EMPTY "{path}"\n',
         "text": f"{TEXT}#include TEXT({path})\n",
         "option": "",
     }[how]
     extra = ["-include", str(path)] if how == "option" else []
     with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
-        for place in ("a", "b", "c"):
-            options = ARCH.replace(include_paths=[tmp_path / folder / place], extra_options=extra)
+        for place in ("a", "c"):
+            options = PTX.replace(include_paths=[tmp_path / folder / place], extra_options=extra)
             agree(cache, before + KERNEL, options)
         path.write_text(header(4))
-        for place in ("c", "b", "a"):
-            options = ARCH.replace(include_paths=[tmp_path / folder / place], extra_options=extra)
+        for place in ("b", "a"):
+            options = PTX.replace(include_paths=[tmp_path / folder / place], extra_options=extra)
             agree(cache, before + KERNEL, options)
 
 
@@ -169,37 +153,33 @@ SELF = (
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "relocation"),
     [
-        SELF.replace("INCLUDE", '#include "k.cu"'),
-        '#if __has_include("k.cu")\n#define V 1\n#else\n#define V 2\n#endif\n' + KERNEL,
-        "#if __has_include(__FILE__)\n#define V 1\n#else\n#define V 2\n#endif\n" + KERNEL,
-        'extern "C" __global__ void k(int* out) { *out = sizeof(__builtin_FILE_NAME()); }\n',
-        'extern "C" __global__ void k(char* o) { *o = __builtin_FILE_NAME()[threadIdx.x]; }\n',
-        '#include "n.h"\nextern "C" __global__ void k(int* o) { *o = sizeof(__FILE__) > 300; }\n',
+        (SELF.replace("INCLUDE", '#include "k.cu"'), "eager"),
+        ('#if __has_include("k.cu")\n#define V 1\n#else\n#define V 2\n#endif\n' + KERNEL, "eager"),
+        ('#if __has_include("k.cu")\n#define V 1\n#else\n#define V 2\n#endif\n' + KERNEL, "lazy"),
+        (
+            "#if __has_include(__FILE__)\n#define V 1\n#else\n#define V 2\n#endif\n" + KERNEL,
+            "eager",
+        ),
+        ('extern "C" __global__ void k(char* o) { *o = __builtin_FILE_NAME()[*o]; }\n', "lazy"),
+        (
+            '#include "n.h"\nextern "C" __global__ void k(int* o) { *o = sizeof(__FILE__) > 300; }\n',
+            "eager",
+        ),
     ],
 )
-@pytest.mark.parametrize("relocation", ["lazy", "eager"])
 def test_a_source_that_asks_for_its_own_name(tree, tmp_path, source, relocation):
     """The compiler answers from memory, and asks the system nothing."""
     write(tree / "n.h", header(1))
     with kcache.KernelCache(tmp_path / "cache", relocation=relocation) as cache:
-        for name in ("k.cu", "other.cu", "sub/k.cu", str(tree / "k.cu"), "k.cu", "third.cu"):
+        for name in ("one.cu", "k.cu", "sub/../k.cu", str(tree / "k.cu"), "third.cu"):
             agree(cache, source, source_name=name)
             cache.clear_memory()
     # A file of that name has nothing to say where the source has it.
     write(tree / "k.cu", "#undef V\n#define V 9\n")
     with kcache.KernelCache(tmp_path / "cache", relocation=relocation) as cache:
-        for name in ("other.cu", "k.cu", "third.cu", "sub/k.cu"):
-            agree(cache, source, source_name=name)
-
-
-@pytest.mark.parametrize("relocation", ["lazy", "eager"])
-def test_no_kernel_for_a_source_whose_name_was_asked_for(tree, tmp_path, relocation):
-    """Under that name, the compiler would take the include for the source itself."""
-    source = '#if __has_include("k.cu")\n#define V 1\n#else\n#define V 2\n#endif\n' + KERNEL
-    with kcache.KernelCache(tmp_path / "cache", relocation=relocation) as cache:
-        for name in ("one.cu", "two.cu", "k.cu", "./k.cu", "sub/../k.cu", "three.cu"):
+        for name in ("one.cu", "k.cu"):
             agree(cache, source, source_name=name)
 
 
@@ -228,13 +208,13 @@ def test_a_header_in_memory_and_an_include_directory_of_one_name(tmp_path):
     with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
         for paths in ([tmp_path / "a/inc"], ["inc"], ["./inc"], [tmp_path / "a/../a/inc"], ["inc"]):
             with working_directory(tmp_path / "a"):
-                agree(cache, source, ARCH.replace(include_paths=paths), headers=headers)
+                agree(cache, source, PTX.replace(include_paths=paths), headers=headers)
 
 
 def test_threads_under_two_names_that_fail_get_their_own_error(cache):
     """They share one failing compile only where the source has the same name."""
     requests = [
-        kcache.CompileRequest("#error no\n", (), ARCH, source_name=name)
+        kcache.CompileRequest("#error no\n", (), PTX, source_name=name)
         for name in ["a.cu", "b.cu"] * 3
     ]
     errors = cache.compile_many(requests, jobs=6)
@@ -243,7 +223,7 @@ def test_threads_under_two_names_that_fail_get_their_own_error(cache):
 
 def test_a_hit_in_a_layer_merges_into_the_manifest_here(tmp_path):
     write(tmp_path / "inc/n.h", header(1))
-    options, source = ARCH.replace(include_paths=[tmp_path / "inc"]), "#include <n.h>\n" + KERNEL
+    options, source = PTX.replace(include_paths=[tmp_path / "inc"]), "#include <n.h>\n" + KERNEL
     with kcache.KernelCache(tmp_path / "layer") as layer:
         agreed(layer, source, options)
     write(tmp_path / "inc/n.h", header(2))
@@ -257,14 +237,3 @@ def test_a_hit_in_a_layer_merges_into_the_manifest_here(tmp_path):
         for value in (2, 1):
             write(tmp_path / "inc/n.h", header(value))
             assert agreed(cache, source, options).cached
-
-
-def test_an_include_directory_that_is_not_utf8(tmp_path):
-    with kcache.KernelCache(tmp_path / "cache") as cache:
-        for number, name in enumerate((b"\xff\xfe", b"caf\xe9")):
-            folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
-            write(folder / "n.h", header(1))
-            options = ARCH.replace(include_paths=[folder])
-            for again in (False, True):
-                kernel = agreed(cache, "#include <n.h>\n" + KERNEL, options)
-                assert kernel.cached is (again or number > 0)

@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, agreed, working_directory, write
+from nvrtc.reference import PTX, agreed, working_directory, write
 
 import kcache
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
-SHORT, LONG, PIECES = 4, 2000, 8
+SHORT, LONG, PIECES = 2, 2000, 8
 #: What the kernel makes of its place, and whether it is good under other names and in other places.
 USES = {
     "nothing": ("V", True, True),
@@ -64,7 +64,7 @@ class Case:
     def ask(self, cache: kcache.KernelCache, place: Path, name: str) -> bool:
         with working_directory(place):
             base = place if self.absolute else Path()
-            options = ARCH.replace(include_paths=[base / root for root in self.roots])
+            options = PTX.replace(include_paths=[base / root for root in self.roots])
             kernel = agreed(cache, self.source, options, headers=self.headers, source_name=name)
         return kernel.cached
 

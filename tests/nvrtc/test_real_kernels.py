@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from nvrtc.project_kernels import Kernel
-from nvrtc.real_kernels import INTERNAL, KERNELS, Asked, flags_of, same_names
+from nvrtc.real_kernels import INTERNAL, KERNELS, Asked, Kernel, flags_of, same_names
 from nvrtc.reference import Fresh, compile_clean, write
 from nvrtc.talk import ask, worker
 

@@ -156,21 +156,20 @@ def test_small_sources_too(tmp_path: Path, tree: Path) -> None:
 _SPELLINGS = [
     *(
         "inc",
-        "./inc",
-        "inc/",
-        "inc/.",
-        "inc/./",
+        "./inc/",
         "inc/../inc",
         "a b",
         "\u00e9",
         "-a",
-        "~",
         "a,b",
-        "a:b",
+        "in\\c",
+        '"inc"',
+        "%s",
+        "a=b",
+        "@o",
     ),
-    *("in\\c", '"inc"', "'", "%s", "a=b", "@o", "$X", "a\tb", "a\nb", "*", ".", "..", "/", "/tmp/"),
-    *("\udcff", "-I", ".hidden", "x" * 200, "no/such/folder"),
-    *("a//b", "inc//", "/tmp//", "inc\n", "inc\t", "inc\v", " inc", "inc ", "=inc", "-", ""),
+    *("a\tb", "a\nb", ".", "..", "/tmp/", "\udcff", "-I", "x" * 200, "no/such/folder"),
+    *("a//b", "/tmp//", "inc\n", "inc\t", " inc", "inc ", "=inc", "-", ""),
 ]
 
 
@@ -178,7 +177,7 @@ def test_the_compiler_looks_into_the_directories_that_are_taken_for_some(tree: P
     """What is taken for a directory of headers is one; else it would be no part of a location."""
     with worker() as process:
         for spelling in _SPELLINGS:
-            for given in ([f"-I{spelling}"], ["-I", spelling], [f"--include-path={spelling}"]):
+            for given in ([f"-I{spelling}"], ["-I", spelling]):
                 paths = parse_options(given).include_paths
                 search = HeaderSearch("kernel.cu", paths, directory=str(tree))
                 asked = ask("#include <x/y.h>\n", ("--gpu-architecture=compute_80", *given))

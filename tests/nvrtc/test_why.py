@@ -55,30 +55,6 @@ def test_it_says_that_the_cache_is_not_looked_into(tmp_path: Path) -> None:
     assert "recache is set" in cause.what
 
 
-def test_a_question_is_not_recorded(tmp_path: Path) -> None:
-    recording = tmp_path / "list.jsonl"
-    with kcache.KernelCache(tmp_path / "cache") as cache, cache.record(recording):
-        cache.why("__global__ void k() {}", options=OPTIONS)
-    assert not recording.exists() or not recording.read_text()
-
-
-def test_bad_arguments_are_named(tmp_path: Path) -> None:
-    with kcache.KernelCache(tmp_path) as cache, pytest.raises(kcache.ConfigError, match="source"):
-        cache.why("", options=OPTIONS)
-
-
-def test_what_is_in_memory_is_not_missed(tmp_path: Path, header: Path) -> None:
-    with kcache.KernelCache(tmp_path / "cache") as cache:
-        cache.get_or_compile(SOURCE, options=OPTIONS)
-        with kcache.KernelCache(tmp_path / "cache") as other:
-            other.clear()
-            assert other.why(SOURCE, options=OPTIONS).causes[0].kind == "cleared"
-        assert cache.why(SOURCE, options=OPTIONS).hit
-        assert cache.get_or_compile(SOURCE, options=OPTIONS).cached
-        cache.clear_memory()
-        assert cache.why(SOURCE, options=OPTIONS).causes[0].kind == "cleared"
-
-
 def test_what_another_process_has_compiled_since_is_found(tmp_path: Path, header: Path) -> None:
     with kcache.KernelCache(tmp_path / "cache") as cache:
         cache.get_or_compile(SOURCE, options=OPTIONS)

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from nvrtc.reference import ARCH, write
+from nvrtc.reference import PTX, write
 
 import kcache
 
@@ -144,7 +144,7 @@ class World:
 
     def options(self) -> kcache.CompileOptions:
         base = self.top if self.absolute else Path()
-        return ARCH.replace(include_paths=[base / p for p in self.paths], extra_options=self.extra)
+        return PTX.replace(include_paths=[base / p for p in self.paths], extra_options=self.extra)
 
     def put(self, path: str, text: str) -> None:
         self.history.setdefault(path, []).append(text)

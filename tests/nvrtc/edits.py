@@ -1,0 +1,94 @@
+"""Edits: a tree of headers is compiled once, and each edit of it decides whether that is a hit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from nvrtc.reference import KERNEL, PTX, agree
+
+import kcache
+from kcache.nvrtc import files
+
+#: A path, and what is there: a text, "/" (a folder), "-> PATH" (a link), "= PATH" (a hard link), or
+#: None (nothing).
+Tree = Mapping[str, str | None]
+
+
+class Case(NamedTuple):
+    """A tree, a source, and edits: after one of `misses` the kernel is another, after `hits` not."""
+
+    lines: str
+    files: Tree
+    misses: Sequence[Tree]
+    hits: Sequence[Tree] = ()
+    #: The include directories.
+    paths: Sequence[str] = ("first", "inc")
+    options: Mapping[str, Any] = {}
+    #: Headers in memory.
+    headers: Mapping[str, str] | None = None
+    name: str = "kernel.cu"
+    kernel: str = KERNEL
+
+
+def lay(top: Path, tree: Tree) -> None:
+    """Make a folder hold a tree, and nothing else; every file is a new one."""
+    before = time.clock_gettime_ns(5)
+    for path in top.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    while time.clock_gettime_ns(5) == before:
+        pass  # within one tick of the clock, stamps could be the same
+    for name, what in tree.items():
+        _put(top / name, what)
+
+
+def _put(path: Path, what: str | None) -> None:
+    if what is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if what == "/":
+        path.mkdir(exist_ok=True)
+    elif what.startswith("-> "):
+        path.symlink_to(what[3:])
+    elif what.startswith("= "):
+        os.link(what[2:], path)
+    else:
+        path.write_text(what)
+
+
+def check(cache: kcache.KernelCache, top: Path, name: str, case: Case) -> None:
+    """Compile once, and look up after each edit and after it was taken back.
+
+    Twice: as it is, and with all stamps trusted. What the last miss gives is compared with a bare
+    compile, too. `top` is the working directory, and `{tree}` stands for it; `name` is the case's.
+    """
+
+    def at_home(text: str) -> str:
+        return text.replace("{tree}", str(top))
+
+    source = at_home(case.lines) + case.kernel + f"// {name}\n"
+    options = PTX.replace(include_paths=[at_home(path) for path in case.paths], **case.options)
+    arguments: dict[str, Any] = {"source_name": at_home(case.name), "headers": case.headers}
+    if case.headers is not None:
+        arguments["headers"] = {at_home(path): text for path, text in case.headers.items()}
+    lay(top, case.files)
+    first = cache.get_or_compile(source, (), options, **arguments)
+    edits = [*((edit, False) for edit in case.misses), *((edit, True) for edit in case.hits)]
+    for fresh in (files.FRESH_NS, -(10**12)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(files, "FRESH_NS", fresh)
+            for edit, hit in edits:
+                lay(top, {**case.files, **edit})
+                found = cache.lookup(source, (), options, **arguments)
+                assert (found is not None) is hit, f"{'a miss' if hit else 'a hit'} after {edit}"
+                lay(top, case.files)
+                again = cache.lookup(source, (), options, **arguments)
+                assert again is not None, f"a miss after {edit} was taken back"
+                assert again.ptx == first.ptx
+    lay(top, {**case.files, **(case.misses or [{}])[-1]})
+    agree(cache, source, options, **arguments)
