@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kcache.kernels.aio import AsyncFront
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.resolver import Resolver
-    from kcache.nvrtc.surroundings import Surroundings
+    from kcache.nvrtc.request import Caller
 
 __all__ = ["KernelCache", "compile"]
 
@@ -191,13 +191,13 @@ class KernelCache:
                 raise KcacheError(f"kcache has no descriptors left: {error}") from error
             raise
 
-    def _get_or_compile_for(self, around: Surroundings, call: CompileRequest) -> CompiledKernel:
+    def _get_or_compile_for(self, around: Caller, call: CompileRequest) -> CompiledKernel:
         """Return the kernel that a program of the drop-in asks for."""
         started, request = time.perf_counter(), self._requests.of(call, around)
         kernel = self._finder.get(request, started)
         return self._on_miss().get(request) if kernel is None else kernel
 
-    def _rehearse_for(self, around: Surroundings, call: CompileRequest) -> None:
+    def _rehearse_for(self, around: Caller, call: CompileRequest) -> None:
         """Look up a kernel that is not there, without counting it, to warm up the way of a hit."""
         self._finder.look(self._requests.of(call, around, record=False), 0.0, again=True)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kcache.config import COMPILER_VARIABLES
 from kcache.dropin.protocol import Answer, Program
-from kcache.nvrtc.own_files import are_own_files
 from kcache.nvrtc.parsed_options import parse_options, without_automatic_pch
+from kcache.nvrtc.search import are_own_files
 from kcache.util import log
 from kcache.util.open_file import open_own
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from kcache.engine.stats import Stats
     from kcache.kernel_cache import KernelCache
     from kcache.kernels.compiled_kernel import CompiledKernel
-    from kcache.nvrtc.request import CompileRequest
-    from kcache.nvrtc.surroundings import Surroundings
+    from kcache.nvrtc.request import Caller, CompileRequest
 
 __all__ = ["Answering", "Declined", "Release", "recall", "remember", "standing"]
 
@@ -195,9 +194,9 @@ class Answering:
         that waits, and an early connection, CuPy's first kernel took 3.0 ms, not 3.9 ms (22 and 23
         November 2026, two cores shared by others).
         """
-        from kcache.nvrtc import answers, compiler, files, headers, library, manifest, surroundings
+        from kcache.nvrtc import compiler, files, headers, library, manifest, request
 
-        del answers, compiler, files, headers, manifest, surroundings  # only imported
+        del compiler, files, headers, manifest, request  # only imported
         found = library.find()  # most likely the one that the program will use
         if found is not None and recall(self._folder, found.identity) is not None:
             self._rehearse(os.fsencode(found.path))
@@ -274,7 +273,7 @@ class Answering:
     def _compile(self, program: Program, plain: Program) -> Answer:
         return _answer(program, self._cache._get_or_compile_for(*self._asked(plain)))
 
-    def _asked(self, program: Program) -> tuple[Surroundings, CompileRequest]:
+    def _asked(self, program: Program) -> tuple[Caller, CompileRequest]:
         """Return where the program compiles, and its request."""
         from kcache.nvrtc.options import CompileOptions
         from kcache.nvrtc.request import CompileRequest
@@ -285,7 +284,7 @@ class Answering:
             if default is None or any("arch" in each.name for each in options.parsed):
                 raise _RefusedError("an architecture in an unknown form")
             options = options.replace(arch=default)
-        around = _surroundings(program, self._known(program.library)[0])
+        around = _caller(program, self._known(program.library)[0])
         call = CompileRequest(
             # kcache refuses a source without text; a comment compiles to the same result.
             _decoded(program.source) if program.source.strip() else "//\n",
@@ -297,8 +296,8 @@ class Answering:
         return around, call
 
 
-def _surroundings(program: Program, compiler: str) -> Surroundings:
-    from kcache.nvrtc.surroundings import Surroundings
+def _caller(program: Program, compiler: str) -> Caller:
+    from kcache.nvrtc.request import Caller
 
     told = program.environment
     environment = tuple(
@@ -306,7 +305,7 @@ def _surroundings(program: Program, compiler: str) -> Surroundings:
         for name in _DECISIVE
     )
     path, directory = os.fsdecode(program.library), os.fsdecode(program.directory)
-    return Surroundings(path, compiler, directory, environment, _is_alone(program))
+    return Caller(path, compiler, directory, environment, _is_alone(program))
 
 
 def _answer(program: Program, kernel: CompiledKernel) -> Answer:

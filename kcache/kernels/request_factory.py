@@ -14,8 +14,7 @@ from kcache.util.memory_tier import MemoryTier
 
 if TYPE_CHECKING:
     from kcache.kernels.recording import RequestRecorder
-    from kcache.nvrtc.request import CompileRequest, Request
-    from kcache.nvrtc.surroundings import Surroundings
+    from kcache.nvrtc.request import Caller, CompileRequest, Request
 
 __all__ = ["ClosedRequests", "Requests", "with_target"]
 
@@ -64,12 +63,12 @@ class Requests:
         *,
         extra_key: bytes = b"",
         source_name: str = "kernel.cu",
-        surroundings: Surroundings | None = None,
+        caller: Caller | None = None,
         record: bool = True,
     ) -> Request:
         """Return the request that the arguments make, remembered if that is cheap.
 
-        With `surroundings`, another process makes it. The recorders get it, unless `record` is
+        With `caller`, another process makes it. The recorders get it, unless `record` is
         false.
 
         Raises:
@@ -86,13 +85,13 @@ class Requests:
         if not (headers or extra_key):
             try:
                 expressions = names if isinstance(names, (str, tuple)) else tuple(names)
-                call = (source, expressions, options, source_name, surroundings)
+                call = (source, expressions, options, source_name, caller)
                 request = self._known.get(call)
             except TypeError:  # wrong types; `_make` names them
                 call = None
         # A request with includes depends on the working directory, and that may have changed.
         if request is None or not _is_valid(request):
-            compiler = None if surroundings is None else surroundings.compiler
+            compiler = None if caller is None else caller.compiler
             request = self._make(
                 source,
                 names,
@@ -101,7 +100,7 @@ class Requests:
                 extra_key=extra_key,
                 source_name=source_name,
                 compiler=compiler,
-                surroundings=surroundings,
+                caller=caller,
             )
             if call is not None:
                 self._known.put(call, request, 2 * len(request.source) + _REQUEST_OVERHEAD)
@@ -144,7 +143,7 @@ class Requests:
     def of(
         self,
         call: CompileRequest,
-        surroundings: Surroundings | None = None,
+        caller: Caller | None = None,
         *,
         record: bool = True,
     ) -> Request:
@@ -156,7 +155,7 @@ class Requests:
             call.headers,
             extra_key=call.extra_key,
             source_name=call.source_name,
-            surroundings=surroundings,
+            caller=caller,
             record=record,
         )
 
@@ -169,7 +168,7 @@ class Requests:
         if identity in ("", request.compiler):
             return request
         log.debug("the compiler was replaced: it is %s now", identity)
-        if request.surroundings is None:
+        if request.caller is None:
             self._compiler = identity
         self._known.clear()
         return self._make(
@@ -180,7 +179,7 @@ class Requests:
             extra_key=request.extra_key,
             source_name=request.source_name,
             compiler=identity,
-            surroundings=request.surroundings,
+            caller=request.caller,
         )
 
     def forget(self) -> None:
@@ -197,7 +196,7 @@ class Requests:
         extra_key: bytes = b"",
         source_name: str,
         compiler: str | None = None,
-        surroundings: Surroundings | None = None,
+        caller: Caller | None = None,
     ) -> Request:
         from kcache.nvrtc.request import Request
 
@@ -215,7 +214,7 @@ class Requests:
             extra_key,
             source_name=source_name,
             compiler=compiler,
-            surroundings=surroundings,
+            caller=caller,
         )
 
 
@@ -223,7 +222,7 @@ def _is_valid(request: Request) -> bool:
     """Tell whether a remembered request is what the same arguments make now."""
     if not (request.anywhere or request.is_here()):
         return False
-    return request.surroundings is not None or request.variables == compiler_variables()
+    return request.caller is not None or request.variables == compiler_variables()
 
 
 def _check_places(source: object, names: object, options: object) -> None:

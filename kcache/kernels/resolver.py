@@ -220,7 +220,7 @@ class Resolver:
         kernel, stored = store(
             self.finder, request, outcome.compiled, header_set, manifest=manifest, upload=upload
         )
-        around = request.surroundings
+        around = request.caller
         eager = self._eager or (around is not None and around.alone)
         if eager and stored and _may_be_good_elsewhere(request, kernel.key, header_set):
             self._queue().add(request, header_set)

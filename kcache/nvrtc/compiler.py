@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
 from kcache.nvrtc import library
-from kcache.nvrtc.own_files import are_own_files
 from kcache.nvrtc.request import NO_DIRECTORY
+from kcache.nvrtc.search import are_own_files
 from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def compile_request(
         CompileError: the compiler refused the source, crashed, or took longer than it may; `.log`
             has its whole log.
     """
-    surroundings = request.surroundings
-    path = (library.find_path() or find().path) if surroundings is None else surroundings.library
+    caller = request.caller
+    path = (library.find_path() or find().path) if caller is None else caller.library
     if moved is not None and (limits.workers == 0 or request.search.directory == NO_DIRECTORY):
         raise CompileError(f"{request.source_name}: only a worker can prove anything")
     if limits.workers == 0:
@@ -148,7 +148,7 @@ def compile_request(
 
 def _names_own_files(request: Request) -> bool:
     """Tell whether a worker would find other files than this process, or none."""
-    if request.surroundings is not None:  # the code that made them has checked
+    if request.caller is not None:  # the code that made them has checked
         return False
     texts = (*request.texts, *request.search.prefixes, *request.options.flags())
     return any(are_own_files(text.encode("utf-8", "surrogateescape")) for text in texts)
@@ -211,7 +211,7 @@ def _ask(request: Request, moved: Mapping[str, str] | None) -> Ask:
     """Return the request to a worker."""
     from kcache.nvrtc.workers.messages import Ask
 
-    environment = {} if request.surroundings is None else dict(request.surroundings.environment)
+    environment = {} if request.caller is None else dict(request.caller.environment)
     if request.spelled and moved and f"{request.search.directory}/" in moved:
         environment["PWD"] = request.search.directory
     return Ask(
@@ -340,7 +340,7 @@ def _compile_here(request: Request, path: str, problem: str) -> Run:
     from kcache.nvrtc.workers.nvrtc import Refused
 
     # Its directory and environment are not those of this process.
-    if request.surroundings is not None:
+    if request.caller is not None:
         name = request.source_name
         raise CompileError(f"{name}: only a worker can compile it: {problem}", source_name=name)
     with _inside.lock:

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CorruptEntryError
-from kcache.nvrtc.answers import Question
-from kcache.nvrtc.files import SIZE
+from kcache.nvrtc.files import SIZE, Question
 from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, RootedPath
 
 if TYPE_CHECKING:

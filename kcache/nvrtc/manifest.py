@@ -31,13 +31,14 @@ from typing import Any, NamedTuple
 
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
-from kcache.nvrtc.answers import answer_now, error_now
 from kcache.nvrtc.files import (
     NO_STAMP,
     SIZE,
     FileDigests,
     Stamp,
     Watched,
+    answer_now,
+    error_now,
     lasting,
     stamp_of,
     watched_from,

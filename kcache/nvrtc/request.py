@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from kcache import config
+from kcache.config import COMPILER_VARIABLES
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
 from kcache.nvrtc.options import CompileOptions
+from kcache.nvrtc.parsed_options import are_harmless
 from kcache.nvrtc.search import HeaderSearch, may_include
-from kcache.nvrtc.workers.harmless import are_harmless
-
-if TYPE_CHECKING:
-    from kcache.nvrtc.surroundings import Surroundings
 
 __all__ = [
     "DEFAULT_NAME",
     "NO_DIRECTORY",
     "CompileRequest",
     "Request",
+    "Caller",
     "compile_request",
     "read_source",
     "working_directory",
@@ -35,6 +34,41 @@ NO_DIRECTORY = "/(removed working directory)"
 _SHOWS_PATHS = ("--device-debug", "--dlink-time-opt", "--gen-opt-lto")
 #: One whose output names it unless all names are absolute.
 _MAY_SHOW_PATHS = "--generate-line-info"
+
+
+class Caller(NamedTuple):
+    """The parts of a process that asks for a kernel which a compiler can see.
+
+    The drop-in's server compiles for programs. Each has a working directory, an environment and an
+    NVRTC of its own.
+
+    Attributes:
+        library: path of the NVRTC that compiles.
+        compiler: identity of that NVRTC; see `library`.
+        directory: the working directory.
+        environment: variables as that process has them, as (name, value) in any fixed order; None
+            for one that is not set. Variables that are not named are as in this process.
+        alone: whether the source lies alone in its directory, which may have been made for it, so
+            that the next process will use another.
+    """
+
+    library: str
+    compiler: str
+    directory: str
+    environment: tuple[tuple[str, str | None], ...]
+    alone: bool = False
+
+    def variable(self, name: str) -> str | None:
+        """Return the value of a variable, or None."""
+        for each, value in self.environment:
+            if each == name:
+                return value
+        return config.variable(name)
+
+    def compiler_variables(self) -> tuple[str, ...]:
+        """Return what `kcache.config.compiler_variables` returns in that process."""
+        found = ((name, self.variable(name)) for name in COMPILER_VARIABLES)
+        return tuple(f"{name}={value}" for name, value in found if value is not None)
 
 
 class Request(NamedTuple):
@@ -58,7 +92,7 @@ class Request(NamedTuple):
         spelled: the working directory as debug information spells it; empty without any.
         bound: the directories and variables in `key`.
         variables: the environment variables that are in the key; see `config`.
-        surroundings: of the process that asks, or None if that is this one.
+        caller: of the process that asks, or None if that is this one.
     """
 
     source: str
@@ -76,12 +110,12 @@ class Request(NamedTuple):
     spelled: str
     bound: tuple[str, ...]
     variables: tuple[str, ...]
-    surroundings: Surroundings | None = None
+    caller: Caller | None = None
 
     def is_here(self) -> bool:
         """Tell whether the working directory is still the one that the request was made in."""
         directory = self.search.directory
-        if self.surroundings is None and directory != working_directory():
+        if self.caller is None and directory != working_directory():
             return False
         return not self.spelled or self.spelled == self.search.spelled()
 
@@ -128,7 +162,7 @@ class Request(NamedTuple):
         *,
         source_name: str,
         compiler: str,
-        surroundings: Surroundings | None = None,
+        caller: Caller | None = None,
     ) -> Request:
         """Check the arguments and derive the rest; `options` names an architecture.
 
@@ -147,12 +181,12 @@ class Request(NamedTuple):
             raise ArgumentTypeError(f"extra_key is {type(extra_key).__name__}; allowed: bytes")
         parsed = options.parsed
         paths = parsed.include_paths
-        if surroundings is None:
+        if caller is None:
             directory, variables = working_directory(), config.compiler_variables()
             known = config.variable
         else:
-            directory, variables = surroundings.directory, surroundings.compiler_variables()
-            known = surroundings.variable
+            directory, variables = caller.directory, caller.compiler_variables()
+            known = caller.variable
         search = HeaderSearch(
             source_name, paths, directory=directory, headers=in_memory, variable=known
         )
@@ -199,7 +233,7 @@ class Request(NamedTuple):
             spelled,
             tuple(bound),
             variables,
-            surroundings,
+            caller,
         )
 
 

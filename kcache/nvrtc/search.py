@@ -14,13 +14,7 @@ from typing import NamedTuple
 
 from kcache import config
 
-__all__ = [
-    "ABSOLUTE",
-    "SOURCE",
-    "HeaderSearch",
-    "RootedPath",
-    "may_include",
-]
+__all__ = ["ABSOLUTE", "SOURCE", "HeaderSearch", "RootedPath", "are_own_files", "may_include"]
 
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
@@ -30,6 +24,10 @@ ABSOLUTE = -1
 #: at the beginning. A space at the beginning is dropped in one spelling of the option, and kept in
 #: others. `-I-` names no directory.
 _odd = re.compile(r"\A[\s=]|\s\Z|//|\A-?\Z").search
+#: Matches the beginning of a path, but not a division by a variable with the name `proc`.
+_own = re.compile(
+    rb"/(?:(?<=[\s\"'<=(,]/)|(?<=\A/)|(?<=-I/))(?:dev/std|(?:proc|dev/fd)(?:/|\Z))"
+).search
 
 
 class RootedPath(NamedTuple):
@@ -164,3 +162,11 @@ def may_include(text: str) -> bool:
     if "__has_" in text and "##" in text:  # the rest of a `__has_include` may be joined to it
         return True
     return "include" in text or "embed" in text or "import" in text or "??/" in text
+
+
+def are_own_files(text: bytes) -> bool:
+    """Tell whether a text has a path in it such as `/proc/self/fd/3` or `/dev/stdin`.
+
+    In another process, such a path leads to another file, or to none.
+    """
+    return _own(text) is not None

@@ -17,8 +17,7 @@ from nvrtc.talk import ARCH_FLAGS, ask, fresh_of, worker
 import kcache
 from kcache import config
 from kcache.nvrtc import compiler
-from kcache.nvrtc.parsed_options import parse_options
-from kcache.nvrtc.workers.harmless import EXAMPLES, are_harmless
+from kcache.nvrtc.parsed_options import EXAMPLES, are_harmless, parse_options
 from kcache.nvrtc.workers.messages import Status
 from kcache.nvrtc.workers.pool import WorkerPool
 from kcache.nvrtc.workers.process import WorkerProcess

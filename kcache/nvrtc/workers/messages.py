@@ -128,7 +128,7 @@ class Ask(NamedTuple):
 
 
 class FileAnswer(NamedTuple):
-    """The answer to the compiler about one path; see `recorder.Answer`."""
+    """The answer to the compiler about one path; see `told.PathAnswer`."""
 
     kind: str
     error: int

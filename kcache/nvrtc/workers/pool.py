@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from kcache import environment as process_environment
-from kcache.nvrtc.parsed_options import parse_options
+from kcache.nvrtc.parsed_options import are_harmless, parse_options
 from kcache.nvrtc.workers.cores import usable_cores
-from kcache.nvrtc.workers.harmless import are_harmless
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
 from kcache.nvrtc.workers.process import CrashedError, WorkerProcess, standing
 from kcache.util.forks import after_fork

@@ -30,11 +30,15 @@ from typing import Any
 import xxhash
 
 from kcache.nvrtc.workers import PROCESS_IDS
-from kcache.nvrtc.workers.answer import Answer, kind_of_status, size_of_status
 from kcache.nvrtc.workers.clock import another_time
-from kcache.nvrtc.workers.file_answers import FileAnswers
 from kcache.nvrtc.workers.import_table import ImportTable
-from kcache.nvrtc.workers.told_environment import ToldEnvironment
+from kcache.nvrtc.workers.told import (
+    FileAnswers,
+    PathAnswer,
+    ToldEnvironment,
+    kind_of_status,
+    size_of_status,
+)
 
 __all__ = ["Recorder"]
 
@@ -76,7 +80,7 @@ class Recorder:
         self._told_time: int | None = None
         self._values: dict[bytes, Any] = {}
         #: Streams that the compiler has open: address -> the bytes that it reads.
-        self._streams: dict[int, Answer] = {}
+        self._streams: dict[int, PathAnswer] = {}
         #: Functions that the compiler calls must live as long as it does.
         self._kept: list[object] = []
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -114,11 +118,11 @@ class Recorder:
         self._told_time = another_time() if proof else None
 
     @property
-    def files(self) -> dict[bytes, Answer]:
+    def files(self) -> dict[bytes, PathAnswer]:
         """The answers, path as asked -> answer."""
         return self._files.answers
 
-    def digest_of(self, answer: Answer) -> bytes:
+    def digest_of(self, answer: PathAnswer) -> bytes:
         """Return the digest of what the compiler has read at a path; zeros if it has not."""
         still_open = any(each is answer for each in self._streams.values())
         return answer.digest if answer.read or still_open else b""
@@ -308,7 +312,7 @@ class Recorder:
         return real(number, *arguments)  # type: ignore[no-any-return]
 
     def _getpid(self, real: Callable[..., Any]) -> int:
-        """Answer with the same number in every worker.
+        """PathAnswer with the same number in every worker.
 
         If a source exports no name of its own, NVRTC puts the process id into the names of internal
         symbols. Then two compiles of one source would never be equal.
@@ -328,7 +332,7 @@ class Recorder:
         return done
 
     def _random(self, real: Callable[..., Any]) -> int:
-        """Answer with another number in a proof, also for the processor time of the process."""
+        """PathAnswer with another number in a proof, also for the processor time of the process."""
         found: int = real()
         return found if self._told_time is None else found ^ 0x2A5A5A5A
 

@@ -1,0 +1,266 @@
+"""Told: what the compiler is told of files, variables and the working directory.
+
+Each path of a compile has one answer, whose status has the layout of C.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+
+import xxhash
+
+from kcache.nvrtc.files import stamp_of
+
+__all__ = ["PathAnswer", "FileAnswers", "ToldEnvironment", "kind_of_status", "size_of_status"]
+
+#: Errors which say that there is no file.
+_NOTHING = (errno.ENOENT, errno.ENOTDIR)
+#: Files of the system with random numbers or the processor's name. They are not recorded.
+_SYSTEM = frozenset((b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo"))
+#: A path below one of these leads to different files in different processes; `/proc/self/cwd`, for
+#: example.
+_OF_PROCESSES = (b"/proc/", b"/sys/")
+#: st_mode in `struct stat`, and its size, by machine (glibc, 64 bits).
+_LAYOUTS = {"x86_64": (24, 144), "aarch64": (16, 128)}
+assert sys.byteorder == "little" or not sys.platform.startswith("linux")
+#: Answers that kcache gives itself, whatever the program's environment says: a worker takes no part
+#: in the program's `make`, and NVRTC's own cache would answer instead of the compiler.
+_FIXED: dict[bytes, bytes | None] = {b"MAKEFLAGS": None, b"CUDA_CACHE_DISABLE": b"1"}
+_PWD = b"PWD"
+#: Variables that say where temporary files go. A cached outcome does not depend on them.
+_ASIDE = (b"TMPDIR", b"TMP", b"TEMP")
+
+
+class PathAnswer:
+    """The answer to the compiler about one path.
+
+    Attributes:
+        kind: `-` nothing there; `a` nothing there, and the compiler tried to open it; `f` a file,
+            `d` a directory, `o` anything else, `e` an error.
+        error: errno of a failed stat or open.
+        stamp: size, mtime, ctime, inode and device; zeros if there is nothing.
+        status: bytes of the `struct stat`.
+        content: the file's content, once it was opened; None before.
+        read: whether the compiler has read any of it, because it also opens files only to see
+            whether it can.
+        digest: XXH3-128 of that.
+    """
+
+    __slots__ = ("content", "digest", "error", "kind", "read", "stamp", "status")
+
+    def __init__(self, kind: str, error: int, stamp: tuple[int, ...], status: bytes) -> None:
+        self.kind = kind
+        self.error = error
+        self.stamp = stamp
+        self.status = status
+        self.content: bytes | None = None
+        self.digest = b""
+        self.read = False
+
+
+def answer_of(status: os.stat_result) -> PathAnswer:
+    """Return the answer that a path with this status gets."""
+    return PathAnswer(kind_of(status.st_mode), 0, stamp_of(status), _packed(status))
+
+
+def kind_of(mode: int) -> str:
+    """Return `f` for a file, `d` for a directory, `o` for anything else."""
+    return "f" if stat.S_ISREG(mode) else "d" if stat.S_ISDIR(mode) else "o"
+
+
+def size_of_status() -> int:
+    """Return how many bytes a `struct stat` has on this machine."""
+    return _LAYOUTS[os.uname().machine][1]
+
+
+def kind_of_status(status: bytes) -> str:
+    """Return the kind of file that a `struct stat` describes."""
+    mode: int = struct.unpack_from("<I", status, _LAYOUTS[os.uname().machine][0])[0]
+    return kind_of(mode)
+
+
+def _packed(status: os.stat_result) -> bytes:
+    """Return the `struct stat` of a file, as the compiler's C library lays it out."""
+    seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
+    changed, changed_ns = divmod(status.st_ctime_ns, 10**9)
+    used, used_ns = divmod(status.st_atime_ns, 10**9)
+    times = (used, used_ns, seconds, nanoseconds, changed, changed_ns)
+    owner = (status.st_uid, status.st_gid)
+    if os.uname().machine == "aarch64":
+        return struct.pack(
+            "<QQIIIIQQqiiq6q8x",
+            *(status.st_dev, status.st_ino, status.st_mode, status.st_nlink, *owner),
+            *(status.st_rdev, 0, status.st_size, status.st_blksize, 0, status.st_blocks, *times),
+        )
+    return struct.pack(
+        "<QQQIIIIQqqq6q24x",
+        *(status.st_dev, status.st_ino, status.st_nlink, status.st_mode, *owner, 0),
+        *(status.st_rdev, status.st_size, status.st_blksize, status.st_blocks, *times),
+    )
+
+
+class FileAnswers:
+    """The answers of one compile: one for each question, even if the file changes meanwhile.
+
+    Args:
+        unfollowed: collects, in words, what can't be recorded.
+
+    Attributes:
+        answers: path as asked -> answer.
+        written: files that the compiler writes, whose content is its own.
+        moved: directories that the compiler knows by another name, (told, real), the longest first;
+            see `Recorder.begin`.
+    """
+
+    def __init__(self, unfollowed: list[str]) -> None:
+        self.unfollowed = unfollowed
+        self.answers: dict[bytes, PathAnswer] = {}
+        self.written: set[bytes] = set()
+        self.moved: Sequence[tuple[bytes, bytes]] = ()
+
+    def _real(self, path: bytes) -> bytes:
+        """Return the real path of one that the compiler asks for."""
+        for told, real in self.moved:
+            if path.startswith(told):
+                return real + path[len(told) :]
+            if path == told[:-1]:
+                return real
+        return path
+
+    def look(self, path: bytes) -> PathAnswer:
+        """Return the answer about a path; the first one is kept for the whole compile."""
+        try:
+            status = os.stat(self._real(path))
+        except OSError as error:
+            number = error.errno or errno.EIO
+            kind = "-" if number in _NOTHING else "e"
+            answer = PathAnswer(kind, number, (0, 0, 0, 0, 0), b"")
+        except ValueError:  # the path can't contain a NUL
+            answer = PathAnswer("e", errno.EINVAL, (0, 0, 0, 0, 0), b"")
+        else:
+            answer = answer_of(status)
+        return self.answers.setdefault(path, answer)
+
+    def opened(self, path: bytes) -> PathAnswer | None:
+        """Return the content of the file at a path; None if the system has to open it itself."""
+        if path in self.written:
+            return None
+        answer = self.answers.get(path)
+        if answer is not None and answer.content is not None:
+            return answer
+        if path in _SYSTEM:
+            return None
+        if os.path.normpath(path).startswith(_OF_PROCESSES):
+            self.unfollowed.append(f"{os.fsdecode(path)} is no file but the system's own")
+            return None
+        if answer is not None and answer.kind in "-ae":
+            return _sought(answer)
+        try:
+            fd = os.open(self._real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            return self._unopened(path, answer, error.errno or errno.EIO)
+        try:
+            return self._read(path, fd, answer)
+        except (OSError, MemoryError) as error:
+            self.unfollowed.append(f"{os.fsdecode(path)} can't be read: {error}")
+            return None
+        finally:
+            os.close(fd)
+
+    def _unopened(self, path: bytes, answer: PathAnswer | None, number: int) -> PathAnswer:
+        """Return the answer for a path at which nothing can be opened."""
+        answer = self.look(path) if answer is None else answer
+        if answer.kind in "-ae":
+            return _sought(answer)
+        if number in _NOTHING:  # it was removed a moment ago
+            self.unfollowed.append(f"{os.fsdecode(path)} went while it was opened")
+        answer.error = number
+        return answer
+
+    def _read(self, path: bytes, fd: int, answer: PathAnswer | None) -> PathAnswer | None:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            if answer is None:
+                self.answers[path] = answer_of(status)
+            if not stat.S_ISDIR(status.st_mode):
+                self.unfollowed.append(f"{os.fsdecode(path)} is no regular file")
+            return None
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            content = file.read()
+        fresh = answer_of(status)
+        if answer is not None and answer.stamp[3:] != fresh.stamp[3:]:
+            self.unfollowed.append(f"{os.fsdecode(path)} was replaced during the compile")
+        if answer is None or answer.stamp != fresh.stamp:
+            self.answers[path] = answer = fresh
+        if stamp_of(os.fstat(fd)) != answer.stamp or len(content) != answer.stamp[0]:
+            # Written just now, so its status can't be trusted.
+            answer.stamp = (0, 0, 0, *answer.stamp[3:])
+        answer.content = content
+        answer.digest = xxhash.xxh3_128_digest(content)
+        return answer
+
+
+def _sought(answer: PathAnswer) -> PathAnswer:
+    if answer.kind == "-":
+        answer.kind = "a"
+    return answer
+
+
+class ToldEnvironment:
+    """What a compiler is told of the program's environment.
+
+    Attributes:
+        asked: variable -> value, of all compiles so far: the compiler remembers some of them.
+    """
+
+    def __init__(self) -> None:
+        self.asked: dict[bytes, bytes | None] = {}
+        self._variables: Mapping[bytes, bytes] = {}
+        self._directory = b"/"
+
+    def begin(self, variables: Mapping[bytes, bytes], directory: bytes) -> None:
+        """Use these for the next compile."""
+        self._variables = variables
+        self._directory = directory
+
+    def tell(self, name: bytes) -> bytes | None:
+        """Return the value of a variable for the compiler; None if it is not set."""
+        value = self._value(name, self._variables, self._directory)
+        if name not in _FIXED and name not in _ASIDE:
+            self.asked[name] = value
+        return value
+
+    def told_otherwise(self, variables: Mapping[bytes, bytes], directory: bytes) -> bool:
+        """Tell whether the compiler got other values of these variables before."""
+        return any(
+            self._value(name, variables, directory) != value for name, value in self.asked.items()
+        )
+
+    def _value(
+        self, name: bytes, variables: Mapping[bytes, bytes], directory: bytes
+    ) -> bytes | None:
+        if name in _FIXED:
+            return _FIXED[name]
+        value = variables.get(name)
+        if name == _PWD and (value is None or not _same(value, directory)):
+            # LLVM asks for it to learn how the user spells the working directory. If it names
+            # another directory, LLVM uses `getcwd`.
+            return directory
+        return value
+
+
+def _same(path: bytes, directory: bytes) -> bool:
+    """Tell whether an absolute path leads to the directory, in any spelling."""
+    if path == directory:
+        return True
+    if not path.startswith(b"/"):
+        return False
+    try:
+        return os.path.samefile(path, directory)
+    except OSError:
+        return False
