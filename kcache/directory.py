@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
 from kcache.util.locks import lock, release
-from kcache.util.open_file import MARKER, NotOursError, open_own
+from kcache.util.open_file import MARKER, NotOursError, OwnFile, open_or_replace, open_own
 from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "claim",
     "is_cache",
     "make_folder",
-    "mark_again",
+    "open_file_of_cache",
     "open_directory",
     "require_safe_layer",
 ]
@@ -187,27 +187,25 @@ def claim(folder: str) -> None:
 
 
 def make_folder(folder: str) -> None:
-    """Make the folder of a backend, and the cache around it if that was removed meanwhile.
+    """Make the folder of a backend, and the cache around it if that was removed or emptied.
 
     Raises:
         OSError: it can't be made.
     """
     if not os.path.isdir(folder):
         around = os.path.dirname(folder)
-        if make_private(around):
+        if make_private(around) or not os.listdir(around):
             _make(around)
         make_private(folder)
 
 
-def mark_again(file: str) -> None:
-    """Mark the directory of an open cache that was emptied, if `file` is the first one in it again.
-
-    A directory with anything else in it, or that can't be marked, is left as it is.
-    """
-    directory, name = os.path.split(file)
-    with suppress(OSError):
-        if os.listdir(directory) == [name]:
-            _make(directory)
+def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool]) -> OwnFile:
+    """Do what `open_or_replace` does; a directory that was emptied while open is marked again."""
+    if not os.path.lexists(path):
+        with suppress(OSError):  # it is not there, or can't be marked
+            if not os.listdir(os.path.dirname(path)):
+                _make(os.path.dirname(path))
+    return open_or_replace(path, flags, is_sound)
 
 
 def _require_safe_path(path: str) -> None:

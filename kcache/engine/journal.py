@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from kcache.directory import CacheDirectory
+from kcache.directory import CacheDirectory, open_file_of_cache
 from kcache.util.locks import pread
-from kcache.util.open_file import OwnFile, open_or_replace, open_own
+from kcache.util.open_file import OwnFile, open_own
 
 __all__ = ["EVENTS", "LIMIT", "Event", "Journal", "What", "limit_for"]
 
@@ -131,7 +131,7 @@ class Journal:
 
     def _write(self, lines: str) -> None:
         with suppress(OSError):
-            file = open_or_replace(self._path, os.O_RDWR | os.O_APPEND, _is_ours)
+            file = open_file_of_cache(self._path, os.O_RDWR | os.O_APPEND, _is_ours)
             os.write(file.fd, lines.encode("utf-8", "backslashreplace"))
             full = os.fstat(file.fd).st_size >= self._limit
             # Unless another process has begun a new file in the meantime.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 
+from kcache.directory import open_file_of_cache
 from kcache.util.locks import lock
-from kcache.util.open_file import OwnFile, has_header, open_or_replace
+from kcache.util.open_file import OwnFile, has_header
 
 __all__ = ["KeyLocks"]
 
@@ -38,17 +39,10 @@ class KeyLocks:
         Raises:
             OSError: the file can't be opened, or its file system has no locks.
         """
-        file = open_or_replace(self._path, os.O_RDWR, self._is_ours)
+        file = open_file_of_cache(self._path, os.O_RDWR, lambda file: has_header(file, _MARK))
         try:
             if lock(file, len(_MARK) + (int(key[:16], 16) >> 2)):
                 return file
         except TimeoutError:
             return None
         raise OSError(errno.ENOLCK, "this file system has no locks")
-
-    def _is_ours(self, file: OwnFile) -> bool:
-        if not os.fstat(file.fd).st_size:
-            from kcache.directory import mark_again  # only a new file needs it
-
-            mark_again(self._path)
-        return has_header(file, _MARK)

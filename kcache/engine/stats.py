@@ -18,9 +18,10 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from kcache.directory import open_file_of_cache
 from kcache.errors import BackendError
 from kcache.util.locks import Turns, lock, pread, pwrite, release
-from kcache.util.open_file import OwnFile, has_header, open_or_replace, open_own
+from kcache.util.open_file import OwnFile, has_header, open_own
 
 __all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]
 
@@ -239,7 +240,7 @@ class StatsFile:
             raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
 
     def _open(self) -> OwnFile:
-        return open_or_replace(self.path, os.O_RDWR, self._is_ours)
+        return open_file_of_cache(self.path, os.O_RDWR, lambda file: has_header(file, self._HEADER))
 
     def _locked_slot(self, file: OwnFile) -> int:
         """Return a record that no other process adds to, until the file is closed."""
@@ -250,9 +251,6 @@ class StatsFile:
                 return slot
         # There are no locks here: share a record, and accept that counts may be lost.
         return 1 + os.getpid() % (self.SLOTS - 1)
-
-    def _is_ours(self, file: OwnFile) -> bool:
-        return has_header(file, self._HEADER)
 
     def _offset(self, slot: int) -> int:
         return len(self._HEADER) + slot * self._RECORD

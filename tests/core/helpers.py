@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, settings
 
 import kcache.cli
 from kcache import Entry
-from kcache.backend import Usage
 from kcache.entry import encode
 
 _KEY = re.compile(r"[0-9a-f]{64}").fullmatch
@@ -29,8 +28,6 @@ _KEY = re.compile(r"[0-9a-f]{64}").fullmatch
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 #: ... and for the long versions of them.
 LONG = settings(QUICK, max_examples=1000)
-
-Truth = Usage
 
 
 def key(number: int | str, shard: int | None = None) -> str:

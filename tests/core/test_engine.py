@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +13,9 @@ from typing import Any
 import pytest
 from core.helpers import (
     entry,
-    fork,
     key,
     look,
-    path_of,
     stored_size,
-    wait,
 )
 
 from kcache import (
@@ -130,24 +125,6 @@ def test_a_damaged_entry_is_a_counted_miss_and_is_replaced(
     assert engine.get(key(1)) == entry(7)
 
 
-def test_32_bits_of_damage_anywhere_in_a_file_are_a_miss(tmp_path: Path) -> None:
-    random = Random(32)
-    with open_engine(tmp_path) as engine:
-        made = Entry({"ptx": random.randbytes(700), "cubin": random.randbytes(900)}, {"log": "x"})
-        for number in range(300):
-            engine.put(key(1), made)
-            path = path_of(tmp_path / "file", key(1))
-            image = bytearray(path.read_bytes())
-            for bit in random.sample(range(8 * len(image)), 32):
-                image[bit // 8] ^= 1 << bit % 8
-            path.write_bytes(image)
-            assert engine.get(key(1)) is None
-            assert engine.stats().corrupt == number + 1
-            engine.put(key(1), made)
-            assert engine.get(key(1)) == made
-        assert engine.stats().errors == 0
-
-
 # -- the cap -------------------------------------------------------------------------------------
 
 
@@ -156,26 +133,6 @@ def test_an_entry_as_large_as_the_cap_is_stored(backend: Backend) -> None:
     assert engine.put(key(1), entry(100))
     assert not engine.put(key(2), entry(101))
     assert stored(backend) == {key(1)}
-
-
-def test_the_cap_holds_at_every_instant(tmp_path: Path) -> None:
-    """Sampled from another process; in one shard, so that a sample is one listing."""
-    cap = 30 * SIZE
-
-    def write() -> None:
-        random = Random(2)
-        with open_engine(tmp_path, max_size=cap) as engine:
-            for number in range(500):
-                engine.put(key(number, shard=7), entry(random.randrange(3 * SIZE)))
-
-    child = fork(write)
-    largest = samples = 0
-    while not os.waitpid(child, os.WNOHANG)[0]:
-        tree = look(tmp_path / "file")
-        largest = max(largest, tree.bytes)
-        samples += 1
-    assert samples > 20
-    assert cap // 2 < largest <= cap
 
 
 def test_two_threads_that_put_at_once_keep_the_cap() -> None:
@@ -206,32 +163,6 @@ def test_two_threads_that_put_at_once_keep_the_cap() -> None:
     assert sum(map(len, backend.values.values())) <= 2 * SIZE
 
 
-def test_the_cap_holds_while_every_entry_is_being_used(tmp_path: Path) -> None:
-    cap = 4 * SIZE
-    with open_engine(tmp_path, max_size=cap) as engine:
-        for number in range(4):
-            engine.put(key(number, shard=7), entry())
-
-        def use() -> None:
-            while True:
-                for path in (tmp_path / "file" / "07").glob("[0-9a-f]*"):
-                    try:
-                        os.utime(path)
-                    except FileNotFoundError:
-                        continue
-
-        children = [fork(use) for _ in range(2)]
-        try:
-            for number in range(300):
-                engine.put(key(number, shard=7), entry())
-                assert look(tmp_path / "file").bytes <= cap
-        finally:
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-                wait(child)
-        assert engine.stats().errors == 0
-
-
 def test_an_oversized_entry_is_rejected_and_evicts_nothing(backend: Backend) -> None:
     engine = CacheEngine(backend, max_size=3 * SIZE)
     for number in range(3):
@@ -256,16 +187,16 @@ def test_a_put_evicts_a_bounded_number_beyond_what_it_needs() -> None:
 def test_trim_goes_to_the_size_that_is_asked_for_even_in_a_large_cache(tmp_path: Path) -> None:
     open_directory(str(tmp_path))
     with closing(FileBackend(tmp_path / "file")) as backend:
-        for number in range(1500):
+        for number in range(600):
             backend.put(key(number), b"x" * 100)
-    with open_engine(tmp_path, max_size=150_000) as engine:
-        assert engine.trim() == 15_000
-        assert engine.trim(30_000) == 105_000
+    with open_engine(tmp_path, max_size=60_000) as engine:
+        assert engine.trim() == 6_000
+        assert engine.trim(30_000) == 24_000
         assert look(tmp_path / "file").bytes == 30_000
         assert engine.trim(30_000) == 0
         assert engine.trim(0) == 30_000
         assert look(tmp_path / "file").entries == {}
-        assert engine.stats().evictions == 1500
+        assert engine.stats().evictions == 600
 
 
 def aged(directory: Path, ages: dict[int, float]) -> None:
@@ -319,17 +250,6 @@ def test_trim_removes_from_memory_what_it_evicts(backend: Backend) -> None:
 # -- the memory tier -----------------------------------------------------------------------------
 
 
-def test_without_a_memory_tier_every_get_reaches_the_backend() -> None:
-    backend = FaultyBackend()
-    engine = CacheEngine(backend)
-    engine.put(key(1), entry())
-    backend.calls.clear()
-    for _ in range(3):
-        engine.get(key(1))
-    assert backend.calls.count("use") == 3
-    assert engine.stats().memory_hits == 0
-
-
 def test_memory_answers_and_records_the_use_once_a_minute() -> None:
     now = [0.0]
     backend = FaultyBackend()
@@ -347,15 +267,6 @@ def test_memory_answers_and_records_the_use_once_a_minute() -> None:
             engine.get(key(1))
         assert backend.calls.count("touch") == 1
     assert engine.stats().memory_hits == engine.stats().hits == 20
-
-
-def test_the_memory_tier_stays_within_its_bound(backend: Backend) -> None:
-    engine = CacheEngine(backend, memory_size=50_000)
-    for number in range(100):
-        engine.put(key(number), entry(3000))
-        engine.get(key(number // 2))
-        assert engine.memory.size_bytes <= 50_000
-    assert len(engine.memory) > 1
 
 
 # -- races between a get that fills memory and what changes the entry ------------------------------
@@ -410,12 +321,6 @@ def test_two_gets_at_once_are_both_kept_in_memory() -> None:
 
 
 # -- read-only -----------------------------------------------------------------------------------
-
-
-def test_read_only_stores_nothing_in_a_backend_that_could(backend: Backend) -> None:
-    engine = CacheEngine(backend, read_only=True)
-    assert not engine.put(key(1), entry(100))
-    assert stored(backend) == set()
 
 
 def test_read_only_serves_and_writes_nothing() -> None:
@@ -557,14 +462,6 @@ def test_close_is_idempotent_and_use_after_it_survives(
     assert engine.stats().errors > 0
     engine.total_stats()
     engine.close()
-
-
-def test_a_backend_that_fails_to_close_is_survived() -> None:
-    for error in (BackendError("x"), OSError(5, "x")):
-        backend = FaultyBackend()
-        backend.faults["close"] = error
-        CacheEngine(backend).close()
-        assert backend.calls == ["close"]
 
 
 def test_an_engine_that_is_let_go_closes_its_backend() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from core.helpers import LONG, QUICK, key
+from core.helpers import QUICK, key
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -251,7 +251,9 @@ FORGED: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("blob", FORGED.values(), ids=FORGED.keys())
-def test_a_forged_field_is_corrupt(blob: bytes) -> None:
+def test_a_forged_field_is_corrupt_and_costs_no_more_than_its_length(blob: bytes) -> None:
+    # Metadata is copied, decoded to text and parsed: a pointer and a list per bracket at worst.
+    assert peak_of(lambda: decodes(blob)) < 64 * 1024 + 80 * len(blob)
     assert not decodes(blob)
 
 
@@ -282,16 +284,7 @@ def mutations(draw: st.DrawFn) -> bytes:
 @QUICK
 @given(mutations())
 def test_a_forged_envelope_is_decoded_or_corrupt_and_nothing_else(blob: bytes) -> None:
-    if decodes(blob):
-        found = decode(blob, KEY)
-        assert sum(map(len, found.payload.values())) < len(blob)
-        assert type(found.metadata) is type(Entry({}).metadata)
-
-
-@pytest.mark.slow
-@LONG
-@given(mutations())
-def test_many_forged_envelopes_are_decoded_or_corrupt_and_nothing_else(blob: bytes) -> None:
+    assert peak_of(lambda: decodes(blob)) < 64 * 1024 + 80 * len(blob)
     if decodes(blob):
         found = decode(blob, KEY)
         assert sum(map(len, found.payload.values())) < len(blob)
@@ -306,18 +299,6 @@ def peak_of(work: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("blob", FORGED.values(), ids=FORGED.keys())
-def test_decoding_nonsense_allocates_no_more_than_its_length(blob: bytes) -> None:
-    # Metadata is copied, decoded to text and parsed: a pointer and a list per bracket at worst.
-    assert peak_of(lambda: decodes(blob)) < 64 * 1024 + 80 * len(blob)
-
-
-@QUICK
-@given(mutations())
-def test_decoding_a_forged_envelope_allocates_within_bounds(blob: bytes) -> None:
-    assert peak_of(lambda: decodes(blob)) < 64 * 1024 + 80 * len(blob)
 
 
 def test_opening_an_entry_copies_its_payload_once() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from core.helpers import entry, key, stored_size
@@ -85,29 +84,6 @@ def test_a_failed_read_is_a_miss_and_a_failed_write_stores_nothing() -> None:
     assert (engine.stats().misses, engine.stats().errors, engine.stats().puts) == (2, 2, 1)
 
 
-def test_a_failed_put_is_not_answered_from_memory_with_the_old_entry() -> None:
-    backend = FaultyBackend()
-    engine = CacheEngine(backend, memory_size=10**6)
-    engine.put(key(1), entry(10))
-    backend.faults["put"] = BackendError("no")
-    engine.put(key(1), entry(20))
-    assert len(engine.memory) == 0
-
-
-def test_an_entry_whose_delete_fails_does_not_stop_the_clear() -> None:
-    class Stubborn(FaultyBackend):
-        def delete(self, key_: str) -> int:
-            if key_ == key(1):
-                raise BackendError("immutable")
-            return super().delete(key_)
-
-    engine = CacheEngine(Stubborn())
-    for number in range(4):
-        engine.put(key(number), entry())
-    engine.clear()
-    assert engine.entry_count == 1
-
-
 def test_an_entry_whose_delete_fails_does_not_stop_the_eviction_of_others() -> None:
     class Stubborn(FaultyBackend):
         def delete(self, key_: str) -> int:
@@ -120,18 +96,6 @@ def test_an_entry_whose_delete_fails_does_not_stop_the_eviction_of_others() -> N
         engine.put(key(number), entry())
     assert engine.put(key(4), entry())
     assert engine.get(key(4)) == entry()
-
-
-def test_no_put_exceeds_the_cap_where_nothing_can_be_evicted() -> None:
-    class Empty(FaultyBackend):
-        def coldest(self) -> Iterator[Any]:
-            return iter(())
-
-    backend = Empty()
-    engine = CacheEngine(backend, max_size=2 * SIZE)
-    for number in range(4):
-        engine.put(key(number), entry())
-        assert backend.usage().bytes <= 2 * SIZE
 
 
 def test_a_failure_is_logged_as_a_warning_once_per_operation(
@@ -157,9 +121,3 @@ def test_a_cache_without_a_backend_answers_every_request_with_a_miss() -> None:
     assert engine.get_or_create(key(1), entry) == entry()
     assert engine.stats().errors == 0
     assert engine.stats().hits == 0
-
-
-# -- full disks ----------------------------------------------------------------------------------
-
-
-# -- limits and rights, in a child that gives its own up -------------------------------------------

@@ -234,11 +234,6 @@ class TestThreads:
     def test_asked_for_while_making_it(self, one: Flight, shelf: Shelf) -> None:
         assert shelf.ask(one, lambda: (shelf.ask(one), None)) == "made"
 
-    def test_nothing_is_kept_of_a_flight_that_is_over(self, one: Flight, shelf: Shelf) -> None:
-        for number in range(100):
-            one.run(key(number), lambda: None, shelf.make, str)
-        assert not one._calls
-
 
 class Gate:
     """A pipe: children wait until the parent opens it, and the parent until they knock."""
@@ -378,25 +373,6 @@ class TestProcesses:
         assert one.run(key(2), lambda: None, shelf.make, str) == "made"
         assert os.path.exists(shelf.path)
 
-    def test_it_leaves_one_small_file(self, shelf: Shelf) -> None:
-        one = shelf.flight()
-        for number in range(200):
-            one.run(key(number), lambda: None, lambda: ("own", None), str)
-        assert sorted(os.listdir(os.path.dirname(shelf.path))) == ["flight", "made"]
-        assert os.path.getsize(shelf.path) == 16
-        assert os.stat(shelf.path).st_mode & 0o777 == 0o600
-
-    def test_a_link_is_not_followed(self, shelf: Shelf, tmp_path: Path) -> None:
-        (tmp_path / "target").write_text("mine")
-        os.symlink(tmp_path / "target", shelf.path)
-        assert shelf.ask(shelf.flight()) == "made"
-        assert shelf.counts == (0, 0, 1)
-        assert (tmp_path / "target").read_text() == "mine"
-
-    def test_junk_in_the_lock_file(self, shelf: Shelf) -> None:
-        Path(shelf.path).write_bytes(os.urandom(20_000))
-        assert shelf.ask(shelf.flight()) == "made"
-
 
 def test_without_locks_each_process_makes_it(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -415,32 +391,6 @@ def test_without_locks_each_process_makes_it(
 
 
 class TestKeyLocks:
-    def test_excludes_others_until_it_is_closed_or_dropped(self, tmp_path: Path) -> None:
-        one, two = KeyLocks(str(tmp_path / "flight")), KeyLocks(str(tmp_path / "flight"))
-        held = one.acquire(KEY)
-        assert held is not None
-        assert two.acquire(KEY) is None
-        assert wait(fork(held.after_fork)) == 0  # nor does the end of a child release it
-        assert two.acquire(KEY) is None
-        held.close()
-        assert two.acquire(KEY) is not None
-        assert one.acquire(KEY) is not None  # nobody has kept that one
-
-    def test_goes_with_its_process(self, tmp_path: Path, gate: Gate) -> None:
-        locks = KeyLocks(str(tmp_path / "flight"))
-
-        def work() -> None:
-            held = locks.acquire(KEY)
-            assert held is not None
-            gate.pass_()
-
-        holder = fork(work)
-        gate.knocked()
-        assert locks.acquire(KEY) is None
-        os.kill(holder, signal.SIGKILL)
-        wait(holder)
-        assert locks.acquire(KEY) is not None
-
     def test_the_lock_of_a_key_is_where_it_is_said_to_be(self, tmp_path: Path) -> None:
         """Another implementation of the format must lock the same bytes."""
         path = tmp_path / "flight"

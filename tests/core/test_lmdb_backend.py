@@ -255,7 +255,7 @@ def test_threads_that_fork_at_once_leave_no_lock(backend: LmdbBackend) -> None:
     backend.put(key(1), b"1")
 
     def forks() -> None:
-        for _ in range(30):
+        for _ in range(8):
             assert wait(_forked(lambda: backend.get(key(1)))) == 0
 
     threads = [threading.Thread(target=forks) for _ in range(2)]

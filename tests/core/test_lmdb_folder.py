@@ -12,7 +12,7 @@ import lmdb
 import pytest
 from core.helpers import entry, fork, key, wait
 
-from kcache import BackendError, ConfigError, open_engine
+from kcache import BackendError, open_engine
 from kcache.directory import open_directory
 from kcache_backends.lmdb import LARGEST_CAP, LmdbBackend
 
@@ -190,15 +190,6 @@ def test_what_somebody_else_can_write_is_refused(name: str, how: str, tmp_path: 
 
 
 # -- bounds ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["lmdb", "zstd+lmdb"])
-@pytest.mark.parametrize("cap", [LARGEST_CAP + 1, 64 << 40, 128 << 40, 1 << 62, 1 << 63, 1 << 80])
-def test_a_cap_that_cannot_be_mapped_is_refused_by_name(
-    name: str, cap: int, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=rf"max_size={cap} is not allowed.*{LARGEST_CAP}"):
-        open_engine(tmp_path, backend=name, max_size=cap)
 
 
 def test_the_largest_cap_works(tmp_path: Path) -> None:

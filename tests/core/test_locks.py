@@ -62,15 +62,6 @@ def counter(tmp_path: Path) -> Path:
     return path
 
 
-def test_excludes_threads(path: str, counter: Path) -> None:
-    threads = [threading.Thread(target=count_up, args=(path, counter, 50)) for _ in "1234"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counter.read_text() == "200"
-
-
 def test_excludes_processes(path: str, counter: Path) -> None:
     children = [fork(lambda: count_up(path, counter, 50)) for _ in range(4)]
     assert [wait(child) for child in children] == [0] * 4

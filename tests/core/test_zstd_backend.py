@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 import tracemalloc
 from typing import Any
 
@@ -140,25 +139,6 @@ def test_flipped_bits_are_damage_or_the_value(data: st.DataObject) -> None:
     inner.put(key(1), bytes(raw))
     assert engine.get(key(1)) in (None, made)
     assert engine.stats().errors == 0
-
-
-def test_threads_do_not_share_a_context() -> None:
-    backend = ZstdBackend(MemoryBackend())
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        value = bytes((number,)) * 50_000 + os.urandom(5_000)
-        for _ in range(100):
-            backend.put(key(number), value)
-            if backend.get(key(number)) != value:
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 def test_the_cap_counts_compressed_bytes() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from core.helpers import key, look
+from core.helpers import look
 
 from backends import raw
 from kcache import Entry
@@ -129,10 +129,6 @@ def _body(number: int, version: int, size: int) -> bytes:
     text = f"{number} {version} ".encode()
     rest = size - len(noise)
     return noise + (text * (rest // len(text) + 1))[:rest]
-
-
-def key_of(number: int) -> str:
-    return key(number)
 
 
 # -- disks -----------------------------------------------------------------------------------------

@@ -229,6 +229,28 @@ def test_a_cache_replaced_by_another_while_it_is_open_serves_the_other(
 
 
 @ALL
+@pytest.mark.parametrize("used", ["put", "get", "get_or_create"])
+def test_a_cache_emptied_while_it_is_open_is_a_cache_again(
+    name: str, used: str, tmp_path: Path
+) -> None:
+    """The next program refused it: it had our files in it, and no marker."""
+    place = tmp_path / "cache"
+    arguments = {
+        "put": (sealed(1, 2, 100),),
+        "get": (),
+        "get_or_create": (lambda: sealed(1, 2, 100),),
+    }
+    with open_engine(place, backend=name) as engine:
+        put_some(engine)
+        place.rename(tmp_path / "away")
+        place.mkdir(0o700)
+        getattr(engine, used)(key(1), *arguments[used])
+    with open_engine(place, backend=name) as engine:
+        put_some(engine)
+        has_all(engine)
+
+
+@ALL
 def test_a_cache_replaced_by_a_file_is_survived(name: str, tmp_path: Path) -> None:
     place = tmp_path / "cache"
     with open_engine(place, backend=name) as engine:

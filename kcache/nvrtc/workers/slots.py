@@ -20,9 +20,10 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from kcache.directory import open_file_of_cache
 from kcache.nvrtc.workers.cores import Processors, usable_processors
 from kcache.util.locks import is_locked, lock, pread, pwrite, release
-from kcache.util.open_file import OwnFile, has_header, open_or_replace
+from kcache.util.open_file import OwnFile, has_header
 
 __all__ = ["Slot", "Slots"]
 
@@ -115,7 +116,7 @@ class Slots(NamedTuple):
         same time, at least one sees the other.
         """
         processors = usable_processors()
-        file = open_or_replace(self.path, os.O_RDWR, lambda file: has_header(file, _HEADER))
+        file = open_file_of_cache(self.path, os.O_RDWR, lambda file: has_header(file, _HEADER))
         if _may_run(processors, _running(file, processors.owner)):
             slot = Slot(file, _lock_row(file), processors)
             slot.say_alive()
