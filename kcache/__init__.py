@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
     from kcache.kernel_cache import KernelCache, compile
     from kcache.kernels.compiled_kernel import CompiledKernel
-    from kcache.kernels.uncached import compile_to_ptx
+    from kcache.kernels.request_factory import compile_to_ptx
     from kcache.nvrtc.cuda_headers import include_paths
     from kcache.nvrtc.key import hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
@@ -100,7 +100,7 @@ _MODULES = {
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "kernels.compiled_kernel": ("CompiledKernel",),
-    "kernels.uncached": ("compile_to_ptx",),
+    "kernels.request_factory": ("compile_to_ptx",),
     "kernel_cache": ("KernelCache", "compile"),
     "nvrtc.cuda_headers": ("include_paths",),
     "nvrtc.key": ("hash_options", "hash_source"),

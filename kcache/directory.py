@@ -98,7 +98,7 @@ class CacheDirectory:
 
     @property
     def flight(self) -> str:
-        """Its bytes are the locks of processes that compile; see `engine.key_locks`."""
+        """Its bytes are the locks of processes that compile; see `engine.single_flight`."""
         return f"{self.path}/flight"
 
     @property

@@ -449,7 +449,7 @@ class KernelCache:
 
     def _on_miss(self) -> Resolver:
         if self._resolver is None:
-            from kcache.kernels.wiring import build_resolver  # a hit does not need it
+            from kcache.kernels.resolver import build_resolver  # a hit does not need it
 
             warn_if_elsewhere(self._opened)
             with self.engine.counters.lock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 import types
@@ -9,16 +11,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
-from kcache.engine.key_locks import KeyLocks
+from kcache.directory import open_file_of_cache
 from kcache.util import log
 from kcache.util.forks import after_fork
-from kcache.util.locks import release
+from kcache.util.locks import lock, release
+from kcache.util.open_file import OwnFile, has_header
 
 if TYPE_CHECKING:
     from kcache.engine.stats import Counters
-    from kcache.util.open_file import OwnFile
 
-__all__ = ["Flight", "copied"]
+__all__ = ["Flight", "KeyLocks", "copied"]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -31,6 +33,41 @@ _LONGEST_PAUSE = 0.025
 #: held. The holder may have been stopped, and another process may have stopped waiting and made the
 #: value.
 _LOOK_INTERVAL = 1.0
+#: All that is in the file of locks. The locks are on bytes behind it, where no data is stored.
+_MARK = b"kcache-flight/2\0"
+
+
+class KeyLocks:
+    """One lock for each key: on one byte of a file, whose offset is 62 bits of the key.
+
+    So no file is made per key, and two keys share a byte once in 2**62. A lock lasts until its file
+    is closed, by the holder or with the holder's last reference to it.
+
+    Threads: safe to share; the file is opened anew for each lock. Crash: the kernel releases the
+    locks of a killed process. Fork: a child closes its copies. If somebody removes or replaces the
+    file, two processes that hold locks in two files both make the entry, which costs time and
+    nothing else.
+
+    Args:
+        path: of the lock file, in a directory that belongs to the user.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def acquire(self, key: str) -> OwnFile | None:
+        """Return the lock of a key; None if somebody else holds it.
+
+        Raises:
+            OSError: the file can't be opened, or its file system has no locks.
+        """
+        file = open_file_of_cache(self._path, os.O_RDWR, lambda file: has_header(file, _MARK))
+        try:
+            if lock(file, len(_MARK) + (int(key[:16], 16) >> 2)):
+                return file
+        except TimeoutError:
+            return None
+        raise OSError(errno.ENOLCK, "this file system has no locks")
 
 
 class _Leader:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kcache.kernels.recording import RequestRecorder
     from kcache.nvrtc.request import Caller, CompileRequest, Request
 
-__all__ = ["ClosedRequests", "Requests", "with_target"]
+__all__ = ["ClosedRequests", "Requests", "compile_to_ptx", "with_target"]
 
 #: How many bytes a remembered request is charged in addition to its source text.
 _REQUEST_OVERHEAD = 2048
@@ -263,6 +263,28 @@ def with_target(options: CompileOptions | None) -> CompileOptions:
 
         options = options.replace(arch=current_arch())
     return options
+
+
+def compile_to_ptx(
+    source: str, options: CompileOptions | None = None
+) -> tuple[bytes | None, bytes | None]:
+    """Compile without a cache; return (PTX, CUBIN or None).
+
+    PTX is None only for LTOIR.
+
+    Raises:
+        ConfigError: an argument is not allowed, or no architecture is given and there is no GPU.
+        CompileError: the compiler refused the source.
+        CompilerNotFoundError: NVRTC is not installed.
+    """
+    from kcache.nvrtc import compiler  # a hit needs neither
+    from kcache.nvrtc.request import DEFAULT_NAME, Request
+
+    request = Request.make(
+        source, (), with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
+    )
+    compiled = compiler.compile_request(request).compiled
+    return compiled.ptx, compiled.cubin
 
 
 def _identify_compiler() -> str:

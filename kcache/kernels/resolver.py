@@ -6,7 +6,7 @@
    (`proofs`).
 3. Otherwise the request is compiled (`nvrtc.frontend`). The kernel and its manifest are stored
    (`store`).
-4. With eager relocation, a proof shows that the kernel is good in other locations (`proof_queue`).
+4. With eager relocation, a proof shows that the kernel is good in other locations (`proofs`).
 5. The threads that waited find the kernel in the cache, or adopt the answer.
 """
 
@@ -17,18 +17,19 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kcache.errors import CompileError
+from kcache.errors import CompileError, MissError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.util import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from kcache.config import Config
+    from kcache.engine.opening import OpenedBackend
     from kcache.entry import Entry
     from kcache.kernels.find import Finder
-    from kcache.kernels.proof_queue import ProofQueue
+    from kcache.kernels.proofs import ProofQueue
     from kcache.kernels.remotes import RemoteKernels
     from kcache.kernels.sources import Found
     from kcache.nvrtc.frontend import Frontend, Outcome
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.remote.client import Lease
 
-__all__ = ["Resolver"]
+__all__ = ["Resolver", "build_resolver"]
 
 
 class Resolver:
@@ -193,10 +194,8 @@ class Resolver:
         from kcache.kernels.store import store  # a waiting thread needs none
 
         if self._config.on_miss.value == "error":
-            from kcache.kernels.reasons import refusal
-
             self.finder.counts.miss()
-            raise refusal(self.finder, self._config, request)
+            raise _refusal(self.finder, self._config, request)
         provable = request.self_contained or manifest is not None
         if provable and self._writes and self.finder.reads:
             proven = self._prove_here(request, manifest)
@@ -242,16 +241,14 @@ class Resolver:
 
     def _logged(self, request: Request) -> Outcome:
         """Run the compiler, and log for which reason."""
-        from kcache.kernels.reasons import reason, title  # few programs log this
-
-        why = reason(self.finder, self._config, request)
+        why = _reason(self.finder, self._config, request)
         try:
             outcome = self._outcome(request)
         except CompileError:
-            log.debug("miss: %s does not compile", title(request))
+            log.debug("miss: %s does not compile", _title(request))
             raise
         names = CompiledKernel.of(outcome.compiled, "", ()).functions()
-        log.debug("miss: %s is compiled: %s", title(request, names), why)
+        log.debug("miss: %s is compiled: %s", _title(request, names), why)
         return outcome
 
     def _outcome(self, request: Request) -> Outcome:
@@ -315,7 +312,7 @@ class Resolver:
 
     def _queue(self) -> ProofQueue:
         if self._proofs is None:
-            from kcache.kernels.proof_queue import ProofQueue
+            from kcache.kernels.proofs import ProofQueue
 
             with self.finder.engine.counters.lock:
                 if self._proofs is None:
@@ -329,3 +326,85 @@ def _may_be_good_elsewhere(request: Request, key: str, header_set: StoredHeaderS
         return header_set.may_be_good_elsewhere
     # Without headers, the place is the source's name, which is the same everywhere if it is plain.
     return not request.has_name and key == request.key and "/" in request.source_name
+
+
+# -- why it is compiled ----------------------------------------------------------------------------
+
+
+def _refusal(finder: Finder, config: Config, request: Request) -> MissError:
+    """Return the error for a request that the settings allow no compile for."""
+    value, source = config.on_miss
+    setting = "on_miss" if source == "argument" else source
+    what = f"{_title(request)} is not in the cache, and {setting}={value} allows no compile"
+    why = _reason(finder, config, request)
+    return MissError(f"{what}: {why}", source_name=request.source_name)
+
+
+def _reason(finder: Finder, config: Config, request: Request) -> str:
+    """Return why a request is compiled, as `kcache why` says it."""
+    from kcache.admin.explain import explain, set_aside  # few programs ask
+
+    digests, aside = finder.headers.digests, set_aside(config)
+    try:
+        return explain(finder.engine, request, set_aside=aside, digests=digests).clauses
+    except Exception as error:  # a reason that can't be found must not cost a kernel
+        return f"the reason is unknown ({error!r})"
+
+
+def _title(request: Request, names: Sequence[str] = ()) -> str:
+    """Return the source and its kernels; before the compile, those that request or source name."""
+    from kcache.nvrtc.inventory import title_of
+
+    return title_of(request.source_name, names or request.kernels())
+
+
+# -- from the settings -----------------------------------------------------------------------------
+
+
+def build_resolver(
+    finder: Finder, opened: OpenedBackend, for_compiler: Callable[[Request, str], Request]
+) -> Resolver:
+    """Return the resolver of a cache.
+
+    Args:
+        finder: of the cache.
+        opened: its directory, with its settings.
+        for_compiler: see `Resolver`.
+    """
+    config = opened.config
+
+    def build_frontend() -> Frontend:
+        from kcache.nvrtc.compiler import Limits  # a waiting thread needs none
+        from kcache.nvrtc.frontend import Frontend
+        from kcache.nvrtc.workers.slots import Slots
+
+        shared = None if finder.engine.read_only else opened.directory
+        slots = None if shared is None else Slots(shared.slots, config.wait.value)
+        limits = Limits(config.workers.value, config.compile_timeout.value, slots)
+        return Frontend(finder.headers.digests, limits)
+
+    return Resolver(
+        finder,
+        config,
+        build_frontend,
+        for_compiler,
+        eager=_proves_eagerly(config),
+        remotes=_remotes(finder, config) if config.remote.value else None,
+    )
+
+
+def _remotes(finder: Finder, config: Config) -> RemoteKernels | None:
+    from kcache.kernels.tiers import build_remotes  # few programs use remotes
+
+    return build_remotes(finder, config)
+
+
+def _proves_eagerly(config: Config) -> bool:
+    """Tell whether kernels are proven to be good elsewhere right after their first compile.
+
+    By default they are if they are made for others, that is with a writable remote. The argument or
+    the variable overrides that.
+    """
+    value, source = config.relocation
+    for_others = any(each.writable for each in config.remote.value) and not config.read_only.value
+    return value == "eager" or (source == "default" and for_others)

@@ -8,17 +8,25 @@ from backends.suites import FileSuite, LmdbSuite, MemorySuite, ZstdFileSuite, Zs
 class TestFile(FileSuite):
     """One file per entry."""
 
+    kills = 3
+
 
 class TestLmdb(LmdbSuite):
     """One database, with an index by recency."""
+
+    kills = 3
 
 
 class TestZstd(ZstdFileSuite):
     """Compressed, one file per entry."""
 
+    kills = 3
+
 
 class TestZstdLmdb(ZstdLmdbSuite):
     """Compressed, in a database."""
+
+    kills = 3
 
 
 class TestMemory(MemorySuite):

@@ -27,7 +27,7 @@ def test_a_wrong_backend_is_caught(
     broken: Callable[..., Any], test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (_base, _children):
-        monkeypatch.setattr(module, "PATIENCE", 3)  # some of them hang
+        monkeypatch.setattr(module, "PATIENCE", 1)  # some of them hang
     method = getattr(suite_of(broken), test)
     arguments = {"place": tmp_path / "place", "tmp_path": tmp_path}
     wanted = inspect.signature(method).parameters

@@ -16,8 +16,7 @@ import pytest
 from core.helpers import entry, fork, key, wait
 
 from kcache import CompileError, open_engine
-from kcache.engine.key_locks import KeyLocks
-from kcache.engine.single_flight import Flight
+from kcache.engine.single_flight import Flight, KeyLocks
 from kcache.engine.stats import Counters
 from kcache.util.locks import is_locked
 from kcache.util.open_file import open_own

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from core.helpers import entry, key
+from faults.places import NAMES
 from faults.test_foreign_folders import (
-    BACKENDS,
     FOLDERS,
     KERNEL,
     links,
@@ -113,7 +113,7 @@ def test_no_method_changes_the_folder_that_the_environment_names(
 ) -> None:
     before = snapshot(place)
     compiling = ("get_or_compile", "aget_or_compile", "compile_many")
-    for backend in BACKENDS:
+    for backend in NAMES:
         with caplog.at_level(logging.WARNING), KernelCache(backend=backend) as cache:
             for name, call in CACHE.items():
                 if long or backend == "file" or name not in compiling:

@@ -18,6 +18,7 @@ import click
 import lmdb
 import pytest
 from core.helpers import command, entry, key
+from faults.places import NAMES
 
 import kcache
 import kcache_backends.file
@@ -315,7 +316,7 @@ def test_no_call_changes_a_folder_that_is_no_cache(
     place = tmp_path / "theirs"
     make(place)
     before = snapshot(place)
-    for backend in BACKENDS:
+    for backend in NAMES:
         for read_only in (False, True):
             with pytest.raises(ConfigError, match=r"no cache.*allowed: a directory that is new"):
                 KernelCache(place, backend=backend, read_only=read_only)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 from collections.abc import Callable
@@ -14,9 +13,7 @@ from core.helpers import fork, key, wait
 from faults.conftest import OPTIONS, Kernels
 from faults.places import NAMES, fill, is_lmdb, is_whole, leftovers, sealed, truth
 
-from kcache import BackendError, CacheEngine, CompiledKernel, KernelCache, open_engine
-from kcache.backend import open_backend
-from kcache.testing import Fault, FaultyBackend
+from kcache import BackendError, CompiledKernel, KernelCache, open_engine
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
@@ -160,34 +157,6 @@ def test_a_disk_that_is_full_now_and_then_costs_nothing_but_the_coldest(
         assert engine.stats().corrupt == 0
         sizes = truth(disk / "cache", name)
         assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
-
-
-# -- where nothing can be mounted --------------------------------------------------------------------
-
-FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize("error", [FULL, BackendError("write: no space left on device")])
-def test_a_backend_that_finds_no_room_is_survived(
-    name: str, error: BaseException, tmp_path: Path
-) -> None:
-    backend = FaultyBackend(open_backend(name, str(tmp_path / name), max_size=300_000))
-    with CacheEngine(backend, max_size=300_000) as engine:
-        backend.faults["put"] = Fault(error, every=2)
-        stored = [engine.put(key(n), sealed(n, 1, 20_000)) for n in range(60)]
-        assert stored == [n % 2 == 0 for n in range(60)]
-        for n in range(60):
-            found = engine.get(key(n))
-            assert found is None or (stored[n] and is_whole(n, found))
-        backend.faults["delete"] = Fault(error, every=3)
-        for n in range(60):
-            engine.put(key(n), sealed(n, 2, 20_000))
-            assert backend.inner.usage().bytes <= 300_000
-        backend.faults.clear()
-        assert engine.put(key(99), sealed(99, 1, 20_000))
-        assert engine.get(key(99))
-        sizes = truth(tmp_path, name)
-        assert backend.inner.usage() == (sum(sizes.values()), len(sizes))
 
 
 def test_a_file_that_may_not_grow_is_a_failed_put(name: str, tmp_path: Path) -> None:

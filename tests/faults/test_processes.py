@@ -344,7 +344,7 @@ def test_two_processes_with_different_caps_share_a_cache(name: str, tmp_path: Pa
 @ALL
 def test_a_lowered_cap_is_reached_with_the_first_put(name: str, tmp_path: Path) -> None:
     with open_engine(tmp_path, backend=name, max_size=6_000_000) as engine:
-        for number in range(400):
+        for number in range(100):
             assert engine.put(key(number), sealed(number, 1, 20_000))
     with open_engine(tmp_path, backend=name, max_size=300_000) as engine:
         assert engine.put(key("new"), sealed(1, 1, 1000))

@@ -14,7 +14,6 @@ from faults.storm import Storm
 def test_a_storm_of_kills_leaves_a_sound_cache(name: str, long: bool, tmp_path: Path) -> None:
     kills = 1000 if long else 16
     report = Storm(tmp_path / "cache", name, processes=6 if long else 3).run(kills)
-    print(*report.lines(), sep="\n")
     assert report.problems == []
     assert report.kills >= kills
     assert report.counts["h"] > 0

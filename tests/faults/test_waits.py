@@ -16,8 +16,7 @@ from core.helpers import command, entry, key, python
 
 from kcache import BackendError, open_engine
 from kcache.engine.journal import Journal
-from kcache.engine.key_locks import KeyLocks
-from kcache.engine.single_flight import Flight
+from kcache.engine.single_flight import Flight, KeyLocks
 from kcache.engine.stats import Counters, StatsFile
 
 LONG = 120.0

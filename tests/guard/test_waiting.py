@@ -11,8 +11,7 @@ import pytest
 from guard.operations import key
 
 from kcache.engine import single_flight
-from kcache.engine.key_locks import KeyLocks
-from kcache.engine.single_flight import Flight
+from kcache.engine.single_flight import Flight, KeyLocks
 from kcache.engine.stats import Counters
 
 pytestmark = pytest.mark.skipif(

@@ -10,7 +10,7 @@ from guard.child import code, environment
 from nvrtc.reference import working_directory
 
 import kcache
-from kcache.engine.key_locks import KeyLocks
+from kcache.engine.single_flight import KeyLocks
 
 __all__ = ["MISSING", "PAUSE", "waiter"]
 
