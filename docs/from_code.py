@@ -35,7 +35,7 @@ from from_code_markdown import (
 )
 from man_page import MAN_PAGE, man_page
 
-from kcache.admin.prometheus import counter_name, exposition
+from kcache.admin.info import counter_name, exposition
 from kcache.backend import Usage
 from kcache.cli.app import app as cli
 from kcache.config import VARIABLES, Variable

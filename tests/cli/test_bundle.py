@@ -47,12 +47,10 @@ def test_through_pipes(run: Run, filled: Path, tmp_path: Path) -> None:
     assert b"2 kernels" in exported.stderr
     imported = run("bundle", "import", "-", "--directory", tmp_path / "o", stdin=exported.stdout)
     assert imported.stdout.startswith(b"2 entries added")
-    for command in ("list", "verify"):
-        assert run("bundle", command, "-", stdin=exported.stdout).returncode == 0
-        cut = run("bundle", command, "-", stdin=exported.stdout[:-1])
-        assert (cut.returncode, cut.stdout) == (1, b"")
-        assert b"kcache: error: what was piped in: it is truncated" in cut.stderr
-    assert run("bundle", "export", "-o", "-").stdout == exported.stdout
+    assert run("bundle", "list", "-", stdin=exported.stdout).returncode == 0
+    cut = run("bundle", "verify", "-", stdin=exported.stdout[:-1])
+    assert (cut.returncode, cut.stdout) == (1, b"")
+    assert b"kcache: error: what was piped in: it is truncated" in cut.stderr
 
 
 @pytest.mark.usefixtures("filled")

@@ -16,7 +16,7 @@ from cli.helpers import BACKENDS, damage, fill, held, kernel, key, manifest, rec
 
 import kcache
 from kcache import Entry
-from kcache.admin.migration import TOO_LARGE, Migration
+from kcache.admin.passes import TOO_LARGE, Migration
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import coldest_first, look_into
 
@@ -217,7 +217,7 @@ def test_a_target_that_cannot_be_written_ends_it_and_loses_nothing(
 STEPS = """
 import sys
 from kcache.cli.app import app
-from kcache.admin.migration import Migration
+from kcache.admin.passes import Migration
 move = Migration.move
 def slow(self, info):
     move(self, info)

@@ -12,7 +12,7 @@ from cli.helpers import fill, kernel, key
 
 import kcache
 from kcache import Stats
-from kcache.admin.prometheus import exposition
+from kcache.admin.info import exposition
 from kcache.backend import Usage
 from kcache.engine.stats import FIELDS
 

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from kcache import Stats
 from kcache.cli.html_report.page import page
-from kcache.cli.html_report.shares import spans
-from kcache.cli.html_report.snapshot import NOTE, WARNING, Snapshot, remarks
+from kcache.cli.html_report.snapshot import NOTE, WARNING, Snapshot, remarks, spans
 from kcache.engine.stats import FIELDS, StatsFile
 from kcache.nvrtc.inventory import KERNEL, Item
 

@@ -1,1 +1,1 @@
-"""The commands: one file for each, or for several that do much the same."""
+"""The commands; those that do much the same share a file."""

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import click
 
-from kcache.admin.migration import TOO_LARGE, Migration, remove_emptied
+from kcache.admin.passes import TOO_LARGE, Migration, remove_emptied
 from kcache.admin.settings import save
 from kcache.backend import Usage, require_backend
 from kcache.cli.open_cache import (

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache._version import __version__
-from kcache.admin.info import Kinds, cache_lines, count_kinds, remote_lines, stats_lines
-from kcache.admin.prometheus import exposition
+from kcache.admin.info import Kinds, cache_lines, count_kinds, exposition, remote_lines, stats_lines
 from kcache.backend import Usage
 from kcache.cli.open_cache import load_settings, may_write, named_directory, open_existing, why_none
 from kcache.cli.options import directory_option, flag, json_option

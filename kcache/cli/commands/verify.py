@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from kcache.admin.verify import Report
-from kcache.admin.verify import verify as examine
+from kcache.admin.passes import Report
+from kcache.admin.passes import verify as examine
 from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import may_write, open_existing, why_none
 from kcache.cli.options import directory_option, flag, json_option

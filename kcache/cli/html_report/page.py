@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from kcache.admin.info import hit_sources
 from kcache.cli.entries import SHORT
-from kcache.cli.html_report.shares import lengths, parts, shares, spans
-from kcache.cli.html_report.snapshot import Snapshot, remarks
+from kcache.cli.html_report.snapshot import Snapshot, lengths, parts, remarks, shares, spans
 from kcache.cli.terminal import plain
 from kcache.engine.stats import Stats
 from kcache.errors import ConfigError

@@ -1,22 +1,136 @@
-"""Migration: moves or copies entries from one backend to another."""
+"""Passes: over all entries of a cache, to check and repair them, or to move them elsewhere."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from kcache.entry import encode
 from kcache.errors import BackendError, ConfigError
-from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, look_into
+from kcache.nvrtc import PRODUCER
+from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE, Item, look_into
 from kcache.util.open_file import MARKER
 
 if TYPE_CHECKING:
-    from kcache.backend import EntryInfo
+    from kcache.backend import Backend, EntryInfo
     from kcache.engine.engine import CacheEngine
     from kcache.entry import Entry
 
-__all__ = ["TOO_LARGE", "Migration", "remove_emptied"]
+__all__ = ["TOO_LARGE", "Migration", "Report", "remove_emptied", "verify"]
+
+#: How many further looks must find the same problem. A busy writer is in the same one of 256
+#: shards at two looks once in 256 times.
+_MORE_LOOKS = 2
+
+#: Starts to show the progress of one task, given its title and its number of steps. Returns the
+#: function to call after each step.
+Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+Warn = Callable[[str], None]
+
+
+class Report:
+    """The results of a pass over a cache."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, int] = {KERNEL: 0, MANIFEST: 0, OTHER: 0, DAMAGED: 0, UNREADABLE: 0}
+        self.bytes = 0
+        self.bad: list[Item] = []
+        self.deleted = 0
+        #: What is wrong with the medium. After a repair: what is still wrong with it.
+        self.medium: list[str] = []
+        self.left: list[str] = []
+
+    def add(self, item: Item) -> None:
+        """Count one entry that was read."""
+        self.kinds[item.kind] += 1
+        self.bytes += item.size
+        if item.kind in (DAMAGED, UNREADABLE):
+            self.bad.append(item)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries that were read."""
+        return sum(self.kinds.values())
+
+    @property
+    def sound(self) -> bool:
+        """Whether no damage is left."""
+        return self.deleted == len(self.bad) and not self.left
+
+
+def verify(
+    backend: Backend, report: Report, *, repair: bool, progress: Progress, warn: Warn
+) -> None:
+    """Read the entries, then check the medium; the other way round if it can't list entries.
+
+    Args:
+        backend: what is checked.
+        report: gets the results.
+        repair: delete damaged entries, and mend the medium.
+        progress: begins a progress display, with a title and a number of steps.
+        warn: called for a damaged entry that can't be deleted.
+
+    Raises:
+        BackendError: the medium can't be checked either.
+    """
+    failure = _read_all(backend, report, repair=repair, progress=progress, warn=warn)
+    report.medium += [*failure, *_check(backend, repair=repair)]
+    if not repair:
+        report.left += report.medium
+    elif report.medium:
+        report.left += backend.check()
+        if failure:
+            report.left += _read_all(backend, report, repair=repair, progress=progress, warn=warn)
+
+
+def _check(backend: Backend, *, repair: bool) -> list[str]:
+    """Return what is wrong with the medium.
+
+    Without `repair`, the check blocks nobody, so a writer at work can look like damage. It checks
+    several times, and only reports what every check finds.
+    """
+    found = list(backend.check(repair=repair))
+    for _ in range(0 if repair else _MORE_LOOKS):
+        if found:
+            again = set(backend.check())
+            found = [problem for problem in found if problem in again]
+    return found
+
+
+def _read_all(
+    backend: Backend, report: Report, *, repair: bool, progress: Progress, warn: Warn
+) -> list[str]:
+    """Read every entry; return why that failed, in one sentence, or nothing."""
+    try:
+        with progress("verifying", backend.usage().entries) as advance:
+            for info in backend.scan():
+                opened = look_into(backend, info, PRODUCER)
+                advance()
+                if opened is not None:
+                    report.add(opened.item)
+                    if repair and opened.item.kind == DAMAGED:
+                        report.deleted += _delete(backend, info, warn)
+    except BackendError as error:
+        return [str(error)]
+    return []
+
+
+def _delete(backend: Backend, info: EntryInfo, warn: Warn) -> bool:
+    """Delete a damaged entry; tell whether it is deleted, gone or sound now."""
+    opened = look_into(backend, info, PRODUCER)
+    if opened is None or opened.item.kind != DAMAGED:
+        return opened is None or opened.item.kind != UNREADABLE
+    try:
+        backend.delete(info.key)
+    except BackendError as error:
+        warn(str(error))
+        return False
+    return True
+
+
+# -- moving entries --------------------------------------------------------------------------------
 
 #: Why an entry stays in the origin, beside `DAMAGED`, `OTHER` and `UNREADABLE`.
 TOO_LARGE = "too_large"
