@@ -33,6 +33,22 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def compile_linked(real: Path, name: str, program: Path, *flags: str) -> Path:
+    """Compile a client in C that is linked with NVRTC."""
+    compiler, headers = build.compiler(), real.parent.parent / "include"
+    if compiler is None or not (headers / "nvrtc.h").exists():
+        pytest.skip("there is no C compiler, or no nvrtc.h")
+    command = [compiler, CLIENTS / name, "-o", program, f"-I{headers}", real]
+    subprocess.run([*command, f"-Wl,-rpath,{real.parent}", *flags], check=True)
+    return program
+
+
+@pytest.fixture(scope="session")
+def linked(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that is linked with NVRTC; it gets an include directory."""
+    return compile_linked(real, "linked.c", tmp_path_factory.mktemp("linked") / "linked")
+
+
 def needs(module: str) -> None:
     """Skips a test whose program is not installed; in the environment for clients it fails."""
     try:
@@ -70,6 +86,12 @@ class Dropin:
 
     def bare(self, *command: object, **more: str) -> Told:
         return self._run(list(map(str, command)), more)
+
+    def same(self, *command: object, stats: bool = True, **more: str) -> Told:
+        """Run it with the drop-in: it ends and prints as without."""
+        bare, told = self.bare(*command, **more), self.run(*command, stats=stats, **more)
+        assert (told.code, told.output) == (bare.code, bare.output), told.errors + bare.errors
+        return told
 
     def run(self, *command: object, stats: bool = True, **more: str) -> Told:
         flags = ["--stats"] if stats else []

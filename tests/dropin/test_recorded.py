@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,27 +11,20 @@ from pathlib import Path
 import pytest
 from dropin.conftest import CLIENTS, KCACHE, Dropin, Told, needs
 
-from kcache.dropin import build
-
 #: Fails at its first unknown kernel, as the settings say.
 STRICT = {"KCACHE_ON_MISS": "error"}
 
 
-@pytest.fixture(params=["cupy_compiler", "core", "linked"])
-def command(
-    request: pytest.FixtureRequest, real: Path, dropin: Dropin, include: Path
-) -> Sequence[object]:
+@pytest.fixture(
+    params=["cupy", pytest.param("cuda.core", marks=pytest.mark.long), pytest.param(None, id="c")]
+)
+def command(request: pytest.FixtureRequest, include: Path) -> Sequence[object]:
     """A program of CuPy's compiler, one of cuda.core, and one in C."""
-    if request.param != "linked":
-        needs("cupy" if request.param == "cupy_compiler" else "cuda.core")
-        return sys.executable, CLIENTS / f"{request.param}.py", include
-    compiler, headers = build.compiler(), real.parent.parent / "include"
-    if compiler is None or not (headers / "nvrtc.h").exists():
-        pytest.skip("there is no C compiler, or no nvrtc.h")
-    program = dropin.folder / "linked"
-    flags = [f"-I{headers}", str(real), f"-Wl,-rpath,{real.parent}"]
-    subprocess.run([compiler, CLIENTS / "linked.c", "-o", program, *flags], check=True)
-    return program, include
+    if request.param is None:
+        return request.getfixturevalue("linked"), include
+    needs(request.param)
+    client = "core.py" if request.param == "cuda.core" else "cupy_compiler.py"
+    return sys.executable, CLIENTS / client, include
 
 
 def test_a_recorded_list_is_all_that_is_needed(
@@ -95,26 +87,26 @@ def test_what_the_cache_can_not_answer_is_not_compiled_either(
     assert "not UTF-8" in told.output
 
 
-@pytest.mark.parametrize("way", ["--why", "KCACHE_LOG"])
-def test_each_compile_is_explained(
-    way: str, nvrtc: tuple[int, int], dropin: Dropin, include: Path
-) -> None:
+def test_each_compile_is_explained(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -> None:
+    """By the option as by the variable."""
     needs("cuda.core")
-    command = (sys.executable, str(CLIENTS / "core.py"), str(include))
-    option = ["--why"] if way == "--why" else []
-    variables = {} if way == "--why" else {"KCACHE_LOG": "debug"}
-    header, flags = include / "scale.h", re.IGNORECASE | re.MULTILINE
+    command = (sys.executable, CLIENTS / "core.py", include)
+    header = include / "scale.h"
 
-    def line() -> str:
-        told = dropin.bare(*KCACHE, "run", *option, *command, **variables)
-        assert told.output == dropin.bare(*command).output, told.errors
-        (found,) = re.findall(r"^kcache: debug: ((?:hit|miss): .*)$", told.errors, flags)
-        return found
+    def line(*options: str, **variables: str) -> tuple[str, str]:
+        told = dropin.bare(*KCACHE, "run", *options, *command, **variables)
+        found = re.findall(r"(?im)^kcache: debug: ((?:hit|miss): .*)$", told.errors)
+        assert len(found) == 1, told.errors
+        return found[0], told.output
 
-    assert line() == "miss: scale<float> is compiled: this cache remembers no such kernel"
-    assert line() == "hit: scale<float>"
+    output = dropin.bare(*command).output
+    text = "miss: scale<float> is compiled: this cache remembers no such kernel"
+    assert line("--why") == (text, output)
+    assert line(KCACHE_LOG="debug") == ("hit: scale<float>", output)
     header.write_text("#define SCALE 3\n")
-    assert line() == f"miss: scale<float> is compiled: the header {header} changed"
+    output = dropin.bare(*command).output
+    text = f"miss: scale<float> is compiled: the header {header} changed"
+    assert line(KCACHE_LOG="debug") == (text, output)
 
 
 def test_another_kernel_is_no_reason(nvrtc: tuple[int, int], dropin: Dropin) -> None:

@@ -22,10 +22,19 @@ import kcache.dropin
 from kcache.dropin import run
 from kcache.service.start import status
 
-STATS = pytest.mark.parametrize("stats", [False, True], ids=["", "--stats"])
+
+@pytest.fixture(params=[False, True], ids=["", "--stats"])
+def stats(request: pytest.FixtureRequest) -> bool:
+    """Whether the launcher stays as the program's parent, to print a line."""
+    return bool(request.param)
 
 
-@STATS
+@pytest.fixture
+def typed(stats: bool) -> str:
+    """`kcache run` as a shell's words."""
+    return " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -49,7 +58,6 @@ def test_scripts(stats: bool, script: str, dropin: Dropin) -> None:
     assert bool(told.line) == stats
 
 
-@STATS
 @pytest.mark.parametrize(("command", "code"), [("nosuchcommand", 127), ("/etc/passwd", 126)])
 def test_a_command_that_can_not_run(stats: bool, command: str, code: int, dropin: Dropin) -> None:
     told = dropin.run(command, stats=stats)
@@ -64,7 +72,6 @@ def test_a_list_that_can_not_be_written_is_2(place: str, dropin: Dropin) -> None
     assert f"'{place}' " in told.errors
 
 
-@STATS
 def test_a_script_without_a_first_line(stats: bool, dropin: Dropin) -> None:
     """The C library's `execvp`, and so `env` or `nice`, gives such a text to a shell."""
     script = dropin.folder / "plain"
@@ -77,15 +84,13 @@ def test_a_script_without_a_first_line(stats: bool, dropin: Dropin) -> None:
         assert (told.code, told.output) == (bare.code, bare.output) != (0, "")
 
 
-@STATS
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_without_standard_streams(
-    stats: bool, closed: str, real: Path, dropin: Dropin, tmp_path: Path
+    typed: str, closed: str, real: Path, dropin: Dropin, tmp_path: Path
 ) -> None:
     client = f"import ctypes; print(ctypes.CDLL('{real}').nvrtcVersion(None, None))"
     (tmp_path / "client.py").write_text(f"import sys; sys.stdout = open('told', 'w'); {client}")
-    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
-    told = dropin.bare("sh", "-c", f"{run} {sys.executable} {tmp_path / 'client.py'} {closed}")
+    told = dropin.bare("sh", "-c", f"{typed} {sys.executable} {tmp_path / 'client.py'} {closed}")
     assert told.code == 0, told.errors
     assert (dropin.folder / "told").read_text() == "3\n"
 
@@ -238,7 +243,6 @@ def first(dropin: Dropin) -> list[str]:
     return [*_FIRST, *KCACHE, "run"]
 
 
-@STATS
 def test_as_the_first_process_of_a_container(
     stats: bool, first: list[str], dropin: Dropin, real: Path
 ) -> None:
@@ -356,11 +360,9 @@ while True:
 """
 
 
-@STATS
-def test_ctrl_c(stats: bool, terminal: Terminal, dropin: Dropin) -> None:
+def test_ctrl_c(typed: str, terminal: Terminal, dropin: Dropin) -> None:
     (dropin.folder / "interrupted.py").write_text(INTERRUPTED)
-    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
-    terminal.type(f"{run} {sys.executable} {dropin.folder}/interrupted.py | cat\n")
+    terminal.type(f"{typed} {sys.executable} {dropin.folder}/interrupted.py | cat\n")
     terminal.expect("begun")
     terminal.type("\x03")
     terminal.expect("$ ")
@@ -368,11 +370,9 @@ def test_ctrl_c(stats: bool, terminal: Terminal, dropin: Dropin) -> None:
     terminal.expect("status 130")
 
 
-@STATS
-def test_a_program_that_handles_ctrl_c(stats: bool, terminal: Terminal) -> None:
-    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
+def test_a_program_that_handles_ctrl_c(typed: str, terminal: Terminal) -> None:
     script = 'trap "echo cau""ght; exit 9" INT; echo be""gun; while :; do sleep 0.05; done'
-    terminal.type(f"{run} sh -c '{script}'; echo st''atus $?\n")
+    terminal.type(f"{typed} sh -c '{script}'; echo st''atus $?\n")
     terminal.expect("begun")
     terminal.type("\x03")
     terminal.expect("caught")
@@ -398,11 +398,9 @@ while True:
 """
 
 
-@STATS
-def test_ctrl_z_and_back(stats: bool, terminal: Terminal, dropin: Dropin) -> None:
+def test_ctrl_z_and_back(typed: str, terminal: Terminal, dropin: Dropin) -> None:
     (dropin.folder / "stoppable.py").write_text(STOPPABLE)
-    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
-    terminal.type(f"{run} {sys.executable} {dropin.folder}/stoppable.py\n")
+    terminal.type(f"{typed} {sys.executable} {dropin.folder}/stoppable.py\n")
     terminal.expect("begun")
     for _ in range(3):
         terminal.type("\x1a")
@@ -420,10 +418,8 @@ def test_ctrl_z_and_back(stats: bool, terminal: Terminal, dropin: Dropin) -> Non
     terminal.expect("status 4")
 
 
-@STATS
-def test_in_the_background(stats: bool, terminal: Terminal) -> None:
-    run = " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
-    terminal.type(f"{run} sh -c 'exit 6' & wait $!; echo st''atus $?\n")
+def test_in_the_background(typed: str, terminal: Terminal) -> None:
+    terminal.type(f"{typed} sh -c 'exit 6' & wait $!; echo st''atus $?\n")
     terminal.expect("status 6")
 
 

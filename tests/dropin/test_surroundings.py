@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dropin.conftest import CLIENTS, KCACHE, Dropin
+from dropin.conftest import CLIENTS, KCACHE, Dropin, Told
 
 CLIENT = CLIENTS / "surroundings.py"
 
@@ -22,6 +22,13 @@ def folders(dropin: Dropin) -> list[Path]:
     return folders
 
 
+def _twice(dropin: Dropin, script: str) -> tuple[Told, Told]:
+    """Run a script of a shell twice, each time as without."""
+    first, second = dropin.same("sh", "-c", script), dropin.run("sh", "-c", script)
+    assert first.output == second.output, second.errors
+    return first, second
+
+
 def _in_each(folders: list[Path], real: Path, *options: str) -> str:
     client = " ".join(map(str, (sys.executable, CLIENT, real, *options)))
     return "; ".join(f"(cd {folder} && {client})" for folder in folders)
@@ -30,10 +37,7 @@ def _in_each(folders: list[Path], real: Path, *options: str) -> str:
 def test_programs_in_other_working_directories(
     folders: list[Path], real: Path, dropin: Dropin
 ) -> None:
-    script = ("sh", "-c", _in_each(folders, real, "-arch=sm_90"))
-    wanted = dropin.bare(*script)
-    first, second = dropin.run(*script), dropin.run(*script)
-    assert first.output == second.output == wanted.output, first.errors
+    first, second = _twice(dropin, _in_each(folders, real, "-arch=sm_90"))
     assert (first.hits, first.misses) == (1, 2), first.line
     assert (second.hits, second.misses) == (3, 0), second.line
     assert "left to NVRTC 0" in first.line
@@ -43,22 +47,17 @@ def test_debug_information_names_the_program_s_directory(
     folders: list[Path], real: Path, dropin: Dropin, tmp_path: Path
 ) -> None:
     (tmp_path / "link").symlink_to(folders[0])
-    script = ("sh", "-c", _in_each([*folders, tmp_path / "link"], real, "-arch=sm_90", "-lineinfo"))
-    wanted = dropin.bare(*script)
-    first, second = dropin.run(*script), dropin.run(*script)
-    assert first.output == second.output == wanted.output, first.errors
-    assert len(set(wanted.output.split("\n"))) == 5
+    each = _in_each([*folders, tmp_path / "link"], real, "-arch=sm_90", "-lineinfo")
+    first, second = _twice(dropin, each)
+    assert len(set(first.output.split("\n"))) == 5
     assert (second.hits, second.misses) == (4, 0), second.line
 
 
 def test_programs_with_other_variables(folders: list[Path], real: Path, dropin: Dropin) -> None:
     client = f"{sys.executable} {CLIENT} {real} -arch=sm_90"
     each = [client, f"FINALIZER_USE_LEGACY_ELF_BUILDER=1 {client}", f"env -u PWD {client}", client]
-    script = ("sh", "-c", f"cd {folders[0]}; {'; '.join(each)}")
-    wanted = dropin.bare(*script)
-    first, second = dropin.run(*script), dropin.run(*script)
-    assert first.output == second.output == wanted.output, first.errors
-    assert len(set(wanted.output.split("\n"))) == 3 or "nvrtc.so.12" in real.name
+    first, second = _twice(dropin, f"cd {folders[0]}; {'; '.join(each)}")
+    assert len(set(first.output.split("\n"))) == 3 or "nvrtc.so.12" in real.name
     assert (second.hits, second.misses) == (4, 0), second.line
 
 
@@ -72,9 +71,7 @@ def test_programs_with_another_nvrtc(
         if path.stat().st_size:
             shutil.copy(path, other / path.name)
     script = ("sh", "-c", f"{_in_each(folders, real)}; {_in_each(folders, other / real.name)}")
-    wanted = dropin.bare(*script)
-    first = dropin.run(*script)
-    assert first.output == wanted.output, first.errors
+    first = dropin.same(*script)
     assert (first.hits, first.misses) == (4, 2), first.line
     assert "left to NVRTC 0" in first.line
 
@@ -85,7 +82,7 @@ def test_the_server_of_the_user_serves_every_directory(
     assert dropin.bare(*KCACHE, "server", "start").code == 0
     try:
         script = ("sh", "-c", _in_each(folders, real, "-arch=sm_90"))
-        assert dropin.run(*script).output == dropin.bare(*script).output
+        dropin.same(*script)
         told = dropin.run(*script)
         assert (told.hits, told.misses) == (3, 0), told.line  # of this run, not of the server
         assert "left to NVRTC 0" in told.line

@@ -19,6 +19,7 @@ from typing import IO, Any
 import pytest
 from dropin.conftest import CLIENTS, KCACHE, Dropin
 
+from kcache.dropin import build
 from kcache.dropin import environment as env
 from kcache.dropin import libraries as lib
 from kcache.service.channel import Channel
@@ -63,18 +64,26 @@ class Program:
         return code
 
 
+@pytest.fixture(scope="session")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Libraries that wait for a silent server for two seconds, which has a sign of life in half."""
+    folder = tmp_path_factory.mktemp("hasty") / "libraries"
+    build.build(str(folder), flags=("-DSILENCE_MS=2000", "-O0"))
+    return str(folder)
+
+
 @pytest.fixture
 def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
     """Starts the program: under `kcache run`, or with a server at a path."""
     programs: list[Program] = []
 
-    def start(path: str | None = None) -> Program:
+    def start(path: str | None = None, libraries: str = dropin.libraries) -> Program:
         command = [sys.executable, str(CLIENTS / "repeated.py"), str(real)]
         environment = dropin.environment
         if path is None:
             command = [*KCACHE, "run", *command]
         else:
-            preloaded = lib.preloaded(environment[env.LIBRARIES])
+            preloaded = lib.preloaded(libraries)
             environment = env.with_dropin(environment, preloaded, path)
         programs.append(Program(command, environment))
         return programs[-1]
@@ -88,9 +97,18 @@ def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
                 pipe.close()
 
 
-def _socket(dropin: Dropin, but: str = "") -> str:
-    (path,) = {str(path) for path in dropin.runtime.glob("kcache-*/programs-*")} - {but}
-    return path
+@pytest.fixture
+def program(start: Callable[..., Program], wanted: list[str]) -> Iterator[Program]:
+    """The program under `kcache run`, which has asked the server once."""
+    program = start()
+    assert program.ask(BODIES[0]) == wanted[0]
+    yield program
+    assert program.close() == 0
+
+
+def _socket(dropin: Dropin) -> str:
+    (path,) = dropin.runtime.glob("kcache-*/programs-*")
+    return str(path)
 
 
 def _status(path: str) -> dict[str, Any]:
@@ -99,8 +117,14 @@ def _status(path: str) -> dict[str, Any]:
     return told
 
 
-def _server(dropin: Dropin, but: str = "") -> int:
-    return int(_status(_socket(dropin, but))["process"])
+def _server(dropin: Dropin) -> int:
+    return int(_status(_socket(dropin))["process"])
+
+
+def _kill_server(dropin: Dropin) -> None:
+    server = _server(dropin)
+    os.kill(server, signal.SIGKILL)
+    assert _ends(server)
 
 
 def _user_socket(dropin: Dropin) -> str:
@@ -129,30 +153,10 @@ def _ends(process: int) -> bool:
 
 
 def test_the_server_is_killed_while_the_program_runs(
-    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
+    program: Program, dropin: Dropin, wanted: list[str]
 ) -> None:
-    program = start()
-    assert program.ask(BODIES[0]) == wanted[0]
-    server = _server(dropin)
-    os.kill(server, signal.SIGKILL)
-    assert _ends(server)
+    _kill_server(dropin)
     assert [program.ask(body) for body in BODIES] == wanted
-    assert program.close() == 0
-
-
-def test_the_server_is_frozen(
-    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
-) -> None:
-    program = start()
-    assert program.ask(BODIES[0]) == wanted[0]
-    server = _server(dropin)
-    os.kill(server, signal.SIGSTOP)
-    try:
-        assert [program.ask(body) for body in BODIES] == wanted
-        assert program.close() == 0
-    finally:
-        os.kill(server, signal.SIGCONT)
-    assert _ends(server)
 
 
 class Fake:
@@ -186,15 +190,25 @@ class Fake:
             each.close()
 
 
+def _says(*fields: bytes) -> Callable[[socket.socket], None]:
+    """Sends a message, and no other after it."""
+
+    def send(connection: socket.socket) -> None:
+        connection.sendall(_message(*fields))
+        connection.shutdown(socket.SHUT_WR)
+
+    return send
+
+
 NONSENSE = {
     "silence": lambda connection: None,
     "garbage": lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-    "no fields": lambda connection: connection.sendall(_message()),
+    "no fields": _says(),
     "a huge answer": lambda connection: connection.sendall(b"KCW1\1\0\0\0" + b"\xff" * 8),
     "half an answer": lambda connection: connection.sendall(_message(DONE, bytes(99))[:50]),
-    "an answer that lies": lambda connection: connection.sendall(_message(DONE, *[b"\xff"] * 9)),
-    "another answer": lambda connection: connection.sendall(_message(DONE)),
-    "an unknown answer": lambda connection: connection.sendall(_message(b"perhaps")),
+    "an answer that lies": _says(DONE, *[b"\xff"] * 9),
+    "another answer": _says(DONE),
+    "an unknown answer": _says(b"perhaps"),
     "a hang-up": lambda connection: connection.shutdown(socket.SHUT_RDWR),
     "half a head": lambda connection: (connection.sendall(b"KCW1\2"), connection.close()),
 }
@@ -202,11 +216,11 @@ NONSENSE = {
 
 @pytest.mark.parametrize("kind", NONSENSE)
 def test_a_server_that_answers_nonsense(
-    kind: str, start: Callable[..., Program], tmp_path: Path, wanted: list[str]
+    kind: str, start: Callable[..., Program], hasty: str, tmp_path: Path, wanted: list[str]
 ) -> None:
     fake = Fake(tmp_path, NONSENSE[kind])
     try:
-        program = start(fake.path)
+        program = start(fake.path, hasty)
         assert [program.ask(body) for body in BODIES] == wanted
         assert program.close() == 0
         if kind == "silence":  # nor does another program
@@ -235,12 +249,11 @@ def test_a_server_that_tells_nonsense_of_itself(
     assert told.line.startswith("kcache: hits 0"), told.errors
 
 
+@pytest.mark.long
 def test_a_program_that_was_stopped_for_long_goes_on_asking(
-    start: Callable[..., Program], tmp_path: Path, wanted: list[str], long: bool
+    start: Callable[..., Program], tmp_path: Path, wanted: list[str]
 ) -> None:
     """It is stopped (Ctrl-Z) when it begins to wait, and goes on after the time for that is over."""
-    if not long:
-        pytest.skip("with --long")
     started = SimpleQueue[int]()
 
     def stop_and_answer(connection: socket.socket) -> None:
@@ -292,27 +305,20 @@ def test_the_program_has_one_descriptor_left(
     program = start()
     assert program.ask("files 4") == "limited"
     assert program.ask(BODIES[0]) == wanted[0]
-    server = _server(dropin)
-    os.kill(server, signal.SIGKILL)
-    assert _ends(server)
+    _kill_server(dropin)
     assert [program.ask(body) for body in BODIES] == wanted  # the real one is loaded only now
     assert program.close() == 0
 
 
-def test_a_forked_child_asks_by_itself(start: Callable[..., Program], wanted: list[str]) -> None:
-    program = start()
-    assert program.ask(BODIES[0]) == wanted[0]
+def test_a_forked_child_asks_by_itself(program: Program, wanted: list[str]) -> None:
     assert program.ask("fork") == wanted[0]
     assert [program.ask(body) for body in BODIES] == wanted
-    assert program.close() == 0
 
 
 # -- the server and its clients ---------------------------------------------------------------------
 
 
-def test_the_server_ends_with_the_program(start: Callable[..., Program], dropin: Dropin) -> None:
-    program = start()
-    program.ask(BODIES[0])
+def test_the_server_ends_with_the_program(program: Program, dropin: Dropin) -> None:
     server = _server(dropin)
     assert program.close() == 0
     assert _ends(server)
@@ -339,9 +345,7 @@ def test_the_server_ends_when_the_launcher_is_killed(stats: bool, dropin: Dropin
     assert list(dropin.runtime.iterdir()) == []
 
 
-def test_what_a_killed_server_left_behind_is_removed(
-    start: Callable[..., Program], dropin: Dropin, tmp_path: Path
-) -> None:
+def test_what_a_killed_server_left_behind_is_removed(dropin: Dropin, tmp_path: Path) -> None:
     """Who is alive takes a connection; the names are anybody's, and what is no socket stays."""
     (dropin.runtime / "kcache-run-99999999999999999999-x").mkdir()
     folder = Path(folder_in([str(dropin.runtime)]))
@@ -362,12 +366,8 @@ def test_what_a_killed_server_left_behind_is_removed(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
-def test_a_server_in_another_pid_namespace_is_left_alone(
-    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
-) -> None:
+def test_a_server_in_another_pid_namespace_is_left_alone(program: Program, dropin: Dropin) -> None:
     """Containers may share `/tmp`."""
-    program = start()
-    assert program.ask(BODIES[0]) == wanted[0]
     unshared = ("unshare", "--pid", "--fork", "--mount-proc")
     client = ("sh", "-c", "exit 3")
     told = dropin.bare(*unshared, *KCACHE, "run", "--stats", *client, KCACHE_READ_ONLY="1")
@@ -375,7 +375,6 @@ def test_a_server_in_another_pid_namespace_is_left_alone(
         pytest.skip(f"no PID namespace: {told.errors}")
     assert told.code == 3
     assert _status(_socket(dropin))["connections"] == 2
-    assert program.close() == 0
 
 
 def test_a_frozen_server_is_replaced_and_ends_once_it_goes_on(dropin: Dropin) -> None:
@@ -383,9 +382,13 @@ def test_a_frozen_server_is_replaced_and_ends_once_it_goes_on(dropin: Dropin) ->
     assert dropin.bare(*command, "start").code == 0
     path = _user_socket(dropin)
     server = int(_status(path)["process"])
+    code = (
+        "import sys; from kcache.service import start; start.ASK_TIMEOUT = 1.0\n"
+        "from kcache.__main__ import main; sys.argv[0] = 'kcache'; main()"
+    )
     os.kill(server, signal.SIGSTOP)
     try:
-        started = dropin.bare(*command, "start")
+        started = dropin.bare(sys.executable, "-c", code, "server", "start")
         assert started.code == 0, started.errors
         assert _status(path)["process"] != server
     finally:
@@ -394,16 +397,23 @@ def test_a_frozen_server_is_replaced_and_ends_once_it_goes_on(dropin: Dropin) ->
     assert dropin.bare(*command, "stop").code == 0
 
 
-def test_a_server_that_was_frozen_serves_again(
-    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
+def test_a_server_that_is_frozen_for_a_while(
+    program: Program,
+    start: Callable[..., Program],
+    dropin: Dropin,
+    hasty: str,
+    wanted: list[str],
 ) -> None:
-    program = start()
-    assert program.ask(BODIES[0]) == wanted[0]
+    """One program waits for it, for a bounded time; then it serves again."""
     path, server = _socket(dropin), _server(dropin)
+    connected = start(path, hasty)
+    assert connected.ask(BODIES[0]) == wanted[0]
     os.kill(server, signal.SIGSTOP)
     try:
-        assert start(path).ask(BODIES[1]) == wanted[1]
+        assert [connected.ask(body) for body in BODIES] == wanted
+        assert connected.close() == 0
         assert not os.path.exists(path)  # no other program waits
+        assert start(path).ask(BODIES[1]) == wanted[1]
     finally:
         os.kill(server, signal.SIGCONT)
     until = time.monotonic() + 60
@@ -411,13 +421,10 @@ def test_a_server_that_was_frozen_serves_again(
         time.sleep(0.01)
     assert _status(path)["process"] == server
     assert program.close() == 0
+    assert _ends(server)
 
 
-def test_clients_that_misbehave(
-    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
-) -> None:
-    program = start()
-    assert program.ask(BODIES[0]) == wanted[0]
+def test_clients_that_misbehave(program: Program, dropin: Dropin, wanted: list[str]) -> None:
     path, whole = _socket(dropin), _message(b"compile", bytes(1000))
     sent = [
         b"GET / HTTP/1.1\r\n\r\n",
@@ -441,7 +448,6 @@ def test_clients_that_misbehave(
         each.close()
     counts = _status(path)["counts"]
     assert counts["misses"] == len(BODIES)
-    assert program.close() == 0
 
 
 def test_a_thousand_clients(

@@ -29,7 +29,9 @@
 /* More than any answer has: a name expression has two fields. */
 #define MAX_FIELDS (1u << 16)
 /* A server sends a sign of life every half second. Its interpreter may start in this time. */
+#ifndef SILENCE_MS
 #define SILENCE_MS 5000
+#endif
 /* No compile takes longer. A server that works for ever is broken. */
 #define MOST_MS (60 * 60 * 1000)
 #define MAX_IDLE 4
