@@ -175,7 +175,7 @@ class Remote:
         size, address = len(envelope), self.address
         if not address.writable:
             return False
-        pauses = self._is_left_alone() or (self.writing.is_open and not self.writing.try_again())
+        pauses = self._is_left_alone() or (self.writing.is_open and not self._tries(self.writing))
         if size > address.max_entry or pauses:
             self.counts.add("dropped")
             return False
@@ -245,9 +245,14 @@ class Remote:
         known = isinstance(error, (RemoteError, ConfigError))
         log.debug("%s: %s failed: %s", self.address, operation, text if known else repr(error))
         breaker.failed(text)
-        if breaker.is_open:  # the files with its credentials and keys are read again
-            self.close()
         return RemoteError(text)
+
+    def _tries(self, breaker: Breaker) -> bool:
+        """Tell whether this caller makes the trial; it reads credentials and keys again."""
+        tries = breaker.try_again()
+        if tries:
+            self.close()
+        return tries
 
     def _is_left_alone(self) -> bool:
         """Tell whether nobody asks now; if a pause is over, make a trial without waiting for it.
@@ -256,7 +261,7 @@ class Remote:
         """
         if self._limit.is_late:
             return True
-        if self.reading.try_again():
+        if self._tries(self.reading):
             try:
                 threading.Thread(target=self._try, daemon=True).start()
             except RuntimeError as error:  # the machine has no more threads
