@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from remote import servers
+from remote.machines import Machines, machines
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +17,14 @@ def _no_clients_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def hosts(
+    nvrtc: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Machines]:
+    with machines(tmp_path, monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

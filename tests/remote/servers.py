@@ -131,6 +131,7 @@ def redis(
     within: Callable[..., list[str]] | None = None,
 ) -> Iterator[Redis]:
     """Start a redis-server that keeps nothing on disk; `within` makes its command another one's."""
+    pytest.importorskip("redis", reason="the package redis is missing")
     path = program("redis-server", "redis-server")
     place.mkdir(parents=True, exist_ok=True)
     port = port or free_port()

@@ -37,8 +37,6 @@ def test_every_kernel_is_right(
     request: pytest.FixtureRequest,
     long: bool,
 ) -> None:
-    if kind == "redis":
-        pytest.importorskip("redis")
     server = request.getfixturevalue("redis_server" if kind == "redis" else "nginx")
     assert isinstance(server, (servers.Redis, servers.Nginx))
     with (

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from remote import servers
-from remote.machines import ARCH, Machines, machines, of_client, of_remote, source
+from remote.machines import ARCH, Machines, of_client, of_remote, source
 
 from kcache.entry import Entry, decode, encode
 from kcache.remote.remote import MAX_SETS, merged
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/share-with-your-team.md"
 PATIENT = "slow=60&connect_timeout=30&timeout=30"
-
-
-@pytest.fixture
-def hosts(
-    nvrtc: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Machines]:
-    with machines(tmp_path, monkeypatch) as made:
-        yield made
 
 
 def test_nginx(hosts: Machines, tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from remote import servers
-from remote.machines import ARCH, Machines, machines, of_client, source
+from remote.machines import ARCH, Machines, of_client, source
 
 import kcache
 
@@ -49,13 +48,6 @@ with kcache.KernelCache(sys.argv[1], remote=sys.argv[2]) as cache:
     source = 'extern "C" __global__ void k(int* out) { *out = 0; }'
     cache.get_or_compile(source, options=kcache.CompileOptions(arch="sm_80"))
 """
-
-
-@pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
-    pytest.importorskip("redis")
-    with machines(tmp_path, monkeypatch) as made:
-        yield made
 
 
 def _job(
@@ -106,7 +98,6 @@ def _job(
 def test_every_kernel_is_compiled_once_on_all_hosts(
     redis_server: servers.Redis, tmp_path: Path, long: bool
 ) -> None:
-    pytest.importorskip("redis")
     processes, kernels = (64, 40) if long else (8, 10)
     remote = f"redis://127.0.0.1:{redis_server.port}/11?{PATIENT}"
     counted = _job(tmp_path, remote, processes, kernels)
@@ -120,7 +111,6 @@ def test_a_holder_that_is_killed_costs_all_hosts_one_more_compile(
     redis_server: servers.Redis, tmp_path: Path, long: bool
 ) -> None:
     """Its own, which nobody has seen; the others compile each kernel once."""
-    pytest.importorskip("redis")
     processes, kernels = (64, 40) if long else (4, 3)
     remote = f"redis://127.0.0.1:{redis_server.port}/10/killed?{PATIENT}"
     counted = _job(tmp_path, remote, processes, kernels, killed=True)

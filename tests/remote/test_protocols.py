@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from nvrtc.reference import KERNEL, working_directory, write
 from remote import servers
-from remote.machines import ARCH, Machines, machines, of_client, of_remote, source
+from remote.machines import ARCH, Machines, of_client, of_remote, source
 
 import kcache
 from kcache.remote.signing import make_keys, write_keys
@@ -18,21 +18,11 @@ PATIENT = "slow=60&connect_timeout=30&timeout=30"
 COUNT = 2
 
 
-@pytest.fixture
-def hosts(
-    nvrtc: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Machines]:
-    with machines(tmp_path, monkeypatch) as made:
-        yield made
-
-
 def of_redis(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip("redis", reason="the package redis is missing")
     return f"redis://127.0.0.1:{request.getfixturevalue('redis_server').port}/5/protocols?"
 
 
 def of_cluster(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip("redis", reason="the package redis is missing")
     nodes = request.getfixturevalue("redis_cluster")
     return f"redis+cluster://{','.join(f'127.0.0.1:{n.port}' for n in nodes)}/protocols?"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,27 +43,6 @@ def machine(folder: Path, **settings: object) -> kcache.KernelCache:
 
 def source(value: int = 1) -> str:
     return KERNEL.replace("V", str(value))
-
-
-def test_the_second_machine_compiles_nothing(client: Client, tmp_path: Path) -> None:
-    with machine(tmp_path / "a") as first:
-        made = [first.get_or_compile(source(n), options=ARCH) for n in range(3)]
-        assert first.stats().remote_puts == 3
-        assert client.flush(60)
-    with machine(tmp_path / "b") as second:
-        for n, kernel in enumerate(made):
-            found = second.get_or_compile(source(n), options=ARCH)
-            assert found.cached
-            assert found == kernel._replace(cached=True)
-        stats = second.stats()
-        assert (stats.compiles, stats.remote_hits, stats.hits, stats.misses) == (0, 3, 3, 0)
-    with machine(tmp_path / "b", remote=()) as alone:  # they were kept
-        assert all(alone.get_or_compile(source(n), options=ARCH).cached for n in range(3))
-        assert alone.stats().remote_hits == 0
-        keys = [kernel.key for kernel in made]
-        entries = [alone.engine.backend.get(key) for key in keys]
-    with kcache.KernelCache(tmp_path / "a") as first:
-        assert entries == [first.engine.backend.get(key) for key in keys]
 
 
 def test_headers_are_compared_where_they_are_used(client: Client, tmp_path: Path) -> None:
@@ -129,29 +107,6 @@ def test_many_and_asynchronous_requests_ask_too(client: Client, tmp_path: Path) 
         kernel = asyncio.run(third.aget_or_compile(source(1), options=ARCH))
         assert kernel.cached
         assert third.stats().compiles == 0
-
-
-def test_threads_of_a_process_ask_once(store: MemoryClient, client: Client, tmp_path: Path) -> None:
-    with machine(tmp_path / "a") as first:
-        first.get_or_compile(source(), options=ARCH)
-        assert client.flush(60)
-    before = store.operations.count("get")
-    together = threading.Barrier(8)
-    with machine(tmp_path / "b") as second:
-        found: list[kcache.CompiledKernel] = []
-
-        def ask() -> None:
-            together.wait()
-            found.append(second.get_or_compile(source(), options=ARCH))
-
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(kernel.cached for kernel in found)
-        assert second.stats().hits == 8
-    assert store.operations.count("get") == before + 1
 
 
 def test_a_value_of_another_format_is_refused_and_replaced(

@@ -9,15 +9,16 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from core.helpers import fork, wait
+from remote.fakes import addresses, until
 
+from kcache.remote.protocol import Setup
 from kcache.service import server as server_module
 from kcache.service import start
 from kcache.service.channel import Channel
@@ -88,13 +89,6 @@ def place() -> Iterator[Path]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LOOK_EVERY", 0.01)
     monkeypatch.setattr(server_module, "IDLE", 0.05)
-
-
-def until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def channel(path: Path) -> Channel:
@@ -343,10 +337,6 @@ def test_equal_settings_have_one_name() -> None:
 
 def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
     """It is the same process kind for each: here, the remotes' without any question to one."""
-    from remote.fakes import addresses
-
-    from kcache.remote.protocol import Setup
-
     service = Setup(addresses("http://127.0.0.1:9"), {}, {}).service()
     path = os.path.join(start.folder_in([str(place)]), start.name_of(service))
     with socket.socket(fileno=bound(path)):
