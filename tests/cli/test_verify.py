@@ -162,6 +162,8 @@ from kcache import KernelCache
 stop = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
 with KernelCache(max_size='1MB', memory_size=0) as cache:
+    for number in range(20):
+        cache.engine.put(key(number), kernel(number))
     print('on', flush=True)
     while not stop.is_set():
         cache.engine.put(key(random.randrange(200)), kernel(random.randrange(20000)))
