@@ -66,7 +66,6 @@ def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("KCACHE_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("kcache.util.log._said", set())  # what is said once, once in each test
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
 

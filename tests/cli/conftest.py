@@ -87,8 +87,10 @@ def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[C
             code = app.run(list(map(str, arguments)))
         return Said(code, *capfd.readouterr())
 
-    yield here
     logger = logging.getLogger("kcache")
+    level = logger.level
+    yield here
+    logger.setLevel(level)
     for handler in [h for h in logger.handlers if h.get_name() == "kcache"]:
         logger.removeHandler(handler)
 
