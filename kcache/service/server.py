@@ -289,10 +289,13 @@ class Server:
             self._leave(client)
 
     def status(self) -> dict[str, object]:
-        """Return what the service has done, for programs that have ended all of it."""
-        for client in self._present():
-            if client.has_ended():
-                client.left.wait(LOOK_EVERY)
+        """Return what the service has done; for programs that have ended, all of it.
+
+        It waits `LOOK_EVERY` for what they said last; a compile that they have left takes longer.
+        """
+        until = time.monotonic() + LOOK_EVERY
+        for client in filter(_Client.has_ended, self._present()):
+            client.left.wait(max(0.0, until - time.monotonic()))
         return {
             "version": __version__,
             "process": os.getpid(),

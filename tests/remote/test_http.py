@@ -279,11 +279,12 @@ def test_a_weak_tag_is_no_condition(server: Server, store: Open) -> None:
     port, answers, asked = server
     cache = store(f"http://127.0.0.1:{port}/x?{PATIENT}")
     for tag in ('"strong"', 'W/"weak"'):
-        answers[:] = [HEAD + f"ETag: {tag}\r\nContent-Length: 3\r\n\r\nabc".encode()]
+        # The server answers once for each connection, and the client must know.
+        head = HEAD + b"Connection: close\r\n"
+        answers[:] = [head + f"ETag: {tag}\r\nContent-Length: 3\r\n\r\nabc".encode()]
         found = cache.get(key("tag"), MOST)
         assert cache.replace(key("tag"), b"new", found)
-    puts = [question for question in asked if question.startswith(b"PUT ")]
-    assert [b'If-Match: "strong"' in question for question in puts] == [True, False]
+    assert [b'If-Match: "strong"' in question for question in asked] == [False, True, False, False]
 
 
 # -- proxies -------------------------------------------------------------------------------------

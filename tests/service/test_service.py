@@ -129,6 +129,21 @@ def test_it_counts_what_a_program_said_last_before_it_ended(place: Path) -> None
         assert told["answered"] == 1
 
 
+def test_programs_that_were_killed_while_it_works_for_them_keep_nobody_waiting(place: Path) -> None:
+    """As long as one of them might, and not as all of them together: who asks would give up."""
+    path, handlers = place / "socket", Echo()
+    handlers.go_on.clear()
+    with serving(path, handlers):
+        for _ in range(8):
+            says = channel(path)
+            says.send([b"compile"])
+            says.close()
+        told = start.status(str(path))
+        handlers.go_on.set()
+        assert told is not None
+        assert told["answered"] == 0
+
+
 @pytest.mark.usefixtures("hasty")
 def test_it_ends_soon_after_its_last_program_and_leaves_no_file(place: Path) -> None:
     handlers = Echo()

@@ -312,7 +312,7 @@ class Recorder:
         return real(number, *arguments)  # type: ignore[no-any-return]
 
     def _getpid(self, real: Callable[..., Any]) -> int:
-        """PathAnswer with the same number in every worker.
+        """Answer with the same number in every worker.
 
         If a source exports no name of its own, NVRTC puts the process id into the names of internal
         symbols. Then two compiles of one source would never be equal.
@@ -332,7 +332,7 @@ class Recorder:
         return done
 
     def _random(self, real: Callable[..., Any]) -> int:
-        """PathAnswer with another number in a proof, also for the processor time of the process."""
+        """Answer with another number in a proof, also for the processor time of the process."""
         found: int = real()
         return found if self._told_time is None else found ^ 0x2A5A5A5A
 
