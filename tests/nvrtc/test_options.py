@@ -439,6 +439,7 @@ class TestParsedOptions:
 )
 def test_a_worker_is_used_again_after_options_that_are_harmless(cache, extra, uses):
     """However they are written, and whatever a directory is called."""
+    shared().close()  # workers of other tests
     pids = set()
     for value in range(2):
         cache.get_or_compile(KERNEL.replace("V", str(value)), (), ARCH.replace(extra_options=extra))
