@@ -130,6 +130,12 @@ def _remote(address: Address, key_file: str | None) -> Finding:
         if not lacking:
             do += " Correct the address, its credentials or the server."
         return Finding(PROBLEM, "remote", f"{named} ({kind}): can't be used: {reason}", do, about)
+    if remote.writing.reason:
+        what = f"{named} ({kind}): answers, but stores nothing: {remote.writing.reason}"
+        do = "Programs only read from it. Correct the server or the user's rights, or write ?ro in"
+        do += " the address."
+        about |= {"reason": remote.writing.reason}
+        return Finding(PROBLEM, "remote", what, do, about)
     does = "read and written" if address.writable and sealers[0].can_seal else "only read"
     signed = "not signed" if key_file is None else "signed"
     seconds = format_time(time.monotonic() - started)

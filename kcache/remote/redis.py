@@ -110,6 +110,11 @@ class RedisClient:
         known = ("0", b"") if old is None else ("1", old.value)
         return self._eval(_SWAP, self._prefix + key, *known, value, self._expire)
 
+    def check_writable(self) -> None:
+        """Raise RemoteError if the server is full, is a replica, or allows its user no SET."""
+        with self._answering() as server:
+            server.set(f"{self._prefix}nothing", b"", xx=True)  # only if there were such a key
+
     def lease(self, key: str, token: str, seconds: float) -> bool:
         """Take the lease of `key`; tell whether it was free."""
         with self._answering() as server:

@@ -70,6 +70,7 @@ class Remote:
         self._opened: tuple[RemoteClient, Sealer] | None = None
         self._opening = threading.Lock()
         self._limit = TimeLimit()
+        self._writing_is_known = False
         #: What the server said of a kernel that was too long for it.
         self._too_long = ""
 
@@ -104,7 +105,22 @@ class Remote:
             self.reading.failed(f"an answer without a kernel took {seconds:.2f} s", minor=True)
         else:
             self.reading.succeeded()
+        if sealer.can_seal:
+            self._check_writing(client)
         return found
+
+    def _check_writing(self, client: RemoteClient) -> None:
+        """After the first answer, find out whether the server stores anything, if it can tell.
+
+        A program is told of that at its start; it has often ended when its first upload fails.
+        """
+        if self._writing_is_known or not self.address.writable or not isinstance(client, Leases):
+            return
+        self._writing_is_known = True
+        try:
+            self._limit.call(self.address.seconds(), client.check_writable)
+        except Exception as error:
+            self._failed(self.writing, "put", error)
 
     def _first(
         self, client: RemoteClient, sealer: Sealer, keys: Sequence[str]

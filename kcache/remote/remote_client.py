@@ -102,6 +102,10 @@ class Leases(Protocol):
     A lease belongs to a random token and ends by itself after some seconds.
     """
 
+    def check_writable(self) -> None:
+        """Raise RemoteError if the server stores nothing now, as one that is full. Store nothing."""
+        ...
+
     def lease(self, key: str, token: str, seconds: float) -> bool:
         """Take the lease of `key`; tell whether it was free. Raises RemoteError."""
         ...

@@ -62,6 +62,9 @@ class MemoryClient:
             self.values[key] = value
             return True
 
+    def check_writable(self) -> None:
+        pass
+
     def lease(self, key: str, token: str, seconds: float) -> bool:
         self._begin("lease")
         with self._lock:

@@ -134,21 +134,28 @@ def test_wrong_credentials_are_soon_given_up_and_never_shown(
             assert of_remote(second)["errors"] == 0
 
 
+READER = ("--user", "default", "on", "nopass", "~kcache:*", "+getrange")
+#: Servers that store nothing: their options, and what they say.
+STORE_NOTHING = {
+    "full": (("--maxmemory", "1"), "maxmemory"),
+    "read-only": (READER, "permission"),
+    "replica": (("--replicaof", "127.0.0.1", "1"), "read only replica"),
+}
+
+
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
         ("refused", "Connection refused"),
         ("unknown", "Name or service not known|name resolution"),
-        ("full", "maxmemory"),
-        ("read-only", "permission"),
+        *((fault, why) for fault, (_, why) in STORE_NOTHING.items()),
     ],
 )
 def test_a_broken_remote_says_so(
     fault: str, why: str, hosts: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also to a program that ends right after its first compile."""
-    reader = ["--user", "default", "on", "nopass", "~kcache:*", "+getrange"]
-    options = {"full": ["--maxmemory", "1"], "read-only": reader}.get(fault, [])
+    options, _ = STORE_NOTHING.get(fault, ((), ""))
     with servers.redis(tmp_path / "redis", *options) as server:
         host = "no-such-host.invalid" if fault == "unknown" else "127.0.0.1"
         port = servers.free_port() if fault == "refused" else server.port
@@ -207,6 +214,28 @@ def test_a_wrong_password_is_one_line(
     assert "hunter2" not in ended.stderr
     if kind == "run":
         assert said[-1].endswith("remotes: hits 0, misses 0, without an answer 1")
+
+
+@pytest.mark.parametrize("fault", STORE_NOTHING)
+def test_a_server_that_stores_nothing_is_one_line(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `kcache run`, whose program ends before the service knows how the upload ended."""
+    pytest.importorskip("click")
+    options, why = STORE_NOTHING[fault]
+    kcache_ = [sys.executable, "-m", "kcache"]
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
+    with servers.redis(tmp_path / "redis", *options) as server:
+        monkeypatch.setenv("KCACHE_REMOTE", f"redis://127.0.0.1:{server.port}/0?{PATIENT}")
+        command = [*kcache_, "run", sys.executable, "-c", NVRTC]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        command = [*kcache_, "doctor", "--remotes"]
+        doctor = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout == "True\n"
+    (line,) = ended.stderr.splitlines()
+    assert re.search(f"{server.port}/0: .*{why}.*; kcache stores nothing there for now", line)
+    assert doctor.returncode == 1
+    assert re.search(f"answers, but stores nothing: .*{why}", doctor.stdout)
 
 
 def test_commands_tell_what_happened(
