@@ -103,7 +103,7 @@ class Leases(Protocol):
     """
 
     def check_writable(self) -> None:
-        """Raise RemoteError if the server stores nothing now, as one that is full. Store nothing."""
+        """Raise RemoteError if the server stores nothing now (it is full). Stores nothing."""
         ...
 
     def lease(self, key: str, token: str, seconds: float) -> bool:
