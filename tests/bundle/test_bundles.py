@@ -128,6 +128,9 @@ def test_another_file_is_left_alone(tmp_path: Path) -> None:
     folder.mkdir()
     os.mkfifo(pipe)
     with KernelCache(tmp_path / "cache") as cache:
+        before = os.umask(0o027)
+        kcache.export_bundle(cache, tmp_path / "for the group")
+        os.umask(before)
         for path in (letter, folder, pipe):
             with pytest.raises(BundleError, match="left alone"):
                 kcache.export_bundle(cache, path)
@@ -138,10 +141,18 @@ def test_another_file_is_left_alone(tmp_path: Path) -> None:
         kcache.export_bundle(cache, empty)
         kcache.export_bundle(cache, empty)
     assert letter.read_text() == "Dear reader"
+    assert (tmp_path / "for the group").stat().st_mode & 0o777 == 0o640
     assert kcache.verify_bundle(empty).kernels == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "cache", "empty", "folder", "letter.txt", "pipe",
+        "cache", "empty", "folder", "for the group", "letter.txt", "pipe",
     ]  # fmt: skip
+
+
+def test_a_python_without_sqlite_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernels.kcb").write_bytes(bundle_of(kernels(1), tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "sqlite3", None)
+    with pytest.raises(BundleError, match="need the module sqlite3, which this Python lacks"):
+        kcache.verify_bundle(tmp_path / "kernels.kcb")
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -144,6 +146,34 @@ def test_clear_asks(answer: bytes, code: int, remaining: int, filled: Path) -> N
     assert b"Delete 1 entry" in seen
     assert output.startswith(b"deleted 1 entry" if code == 0 else b"")
     assert left(filled) == remaining
+
+
+def test_an_interrupt_at_the_question_deletes_nothing(filled: Path) -> None:
+    with Terminal("clear") as terminal:
+        terminal.read_until(b"[y/N]: ")
+        while terminal.process.poll() is None:  # one that comes before it reads may be lost
+            terminal.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                terminal.process.wait(1)
+        code, output, seen = terminal.end()
+    assert (code, output) == (130, b"")
+    assert b"Traceback" not in seen
+    assert left(filled) == 1
+
+
+def test_an_interrupt_ends_warm_and_says_what_is_done(work: Path) -> None:
+    loop = "\n#pragma unroll\nfor (int i = 0; i < N; ++i) x[i] = sinf(x[i]);\n"
+    (work / "sin.cu").write_text(f"__global__ void k(float* x) {{{loop}}}\n")
+    kernels = [{"source": "sin.cu", "defines": [f"N={number}"]} for number in (50, 51)]
+    listed = {"defaults": {"arch": "sm_90"}, "kernels": kernels}
+    (work / "slow.json").write_text(json.dumps(listed))
+    with Terminal("warm", "slow.json", "-j", "1") as terminal:
+        terminal.read_until(b"1/2")
+        terminal.process.send_signal(signal.SIGINT)
+        code, output, seen = terminal.end()
+    assert (code, output) == (130, b"")
+    assert seen.index(b"\x1b[?25l") < seen.index(b"\x1b[?25h") < seen.index(b"kcache: inter")
+    assert seen.endswith(b"kcache: interrupted: 1 of 2 kernels done; run it again to go on\r\n")
 
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31m\x1b]0;title\x07\x9b1m\n\r\t\u202e.cu"

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from cli.helpers import (
+    NOBODY,
     age,
+    can_become_nobody,
     damage,
     fill,
     held,
     kernel,
     key,
     manifest,
+    nobodys_directory,
     recency,
 )
 
@@ -164,3 +167,19 @@ def test_clear_deletes_every_entry_and_keeps_the_counts(
     fill(cache_directory, {key(1): kernel()}, backend)
     told = json.loads(here("clear", "--yes", "--json").out)
     assert (told["entries"], told["kernels"], told["manifests"]) == (1, 1, 0)
+
+
+# -- whose -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not can_become_nobody(), reason="another user is needed")
+def test_a_directory_of_somebody_else_is_refused_in_one_line(here: Callable) -> None:
+    changing = ["rm " + key(0), "trim", "clear --yes", "verify --repair", "migrate --to lmdb"]
+    with nobodys_directory() as directory:
+        for command in ("ls", "stats", "show " + key(0), *changing):
+            said = here(*command.split(), "--directory", directory)
+            assert (said.code, said.out) == (2, ""), command
+            assert said.err.startswith("kcache: error: directory=")
+            assert f"belongs to user {NOBODY}" in said.err
+            assert said.err.count("\n") == 1
+        assert list(directory.iterdir()) == []
