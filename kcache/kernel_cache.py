@@ -449,12 +449,12 @@ class KernelCache:
 
     def _on_miss(self) -> Resolver:
         if self._resolver is None:
-            from kcache.kernels.resolver import build_resolver  # a hit does not need it
+            from kcache.kernels.resolver import Resolver  # a hit does not need it
 
             warn_if_elsewhere(self._opened)
             with self.engine.counters.lock:
                 if self._resolver is None:
-                    self._resolver = build_resolver(
+                    self._resolver = Resolver(
                         self._finder, self._opened, self._requests.for_compiler
                     )
         return self._resolver

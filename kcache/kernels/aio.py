@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kcache.engine.single_flight import copied
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.request_factory import Requests
     from kcache.kernels.resolver import Resolver
-    from kcache.kernels.sources import Found
     from kcache.nvrtc.request import CompileRequest, Request
 
 __all__ = ["AsyncFront"]
@@ -29,20 +29,32 @@ _LOOKING = 2
 
 
 class _Pending:
-    """One request under way in one event loop.
+    """A request that one task of an event loop has compiled, and others wait for.
 
     Attributes:
-        task: finds the answer.
+        answer: of the compile.
+        began: when it was asked for.
         waiting: how many tasks wait for it.
-        request: made by the thread that looks.
     """
 
-    __slots__ = ("request", "task", "waiting")
+    __slots__ = ("answer", "began", "waiting")
 
-    def __init__(self) -> None:
-        self.task: asyncio.Task[Found]
+    def __init__(self, answer: asyncio.Future[CompiledKernel]) -> None:
+        self.answer = answer
+        self.began = time.monotonic()
         self.waiting = 0
-        self.request: Request | None = None
+
+    async def end(self) -> None:
+        """Wait for the answer or error. If the last task that waits is cancelled, abandon it."""
+        self.waiting += 1
+        try:
+            await asyncio.wait([self.answer])
+        except asyncio.CancelledError:
+            if self.waiting == 1:
+                self.answer.cancel()
+            raise
+        finally:
+            self.waiting -= 1
 
 
 class AsyncFront:
@@ -63,7 +75,7 @@ class AsyncFront:
 
     def _begin_anew(self) -> None:
         self._process = os.getpid()
-        #: By event loop and arguments; each loop has one thread.
+        #: By event loop and request; each loop has one thread.
         self._pending: dict[Hashable, _Pending] = {}
         self._looking = ThreadPoolExecutor(_LOOKING, "kcache-look")
         self._compiling = ThreadPoolExecutor(usable_cores(), "kcache")
@@ -75,100 +87,58 @@ class AsyncFront:
             ConfigError: an argument is not allowed; CompileError: the compiler refused the source;
             CompilerNotFoundError: there is no compiler.
         """
-        asked, arguments = _frozen(asked)
-        if not self._resolver.finder.reads:
-            arguments = object()  # all tasks want a compile
         if self._process != os.getpid():
             self._begin_anew()
-        loop = asyncio.get_running_loop()
-        call = loop, arguments
-        older = self._pending.get(call)
-        before = None if older is None else await self._older_answer(older)
+        asked, asked_at = _frozen(asked), time.monotonic()
+        request, kernel = await _run(self._looking, partial(self._look, asked))
+        while kernel is None:
+            call: Hashable = object()  # every task wants a compile
+            if self._resolver.finder.reads:
+                place = request.location, request.source_name
+                call = asyncio.get_running_loop(), request.key, place
+            pending = self._pending.get(call)
+            joins = pending is not None and not pending.answer.done()
+            if pending is None or not joins:
+                compile_ = partial(self._resolver.get, request)
+                pending = self._pending[call] = _Pending(_run(self._compiling, compile_))
+                pending.answer.add_done_callback(partial(self._forget, call))
+            await pending.end()
+            # The answer to an older question may be older than an edit of a header.
+            if not joins:
+                return pending.answer.result()
+            if request.self_contained or pending.began >= asked_at:
+                return self._shared(pending.answer)
+            kernel = await _run(self._looking, partial(self._find, request))
+        return kernel
+
+    def _look(self, asked: CompileRequest) -> tuple[Request, CompiledKernel | None]:
+        request = self._requests.of(asked)
+        return request, self._find(request)
+
+    def _find(self, request: Request) -> CompiledKernel | None:
+        return self._resolver.finder.get(request, time.perf_counter())
+
+    def _shared(self, answer: asyncio.Future[CompiledKernel]) -> CompiledKernel:
+        """Return another task's kernel, counted as a hit; raise a copy of its error."""
+        finder = self._resolver.finder
+        error = answer.exception()
+        if isinstance(error, Exception):
+            if isinstance(error, CompileError):
+                finder.counts.miss()
+            raise copied(error)
+        finder.counts.adopted(answer.result())
+        finder.engine.counters.add("coalesced")
+        return answer.result()._replace(cached=True)
+
+    def _forget(self, call: Hashable, answer: asyncio.Future[CompiledKernel]) -> None:
         pending = self._pending.get(call)
-        joins = pending is not None
-        if pending is None:
-            pending = self._pending[call] = _Pending()
-            pending.task = loop.create_task(self._answer(asked, pending, before))
-            pending.task.add_done_callback(lambda _: self._forget(call, pending))
-        error = await self._error_of(pending)
-        if joins:
-            self._count_joined(pending, error)
-        if error is not None:
-            raise error
-        if before is not None and not before[0].cached:
-            self._resolver.finder.engine.counters.add("coalesced")
-        return pending.task.result()[0]
-
-    async def _older_answer(self, older: _Pending) -> Found | None:
-        """Wait for a request that was under way before this one; return its answer.
-
-        It may be older than this question, as a header may have been edited in between. So those
-        who wait for it look again, one for all of them.
-
-        Raises:
-            Exception: its error, if that can't be too old.
-        """
-        error = await self._error_of(older)
-        if error is None:
-            return older.task.result()
-        if older.request is None or older.request.self_contained:
-            self._count_joined(older, error)
-            raise error
-        return None
+        if pending is not None and pending.answer is answer:
+            del self._pending[call]
 
     def close(self) -> None:
         """Let the threads end after the pending requests."""
         self._looking.shutdown(wait=False)
         self._compiling.shutdown(wait=False)
-
-    def _forget(self, call: Hashable, pending: _Pending) -> None:
-        if self._pending.get(call) is pending:
-            del self._pending[call]
-
-    def _count_joined(self, pending: _Pending, error: Exception | None) -> None:
-        """Count a request that shares the answer of another one."""
-        counts = self._resolver.finder.counts
-        if error is None and pending.task.result()[0].cached:
-            counts.adopted(pending.task.result()[0])
-        elif error is None or isinstance(error, CompileError):
-            counts.miss()
-
-    async def _error_of(self, pending: _Pending) -> Exception | None:
-        """Wait for a request under way; return a copy of its error, or None.
-
-        If the last task that waits for it is cancelled, it is abandoned.
-        """
-        pending.waiting += 1
-        try:
-            await asyncio.wait([pending.task])
-        except asyncio.CancelledError:
-            if pending.waiting == 1:
-                pending.task.cancel()
-            raise
-        finally:
-            pending.waiting -= 1
-        error = pending.task.exception()
-        return copied(error) if isinstance(error, Exception) else None
-
-    async def _answer(self, asked: CompileRequest, pending: _Pending, older: Found | None) -> Found:
-        """Look, and compile if necessary. `older` is what those have waited for who ask again."""
-
-        def look() -> Found | None:
-            started = time.perf_counter()
-            request = pending.request = self._requests.of(asked)
-            kernel = self._resolver.finder.get(request, started)
-            if kernel is not None:
-                return kernel, None
-            if older is None:
-                return None
-            return self._resolver.adopt(request, (older, request.source_name))
-
-        def compile_() -> Found:
-            assert pending.request is not None
-            return self._resolver.answer(pending.request)
-
-        found = await _run(self._looking, look)
-        return await _run(self._compiling, compile_) if found is None else found
 
 
 def _run(pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
@@ -179,18 +149,10 @@ def _run(pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
         return loop.run_in_executor(None, work)
 
 
-def _frozen(asked: CompileRequest) -> tuple[CompileRequest, Hashable]:
-    """Return the request, safe from changes by the caller, and a value that equal requests share.
-
-    The working directory is not a part of it: both use the one at the time of the look.
-    """
-    try:
-        names = tuple(asked.names) if isinstance(asked.names, list) else asked.names
-        headers = tuple(asked.headers.items()) if asked.headers else ()
-        call = (asked.source, names, asked.options, headers, asked.extra_key, asked.source_name)
-        hash(call)
-    except (AttributeError, TypeError):  # wrong types; the code that makes the request names them
-        return asked, object()
-    if names is not asked.names or headers:
-        asked = asked._replace(names=names, headers=dict(headers))
-    return asked, call
+def _frozen(asked: CompileRequest) -> CompileRequest:
+    """Return the request, safe from changes by the caller."""
+    names, headers = asked.names, asked.headers
+    return asked._replace(
+        names=tuple(names) if isinstance(names, list) else names,
+        headers={**headers} if isinstance(headers, Mapping) else headers,
+    )

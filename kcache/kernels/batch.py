@@ -55,9 +55,8 @@ def compile_all(
     missing.sort(key=lambda indices: hash((os.getpid(), requests[indices[0]].key)))
     if missing:
         firsts = [requests[indices[0]] for indices in missing]
-        with resolver.holding_proofs():
-            for number, result in _compiled(resolver, firsts, count):
-                settle(missing[number], result)
+        for number, result in _compiled(resolver, firsts, count):
+            settle(missing[number], result)
     return [results[index] for index in range(len(requests))]
 
 

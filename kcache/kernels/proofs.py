@@ -11,47 +11,28 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kcache.errors import KcacheError
 from kcache.kernels.compiled_kernel import CompiledKernel
-from kcache.nvrtc.relocation import alike
 from kcache.nvrtc.workers.cores import usable_cores
 from kcache.util import log
 from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
-    from kcache.entry import Entry
     from kcache.kernels.find import Finder
-    from kcache.nvrtc.frontend import Frontend
+    from kcache.nvrtc.frontend import Frontend, Verdict
     from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
 
-__all__ = ["ProofQueue", "Verdict", "prove"]
-
-
-class Verdict(NamedTuple):
-    """The result of a proof.
-
-    Attributes:
-        good: whether the kernel is good in other places.
-        kernel: the kernel as it is stored.
-        entry: its entry.
-        header_set: the answers that the proof got; None without headers, or if it is not good.
-    """
-
-    good: bool
-    kernel: CompiledKernel
-    entry: Entry
-    header_set: StoredHeaderSet | None
+__all__ = ["ProofQueue", "prove"]
 
 
 def prove(
     finder: Finder, frontend: Frontend, request: Request, header_set: StoredHeaderSet | None
-) -> Verdict | None:
-    """Compile a stored kernel once more in another place; return the verdict, or None.
+) -> tuple[CompiledKernel, Verdict] | None:
+    """Compile a stored kernel once more in another place; return it and the verdict, or None.
 
     There is no verdict if the kernel is gone or was proven, the headers have changed, or the worker
     crashed.
@@ -68,22 +49,12 @@ def prove(
         return None
     try:
         kernel = CompiledKernel.from_entry(entry, key, ())
-        proof = frontend.prove(request, header_set)
+        verdict = frontend.prove(request, header_set, kernel)
     except KcacheError as error:
         log.debug("no proof that %s is good elsewhere: %s", request.source_name, error)
         return None
     finder.engine.counters.add("proofs")
-    if proof is None:
-        return None
-    good = proof.compiled is not None and alike(kernel, proof.compiled)
-    return Verdict(good, kernel, entry, proof.header_set if good else None)
-
-
-class _Waiting(NamedTuple):
-    """A kernel to prove."""
-
-    request: Request
-    header_set: StoredHeaderSet | None
+    return None if verdict is None else (kernel, verdict)
 
 
 class ProofQueue:
@@ -104,21 +75,11 @@ class ProofQueue:
 
     def _reset(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[tuple[Request, StoredHeaderSet | None]] = deque()
         self._threads = 0
-        #: How many threads are in `held` and in `finish`.
-        self._held = 0
-        self._finishing = 0
-
-    def _most(self) -> int:
-        """Return how many threads there may be.
-
-        It is half of the cores, so that a request meanwhile finds a worker; all of them once
-        somebody waits for the proofs.
-        """
-        if self._finishing > 0:  # below 0 if a fork happened there
-            return usable_cores()
-        return 0 if self._held > 0 else max(1, usable_cores() // 2)
+        #: How many threads there may be: half of the cores, so that a request meanwhile finds a
+        #: worker; all of them once somebody waits for the proofs.
+        self._most = max(1, usable_cores() // 2)
 
     def after_fork(self) -> None:
         """Leave everything to the parent."""
@@ -127,25 +88,13 @@ class ProofQueue:
     def add(self, request: Request, header_set: StoredHeaderSet | None) -> None:
         """Add a kernel that was just stored."""
         with self._changed:
-            self._waiting.append(_Waiting(request, header_set))
+            self._waiting.append((request, header_set))
             self._start_threads()
-
-    @contextmanager
-    def held(self) -> Generator[None]:
-        """Begin no proof during the block, because it would take a worker from waiting requests."""
-        with self._changed:
-            self._held += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._held -= 1
-                self._start_threads()
 
     def finish(self) -> None:
         """Wait until everything is proven. An interrupt abandons what is left."""
         with self._changed:
-            self._finishing += 1
+            self._most = usable_cores()
             self._start_threads()
             try:
                 while self._waiting or self._threads:
@@ -153,12 +102,10 @@ class ProofQueue:
             except BaseException:
                 self._waiting.clear()
                 raise
-            finally:
-                self._finishing -= 1
 
     def _start_threads(self) -> None:
         """Start threads for the waiting proofs; they end by themselves."""
-        while self._threads < min(self._most(), self._threads + len(self._waiting)):
+        while self._threads < min(self._most, self._threads + len(self._waiting)):
             thread = threading.Thread(target=self._run, name="kcache-proof", daemon=True)
             try:
                 thread.start()
@@ -172,7 +119,7 @@ class ProofQueue:
             with self._changed:
                 # At its end, the interpreter ends the workers first: begin no new work.
                 over = not threading.main_thread().is_alive()
-                if over or not self._waiting or self._threads > self._most():
+                if over or not self._waiting:
                     self._threads -= 1
                     self._changed.notify_all()
                     return

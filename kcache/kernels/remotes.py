@@ -113,53 +113,45 @@ class RemoteKernels:
     def upload(
         self,
         request: Request,
-        key: str,
-        entry: Entry,
         header_set: StoredHeaderSet | None,
-        lease: Lease | None,
+        compiled: tuple[str, Entry] | None = None,
+        lease: Lease | None = None,
     ) -> None:
         """Send a compiled kernel to every writable remote; return before that is done.
 
         If all remotes are left alone, none of them would get it.
+
+        Args:
+            request: the request.
+            header_set: the answers that its kernel depends on; None if there are no headers.
+            compiled: the kernel's key and entry; None if the remotes have it, and are only told
+                that a proof has shown where else it is good. Without headers, it says so itself.
+            lease: the right to compile it.
         """
         if not self._writes or not self._client.worth_asking:
             return
-        producer = self._finder.engine.producer.encode()
+        proven, engine = compiled is None, self._finder.engine
+        if proven and header_set is None:
+            entry, _ = engine.fetch(request.key, again=True)
+            if entry is None:  # it was evicted a moment ago
+                return
+            compiled = request.key, entry
         try:
-            kernel = key, encode(key, entry, producer=producer)
-            manifest = None if header_set is None else self._portable(request, header_set)
+            kernel = None if compiled is None else self._enveloped(*compiled)
+            manifest = None
+            if header_set is not None:  # without this machine's stamps of files
+                only = Manifest([StoredHeaderSet(header_set.raw)])
+                manifest = self._enveloped(request.key, only.to_entry())
         except ConfigError as error:
-            self._finder.engine.report("upload", error)
+            engine.report("upload", error)
             return
         held = None if lease is None else (lease.key, lease.token)
-        self._put(Upload(kernel, manifest, held), lease)
-
-    def upload_proven(self, request: Request, header_set: StoredHeaderSet | None) -> None:
-        """Tell the remotes that a kernel they have is good elsewhere.
-
-        That is in its header set, or in the kernel itself if there are no headers.
-        """
-        if not self._writes:
-            return
-        if header_set is not None:
-            self._put(Upload(None, self._portable(request, header_set)))
-            return
-        entry, _ = self._finder.engine.fetch(request.key, again=True)
-        if entry is not None:
-            producer = self._finder.engine.producer.encode()
-            self._client.put(Upload((request.key, encode(request.key, entry, producer=producer))))
-            self._has_put = True
-
-    def _put(self, upload: Upload, lease: Lease | None = None) -> None:
         self._has_put = True
-        if self._client.put(upload, lease) and upload.kernel is not None:
-            self._finder.engine.counters.add("remote_puts")
+        if self._client.put(Upload(kernel, manifest, held), lease) and not proven:
+            engine.counters.add("remote_puts")
 
-    def _portable(self, request: Request, header_set: StoredHeaderSet) -> tuple[str, bytes]:
-        """Return the key and the envelope of a header set, without this machine's file stamps."""
-        only = Manifest([StoredHeaderSet(header_set.raw)]).to_entry()
-        producer = self._finder.engine.producer.encode()
-        return request.key, encode(request.key, only, producer=producer)
+    def _enveloped(self, key: str, entry: Entry) -> tuple[str, bytes]:
+        return key, encode(key, entry, producer=self._finder.engine.producer.encode())
 
     def close(self) -> None:
         """Disconnect; the service goes on with the uploads. Idempotent.

@@ -283,7 +283,7 @@ def compile_to_ptx(
     request = Request.make(
         source, (), with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
     )
-    compiled = compiler.compile_request(request).compiled
+    compiled = compiler.compile_request(request)
     return compiled.ptx, compiled.cubin
 
 

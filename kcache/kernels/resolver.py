@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,21 +22,20 @@ from kcache.util import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from kcache.config import Config
     from kcache.engine.opening import OpenedBackend
-    from kcache.entry import Entry
     from kcache.kernels.find import Finder
     from kcache.kernels.proofs import ProofQueue
     from kcache.kernels.remotes import RemoteKernels
     from kcache.kernels.sources import Found
-    from kcache.nvrtc.frontend import Frontend, Outcome
+    from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
     from kcache.remote.client import Lease
 
-__all__ = ["Resolver", "build_resolver"]
+__all__ = ["Resolver"]
 
 
 class Resolver:
@@ -48,34 +46,31 @@ class Resolver:
 
     Args:
         finder: of the cache that missed.
-        config: the settings.
-        build_frontend: builds the compiler's frontend when it is first needed; who waits needs
-            none.
+        opened: its directory, with its settings.
         for_compiler: returns the request for the compiler that has run, by its identity.
-        eager: whether stored kernels are proven to be good in other locations, in the background.
-        remotes: asked before a compile, and told of it; None if there are none.
 
     Attributes:
-        finder, remotes: as given.
+        finder: as given.
+        remotes: asked before a compile, and told of it; None if there are none.
     """
 
     def __init__(
         self,
         finder: Finder,
-        config: Config,
-        build_frontend: Callable[[], Frontend],
+        opened: OpenedBackend,
         for_compiler: Callable[[Request, str], Request],
-        *,
-        eager: bool = False,
-        remotes: RemoteKernels | None = None,
     ) -> None:
         self.finder = finder
-        self.remotes = remotes
-        self._config = config
-        self._build_frontend = build_frontend
+        self.remotes: RemoteKernels | None = None
+        self._config = config = opened.config
+        if config.remote.value:
+            from kcache.kernels.tiers import build_remotes  # few programs use remotes
+
+            self.remotes = build_remotes(finder, config)
+        self._directory = None if finder.engine.read_only else opened.directory
         self._for_compiler = for_compiler
         self._writes = not config.disable.value
-        self._eager = eager
+        self._eager = _proves_eagerly(config)
         self._frontend: Frontend | None = None
         self._proofs: ProofQueue | None = None
         self._closed = False
@@ -87,10 +82,6 @@ class Resolver:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none; MissError:
                 the settings allow no compile.
         """
-        return self.answer(request)[0]
-
-    def answer(self, request: Request) -> Found:
-        """Return the kernel, and the header set that it was compiled with; raises as `get`."""
         manifest: Manifest | None = None
         # Nobody else can use what is not to be stored, so everybody compiles it at once.
         if not self.finder.reads:
@@ -98,28 +89,25 @@ class Resolver:
                 manifest = self.finder.headers.manifest(request)
             return self._compile(request, manifest)[0]
 
-        def find() -> Found | None:
+        def find() -> CompiledKernel | None:
             nonlocal manifest
             kernel, manifest = self.finder.look(request, time.perf_counter(), again=True)
-            return None if kernel is None else (kernel, None)
+            return kernel
 
-        def make() -> tuple[Found, tuple[Found, str] | None]:
-            if self.remotes is None:
-                found, shared = self._compile(request, manifest)
-            else:
-                found, shared = self._ask(self.remotes, request, manifest)
-            return found, None if shared is None else (shared, request.source_name)
+        def make() -> tuple[CompiledKernel, tuple[Found, str] | None]:
+            kernel, shared = self._ask_or_compile(request, manifest)
+            return kernel, None if shared is None else (shared, request.source_name)
 
         return self.finder.engine.flight.run(
             request.key,
             find,
             make,
-            partial(self.adopt, request),
+            partial(self._adopt, request),
             asker=request.location + request.source_name,
             timeless=request.self_contained,
         )
 
-    def adopt(self, request: Request, made: tuple[Found, str]) -> Found | None:
+    def _adopt(self, request: Request, made: tuple[Found, str]) -> CompiledKernel | None:
         """Return the kernel that another thread has compiled meanwhile, if it is good here, too.
 
         It is not good if a header was edited after that compile had read it, or if it was compiled
@@ -136,16 +124,7 @@ class Resolver:
         elif not request.self_contained or name != request.source_name:
             return None
         self.finder.counts.adopted(kernel)
-        return kernel._replace(cached=True), header_set
-
-    def holding_proofs(self) -> AbstractContextManager[None]:
-        """Begin no proof in the background during the block."""
-        return self._queue().held() if self._eager else nullcontext()
-
-    def finish_proofs(self) -> None:
-        """Wait for all proofs, begun or not. An interrupt abandons them."""
-        if self._proofs is not None:
-            self._proofs.finish()
+        return kernel._replace(cached=True)
 
     def find_remotely(
         self, request: Request, started: float, manifest: Manifest | None
@@ -157,39 +136,42 @@ class Resolver:
         return None if found is None else found[0]
 
     def close(self) -> None:
-        """Finish the proofs, and disconnect. Idempotent.
+        """Finish the proofs, which an interrupt abandons, and disconnect. Idempotent.
 
         The kernel of a compile that goes on in another thread is not stored.
         """
         self._closed = True
         try:
-            self.finish_proofs()
+            if self._proofs is not None:
+                self._proofs.finish()
         finally:
             if self.remotes is not None:
                 self.remotes.close()
 
     # -- remotes, proof, compile, store ------------------------------------------------------------
 
-    def _ask(
-        self, remotes: RemoteKernels, request: Request, manifest: Manifest | None
-    ) -> tuple[Found, Found | None]:
+    def _ask_or_compile(
+        self, request: Request, manifest: Manifest | None
+    ) -> tuple[CompiledKernel, Found | None]:
         """Return the kernel from a remote; otherwise compile it as the only machine."""
-        found, lease = remotes.find_or_lease(request, manifest)
+        if self.remotes is None:
+            return self._compile(request, manifest)
+        found, lease = self.remotes.find_or_lease(request, manifest)
         if found is not None:
-            return found, found
+            return found[0], found
         try:
             return self._compile(request, manifest, lease)
         finally:
             if lease is not None:
-                remotes.release(lease)
+                self.remotes.release(lease)
 
     def _compile(
         self, request: Request, manifest: Manifest | None, lease: Lease | None = None
-    ) -> tuple[Found, Found | None]:
-        """Compile a request, counted as a miss; return the outcome, and what others may adopt.
+    ) -> tuple[CompiledKernel, Found | None]:
+        """Compile a request, counted as a miss; return the kernel, and what others may adopt.
 
         It is stored if it may be stored. `manifest` is the one that is stored now. `lease` is
-        returned when the outcome has reached the remotes.
+        returned when the kernel has reached the remotes.
         """
         from kcache.kernels.store import store  # a waiting thread needs none
 
@@ -200,63 +182,54 @@ class Resolver:
         if provable and self._writes and self.finder.reads:
             proven = self._prove_here(request, manifest)
             if proven is not None:
-                return proven, proven
+                return proven[0], proven
         self.finder.counts.miss()
-        outcome = self._run(request)
-        ran = self._for_compiler(request, outcome.identity)
+        compiled, header_set = self._run(request)
+        ran = self._for_compiler(request, compiled.identity)
         if ran is not request:  # the library was replaced
             request, manifest = ran, self.finder.headers.manifest(ran)
         # After `close`, the client has left, so no result is written any more.
-        if outcome.uncacheable is not None or self._closed:
-            return (CompiledKernel.of(outcome.compiled, request.key, ()), None), None
-        header_set, upload = outcome.header_set, None
-        remotes = self.remotes
-        if remotes is not None:
-
-            def upload(key: str, entry: Entry) -> None:
-                remotes.upload(request, key, entry, header_set, lease)
-
-        kernel, stored = store(
-            self.finder, request, outcome.compiled, header_set, manifest=manifest, upload=upload
-        )
-        around = request.caller
-        eager = self._eager or (around is not None and around.alone)
+        if compiled.problem or self._closed:
+            return CompiledKernel.of(compiled, request.key, ()), None
+        kernel, entry, stored = store(self.finder, request, compiled, header_set, manifest=manifest)
+        if self.remotes is not None:
+            self.remotes.upload(request, header_set, (kernel.key, entry), lease)
+        eager = self._eager or (request.caller is not None and request.caller.alone)
         if eager and stored and _may_be_good_elsewhere(request, kernel.key, header_set):
             self._queue().add(request, header_set)
-        found = kernel, header_set
-        return found, found
+        return kernel, (kernel, header_set)
 
-    def _run(self, request: Request) -> Outcome:
-        """Run the compiler, counted and logged."""
-        outcome = self._logged(request) if log.debugging() else self._outcome(request)
-        uncacheable = outcome.uncacheable if self._writes else None
+    def _run(self, request: Request) -> tuple[Compiled, StoredHeaderSet | None]:
+        """Run the compiler, counted, and logged with the reason."""
+        why = _reason(self.finder, self._config, request) if log.debugging() else ""
+        try:
+            compiled, header_set = self._front().compile(request, track=self._writes)
+        except CompileError:
+            if why:
+                log.debug("miss: %s does not compile", _title(request))
+            raise
+        if why:
+            names = CompiledKernel.of(compiled, "", ()).functions()
+            log.debug("miss: %s is compiled: %s", _title(request, names), why)
         engine = self.finder.engine
         engine.counters.add("compiles")
-        engine.counters.add("compile_seconds", outcome.compiled.seconds)
-        if uncacheable is not None:
+        engine.counters.add("compile_seconds", compiled.seconds)
+        if compiled.problem and self._writes:
             engine.counters.add("uncacheable")
-            log.debug("%s is not cached: %s", request.source_name, uncacheable)
-            engine.note("uncacheable", request.key, uncacheable)
-        return outcome
-
-    def _logged(self, request: Request) -> Outcome:
-        """Run the compiler, and log for which reason."""
-        why = _reason(self.finder, self._config, request)
-        try:
-            outcome = self._outcome(request)
-        except CompileError:
-            log.debug("miss: %s does not compile", _title(request))
-            raise
-        names = CompiledKernel.of(outcome.compiled, "", ()).functions()
-        log.debug("miss: %s is compiled: %s", _title(request, names), why)
-        return outcome
-
-    def _outcome(self, request: Request) -> Outcome:
-        return self._front().compile(request, track=self._writes)
+            log.debug("%s is not cached: %s", request.source_name, compiled.problem)
+            engine.note("uncacheable", request.key, compiled.problem)
+        return compiled, header_set
 
     def _front(self) -> Frontend:
         if self._frontend is None:
-            self._frontend = self._build_frontend()
+            from kcache.nvrtc.compiler import Limits  # a waiting thread needs none
+            from kcache.nvrtc.frontend import Frontend
+            from kcache.nvrtc.workers.slots import Slots
+
+            config, files = self._config, self._directory
+            slots = None if files is None else Slots(files.slots, config.wait.value)
+            limits = Limits(config.workers.value, config.compile_timeout.value, slots)
+            self._frontend = Frontend(self.finder.headers.digests, limits)
         return self._frontend
 
     # -- proofs ------------------------------------------------------------------------------------
@@ -276,14 +249,15 @@ class Resolver:
             header_set = manifest.provable(request.search, digests, request.location)
         if header_set is None and not request.self_contained:
             return None
-        verdict = prove(self.finder, self._front(), request, header_set)
-        if verdict is None or not store_verdict(
-            self.finder, request, header_set, manifest, verdict
-        ):
+        found = prove(self.finder, self._front(), request, header_set)
+        if found is None:
             return None
-        proven, kernel = verdict.header_set, verdict.kernel._replace(cached=True)
+        kernel, verdict = found
+        if not store_verdict(self.finder, request, header_set, manifest, verdict):
+            return None
+        proven = verdict.header_set
         if self.remotes is not None:
-            self.remotes.upload_proven(request, proven)
+            self.remotes.upload(request, proven)
         self.finder.counts.saved(kernel.key, 0.0)
         self.finder.engine.counters.hit(0.0, time.perf_counter() - started, False)
         if proven is not None:
@@ -297,9 +271,10 @@ class Resolver:
         from kcache.kernels.store import store_verdict
 
         finder = self.finder
-        verdict = prove(finder, self._front(), request, header_set)
-        if verdict is None:
+        found = prove(finder, self._front(), request, header_set)
+        if found is None:
             return
+        verdict = found[1]
 
         def judge() -> tuple[bool, None]:
             now = None if header_set is None else finder.headers.manifest(request)
@@ -308,7 +283,7 @@ class Resolver:
         # Under the key's lock, so that no header set of another process is lost.
         good = finder.engine.flight.run(request.key, lambda: None, judge, lambda _: None)
         if good and self.remotes is not None:
-            self.remotes.upload_proven(request, verdict.header_set)
+            self.remotes.upload(request, verdict.header_set)
 
     def _queue(self) -> ProofQueue:
         if self._proofs is None:
@@ -356,47 +331,6 @@ def _title(request: Request, names: Sequence[str] = ()) -> str:
     from kcache.nvrtc.inventory import title_of
 
     return title_of(request.source_name, names or request.kernels())
-
-
-# -- from the settings -----------------------------------------------------------------------------
-
-
-def build_resolver(
-    finder: Finder, opened: OpenedBackend, for_compiler: Callable[[Request, str], Request]
-) -> Resolver:
-    """Return the resolver of a cache.
-
-    Args:
-        finder: of the cache.
-        opened: its directory, with its settings.
-        for_compiler: see `Resolver`.
-    """
-    config = opened.config
-
-    def build_frontend() -> Frontend:
-        from kcache.nvrtc.compiler import Limits  # a waiting thread needs none
-        from kcache.nvrtc.frontend import Frontend
-        from kcache.nvrtc.workers.slots import Slots
-
-        shared = None if finder.engine.read_only else opened.directory
-        slots = None if shared is None else Slots(shared.slots, config.wait.value)
-        limits = Limits(config.workers.value, config.compile_timeout.value, slots)
-        return Frontend(finder.headers.digests, limits)
-
-    return Resolver(
-        finder,
-        config,
-        build_frontend,
-        for_compiler,
-        eager=_proves_eagerly(config),
-        remotes=_remotes(finder, config) if config.remote.value else None,
-    )
-
-
-def _remotes(finder: Finder, config: Config) -> RemoteKernels | None:
-    from kcache.kernels.tiers import build_remotes  # few programs use remotes
-
-    return build_remotes(finder, config)
 
 
 def _proves_eagerly(config: Config) -> bool:

@@ -19,11 +19,9 @@ from kcache.nvrtc.metadata import metadata_of
 from kcache.nvrtc.relocation import shows_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kcache.kernels.find import Finder
-    from kcache.kernels.proofs import Verdict
     from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.frontend import Verdict
     from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
 
@@ -37,9 +35,8 @@ def store(
     header_set: StoredHeaderSet | None,
     *,
     manifest: Manifest | None,
-    upload: Callable[[str, Entry], object] | None = None,
-) -> tuple[CompiledKernel, bool]:
-    """Store a compiled kernel; return it, and whether it will be found.
+) -> tuple[CompiledKernel, Entry, bool]:
+    """Store a compiled kernel; return it, its entry, and whether it will be found.
 
     Args:
         finder: of the cache.
@@ -47,7 +44,6 @@ def store(
         compiled: what the compiler returned.
         header_set: the header set of its compile, None for a self-contained request.
         manifest: of the request, as it is stored.
-        upload: called with the kernel's key and entry, whether it can be stored here or not.
     """
     key = request.key
     dependencies: tuple[str, ...] = ()
@@ -59,14 +55,11 @@ def store(
     kernel = CompiledKernel.of(compiled, key, dependencies)
     finder.counts.saved(key, 0.0)
     engine, headers = finder.engine, finder.headers
-    stored = False
+    entry, stored = kernel.to_entry(metadata_of(request, key)), False
     rejected = engine.stats().rejected
     try:
         # The kernel comes first: a manifest must not promise a kernel that is not there.
-        entry = kernel.to_entry(metadata_of(request, key))
         stored = engine.put(key, entry)
-        if upload is not None:
-            upload(key, entry)
         if stored and header_set is not None:
             header_set.remember(request.search, request.location)
             merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
@@ -76,7 +69,7 @@ def store(
         engine.report("store", error)
     if not stored and key != request.key and engine.stats().rejected > rejected:
         engine.note("rejected", request.key)  # the next request asks for it by this key
-    return kernel, stored
+    return kernel, entry, stored
 
 
 def _is_taken(finder: Finder, request: Request) -> bool:
@@ -100,8 +93,10 @@ def store_verdict(
     good = verdict.good
     try:
         if header_set is None:
-            about = {**verdict.entry.metadata, "proof": GOOD if good else BAD}
-            finder.engine.put(request.key, Entry(verdict.entry.payload, about))
+            entry, _ = finder.engine.fetch(request.key, again=True)
+            if entry is not None:  # else it was evicted a moment ago
+                about = {**entry.metadata, "proof": GOOD if good else BAD}
+                finder.engine.put(request.key, Entry(entry.payload, about))
             return good
         merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
         judged = merged.judge(header_set, verdict.header_set)

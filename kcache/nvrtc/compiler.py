@@ -8,9 +8,8 @@ process may have used the same library, and nobody can see what state that left 
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
@@ -22,13 +21,12 @@ from kcache.util.forks import after_fork
 if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Trace
-    from kcache.nvrtc.workers.nvrtc import Nvrtc, Refused
+    from kcache.nvrtc.workers.nvrtc import Nvrtc
     from kcache.nvrtc.workers.slots import Slots
 
 __all__ = [
     "Compiled",
     "Limits",
-    "Run",
     "compile_request",
     "find",
     "supported_archs",
@@ -42,7 +40,7 @@ _versions: dict[str, tuple[int, int]] = {}
 
 
 class Compiled(NamedTuple):
-    """What one compile returned.
+    """One compile, and what it returned.
 
     Attributes:
         ptx, cubin, ltoir: the outputs; None if the target has none of that kind.
@@ -50,6 +48,9 @@ class Compiled(NamedTuple):
         log: the compiler's log, warnings included.
         seconds: wall time of the compile alone, without waiting for a worker.
         raw_log: the log as NVRTC returned it, or None if it is empty.
+        identity: of the library that compiled.
+        trace: what it asked the operating system; None if nothing recorded that.
+        problem: why there is no trace, or why the outcome can't be cached, or empty.
     """
 
     ptx: bytes | None
@@ -58,20 +59,7 @@ class Compiled(NamedTuple):
     lowered_names: Mapping[str, str]
     log: str
     seconds: float
-    raw_log: bytes | None = None
-
-
-class Run(NamedTuple):
-    """One compile.
-
-    Attributes:
-        compiled: what it returned.
-        identity: of the library that compiled.
-        trace: what it asked the operating system; None if nothing recorded that.
-        problem: why there is no trace, or why the outcome can't be cached, or empty.
-    """
-
-    compiled: Compiled
+    raw_log: bytes | None
     identity: str
     trace: Trace | None
     problem: str
@@ -96,7 +84,7 @@ def compile_request(
     limits: Limits = Limits(),  # noqa: B008  immutable
     *,
     moved: Mapping[str, str] | None = None,
-) -> Run:
+) -> Compiled:
     """Compile a request once.
 
     With `moved`, the compile is for a proof: the compiler gets another time and, path that it is
@@ -143,7 +131,7 @@ def compile_request(
     except TooLateError as error:
         name = request.source_name
         raise CompileError(f"{name}: {error} (compile_timeout)", source_name=name) from error
-    return _run(request, hello, reply)
+    return _answered(request, hello, reply)
 
 
 def _names_own_files(request: Request) -> bool:
@@ -195,7 +183,6 @@ def supported_archs(path: str | None = None) -> tuple[int, ...]:
 
 
 def _hello(path: str | None = None) -> Hello:
-    from kcache.nvrtc.workers.messages import Hello
     from kcache.nvrtc.workers.pool import shared
     from kcache.nvrtc.workers.process import NoWorkerError
 
@@ -203,8 +190,7 @@ def _hello(path: str | None = None) -> Hello:
     try:
         return shared().hello(path)
     except NoWorkerError:
-        nvrtc = _here(path)
-        return Hello("", nvrtc.version(), nvrtc.supported_archs(), False)
+        return _here(path).hello()
 
 
 def _ask(request: Request, moved: Mapping[str, str] | None) -> Ask:
@@ -227,7 +213,7 @@ def _ask(request: Request, moved: Mapping[str, str] | None) -> Ask:
     )
 
 
-def _run(request: Request, hello: Hello, reply: Reply) -> Run:
+def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
     from kcache.nvrtc.workers.messages import Status
 
     name = request.source_name
@@ -236,22 +222,17 @@ def _run(request: Request, hello: Hello, reply: Reply) -> Run:
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
     _versions[hello.identity] = hello.version
-    compiled = _compiled(request, reply.outputs, reply.lowered_names, reply.log, reply.seconds)
-    if reply.trace is None:
-        return Run(compiled, hello.identity, None, "this platform's compiles can't be recorded")
-    return Run(compiled, hello.identity, reply.trace, reply.trace.unfollowed)
-
-
-def _compiled(
-    request: Request,
-    outputs: tuple[bytes | None, bytes | None, bytes | None],
-    lowered_names: Sequence[str],
-    raw_log: bytes,
-    seconds: float,
-) -> Compiled:
-    lowered = dict(zip(request.names, lowered_names, strict=True))
-    log = _text(raw_log)
-    return Compiled(*outputs, lowered, log, seconds, raw_log if log else None)
+    trace, log = reply.trace, _text(reply.log)
+    return Compiled(
+        *reply.outputs,
+        dict(zip(request.names, reply.lowered_names, strict=True)),
+        log,
+        reply.seconds,
+        reply.log if log else None,
+        hello.identity,
+        trace,
+        "this platform's compiles can't be recorded" if trace is None else trace.unfollowed,
+    )
 
 
 def _text(log: bytes) -> str:
@@ -275,7 +256,7 @@ def _first_error(name: str, log: str) -> str:
     return first if not first or first.startswith(name) else f"{name}: {first}"
 
 
-def _failure(request: Request, refused: Refused | Reply, archs: tuple[int, ...]) -> CompileError:
+def _failure(request: Request, refused: Reply, archs: tuple[int, ...]) -> CompileError:
     code, raw_log, log = refused.code, refused.log, _text(refused.log)
     name, arch = request.source_name, request.options.target
     if refused.doing:
@@ -336,27 +317,14 @@ def _here(path: str) -> Nvrtc:
     return found
 
 
-def _compile_here(request: Request, path: str, problem: str) -> Run:
-    from kcache.nvrtc.workers.nvrtc import Refused
-
+def _compile_here(request: Request, path: str, problem: str) -> Compiled:
     # Its directory and environment are not those of this process.
     if request.caller is not None:
         name = request.source_name
         raise CompileError(f"{name}: only a worker can compile it: {problem}", source_name=name)
     with _inside.lock:
         nvrtc = _here(path)
-        try:
-            made = nvrtc.compile(
-                request.source.encode(),
-                request.source_name.encode(),
-                [os.fsencode(flag) for flag in request.options.flags()],
-                names=[name.encode() for name in request.names],
-                headers={n.encode(): text.encode() for n, text in request.headers.items()},
-            )
-        except Refused as refused:
-            raise _failure(request, refused, nvrtc.supported_archs()) from None
-    lowered = [name.decode() for name in made.lowered_names]
-    compiled = _compiled(request, made[:3], lowered, made.log, made.seconds)
-    loaded = library.loaded()
-    identity = "" if loaded is None else loaded.identity
-    return Run(compiled, identity, None, f"it was compiled in this process ({problem})")
+        reply = nvrtc.compile(_ask(request, None))
+        hello = nvrtc.hello()
+    problem = f"it was compiled in this process ({problem})"
+    return _answered(request, hello, reply)._replace(problem=problem)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kcache import config
 from kcache.errors import CompileError
 from kcache.nvrtc import compiler
-from kcache.nvrtc.compiler import Compiled, Limits, Run
+from kcache.nvrtc.compiler import Compiled, Limits
 from kcache.nvrtc.files import FileDigests
 from kcache.nvrtc.headers import HeaderSet, is_directory, only_names
 from kcache.nvrtc.manifest import EVERYWHERE, GOOD, ONLY, StoredHeaderSet
@@ -18,7 +18,10 @@ from kcache.nvrtc.search import HeaderSearch
 from kcache.nvrtc.workers.messages import Trace
 from kcache.util import log
 
-__all__ = ["Frontend", "Outcome", "Proof"]
+if TYPE_CHECKING:
+    from kcache.nvrtc.relocation import Outcome
+
+__all__ = ["Frontend", "Verdict"]
 
 #: How often a compile is repeated because its headers changed meanwhile. After that its result is
 #: not cached.
@@ -27,33 +30,17 @@ MAX_REPEATS = 2
 _WORKING_DIRECTORY = "PWD"
 
 
-class Outcome(NamedTuple):
-    """The outputs of a compile, and what they depend on.
+class Verdict(NamedTuple):
+    """The result of a proof.
 
     Attributes:
-        compiled: the outputs.
-        identity: of the library that compiled.
-        header_set: the answers that decided them, which hold now; None for a self-contained
-            request, or if the outcome must not be cached.
-        uncacheable: why it must not be cached, or None.
+        good: whether the outcome is good in other places.
+        header_set: the answers that the proof got, which hold now; None without headers, or if it
+            is not good.
     """
 
-    compiled: Compiled
-    identity: str
-    header_set: StoredHeaderSet | None
-    uncacheable: str | None
-
-
-class Proof(NamedTuple):
-    """The result of a compile in another place.
-
-    Attributes:
-        compiled: the outputs; None if the compiler refused.
-        header_set: the answers that decided them, which hold now.
-    """
-
-    compiled: Compiled | None
-    header_set: StoredHeaderSet | None
+    good: bool
+    header_set: StoredHeaderSet | None = None
 
 
 class Frontend:
@@ -70,14 +57,18 @@ class Frontend:
         self._digests = digests
         self._limits = limits
 
-    def compile(self, request: Request, *, track: bool = True) -> Outcome:
+    def compile(
+        self, request: Request, *, track: bool = True
+    ) -> tuple[Compiled, StoredHeaderSet | None]:
         """Compile a request; with `track`, find out what the outcome depends on.
+
+        Returns the outcome, whose `problem` says why it must not be cached, and the answers that
+        decided it, which hold now; None for a self-contained request, or with a problem.
 
         Raises:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none.
         """
-        uncacheable = None if track else "the cache is switched off"
-        run: Run | None = None
+        run: Compiled | None = None
         for _ in range(1 + MAX_REPEATS):
             asked_at = self._digests.clock()
             try:
@@ -86,24 +77,28 @@ class Frontend:
                 if run is None:
                     raise
                 break  # it compiled a moment ago, so somebody is changing a header
-            uncacheable = uncacheable or run.problem or self._unusable(request, run)
-            if uncacheable or run.trace is None:
-                return Outcome(run.compiled, run.identity, None, uncacheable)
+            problem = run.problem or self._unusable(request, run)
+            if not track:
+                problem = "the cache is switched off"
+            if problem or run.trace is None:
+                return run._replace(problem=problem), None
             header_set = None
             if not request.self_contained:
                 self._remember(request, request.search, run.trace, asked_at)
                 header_set = StoredHeaderSet.of(_header_set(request, run))
             if header_set is None or self._holds(request, header_set):
                 if run.trace.may_ask_time and not self._is_timeless(request, run):
-                    uncacheable = "the outcome may depend on the time of the compile"
-                    header_set = None
-                return Outcome(run.compiled, run.identity, header_set, uncacheable)
+                    problem = "the outcome may depend on the time of the compile"
+                    return run._replace(problem=problem), None
+                return run, header_set
             log.debug("headers of %s changed during the compile: once more", request.source_name)
         assert run is not None
-        return Outcome(run.compiled, run.identity, None, "headers changed during the compile")
+        return run._replace(problem="headers changed during the compile"), None
 
-    def prove(self, request: Request, header_set: StoredHeaderSet | None) -> Proof | None:
-        """Compile a request as if it was in another place, to compare the outcome.
+    def prove(
+        self, request: Request, header_set: StoredHeaderSet | None, stored: Outcome
+    ) -> Verdict | None:
+        """Compile a request as if it was in another place, and compare the outcome.
 
         Returns None if there is no result, or if headers were changed meanwhile.
 
@@ -111,6 +106,7 @@ class Frontend:
             request: the request.
             header_set: the answers that an earlier compile of it got, which hold now; None for a
                 self-contained request.
+            stored: the outcome of that compile.
         """
         kept = () if header_set is None else tuple(header_set.sections().kept)
         elsewhere = moved(request, kept)
@@ -127,25 +123,25 @@ class Frontend:
             return None
         if header_set is not None and not self._holds(request, header_set, proven=True):
             return None
-        if run is None or run.trace is None or run.problem:
-            return Proof(None, None)
+        if run is None or run.trace is None or run.problem or not alike(stored, run):
+            return Verdict(False)
         if header_set is None:
-            return Proof(run.compiled, None)
+            return Verdict(True)
         self._remember(request, elsewhere.request.search, run.trace, asked_at)
         found = _answers(elsewhere.request, run.trace, request.search)
         found = found._replace(kept=kept, location=EVERYWHERE, proof=(GOOD, header_set.origin))
         proven, search = StoredHeaderSet.of(found), request.search
         same = proven.contents(search) == header_set.contents(search)
         if not same or not self._holds(request, proven):
-            return Proof(None, None)
-        return Proof(run.compiled, proven)
+            return Verdict(False)
+        return Verdict(True, proven)
 
     def _holds(
         self, request: Request, header_set: StoredHeaderSet, *, proven: bool = False
     ) -> bool:
         return header_set.holds(request.search, self._digests, request.location, proven=proven)
 
-    def _is_timeless(self, request: Request, run: Run) -> bool:
+    def _is_timeless(self, request: Request, run: Compiled) -> bool:
         """Tell whether a compile at another time gets the same answers and the same outcome."""
         try:
             again = compiler.compile_request(request, self._limits, moved={})
@@ -154,16 +150,16 @@ class Frontend:
         if again.trace is None or again.problem or again.identity != run.identity:
             return False
         same = request.self_contained or _header_set(request, again) == _header_set(request, run)
-        return same and alike(run.compiled, again.compiled)
+        return same and alike(run, again)
 
-    def _unusable(self, request: Request, run: Run) -> str | None:
-        """Return why a question of the compiler forbids caching the outcome, or None."""
+    def _unusable(self, request: Request, run: Compiled) -> str:
+        """Return why a question of the compiler forbids caching the outcome, or nothing."""
         trace = run.trace
         if trace is None or not request.self_contained:
-            return None
+            return ""
         if not only_names(trace, request.search) or any(_more_variables(trace)):
             return "it reads files or variables although nothing in it says so"
-        return None
+        return ""
 
     def _remember(self, request: Request, told: HeaderSearch, trace: Trace, asked_at: int) -> None:
         """Take over the digests of the files that the worker has read."""
@@ -173,10 +169,10 @@ class Frontend:
                 self._digests.remember(real, answer.stamp, answer.digest, asked_at)
 
 
-def _header_set(request: Request, run: Run) -> HeaderSet:
+def _header_set(request: Request, run: Compiled) -> HeaderSet:
     """Return the answers that an outcome depends on, and where it is good."""
     assert run.trace is not None
-    kept = shown(request, run.trace.files, run.compiled)
+    kept = shown(request, run.trace.files, run)
     return _answers(request, run.trace, request.search)._replace(
         kept=kept or (), location=ONLY * (kept is None) + request.location
     )

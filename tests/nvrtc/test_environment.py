@@ -173,10 +173,11 @@ def other(request: pytest.FixtureRequest) -> Path:
 
 _BARE = """
 import json, os, sys
+from kcache.nvrtc.workers.messages import Ask
 from kcache.nvrtc.workers.nvrtc import Nvrtc
 library, source, flags = sys.argv[1], sys.argv[2], sys.argv[3:]
-made = Nvrtc(library).compile(source.encode(), b"kernel.cu", [f.encode() for f in flags], headers={})
-print(json.dumps([None if each is None else each.hex() for each in made[:2]]))
+made = Nvrtc(library).compile(Ask(source, "kernel.cu", flags, (), {}, "", {}))
+print(json.dumps([None if each is None else each.hex() for each in made.outputs[:2]]))
 """
 
 

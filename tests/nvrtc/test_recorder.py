@@ -32,14 +32,13 @@ pytestmark = [
 _BARE = """
 import json, os, sys
 sys.path[:0] = json.loads(sys.argv[1])
+from kcache.nvrtc.workers.messages import Ask
 from kcache.nvrtc.workers.nvrtc import Nvrtc
 library, source, name, flags, names, headers = json.loads(sys.stdin.read())
 nvrtc = Nvrtc(library)
-nvrtc.version(), nvrtc.supported_archs()
+nvrtc.hello()
 os.path.exists("/(begin)")
-nvrtc.compile(source.encode(), name.encode(), [f.encode() for f in flags],
-              names=[n.encode() for n in names],
-              headers={n.encode(): text.encode() for n, text in headers.items()})
+nvrtc.compile(Ask(source, name, flags, names, headers, "", {}))
 os.path.exists("/(end)")
 """
 _CALL = re.compile(

@@ -1,18 +1,21 @@
-"""Messages: what a program asks a worker, and what the worker answers, as lists of byte strings."""
+"""Messages: what a program asks a worker, and what the worker answers, as lists of byte strings.
+
+A field is a value in JSON, with bytes in hexadecimal, or bytes that may be large.
+"""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import NamedTuple
 
 from kcache.nvrtc.workers.slots import Slots
-from kcache.util.wire import WireError, join_texts, split_texts
+from kcache.util.wire import WireError
 
 __all__ = ["BEGUN", "Ask", "FileAnswer", "Hello", "Trace", "Reply", "Status"]
 
-_FILE = struct.Struct("<ci5q16s")
 #: The field of a worker's message that the compile begins now. A message without fields says that
 #: the worker goes on.
 BEGUN = b"begun"
@@ -21,11 +24,24 @@ BEGUN = b"begun"
 class Status:
     """The kind of a worker's answer, in the first field of its reply."""
 
-    COMPILED = b"compiled"
-    REFUSED = b"refused"
+    COMPILED = "compiled"
+    REFUSED = "refused"
     #: The compiler got other variables before: ask a new worker.
-    ELSEWHERE = b"elsewhere"
-    FAILED = b"failed"
+    ELSEWHERE = "elsewhere"
+    FAILED = "failed"
+
+
+def _field(value: object) -> bytes:
+    return json.dumps(value, default=bytes.hex).encode()
+
+
+@contextmanager
+def _checked(what: str) -> Generator[None]:
+    """Raise WireError for whatever is wrong with the fields of a message."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as problem:
+        raise WireError(f"{what} makes no sense") from problem
 
 
 class Hello(NamedTuple):
@@ -46,21 +62,15 @@ class Hello(NamedTuple):
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
-        numbers = struct.pack(f"<2i?{len(self.archs)}i", *self.version, self.records, *self.archs)
-        return [self.identity.encode(), numbers, self.error.encode(errors="replace")]
+        return [_field(self)]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Hello:
         """Return the message in the fields; raises WireError."""
-        try:
-            identity, numbers, error = fields
-            count = (len(numbers) - 9) // 4
-            major, minor, records, *archs = struct.unpack(f"<2i?{count}i", numbers)
-            known = tuple(archs)
-            version = (major, minor)
-            return cls(identity.decode(), version, known, records, error.decode())
-        except (ValueError, struct.error) as problem:
-            raise WireError("the worker's greeting makes no sense") from problem
+        with _checked("the worker's greeting"):
+            (field,) = fields
+            identity, (major, minor), archs, records, error = json.loads(field)
+            return cls(identity, (major, minor), tuple(archs), records, error)
 
 
 class Ask(NamedTuple):
@@ -90,41 +100,15 @@ class Ask(NamedTuple):
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
-        return [
-            self.source.encode(),
-            self.source_name.encode(),
-            join_texts(self.flags),
-            join_texts(self.names),
-            join_texts(self.headers),
-            join_texts(self.headers.values()),
-            self.directory.encode("utf-8", "surrogateescape"),
-            _join_variables(self.environment),
-            b"proof" * self.proof,
-            join_texts(self.moved),
-            join_texts(self.moved.values()),
-            b"" if self.slots is None else self.slots.pack(),
-        ]
+        return [_field(self._replace(headers={**self.headers}, moved={**self.moved}))]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Ask:
         """Return the message in the fields; raises WireError."""
-        try:
-            source, name, flags, names, headers, texts, *rest = fields
-            directory, environment, proof, told, real, slots = rest
-            return cls(
-                source.decode(),
-                name.decode(),
-                split_texts(flags),
-                split_texts(names),
-                dict(zip(split_texts(headers), split_texts(texts), strict=True)),
-                directory.decode("utf-8", "surrogateescape"),
-                _split_variables(environment),
-                bool(proof),
-                dict(zip(split_texts(told), split_texts(real), strict=True)),
-                Slots.unpack(slots) if slots else None,
-            )
-        except (ValueError, struct.error) as problem:
-            raise WireError("the request makes no sense") from problem
+        with _checked("the request"):
+            (field,) = fields
+            *values, slots = json.loads(field)
+            return cls._make((*values, slots and Slots(*slots)))
 
 
 class FileAnswer(NamedTuple):
@@ -137,8 +121,8 @@ class FileAnswer(NamedTuple):
 
     @property
     def opened(self) -> bool:
-        """Whether the file was read; otherwise its digest is zeros."""
-        return any(self.digest)
+        """Whether the file was read; otherwise its digest is empty."""
+        return bool(self.digest)
 
     @property
     def denied(self) -> bool:
@@ -165,44 +149,25 @@ class Trace(NamedTuple):
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
-        return [
-            join_texts(self.files),
-            b"".join(
-                _FILE.pack(each.kind.encode(), each.error, *each.stamp, each.digest)
-                for each in self.files.values()
-            ),
-            join_texts(text for question in self.others for text in question),
-            join_texts(answer.hex() for answer in self.others.values()),
-            _join_variables(self.variables),
-            self.unfollowed.encode("utf-8", "surrogateescape"),
-            b"time" * self.may_ask_time,
-        ]
+        others = [(*question, answer) for question, answer in self.others.items()]
+        return [_field((self.files, others, *self[2:]))]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Trace:
         """Return the message in the fields; raises WireError."""
-        try:
-            paths, answers, others, told, variables, unfollowed, time = fields
-            files = {
-                path: FileAnswer(kind.decode(), error, tuple(stamp), digest)
-                for path, (kind, error, *stamp, digest) in zip(
-                    split_texts(paths), _FILE.iter_unpack(answers), strict=True
-                )
-            }
-            questions = iter(split_texts(others))
-            pairs = zip(questions, questions, strict=True)
+        with _checked("the trace"):
+            (field,) = fields
+            files, others, variables, unfollowed, time = json.loads(field)
             return cls(
-                files,
                 {
-                    pair: bytes.fromhex(answer)
-                    for pair, answer in zip(pairs, split_texts(told), strict=True)
+                    path: FileAnswer(kind, error, tuple(stamp), bytes.fromhex(digest))
+                    for path, (kind, error, stamp, digest) in files.items()
                 },
-                _split_variables(variables),
-                unfollowed.decode("utf-8", "surrogateescape"),
-                bool(time),
+                {(question, path): bytes.fromhex(answer) for question, path, answer in others},
+                variables,
+                unfollowed,
+                time,
             )
-        except (ValueError, struct.error) as problem:
-            raise WireError("the trace makes no sense") from problem
 
 
 class Reply(NamedTuple):
@@ -219,7 +184,7 @@ class Reply(NamedTuple):
         trace: what the compile asked.
     """
 
-    status: bytes
+    status: str
     seconds: float = 0.0
     peak: int = 0
     code: int = 0
@@ -234,46 +199,19 @@ class Reply(NamedTuple):
         """Return the fields of the message."""
         present = [output is not None for output in self.outputs]
         return [
-            self.status,
-            struct.pack("<dQi3?", self.seconds, self.peak, self.code, *present),
-            join_texts((self.doing, self.text)),
+            _field((*self[:6], self.lowered_names, present)),
             self.log,
             *(output or b"" for output in self.outputs),
-            join_texts(self.lowered_names),
             *(self.trace.pack() if self.trace is not None else ()),
         ]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Reply:
         """Return the message in the fields; raises WireError."""
-        try:
-            status, numbers, words, log, ptx, cubin, ltoir, lowered, *trace = fields
-            seconds, peak, code, *present = struct.unpack("<dQi3?", numbers)
-            doing, text = split_texts(words)
-            outputs = tuple(
-                output if there else None
-                for output, there in zip((ptx, cubin, ltoir), present, strict=True)
-            )
-        except (ValueError, struct.error) as problem:
-            raise WireError("the worker's reply makes no sense") from problem
-        return cls(
-            status,
-            seconds,
-            peak,
-            code,
-            doing,
-            text,
-            log,
-            outputs,  # type: ignore[arg-type]
-            split_texts(lowered),
-            Trace.unpack(trace) if trace else None,
-        )
-
-
-def _join_variables(variables: Mapping[str, str | None]) -> bytes:
-    return join_texts(n if v is None else f"{n}={v}" for n, v in variables.items())
-
-
-def _split_variables(field: bytes) -> dict[str, str | None]:
-    parts = (each.partition("=") for each in split_texts(field))
-    return {name: value if equals else None for name, equals, value in parts}
+        with _checked("the worker's reply"):
+            head, log, ptx, cubin, ltoir, *trace = fields
+            *values, lowered, present = json.loads(head)
+            pairs = zip((ptx, cubin, ltoir), present, strict=True)
+            outputs = tuple(output if there else None for output, there in pairs)
+            told = Trace.unpack(trace) if trace else None
+            return cls._make((*values, log, outputs, lowered, told))

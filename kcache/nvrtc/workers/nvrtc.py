@@ -5,51 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
-__all__ = ["Nvrtc", "Outputs", "Refused"]
+from kcache.nvrtc import library as libraries
+from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
+
+__all__ = ["Nvrtc"]
 
 _SUCCESS = 0
 
 
-class Outputs(NamedTuple):
-    """The outputs of one compile; None if the target has no output of that kind.
+class _RefusedError(Exception):
+    """The compiler refused something; `reply` says what."""
 
-    Attributes:
-        ptx, cubin, ltoir: the outputs.
-        lowered_names: mangled names, in the order of the name expressions.
-        log: the compiler's log.
-        seconds: wall time of the compile.
-    """
-
-    ptx: bytes | None
-    cubin: bytes | None
-    ltoir: bytes | None
-    lowered_names: tuple[bytes, ...]
-    log: bytes
-    seconds: float
-
-
-class Refused(Exception):  # noqa: N818  the compiler's answer, no failure of ours
-    """The compiler refused a request.
-
-    Attributes:
-        code: NVRTC's result code.
-        doing: the refused operation, in words; empty for a compile.
-        text: NVRTC's name of the code.
-        log: the compiler's log.
-        seconds: wall time of the compile.
-    """
-
-    def __init__(self, code: int, doing: str, text: str, log: bytes, seconds: float) -> None:
-        super().__init__(text)
-        self.code = code
-        self.doing = doing
-        self.text = text
-        self.log = log
-        self.seconds = seconds
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.text)
+        self.reply = reply
 
 
 class Nvrtc:
@@ -69,58 +41,42 @@ class Nvrtc:
         self._library = library = ctypes.CDLL(path)
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
-    def version(self) -> tuple[int, int]:
-        """Return (major, minor)."""
-        major, minor = ctypes.c_int(), ctypes.c_int()
+    def hello(self, *, records: bool = False) -> Hello:
+        """Return what the library says of itself; ascending numbers of architectures."""
+        major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-        return major.value, minor.value
-
-    def supported_archs(self) -> tuple[int, ...]:
-        """Return the architecture numbers that the library knows, ascending."""
-        count = ctypes.c_int()
         self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
         archs = (ctypes.c_int * count.value)()
         self._library.nvrtcGetSupportedArchs(archs)
-        return tuple(archs)
+        # Last: these calls load the library of builtins, which is part of the identity.
+        found = libraries.loaded()
+        identity = "" if found is None else found.identity
+        return Hello(identity, (major.value, minor.value), tuple(archs), records)
 
-    def compile(
-        self,
-        source: bytes,
-        name: bytes,
-        flags: Sequence[bytes],
-        *,
-        names: Sequence[bytes] = (),
-        headers: Mapping[bytes, bytes],
-    ) -> Outputs:
-        """Compile a program and return every output that the flags ask for.
-
-        Raises:
-            Refused: the compiler refused something.
-        """
-        with self._program(source, name, headers) as program:
-            for each in names:
-                code = self._library.nvrtcAddNameExpression(program, each)
-                self._check(code, f"add the name expression {each.decode()!r}")
-            log, seconds = self._compile(program, flags)
-            lowered = tuple(self._lowered(program, each) for each in names)
-            ptx = self._output(program, "PTX")
-            return Outputs(
-                ptx.rstrip(b"\0") if ptx is not None and len(ptx) > 1 else None,
-                self._output(program, "CUBIN"),
-                self._output(program, "LTOIR"),
-                lowered,
-                log,
-                seconds,
-            )
+    def compile(self, ask: Ask) -> Reply:
+        """Compile a program; return every output that the flags ask for, or the refusal."""
+        names = [name.encode() for name in ask.names]
+        try:
+            with self._program(ask) as program:
+                for each in names:
+                    code = self._library.nvrtcAddNameExpression(program, each)
+                    self._check(code, f"add the name expression {each.decode()!r}")
+                log, seconds = self._compile(program, ask.flags)
+                lowered = [self._lowered(program, each) for each in names]
+                ptx = self._output(program, "PTX")
+                ptx = ptx.rstrip(b"\0") if ptx is not None and len(ptx) > 1 else None
+                outputs = ptx, self._output(program, "CUBIN"), self._output(program, "LTOIR")
+        except _RefusedError as error:
+            return error.reply
+        return Reply(Status.COMPILED, seconds, log=log, outputs=outputs, lowered_names=lowered)
 
     @contextmanager
-    def _program(
-        self, source: bytes, name: bytes, headers: Mapping[bytes, bytes]
-    ) -> Generator[ctypes.c_void_p]:
+    def _program(self, ask: Ask) -> Generator[ctypes.c_void_p]:
         program = ctypes.c_void_p()
-        texts = _strings(list(headers.values()))
+        texts, names = _strings([*ask.headers.values()]), _strings([*ask.headers])
+        source, name = ask.source.encode(), ask.source_name.encode()
         code = self._library.nvrtcCreateProgram(
-            ctypes.byref(program), source, name, len(headers), texts, _strings(list(headers))
+            ctypes.byref(program), source, name, len(ask.headers), texts, names
         )
         self._check(code, "create a program")
         try:
@@ -128,13 +84,13 @@ class Nvrtc:
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
-    def _compile(self, program: ctypes.c_void_p, flags: Sequence[bytes]) -> tuple[bytes, float]:
+    def _compile(self, program: ctypes.c_void_p, flags: Sequence[str]) -> tuple[bytes, float]:
         started = time.perf_counter()
         code = self._library.nvrtcCompileProgram(program, len(flags), _strings(flags))
         seconds = time.perf_counter() - started
         log = self._output(program, "ProgramLog") or b""
         if code != _SUCCESS:
-            raise Refused(code, "", self._describe(code), log, seconds)
+            raise self._refused(code, "", log, seconds)
         return log, seconds
 
     def _output(self, program: ctypes.c_void_p, what: str) -> bytes | None:
@@ -147,19 +103,21 @@ class Nvrtc:
             return None
         return buffer.raw
 
-    def _lowered(self, program: ctypes.c_void_p, name: bytes) -> bytes:
+    def _lowered(self, program: ctypes.c_void_p, name: bytes) -> str:
         lowered = ctypes.c_char_p()
         code = self._library.nvrtcGetLoweredName(program, name, ctypes.byref(lowered))
         self._check(code, f"find the name expression {name.decode()!r}")
-        return lowered.value or b""
+        return (lowered.value or b"").decode()
 
     def _check(self, code: int, doing: str) -> None:
         if code != _SUCCESS:
-            raise Refused(code, doing, self._describe(code), b"", 0.0)
+            raise self._refused(code, doing)
 
-    def _describe(self, code: int) -> str:
-        text: bytes = self._library.nvrtcGetErrorString(code)
-        return text.decode(errors="replace")
+    def _refused(
+        self, code: int, doing: str, log: bytes = b"", seconds: float = 0.0
+    ) -> _RefusedError:
+        text = self._library.nvrtcGetErrorString(code).decode(errors="replace")
+        return _RefusedError(Reply(Status.REFUSED, seconds, 0, code, doing, text, log))
 
 
 def _load_builtins(path: str) -> None:
@@ -174,5 +132,6 @@ def _load_builtins(path: str) -> None:
                 ctypes.CDLL(os.path.join(folder, name))
 
 
-def _strings(texts: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
-    return (ctypes.c_char_p * len(texts))(*texts)
+def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    raw = (text.encode("utf-8", "surrogateescape") for text in texts)
+    return (ctypes.c_char_p * len(texts))(*raw)

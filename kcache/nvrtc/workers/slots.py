@@ -76,16 +76,6 @@ class Slots(NamedTuple):
     path: str
     patience: float
 
-    def pack(self) -> bytes:
-        """Return both as one field of a message."""
-        return struct.pack("<d", self.patience) + self.path.encode("utf-8", "surrogateescape")
-
-    @classmethod
-    def unpack(cls, field: bytes) -> Slots:
-        """Return what `pack` packed; raises struct.error."""
-        (patience,) = struct.unpack_from("<d", field)
-        return cls(field[8:].decode("utf-8", "surrogateescape"), patience)
-
     @contextmanager
     def held(self) -> Generator[Slot | None]:
         """Hold a slot while the block runs, waiting for one if necessary; None without one."""

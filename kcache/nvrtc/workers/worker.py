@@ -19,12 +19,11 @@ from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 
 from kcache.environment import worker_variables
-from kcache.nvrtc import library
 from kcache.nvrtc.parsed_options import parse_options
 from kcache.nvrtc.workers import import_table, opaque
 from kcache.nvrtc.workers.clock import ClockTest
 from kcache.nvrtc.workers.messages import BEGUN, Ask, FileAnswer, Hello, Reply, Status, Trace
-from kcache.nvrtc.workers.nvrtc import Nvrtc, Outputs, Refused
+from kcache.nvrtc.workers.nvrtc import Nvrtc
 from kcache.util.wire import WireError, receive, send
 
 TYPE_CHECKING = False
@@ -140,11 +139,7 @@ class _Worker:
                 self._recorder = Recorder(self._path)
             except (OSError, ValueError, KeyError):
                 records = False
-        # This loads the library of builtins, so that it is part of the identity.
-        version, archs = nvrtc.version(), nvrtc.supported_archs()
-        found = library.loaded()
-        identity = "" if found is None else found.identity
-        return Hello(identity, version, archs, records)
+        return nvrtc.hello(records=records)
 
     def tidy(self) -> None:
         """Remove what the compiler leaves behind; the program may end a worker once it answers."""
@@ -172,31 +167,12 @@ class _Worker:
             return Reply(Status.FAILED, text="nothing can be proven here")
         try:
             _enter(directory)
-            outputs = self._prove(ask, environment) if ask.proof else self._compile(ask)
-        except Refused as refused:
-            return Reply(
-                Status.REFUSED,
-                refused.seconds,
-                _peak(),
-                refused.code,
-                refused.doing,
-                refused.text,
-                refused.log,
-                trace=self._trace(ask, environment),
-            )
+            reply = self._prove(ask, environment) if ask.proof else self._compile(ask)
         except (OSError, MemoryError) as error:
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
-        return Reply(
-            Status.COMPILED,
-            outputs.seconds,
-            _peak(),
-            log=outputs.log,
-            outputs=(outputs.ptx, outputs.cubin, outputs.ltoir),
-            lowered_names=[name.decode() for name in outputs.lowered_names],
-            trace=self._trace(ask, environment),
-        )
+        return reply._replace(peak=_peak(), trace=self._trace(ask, environment))
 
-    def _prove(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Outputs:
+    def _prove(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Reply:
         """Compile with the names of headers opaque, or with the time opaque if nothing moves."""
         names: Mapping[bytes, bytes] = opaque.FILES if ask.moved else opaque.CLOCK
         if ask.moved:
@@ -207,26 +183,21 @@ class _Worker:
             source, flags = opaque.timeless(ask.source, ask.flags)
         try:
             with opaque.renamed(self._path, names):
-                outputs = self._compile(ask._replace(source=source, flags=flags))
+                reply = self._compile(ask._replace(source=source, flags=flags))
         except OSError as error:
-            raise Refused(_COMPILATION, "", str(error), b"", 0.0) from error
+            return Reply(Status.REFUSED, code=_COMPILATION, text=str(error))
         assert self._recorder is not None
         texts = [each.content for each in self._recorder.files.values() if each.content]
         own = (ask.source, *ask.headers.values(), *ask.flags)
         given = (*texts, *map(_encoded, own), *environment.values())
         if ask.moved and any(map(opaque.evades, given)):
-            raise Refused(_COMPILATION, "", "a text may use a header's name unseen", b"", 0.0)
-        return outputs
+            text = "a text may use a header's name unseen"
+            return Reply(Status.REFUSED, code=_COMPILATION, text=text)
+        return reply
 
-    def _compile(self, ask: Ask) -> Outputs:
+    def _compile(self, ask: Ask) -> Reply:
         assert self._nvrtc is not None
-        return self._nvrtc.compile(
-            ask.source.encode(),
-            ask.source_name.encode(),
-            [flag.encode("utf-8", "surrogateescape") for flag in ask.flags],
-            names=[name.encode() for name in ask.names],
-            headers={name.encode(): text.encode() for name, text in ask.headers.items()},
-        )
+        return self._nvrtc.compile(ask)
 
     def _trace(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Trace | None:
         recorder = self._recorder
