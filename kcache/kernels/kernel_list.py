@@ -6,7 +6,6 @@ docs/reference/kernel-list.md describes the format.
 
 from __future__ import annotations
 
-import difflib
 import glob
 import json
 import os
@@ -19,8 +18,9 @@ from kcache.kernels.recording import MARK, read_recording
 from kcache.nvrtc.inventory import DEFAULT_NAMES, title_of
 from kcache.nvrtc.options import CompileOptions, parse_arch
 from kcache.nvrtc.parsed_options import Option, parse_options
-from kcache.nvrtc.request import DEFAULT_NAME, Request
+from kcache.nvrtc.request import DEFAULT_NAME, Request, read_source
 from kcache.util.gpu_code import kernels_in
+from kcache.util.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest
@@ -214,7 +214,7 @@ class _Written:
             raise ConfigError("source is empty; allowed: a path or glob, or several")
         for pattern in patterns:
             for path in self._matches(pattern):
-                yield path, self._read(path)
+                yield path, read_source(os.path.join(self._folder, path), path)[0]
 
     def _matches(self, pattern: str) -> list[str]:
         if os.path.isfile(os.path.join(self._folder, pattern)):
@@ -226,17 +226,6 @@ class _Written:
         if not files:
             raise ConfigError(f"source={pattern!r} matches no file in {self._folder}")
         return files
-
-    def _read(self, path: str) -> str:
-        with open(os.path.join(self._folder, path), "rb") as stream:
-            data = stream.read()
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; "
-                "allowed: UTF-8"
-            ) from error
 
     def _directory(self, table: _Table, path: str) -> str:
         """Return the working directory: that of `kcache compile`, unless the list names one."""
@@ -292,8 +281,7 @@ def _table(value: object, what: str) -> dict[str, object]:
 def _check_keys(table: _Table, allowed: Sequence[str]) -> None:
     for name in table:
         if name not in allowed:
-            close = difflib.get_close_matches(name, allowed, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = did_you_mean(name, allowed)
             raise ConfigError(f"no key {name!r}{hint}; allowed: {', '.join(allowed)}")
 
 

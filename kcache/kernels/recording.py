@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.options import CompileOptions
@@ -27,7 +27,7 @@ from kcache.util import log
 if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest, Request
 
-__all__ = ["MARK", "RecordedRequest", "RequestRecorder", "read_recording"]
+__all__ = ["MARK", "RequestRecorder", "read_recording"]
 
 #: How a line of a recording begins, and the version of its format.
 MARK = "kcache_request"
@@ -85,20 +85,10 @@ class RequestRecorder:
                 log.warning("kernels are not recorded in %s: %s", self.path, reason)
 
 
-class RecordedRequest(NamedTuple):
-    """A request as it was recorded.
+def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str | None]]:
+    """Yield each request in `data`, the contents of the recording at `path`, and its directory.
 
-    Attributes:
-        request: what was asked for.
-        directory: the working directory then; None if the request does not depend on it.
-    """
-
-    request: CompileRequest
-    directory: str | None
-
-
-def read_recording(path: str, data: bytes) -> Iterator[RecordedRequest]:
-    """Yield the requests in `data`, the contents of the recording at `path`.
+    That is the working directory of the request; None if it makes no difference.
 
     A torn line is skipped with a warning. Another warning names each directory that is missing.
 
@@ -146,7 +136,9 @@ def _encode(request: Request, roots: tuple[str, ...]) -> bytes:
     return json.dumps(line).encode()
 
 
-def _decode(found: object, now: tuple[str, ...], missing: dict[str, None]) -> RecordedRequest:
+def _decode(
+    found: object, now: tuple[str, ...], missing: dict[str, None]
+) -> tuple[CompileRequest, str | None]:
     from kcache.nvrtc.request import CompileRequest
 
     if not isinstance(found, dict) or MARK not in found:
@@ -174,7 +166,7 @@ def _decode(found: object, now: tuple[str, ...], missing: dict[str, None]) -> Re
         (directory,) = _found((directory,), roots, missing)
         if not os.path.isdir(directory):
             directory = now[0]
-    return RecordedRequest(request, directory)
+    return request, directory
 
 
 def _found(

@@ -135,15 +135,19 @@ class Resolver:
         found = self.remotes.find(request, started, manifest)
         return None if found is None else found[0]
 
+    def finish_proofs(self) -> None:
+        """Wait for all proofs, begun or not. An interrupt abandons them."""
+        if self._proofs is not None:
+            self._proofs.finish()
+
     def close(self) -> None:
-        """Finish the proofs, which an interrupt abandons, and disconnect. Idempotent.
+        """Finish the proofs, and disconnect. Idempotent.
 
         The kernel of a compile that goes on in another thread is not stored.
         """
         self._closed = True
         try:
-            if self._proofs is not None:
-                self._proofs.finish()
+            self.finish_proofs()
         finally:
             if self.remotes is not None:
                 self.remotes.close()

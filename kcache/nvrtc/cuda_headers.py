@@ -87,5 +87,6 @@ def _trees() -> Iterator[str]:
 
 def _major() -> int:
     """Return the major version of CUDA that NVRTC is of, by the name of its file."""
-    path = library.find_path() or ""
+    found = library.find()
+    path = "" if found is None else found.path
     return 12 if ".so.12" in path or "_120_" in path else 13

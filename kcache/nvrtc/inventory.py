@@ -6,13 +6,14 @@ nothing. Entries that vanish meanwhile are left out; damaged ones are described 
 
 from __future__ import annotations
 
+import os
 import sys
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.backend import KEY_LENGTH, Backend, EntryInfo
+from kcache.backend import Backend, EntryInfo
 from kcache.entry import Entry, decode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.nvrtc import names_and_log
@@ -57,11 +58,6 @@ DEFAULT_NAMES = (DEFAULT_NAME, "default_program", "")
 _TARGET = ("--gpu-architecture", "-arch")
 #: Exceptions that reading a foreign entry may raise.
 _FORGED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError)
-#: The latest time, in nanoseconds, and the largest size that `coldest_first` sorts by. A file
-#: system can report later times (after 2554), and larger sparse files.
-_MOST_TIME, _MOST_SIZE = 2**64 - 1, 2**48 - 1
-#: How many digits of a key `unique_length` compares.
-_COMPARED = 16
 
 
 class Item(NamedTuple):
@@ -196,37 +192,17 @@ def matching(backend: Backend, prefixes: Iterable[str]) -> dict[str, list[EntryI
 
 def unique_length(keys: Iterable[str], *, least: int = 8) -> int:
     """Return how many digits are enough to tell these keys apart."""
-    heads = sorted(array("Q", (int(key[:_COMPARED], 16) for key in keys)))
-    longest = 0
-    for one, next_one in pairwise(heads):
-        if one == next_one:
-            return KEY_LENGTH
-        longest = max(longest, _COMPARED - ((one ^ next_one).bit_length() + 3) // 4)
-    return max(least, longest + 1)
+    alike = (len(os.path.commonprefix(pair)) for pair in pairwise(sorted(keys)))
+    return max(least, 1 + max(alike, default=0))
 
 
-def coldest_first(backend: Backend) -> Iterator[EntryInfo]:
-    """Yield all present entries in the exact order of use, least recently used first.
-
-    It takes about 80 bytes of memory per entry. Some may be gone when they are yielded.
+def coldest_first(backend: Backend) -> list[EntryInfo]:
+    """Return all present entries in the exact order of use, least recently used first.
 
     Raises:
         BackendError: the entries can't be listed.
     """
-    # Bytes, because they sort in this order and take a third of the memory of tuples.
-    entries = [
-        b"%b%b%b"
-        % (
-            min(max(0, info.used_ns), _MOST_TIME).to_bytes(8, "big"),
-            bytes.fromhex(info.key),
-            min(info.size, _MOST_SIZE).to_bytes(6, "big"),
-        )
-        for info in backend.scan()
-    ]
-    entries.sort()
-    for raw in entries:
-        size = int.from_bytes(raw[40:], "big")
-        yield EntryInfo(raw[8:40].hex(), size, int.from_bytes(raw[:8], "big"))
+    return sorted(backend.scan(), key=attrgetter("used_ns", "key"))
 
 
 def would_evict(backend: Backend, goal: int | None, *, since_ns: float = 0) -> tuple[int, int]:

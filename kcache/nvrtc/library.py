@@ -13,7 +13,7 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from io import FileIO
     from typing import BinaryIO
 
-__all__ = ["Library", "at", "build_id", "find", "find_path", "loaded", "site_packages"]
+__all__ = ["Library", "at", "build_id", "find", "loaded", "site_packages"]
 
 #: Where the wheels put the library, below a site-packages directory; the newest first, like in
 #: cuda.pathfinder.
@@ -55,12 +55,6 @@ class Library(NamedTuple):
 
 #: (path, size, times and inode of the file) -> its identity.
 _identities: dict[tuple[str, int, int, int, int], str] = {}
-#: The size of this process's address space, and the files of NVRTC that were mapped at that size.
-_mapped_at: tuple[int, dict[str, int]] = (0, {})
-#: Fewer bytes than any libnvrtc maps: those of 11.2 to 13.5 have 30 to 140 MB.
-_LESS_THAN_ONE = 8 << 20
-#: path -> its real path at the last look.
-_real_paths: dict[str, str] = {}
 
 
 def find() -> Library | None:
@@ -72,20 +66,6 @@ def find() -> Library | None:
     mapped = _mapped()
     path = _loaded_path(mapped) or next(_candidates(), None)
     return None if path is None else _library(path, mapped)
-
-
-def find_path() -> str | None:
-    """Return the path that `find` would return, in a tenth of the time; for each compile.
-
-    It notices a library that was loaded since the last call by the size of the address space. If it
-    overlooked one, the previous library would compile, and the key would name that one.
-    """
-    global _mapped_at  # noqa: PLW0603
-    size = _address_space()
-    if not size or abs(size - _mapped_at[0]) >= _LESS_THAN_ONE:
-        _mapped_at = (size, _mapped())
-    path = _loaded_path(_mapped_at[1]) or next(_candidates(), None)
-    return None if path is None else _real(path)
 
 
 def at(path: str) -> Library:
@@ -131,28 +111,6 @@ def _mapped() -> dict[str, int]:
         os.fsdecode(match[2].removesuffix(b" (deleted)")): int(match[1], 16)
         for match in _MAPPED.finditer(maps)
     }
-
-
-def _real(path: str) -> str:
-    """Return `os.path.realpath` of a file, with two system calls if nothing has changed."""
-    known = _real_paths.get(path)
-    with suppress(OSError):
-        if known is not None and os.path.samefile(path, known):
-            return known
-    real = _real_paths[path] = os.path.realpath(path)
-    return real
-
-
-def _address_space() -> int:
-    """Return the bytes of this process's address space; 0 if the system does not tell."""
-    sysconf: Callable[[str], int] | None = getattr(os, "sysconf", None)
-    if sysconf is None:  # Windows
-        return 0
-    try:
-        with open("/proc/self/statm", "rb", buffering=0) as file:
-            return int(file.read().partition(b" ")[0]) * sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0
 
 
 def _loaded_path(mapped: dict[str, int]) -> str | None:

@@ -294,7 +294,7 @@ def compile_request(given: object) -> CompileRequest:
     )
 
 
-def read_source(path: os.PathLike[str], source_name: str) -> tuple[str, str]:
+def read_source(path: str | os.PathLike[str], source_name: str) -> tuple[str, str]:
     """Return the text in a file, and the name of the source: the path, unless another is given.
 
     Raises:

@@ -297,7 +297,7 @@ def test_what_is_not_kept_is_told(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["bad.toml"], "bad.toml, kernel 1: no key 'nmaes' (did you mean names?); allowed: "),
+        (["bad.toml"], "bad.toml, kernel 1: no key 'nmaes' (did you mean 'names'?); allowed: "),
         (["axpy.cu"], "axpy.cu is no list of kernels; allowed: .toml, .json, or a recording"),
         (["kernels.toml", "--arch", "gfx90a"], "arch='gfx90a' is not allowed"),
     ],

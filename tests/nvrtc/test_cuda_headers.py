@@ -8,6 +8,7 @@ import pytest
 
 import kcache
 from kcache.nvrtc import cuda_headers
+from kcache.nvrtc.library import Library
 
 SOURCE = "#include <cuda/std/cstdint>\n__global__ void k(cuda::std::uint32_t* x) { *x = 1; }\n"
 SM_90 = kcache.CompileOptions(arch="sm_90")
@@ -56,7 +57,8 @@ def test_the_package_of_a_missing_header_is_named(
 ) -> None:
     assert kcache.include_paths() == ()
     for library, name in (("libnvrtc.so.13", package), ("libnvrtc.so.12", f"{package}-cu12")):
-        monkeypatch.setattr("kcache.nvrtc.library.find_path", lambda path=library: path)
+        found = Library(library, "")
+        monkeypatch.setattr("kcache.nvrtc.library.find", lambda found=found: found)
         for verb in ("could not", "cannot"):
             hint = cuda_headers.hint(f'k.cu(1): error: {verb} open source file "{header}"')
             assert hint.startswith(f"pip install {name}, and pass include_paths=kcache.include")
