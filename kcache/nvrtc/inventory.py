@@ -192,7 +192,8 @@ def matching(backend: Backend, prefixes: Iterable[str]) -> dict[str, list[EntryI
 
 def unique_length(keys: Iterable[str], *, least: int = 8) -> int:
     """Return how many digits are enough to tell these keys apart."""
-    alike = (len(os.path.commonprefix(pair)) for pair in pairwise(sorted(keys)))
+    pairs = pairwise(sorted(keys))
+    alike = (len(os.path.commonprefix(pair)) for pair in pairs)  # noqa: RUF071  digits, no paths
     return max(least, 1 + max(alike, default=0))
 
 

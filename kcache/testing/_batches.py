@@ -111,22 +111,6 @@ class BatchTests(ContractBase):
             backend.put(key(3), NEW)
             self.agree(backend, place)
 
-    def test_batches_of_many_threads(self, place: Path) -> None:
-        """Batches of several threads over the same keys neither wait for ever nor miscount."""
-        with self.opened(place) as backend:
-
-            def work(number: int) -> None:
-                for step in range(15):
-                    with backend.batch():
-                        for offset in range(3):
-                            name = key((number + offset) % 4)
-                            backend.put(name, sealed(name, step, 100 + number))
-                        backend.delete(key((number + step) % 4))
-
-            as_threads(*(partial(work, number) for number in range(4)))
-            self.sound(backend, [key(number) for number in range(4)])
-            self.agree(backend, place)
-
     # -- threads -----------------------------------------------------------------------------------
 
     def test_eight_threads_on_four_keys(self, place: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from kcache.backend import Backend
 from kcache.errors import BackendError
-from kcache.testing._base import ContractBase, as_threads, intact, key, sealed
+from kcache.testing._base import ContractBase, anything, as_threads, key, sealed
 from kcache.testing._children import PATIENCE
 
 __all__ = ["StrangerTests"]
@@ -22,17 +22,15 @@ _THEIRS = b"a file of the program\n" * 500
 _FILES = 40
 _ROUNDS = 20
 _CAP = 1 << 20
+_NAMES = [key(number) for number in range(8)]
 
 
 def _use(backend: Backend, begun: threading.Event, seed: int) -> None:
     random = Random(seed)
     with suppress(BackendError):
-        for number in range(40):
-            name = key(random.randrange(8))
-            backend.put(name, sealed(name, number, random.randrange(20, 4000)))
+        for _ in range(80):
+            anything(backend, random, _NAMES, 4000)
             begun.set()
-            value = backend.get(name)
-            assert value is None or intact(name, value)
 
 
 def _close_and_open(backend: Backend, begun: threading.Event, paths: list[Path]) -> None:
@@ -64,7 +62,7 @@ class StrangerTests(ContractBase):
         assert [path.name for path in paths if path.read_bytes() != _THEIRS] == []
         if self.persistent:
             with self.opened(place) as backend:
-                self.sound(backend, [key(number) for number in range(8)])
+                self.sound(backend, _NAMES)
                 self.not_below_the_truth(backend, place)
 
     def test_a_directory_of_others_is_left_alone(self, place: Path) -> None:
