@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.entry import Entry
+from kcache.errors import CorruptEntryError
 from kcache.nvrtc import names_and_log
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ class CompiledKernel(NamedTuple):
             CorruptEntryError: the entry is not what `to_entry` makes.
         """
         payload = entry.payload
+        if not any(name in payload for name in _OUTPUTS):
+            raise CorruptEntryError("the entry holds no kernel")
         names, log = names_and_log(entry)
         raw_log = entry.metadata.get("raw_log")
         return cls(

@@ -79,6 +79,12 @@ class Holding(NamedTuple):
     key: str
     dependencies: tuple[str, ...]
 
+    @classmethod
+    def of(cls, header_set: StoredHeaderSet, request: Request) -> Holding:
+        """Return a header set that was found to hold for a request."""
+        paths = header_set.dependencies(request.search, request.location)
+        return cls(header_set, header_set.result_key(request.key), paths)
+
 
 class HeaderChecks:
     """Reads the manifests of requests, and decides which header set holds now.
@@ -116,9 +122,7 @@ class HeaderChecks:
                 return manifest, holding
             header_set = manifest.matching(search, digests, location)
             if header_set is not None:
-                paths = header_set.dependencies(search, location)
-                holding = Holding(header_set, header_set.result_key(request.key), paths)
-                manifest.checked[location] = holding
+                holding = manifest.checked[location] = Holding.of(header_set, request)
                 return manifest, holding
             if not from_memory:
                 if not again:
@@ -267,13 +271,9 @@ class Finder:
         kernel = getattr(entry, "view", None)
         saved = 0.0
         if kernel is None or kernel.dependencies is not dependencies:
-            try:
-                kernel = CompiledKernel.from_entry(entry, key, dependencies)
-            except CorruptEntryError as error:
-                if not again:
-                    engine.refuse(key, error)
+            kernel = self.kernel_in(entry, key, dependencies, again=again)
+            if kernel is None:
                 return None
-            entry.view = kernel
             saved = entry.cost
         if name is not None and not is_called(entry, name):
             return None
@@ -282,6 +282,19 @@ class Finder:
         if log.debugging():
             log_hit(entry)
         engine.counters.hit(saved, time.perf_counter() - started, from_memory)
+        return kernel
+
+    def kernel_in(
+        self, entry: Entry, key: str, dependencies: tuple[str, ...], *, again: bool
+    ) -> CompiledKernel | None:
+        """Return the kernel in an entry, which keeps it; None if the entry holds none."""
+        try:
+            kernel = CompiledKernel.from_entry(entry, key, dependencies)
+        except CorruptEntryError as error:
+            if not again:
+                self.engine.refuse(key, error)
+            return None
+        entry.view = kernel
         return kernel
 
 

@@ -87,19 +87,23 @@ class Requests:
                 expressions = names if isinstance(names, (str, tuple)) else tuple(names)
                 call = (source, expressions, options, source_name, caller)
                 request = self._known.get(call)
-            except TypeError:  # wrong types; `_make` names them
+            except TypeError:  # wrong types; `Request.make` names them
                 call = None
         # A request with includes depends on the working directory, and that may have changed.
         if request is None or not _is_valid(request):
-            compiler = None if caller is None else caller.compiler
-            request = self._make(
+            from kcache.nvrtc.request import Request
+
+            _check_places(source, names, options)
+            if caller is None and self._compiler is None:
+                self._compiler = _identify_compiler()
+            request = Request.make(
                 source,
                 names,
-                options,
+                with_target(options),
                 headers,
-                extra_key=extra_key,
+                extra_key,
                 source_name=source_name,
-                compiler=compiler,
+                compiler=(self._compiler or "") if caller is None else caller.compiler,
                 caller=caller,
             )
             if call is not None:
@@ -171,51 +175,11 @@ class Requests:
         if request.caller is None:
             self._compiler = identity
         self._known.clear()
-        return self._make(
-            request.source,
-            request.names,
-            request.options,
-            request.headers,
-            extra_key=request.extra_key,
-            source_name=request.source_name,
-            compiler=identity,
-            caller=request.caller,
-        )
+        return request.for_compiler(identity)
 
     def forget(self) -> None:
         """Forget the remembered requests."""
         self._known.clear()
-
-    def _make(
-        self,
-        source: str,
-        names: str | Sequence[str],
-        options: CompileOptions | None,
-        headers: Mapping[str, str] | None,
-        *,
-        extra_key: bytes = b"",
-        source_name: str,
-        compiler: str | None = None,
-        caller: Caller | None = None,
-    ) -> Request:
-        from kcache.nvrtc.request import Request
-
-        _check_places(source, names, options)
-        options = with_target(options)
-        if compiler is None:
-            compiler = self._compiler
-        if compiler is None:
-            compiler = self._compiler = _identify_compiler()
-        return Request.make(
-            source,
-            names,
-            options,
-            headers,
-            extra_key,
-            source_name=source_name,
-            compiler=compiler,
-            caller=caller,
-        )
 
 
 def _is_valid(request: Request) -> bool:

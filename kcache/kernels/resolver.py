@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kcache.errors import CompileError, MissError
 from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.kernels.find import Holding
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -117,10 +118,10 @@ class Resolver:
         if header_set is not None:
             if not header_set.holds(request.search, self.finder.headers.digests, request.location):
                 return None
-            if header_set.result_key(request.key) != kernel.key:
+            holding = Holding.of(header_set, request)
+            if holding.key != kernel.key:
                 return None
-            paths = header_set.dependencies(request.search, request.location)
-            kernel = kernel._replace(dependencies=paths)
+            kernel = kernel._replace(dependencies=holding.dependencies)
         elif not request.self_contained or name != request.source_name:
             return None
         self.finder.counts.adopted(kernel)
@@ -265,8 +266,7 @@ class Resolver:
         self.finder.counts.saved(kernel.key, 0.0)
         self.finder.engine.counters.hit(0.0, time.perf_counter() - started, False)
         if proven is not None:
-            paths = proven.dependencies(request.search, request.location)
-            kernel = kernel._replace(dependencies=paths)
+            kernel = kernel._replace(dependencies=Holding.of(proven, request).dependencies)
         return kernel, proven
 
     def _prove_later(self, request: Request, header_set: StoredHeaderSet | None) -> None:

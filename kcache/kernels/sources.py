@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.entry import Entry, open_envelope
 from kcache.errors import CorruptEntryError
-from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.find import VIEW_FACTOR, Holding, log_hit
 from kcache.nvrtc import is_called
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
@@ -16,6 +15,7 @@ from kcache.util import log
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.find import Finder
     from kcache.nvrtc.request import Request
     from kcache.remote.layer import Source
@@ -65,13 +65,12 @@ class SourceKernels:
             header_set = manifest.matching(request.search, headers.digests, request.location)
             if header_set is None:
                 continue
-            key = header_set.result_key(request.key)
-            paths = header_set.dependencies(request.search, request.location)
-            found = self._find_under((key,), started, paths, header_set, again=again)
+            holding = Holding.of(header_set, request)
+            paths = holding.dependencies
+            found = self._find_under((holding.key,), started, paths, header_set, again=again)
             if found is not None:
                 header_set.remember(request.search, request.location)
                 both = _merged(here, manifest, header_set)
-                holding = Holding(header_set, key, paths)
                 both.checked[request.location] = holding
                 entry = both.to_entry()
                 entry.view = both
@@ -100,16 +99,9 @@ class SourceKernels:
         finder = self._finder
         engine = finder.engine
         for key, entry, keep in self._entries(keys, again=again):
-            try:
-                kernel = CompiledKernel.from_entry(entry, key, dependencies)
-                if kernel.ptx is kernel.cubin is kernel.ltoir is None:
-                    raise CorruptEntryError("the entry holds no kernel")
-            except CorruptEntryError as error:
-                self._refuse(key, error, again=again)
+            kernel = finder.kernel_in(entry, key, dependencies, again=again)
+            if kernel is None or (name is not None and not is_called(entry, name)):
                 continue
-            if name is not None and not is_called(entry, name):
-                continue
-            entry.view = kernel
             self._keep(key, entry, entry.size, keep=keep)
             saved = finder.counts.saved(key, kernel.compile_seconds)
             engine.counters.hit(saved, time.perf_counter() - started, False)

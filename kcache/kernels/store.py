@@ -45,14 +45,13 @@ def store(
         header_set: the header set of its compile, None for a self-contained request.
         manifest: of the request, as it is stored.
     """
+    holding = None if header_set is None else Holding.of(header_set, request)
     key = request.key
-    dependencies: tuple[str, ...] = ()
-    if header_set is not None:
-        key = header_set.result_key(request.key)
-        dependencies = header_set.dependencies(request.search, request.location)
+    if holding is not None:
+        key = holding.key
     elif request.named_key and (shows_name(request, compiled) or _is_taken(finder, request)):
         key = request.named_key
-    kernel = CompiledKernel.of(compiled, key, dependencies)
+    kernel = CompiledKernel.of(compiled, key, () if holding is None else holding.dependencies)
     finder.counts.saved(key, 0.0)
     engine, headers = finder.engine, finder.headers
     entry, stored = kernel.to_entry(metadata_of(request, key)), False
@@ -60,11 +59,12 @@ def store(
     try:
         # The kernel comes first: a manifest must not promise a kernel that is not there.
         stored = engine.put(key, entry)
-        if stored and header_set is not None:
+        if stored and holding is not None:
+            header_set = holding.header_set
             header_set.remember(request.search, request.location)
             merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
             merged.add(header_set)
-            stored = headers.put(request, merged, Holding(header_set, key, dependencies))
+            stored = headers.put(request, merged, holding)
     except (ConfigError, OSError) as error:
         engine.report("store", error)
     if not stored and key != request.key and engine.stats().rejected > rejected:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache import config
@@ -10,7 +10,7 @@ from kcache.errors import CompileError
 from kcache.nvrtc import compiler
 from kcache.nvrtc.compiler import Compiled, Limits
 from kcache.nvrtc.files import FileDigests
-from kcache.nvrtc.headers import HeaderSet, is_directory, only_names
+from kcache.nvrtc.headers import encode, is_directory, only_names
 from kcache.nvrtc.manifest import EVERYWHERE, GOOD, ONLY, StoredHeaderSet
 from kcache.nvrtc.relocation import alike, moved, shown
 from kcache.nvrtc.request import Request
@@ -85,7 +85,7 @@ class Frontend:
             header_set = None
             if not request.self_contained:
                 self._remember(request, request.search, run.trace, asked_at)
-                header_set = StoredHeaderSet.of(_header_set(request, run))
+                header_set = _header_set(request, run)
             if header_set is None or self._holds(request, header_set):
                 if run.trace.may_ask_time and not self._is_timeless(request, run):
                     problem = "the outcome may depend on the time of the compile"
@@ -128,9 +128,10 @@ class Frontend:
         if header_set is None:
             return Verdict(True)
         self._remember(request, elsewhere.request.search, run.trace, asked_at)
-        found = _answers(elsewhere.request, run.trace, request.search)
-        found = found._replace(kept=kept, location=EVERYWHERE, proof=(GOOD, header_set.origin))
-        proven, search = StoredHeaderSet.of(found), request.search
+        search, proof = request.search, (GOOD, header_set.origin)
+        proven = _answers(
+            elsewhere.request, run.trace, search, kept=kept, location=EVERYWHERE, proof=proof
+        )
         same = proven.contents(search) == header_set.contents(search)
         if not same or not self._holds(request, proven):
             return Verdict(False)
@@ -149,7 +150,9 @@ class Frontend:
             return False
         if again.trace is None or again.problem or again.identity != run.identity:
             return False
-        same = request.self_contained or _header_set(request, again) == _header_set(request, run)
+        same = request.self_contained or (
+            _header_set(request, again).raw == _header_set(request, run).raw
+        )
         return same and alike(run, again)
 
     def _unusable(self, request: Request, run: Compiled) -> str:
@@ -169,24 +172,32 @@ class Frontend:
                 self._digests.remember(real, answer.stamp, answer.digest, asked_at)
 
 
-def _header_set(request: Request, run: Compiled) -> HeaderSet:
+def _header_set(request: Request, run: Compiled) -> StoredHeaderSet:
     """Return the answers that an outcome depends on, and where it is good."""
     assert run.trace is not None
     kept = shown(request, run.trace.files, run)
-    return _answers(request, run.trace, request.search)._replace(
-        kept=kept or (), location=ONLY * (kept is None) + request.location
-    )
+    location = ONLY * (kept is None) + request.location
+    return _answers(request, run.trace, request.search, kept=kept or (), location=location)
 
 
-def _answers(request: Request, trace: Trace, real: HeaderSearch) -> HeaderSet:
+def _answers(
+    request: Request,
+    trace: Trace,
+    real: HeaderSearch,
+    *,
+    kept: Iterable[str],
+    location: str,
+    proof: Iterable[str] = (),
+) -> StoredHeaderSet:
     """Return the answers in a trace; `real` has the working directory that `PWD` names."""
     asked = {
         path: answer
         for path, answer in trace.files.items()
         if answer.kind != "d" or not is_directory(path, real)
     }
-    trace = trace._replace(files=asked)
-    return HeaderSet.of(trace, request.search, _more_variables(trace))
+    variables, trace = _more_variables(trace), trace._replace(files=asked)
+    raw = encode(trace, request.search, variables, kept=kept, location=location, proof=proof)
+    return StoredHeaderSet(raw)
 
 
 def _more_variables(trace: Trace) -> Iterator[tuple[str, str | None]]:

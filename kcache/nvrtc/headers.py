@@ -1,4 +1,4 @@
-"""HeaderSet: everything but the request that the result of a compile depends on.
+"""Headers: everything but the request that the result of a compile depends on.
 
 It is made from the trace of the compile: everything that the compiler asked the operating system,
 with the answers. The outcome is good as long as every question gets the same answer. So nothing
@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CorruptEntryError
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import Trace
 
 __all__ = [
-    "Denied",
-    "HeaderSet",
-    "Other",
     "Sections",
     "confused_names",
     "decode",
@@ -37,110 +35,6 @@ __all__ = [
 
 #: Texts of the compiler itself. It looks for them in the working directory, but never opens them.
 _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
-
-
-class Denied(NamedTuple):
-    """A path whose stat or open failed, and the errno."""
-
-    rooted: RootedPath
-    error: int
-
-
-class Other(NamedTuple):
-    """The answer to one of the rarer questions; see `recorder`."""
-
-    question: str
-    rooted: RootedPath
-    answer: bytes
-
-
-class HeaderSet(NamedTuple):
-    """The answers that one compile got.
-
-    Attributes:
-        files: files that were read, path -> digest of the content (XXH3-128, 16 bytes).
-        absent: paths where nothing was.
-        present: files that existed and of which nothing was read.
-        folders: paths where a directory was.
-        names: names of in-memory texts, which the compiler looks for on disk and never opens. If
-            one exists there, it must not be one of the files, or the compiler takes the two for
-            one.
-        same: paths of equal content, each with a number: equal numbers are one file under two names
-            (links), others are not. `#pragma once` goes by that.
-        denied: paths whose stat or open failed.
-        others: answers to rarer questions.
-        variables: environment variables that are not part of the key, None for one that is not set.
-        kept: what the outcome shows of the place of its compile; see `relocation.shown`.
-        location: of the compile (`Request.location`), with `manifest.ONLY` before it if the outcome
-            is known to be good at no other.
-        proof: what a proof came to, and the digest of the set before it; or empty.
-    """
-
-    files: Mapping[RootedPath, bytes]
-    absent: frozenset[RootedPath] = frozenset()
-    present: frozenset[RootedPath] = frozenset()
-    folders: frozenset[RootedPath] = frozenset()
-    names: frozenset[RootedPath] = frozenset()
-    same: tuple[tuple[int, RootedPath], ...] = ()
-    denied: tuple[Denied, ...] = ()
-    others: tuple[Other, ...] = ()
-    variables: tuple[tuple[str, str | None], ...] = ()
-    kept: tuple[str, ...] = ()
-    location: str = ""
-    proof: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls, trace: Trace, search: HeaderSearch, variables: Iterable[tuple[str, str | None]]
-    ) -> HeaderSet:
-        """Return the set that a trace makes.
-
-        Args:
-            trace: of the compile.
-            search: its roots.
-            variables: those that the compiler asked for and that are not part of the key.
-        """
-        named = _names(search)
-        # Whether a file has the source's own name is checked where the source is asked for.
-        source, *others = search.in_memory()
-        own = {source} - {*others}
-        kinds: dict[str, set[RootedPath]] = {kind: set() for kind in "-fdn"}
-        files: dict[RootedPath, bytes] = {}
-        denied: list[Denied] = []
-        inodes: dict[RootedPath, tuple[int, int]] = {}
-        for path, answer in trace.files.items():
-            rooted = search.rooted(path)
-            if answer.opened:
-                files[rooted] = answer.digest
-                inodes[rooted] = answer.stamp[3:]
-            elif answer.denied:
-                denied.append(Denied(rooted, answer.error))
-            elif answer.kind in "-f" and search.path(rooted) in named:
-                if search.path(rooted) not in own:
-                    kinds["n"].add(rooted)
-            elif answer.kind == "d" and is_directory(search.path(rooted), search):
-                pass
-            elif answer.kind in "-afd":
-                kinds["-" if answer.kind == "a" else answer.kind].add(rooted)
-                if answer.kind == "f":
-                    inodes[rooted] = answer.stamp[3:]
-        implied = {folder for rooted in (*files, *kinds["f"]) for folder in _above(rooted)}
-        return cls(
-            files,
-            frozenset(kinds["-"] - files.keys()),
-            frozenset(kinds["f"] - files.keys()),
-            frozenset(kinds["d"] - implied),
-            frozenset(kinds["n"] - files.keys()),
-            tuple(_same(files, inodes)),
-            tuple(sorted(denied)),
-            tuple(
-                sorted(
-                    Other(question, search.rooted(path), answer)
-                    for (question, path), answer in trace.others.items()
-                )
-            ),
-            tuple(sorted(variables, key=lambda pair: pair[0])),
-        )
 
 
 class Sections(NamedTuple):
@@ -223,29 +117,6 @@ def _above(rooted: RootedPath) -> Iterator[RootedPath]:
     yield RootedPath(rooted.root, ".")
 
 
-def _same(
-    files: Mapping[RootedPath, bytes], inodes: Mapping[RootedPath, tuple[int, int]]
-) -> Iterator[tuple[int, RootedPath]]:
-    """Yield a number for each path that may be another name of another path's file.
-
-    Files of different content are different files. So only files of equal content count, and files
-    that were not opened, whose content is unknown.
-    """
-    by_inode: dict[tuple[int, int], list[RootedPath]] = {}
-    by_digest: dict[bytes, list[RootedPath]] = {}
-    for rooted in sorted(inodes):
-        by_inode.setdefault(inodes[rooted], []).append(rooted)
-        if rooted in files:
-            by_digest.setdefault(files[rooted], []).append(rooted)
-    doubtful = {each for paths in by_digest.values() if len(paths) > 1 for each in paths}
-    for rooted in inodes:
-        if rooted not in files:  # in one class with the file that has this other name
-            doubtful.update(by_inode[inodes[rooted]])
-    numbers: dict[tuple[int, int], int] = {}
-    for rooted in sorted(doubtful):
-        yield numbers.setdefault(inodes[rooted], len(numbers)), rooted
-
-
 def confused_names(names: Iterable[str], source: str, files: Iterable[str]) -> Iterator[str]:
     """Yield names of in-memory texts that lead to a file which also exists under another name.
 
@@ -290,29 +161,118 @@ def same_identities(once: Iterable[tuple[int, RootedPath]], search: HeaderSearch
 # -- the encoding ----------------------------------------------------------------------------------
 
 
-def encode(headers: HeaderSet) -> bytes:
-    """Return the encoding of a set; see the module's description of `manifest`."""
-    files = sorted(headers.files.items())
+def encode(
+    trace: Trace,
+    search: HeaderSearch,
+    variables: Iterable[tuple[str, str | None]] = (),
+    *,
+    kept: Iterable[str] = (),
+    location: str = "",
+    proof: Iterable[str] = (),
+) -> bytes:
+    """Return the encoding of the set that a trace makes; see the description of `manifest`.
+
+    Args:
+        trace: of the compile.
+        search: its roots.
+        variables: those that the compiler asked for and that are not part of the key; None for one
+            that is not set.
+        kept: what the outcome shows of the place of its compile; see `relocation.shown`.
+        location: of the compile (`Request.location`), with `manifest.ONLY` before it if the outcome
+            is known to be good at no other.
+        proof: what a proof came to, and the digest of the set before it; or empty.
+    """
+    answers = _Answers(trace, search)
+    others = sorted((q, search.rooted(path), answer) for (q, path), answer in trace.others.items())
     groups = [
-        *_groups("f", (rooted for rooted, _ in files)),
-        *_groups("a", sorted(headers.absent)),
-        *_groups("p", sorted(headers.present)),
-        *_groups("d", sorted(headers.folders)),
-        *_groups("n", sorted(headers.names)),
-        *(f"i{rooted.root}\0{number}\0{rooted.path}" for number, rooted in headers.same),
-        *(f"e{rooted.root}\0{error}\0{rooted.path}" for rooted, error in headers.denied),
-        *(f"o{p.root}\0{question}\0{p.path}\0{a.hex()}" for question, p, a in headers.others),
-        *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in headers.variables),
-        "\0".join(("c0", *headers.kept)),
-        "\0".join(("x0", headers.location, *headers.proof)),
+        *_groups("f", answers.files),
+        *_groups("a", answers.kinds["-"] - answers.files.keys()),
+        *_groups("p", answers.kinds["f"] - answers.files.keys()),
+        *_groups("d", answers.kinds["d"] - answers.implied()),
+        *_groups("n", answers.kinds["n"] - answers.files.keys()),
+        *(f"i{rooted.root}\0{number}\0{rooted.path}" for number, rooted in answers.same()),
+        *(f"e{rooted.root}\0{error}\0{rooted.path}" for rooted, error in sorted(answers.denied)),
+        *(f"o{p.root}\0{question}\0{p.path}\0{a.hex()}" for question, p, a in others),
+        *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in sorted(variables, key=_first)),
+        "\0".join(("c0", *kept)),
+        "\0".join(("x0", location, *proof)),
     ]
     text = "\0\0".join(groups).encode("utf-8", "surrogateescape")
-    return struct.pack("<I", len(text)) + text + b"".join(digest for _, digest in files)
+    digests = (answers.files[rooted] for rooted in sorted(answers.files))
+    return struct.pack("<I", len(text)) + text + b"".join(digests)
+
+
+_first = itemgetter(0)
+
+
+class _Answers:
+    """The answers in a trace, by kind.
+
+    Attributes:
+        files: files that were read, path -> digest of the content (XXH3-128, 16 bytes).
+        kinds: other paths. `-` nothing was there; `f` a file of which nothing was read; `d` a
+            directory; `n` names of in-memory texts, which the compiler looks for on disk and never
+            opens. If one exists there, it must not be one of the files, or the compiler takes the
+            two for one.
+        denied: paths whose stat or open failed, and the errno.
+    """
+
+    def __init__(self, trace: Trace, search: HeaderSearch) -> None:
+        self.files: dict[RootedPath, bytes] = {}
+        self.kinds: dict[str, set[RootedPath]] = {kind: set() for kind in "-fdn"}
+        self.denied: list[tuple[RootedPath, int]] = []
+        self._inodes: dict[RootedPath, tuple[int, ...]] = {}
+        named = _names(search)
+        # Whether a file has the source's own name is checked where the source is asked for.
+        source, *others = search.in_memory()
+        own = {source} - {*others}
+        for path, answer in trace.files.items():
+            rooted = search.rooted(path)
+            if answer.opened:
+                self.files[rooted] = answer.digest
+                self._inodes[rooted] = answer.stamp[3:]
+            elif answer.denied:
+                self.denied.append((rooted, answer.error))
+            elif answer.kind in "-f" and search.path(rooted) in named:
+                if search.path(rooted) not in own:
+                    self.kinds["n"].add(rooted)
+            elif answer.kind == "d" and is_directory(search.path(rooted), search):
+                pass
+            elif answer.kind in "-afd":
+                self.kinds["-" if answer.kind == "a" else answer.kind].add(rooted)
+                if answer.kind == "f":
+                    self._inodes[rooted] = answer.stamp[3:]
+
+    def implied(self) -> set[RootedPath]:
+        """Return the directories that are there because something in them is."""
+        return {folder for each in (*self.files, *self.kinds["f"]) for folder in _above(each)}
+
+    def same(self) -> Iterator[tuple[int, RootedPath]]:
+        """Yield a number for each path that may be another name of another path's file.
+
+        Equal numbers are one file under two names (links), others are not; `#pragma once` goes by
+        that. Files of different content are different files. So only files of equal content count,
+        and files that were not opened, whose content is unknown.
+        """
+        inodes = self._inodes
+        by_inode: dict[tuple[int, ...], list[RootedPath]] = {}
+        by_digest: dict[bytes, list[RootedPath]] = {}
+        for rooted in sorted(inodes):
+            by_inode.setdefault(inodes[rooted], []).append(rooted)
+            if rooted in self.files:
+                by_digest.setdefault(self.files[rooted], []).append(rooted)
+        doubtful = {each for paths in by_digest.values() if len(paths) > 1 for each in paths}
+        for rooted in inodes:
+            if rooted not in self.files:  # in one class with the file that has this other name
+                doubtful.update(by_inode[inodes[rooted]])
+        numbers: dict[tuple[int, ...], int] = {}
+        for rooted in sorted(doubtful):
+            yield numbers.setdefault(inodes[rooted], len(numbers)), rooted
 
 
 def _groups(kind: str, paths: Iterable[RootedPath]) -> Iterator[str]:
-    """Yield the text of each root's paths, which come sorted by root."""
-    for root, group in itertools.groupby(paths, key=lambda rooted: rooted.root):
+    """Yield the text of each root's paths."""
+    for root, group in itertools.groupby(sorted(paths), key=_first):
         yield "\0".join((f"{kind}{root}", *(rooted.path for rooted in group)))
 
 

@@ -44,11 +44,9 @@ from kcache.nvrtc.files import (
     watched_from,
 )
 from kcache.nvrtc.headers import (
-    HeaderSet,
     Sections,
     confused_names,
     decode,
-    encode,
     is_header,
     same_identities,
 )
@@ -64,7 +62,7 @@ MAX_SETS = 16
 MAX_LOCATIONS = 4
 
 _STAMP = struct.Struct("<5q")
-#: Stands before a location in `HeaderSet.location` if the outcome is good nowhere else.
+#: Stands before the location of a set if the outcome is good nowhere else.
 ONLY = "!"
 #: In place of a location, for an outcome that a proof has shown to be good everywhere.
 EVERYWHERE = "*"
@@ -160,11 +158,6 @@ class StoredHeaderSet:
         self.stamps = dict(stamps)
         self._sections: Sections | None = None
         self._seen: dict[str, _Seen] = {}
-
-    @classmethod
-    def of(cls, headers: HeaderSet) -> StoredHeaderSet:
-        """Return a new header set as it is stored."""
-        return cls(encode(headers))
 
     def sections(self) -> Sections:
         """Return the set by kind.

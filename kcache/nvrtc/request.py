@@ -119,6 +119,12 @@ class Request(NamedTuple):
             return False
         return not self.spelled or self.spelled == self.search.spelled()
 
+    def for_compiler(self, identity: str) -> Request:
+        """Return the same request for another compiler."""
+        return self.make(
+            *self[:5], source_name=self.source_name, compiler=identity, caller=self.caller
+        )
+
     def kernels(self) -> tuple[str, ...]:
         """Return the name expressions; without any, the kernels that the source seems to define."""
         from kcache.util.gpu_code import kernels_in  # a hit does not need it

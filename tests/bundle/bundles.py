@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cli.helpers import fill, kernel, key
+from cli.helpers import header_set as one_header
 
 import kcache
 from kcache import Entry
 from kcache.entry import encode
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.headers import HeaderSet
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
-from kcache.nvrtc.search import RootedPath
 from kcache.remote.bundle import write_bundle
 
 REQUEST = key("request")
@@ -25,9 +24,7 @@ REQUEST = key("request")
 
 def header_set(number: int = 0) -> StoredHeaderSet:
     """Returns a header set; another number is another content of the header."""
-    digest = number.to_bytes(16, "big")
-    absent = frozenset({RootedPath(0, "read.h")})
-    return StoredHeaderSet.of(HeaderSet({RootedPath(1, "read.h"): digest}, absent, frozenset()))
+    return one_header("read.h", number.to_bytes(16, "big"))
 
 
 def with_headers(*numbers: int, stamped: bool = False, request: str = REQUEST) -> dict[str, Entry]:

@@ -15,10 +15,11 @@ import pytest
 from core.helpers import fork, wait
 
 from kcache import Entry, KernelCache
-from kcache.nvrtc.headers import HeaderSet
+from kcache.nvrtc.headers import encode
 from kcache.nvrtc.inventory import coldest_first
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
-from kcache.nvrtc.search import RootedPath
+from kcache.nvrtc.search import HeaderSearch
+from kcache.nvrtc.workers.messages import FileAnswer, Trace
 
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
 
@@ -62,14 +63,16 @@ def kernel(
     )
 
 
+def header_set(name: str, digest: bytes) -> StoredHeaderSet:
+    """Returns a set of one header that was read, and one that must be absent."""
+    read, nothing = FileAnswer("f", 0, (1,) * 5, digest), FileAnswer("-", 0, (0,) * 5, b"")
+    trace = Trace({f"inc/{name}": read, f"src/{name}": nothing}, {}, {}, "", False)
+    return StoredHeaderSet(encode(trace, HeaderSearch("src/k.cu", ["inc"], directory="/here")))
+
+
 def manifest() -> Entry:
     """Returns a manifest of one header that was read, and one that must be absent."""
-    headers = HeaderSet(
-        {RootedPath(1, "lib/read.h"): bytes(range(16))},
-        frozenset({RootedPath(0, "lib/read.h")}),
-        frozenset(),
-    )
-    return Manifest([StoredHeaderSet.of(headers)]).to_entry()
+    return Manifest([header_set("lib/read.h", bytes(range(16)))]).to_entry()
 
 
 def fill(
