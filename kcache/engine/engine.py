@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kcache.backend import KEY_LENGTH, Backend, Usage, check_key, key_error
 from kcache.config import DEFAULT_MAX_SIZE, DEFAULT_WAIT
-from kcache.engine.stats import Counters, Flusher, Stats, StatsFile
+from kcache.engine.stats import Counters, Stats, StatsFile
 from kcache.entry import Entry, encode, open_envelope
 from kcache.errors import (
     BackendError,
@@ -112,11 +111,11 @@ class CacheEngine:
         self.lock_file = None if read_only else lock_file
         self._wait = wait
         self._flight: Flight | None = None
-        self._flusher = Flusher(self.counters, stats_file)
+        self._stats_file = stats_file
         self._next_flush = _now() + FLUSH_INTERVAL
         self._reported: set[str] = set()
         self._closed = False
-        self._at_end = weakref.finalize(self, _end, backend, self._flusher)
+        self._at_end = weakref.finalize(self, _end, backend, self.counters, stats_file)
         at_end()
         self._end_with_child()
         after_fork(self)
@@ -263,8 +262,8 @@ class CacheEngine:
         """Return the counts of every process here; those of this engine if they can't be read."""
         self.flush()
         with self._surviving("statistics"):
-            if self._flusher.file is not None:
-                return self._flusher.file.total()
+            if self._stats_file is not None:
+                return self._stats_file.total()
         return self.stats()
 
     @property
@@ -285,7 +284,7 @@ class CacheEngine:
     def flush(self) -> None:
         """Add the counts since the last flush to the statistics file, if there is one."""
         with self._surviving("flush"):
-            self._flusher.flush()
+            self.counters.flush(self._stats_file)
 
     def close(self) -> None:
         """Flush the statistics and close the backend. Idempotent."""
@@ -443,8 +442,7 @@ class CacheEngine:
 
     def after_fork(self) -> None:
         """Make the engine usable in a child process, without the counts of the parent."""
-        self.counters.lock = threading.Lock()
-        self._flusher.after_fork()
+        self.counters.after_fork()
         util = sys.modules.get("multiprocessing.util")
         if util is not None:  # it clears its list of final tasks before it calls this
             util.register_after_fork(self, CacheEngine._end_with_child)
@@ -456,9 +454,9 @@ class CacheEngine:
             util.Finalize(self, self._at_end, exitpriority=0)
 
 
-def _end(backend: Backend, flusher: Flusher) -> None:
+def _end(backend: Backend, counters: Counters, stats_file: StatsFile | None) -> None:
     """Close the parts of an engine; runs at `close`, at garbage collection or at exit."""
-    for close in (flusher.flush, backend.close):
+    for close in (partial(counters.flush, stats_file), backend.close):
         try:
             close()
         except SURVIVED as error:

@@ -23,7 +23,7 @@ from kcache.errors import BackendError
 from kcache.util.locks import Turns, lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header, open_own
 
-__all__ = ["FIELDS", "Counters", "Flusher", "Stats", "StatsFile"]
+__all__ = ["FIELDS", "Counters", "Stats", "StatsFile"]
 
 
 class Stats(NamedTuple):
@@ -143,11 +143,12 @@ class Counters:
     `NOTES` of them. Taking a lock for each would be 3 % of a get from disk.
     """
 
-    __slots__ = ("_added", "_totals", "_turns", "lock", "noted")
+    __slots__ = ("_added", "_flushed", "_flushing", "_totals", "_turns", "lock", "noted")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._turns = Turns()
+        self._turns, self._flushing = Turns(), Turns()
+        self._flushed: tuple[float, ...] = (0,) * len(FIELDS)
         self._totals: dict[str, float] = dict.fromkeys(FIELDS, 0)
         #: (saved seconds, hit seconds, from memory) of hits that are not added up yet.
         self.noted: deque[tuple[float, float, bool]] = deque()
@@ -183,6 +184,25 @@ class Counters:
     def snapshot(self) -> Stats:
         """Return the counts as they are now."""
         return _stats(self.values())
+
+    def flush(self, file: StatsFile | None) -> None:
+        """Add the counts since the last flush to a file, if there is one.
+
+        Raises:
+            BackendError: the file can't be written.
+        """
+        if file is None:
+            return
+        with self._flushing.turn():
+            now = self.values()
+            if now != self._flushed:
+                file.add([a - b for a, b in zip(now, self._flushed, strict=True)])
+                self._flushed = now
+
+    def after_fork(self) -> None:
+        """Drop, in a child, the counts that the parent will write."""
+        self.lock = threading.Lock()
+        self._flushed = self.values()
 
 
 class StatsFile:
@@ -276,34 +296,3 @@ class StatsFile:
         slots = range(1, 1 + (os.fstat(file.fd).st_size - self._offset(1)) // self._RECORD)
         records = [self._read(file, slot) for slot in slots[: self.SLOTS - 1]]
         return [sum(column) for column in zip((0.0,) * len(FIELDS), *records, strict=True)]
-
-
-class Flusher:
-    """Adds an engine's counts since the last flush to the statistics file.
-
-    Threads: safe to share.
-    """
-
-    def __init__(self, counters: Counters, file: StatsFile | None) -> None:
-        self._counters = counters
-        self.file = file
-        self._done = counters.values()
-        self._turns = Turns()
-
-    def flush(self) -> None:
-        """Write the counts since the last flush.
-
-        Raises:
-            BackendError: the file can't be written.
-        """
-        if self.file is None:
-            return
-        with self._turns.turn():
-            now = self._counters.values()
-            if now != self._done:
-                self.file.add([a - b for a, b in zip(now, self._done, strict=True)])
-                self._done = now
-
-    def after_fork(self) -> None:
-        """Drop, in a child, the counts that the parent will write."""
-        self._done = self._counters.values()

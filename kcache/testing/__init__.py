@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import sys
 
-from kcache.testing.clock import FakeClock
-from kcache.testing.faulty import Fault, FaultyBackend, flipped, truncated
-from kcache.testing.memory import MemoryBackend
+from kcache.testing.doubles import (
+    FakeClock,
+    Fault,
+    FaultyBackend,
+    MemoryBackend,
+    flipped,
+    truncated,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +37,7 @@ __all__ = [
 _NEEDS_TOOLS = {"BackendContract": "contract", "CacheMachine": "machine"}
 _EXPLAINED = (
     *_NEEDS_TOOLS.values(),
-    *("_base", "_batches", "_children", "_processes", "_recency", "_strangers", "_trouble"),
-    "_values",
+    *("_base", "_batches", "_processes", "_trouble", "_values"),
 )
 
 

@@ -11,8 +11,7 @@ from random import Random
 import pytest
 
 from kcache.backend import EntryInfo
-from kcache.testing._base import ContractBase, anything, as_threads, key, sealed
-from kcache.testing._children import PATIENCE
+from kcache.testing._base import PATIENCE, ContractBase, anything, as_threads, key, sealed
 
 __all__ = ["BatchTests"]
 

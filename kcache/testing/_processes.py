@@ -11,8 +11,15 @@ from random import Random
 
 from kcache.backend import Backend
 from kcache.errors import BackendError
-from kcache.testing._base import ContractBase, anything, as_threads, key, sealed
-from kcache.testing._children import Writers, run_forked
+from kcache.testing._base import (
+    ContractBase,
+    Writers,
+    anything,
+    as_threads,
+    key,
+    run_forked,
+    sealed,
+)
 
 __all__ = ["ProcessTests"]
 

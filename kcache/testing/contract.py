@@ -22,10 +22,8 @@ from hypothesis.stateful import (
 
 from kcache.testing._batches import BatchTests
 from kcache.testing._processes import ProcessTests
-from kcache.testing._recency import RecencyTests
-from kcache.testing._strangers import StrangerTests
-from kcache.testing._trouble import TroubleTests
-from kcache.testing._values import ValueTests
+from kcache.testing._trouble import StrangerTests, TroubleTests
+from kcache.testing._values import RecencyTests, ValueTests
 from kcache.testing.machine import DEFAULTS, CacheMachine
 
 __all__ = ["BackendContract"]

@@ -24,8 +24,7 @@ from kcache.engine.engine import CacheEngine
 from kcache.engine.eviction import EVICT_BATCH, LOW_WATER
 from kcache.entry import Entry, encode
 from kcache.testing._base import key
-from kcache.testing.clock import FakeClock
-from kcache.testing.faulty import flipped, truncated
+from kcache.testing.doubles import FakeClock, flipped, truncated
 
 __all__ = ["DEFAULTS", "CacheMachine", "Open"]
 

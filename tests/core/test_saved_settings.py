@@ -95,7 +95,7 @@ def test_what_is_saved_has_effect(files: CacheDirectory, monkeypatch: pytest.Mon
 
 
 def test_a_backend_that_the_program_made_stays(files: CacheDirectory) -> None:
-    from kcache.testing.memory import MemoryBackend
+    from kcache.testing import MemoryBackend
 
     save(files.path, {"backend": "lmdb", "max_size": "3MiB"})
     with KernelCache(files.path, backend=MemoryBackend()) as cache:

@@ -1,0 +1,240 @@
+"""A clock that stands still, a backend in memory, and one that fails on demand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+from kcache.backend import Backend, EntryInfo, Usage
+from kcache.util.forks import after_fork
+
+__all__ = ["FakeClock", "Fault", "FaultyBackend", "MemoryBackend", "flipped", "truncated"]
+
+#: 2026-01-01, so that a backend which mixes this clock with the system's is soon found.
+START = 1_767_225_600_000_000_000
+
+
+class FakeClock:
+    """A clock for backends and engines: call it for nanoseconds, call `seconds` for seconds.
+
+    Threads: safe to read from any; move it from one.
+
+    Args:
+        now_ns: nanoseconds since the epoch at which it starts.
+    """
+
+    def __init__(self, now_ns: int = START) -> None:
+        self.now_ns = now_ns
+
+    def __call__(self) -> int:
+        """Return nanoseconds since the epoch, as `time.time_ns` does."""
+        return self.now_ns
+
+    def seconds(self) -> float:
+        """Return seconds, as `time.time` and `time.monotonic` do."""
+        return self.now_ns / 1e9
+
+    def advance(self, seconds: float = 1.0) -> None:
+        """Let `seconds` pass."""
+        self.now_ns += round(seconds * 1e9)
+
+    def set_back(self, seconds: float = 3600.0) -> None:
+        """Set the clock back, as an administrator or a time server does."""
+        self.now_ns -= round(seconds * 1e9)
+
+
+class MemoryBackend(Backend):
+    """Values in a dict, least recently used first; gone with the object.
+
+    Threads: safe to share. Processes: each has its own; a forked child goes on with a copy.
+
+    Args:
+        clock: nanoseconds since the epoch, for recency.
+
+    Attributes:
+        values: what is held, least recently used first. For looking at; change it through `put`
+            and `delete`.
+        closed: how often `close` was called. A closed backend goes on working.
+    """
+
+    def __init__(self, *, clock: Callable[[], int] = time.time_ns) -> None:
+        self.values: dict[str, bytes] = {}
+        self.closed = 0
+        self._used: dict[str, int] = {}
+        self._size = 0
+        self._last_use = 0
+        self._clock = clock
+        self._lock = threading.Lock()
+        after_fork(self)
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value under `key`, or None."""
+        return self.values.get(key)
+
+    def put(self, key: str, value: bytes) -> int:
+        """Hold `value` under `key`; return its length."""
+        with self._lock:
+            self._size += len(value) - len(self.values.pop(key, b""))
+            self.values[key] = value
+            self._used[key] = self._now()
+        return len(value)
+
+    def delete(self, key: str) -> int:
+        """Let go of `key`; return the length of its value, 0 if it was absent."""
+        with self._lock:
+            freed = len(self.values.pop(key, b""))
+            self._used.pop(key, None)
+            self._size -= freed
+        return freed
+
+    def touch(self, key: str) -> None:
+        """Record a use of `key`."""
+        with self._lock:
+            if key in self.values:
+                self.values[key] = self.values.pop(key)
+                self._used[key] = self._now()
+
+    def usage(self) -> Usage:
+        """Return the sum of the lengths and the number of values."""
+        with self._lock:
+            return Usage(self._size, len(self.values))
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        """Yield entries, least recently used first; only their keys are copied at the start."""
+        return self.scan()
+
+    def scan(self) -> Iterator[EntryInfo]:
+        """Yield entries, least recently used first."""
+        with self._lock:
+            names = list(self.values)
+        for name in names:
+            with self._lock:
+                value = self.values.get(name)
+                used = self._used.get(name, 0)
+            if value is not None:
+                yield EntryInfo(name, len(value), used)
+
+    def close(self) -> None:
+        """Count the call."""
+        self.closed += 1
+
+    def _now(self) -> int:
+        """Return the time, later than any that this object has returned before."""
+        self._last_use = now = max(self._clock(), self._last_use + 1)
+        return now
+
+    def after_fork(self) -> None:
+        """Take a new lock in a child process: another thread may have held the old one."""
+        self._lock = threading.Lock()
+
+
+class Fault:
+    """Says when a method fails, and with which error.
+
+    Args:
+        error: what is raised.
+        every: with n, every n-th call fails; 1 is every call.
+        times: how many calls fail in all; None for no limit.
+    """
+
+    def __init__(self, error: BaseException, *, every: int = 1, times: int | None = None) -> None:
+        self.error = error
+        self.every = every
+        self.times = times
+        self.calls = 0
+        self.raised = 0
+
+    def strike(self) -> None:
+        """Count a call, and raise if it is one that fails."""
+        self.calls += 1
+        if self.calls % self.every == 0 and (self.times is None or self.raised < self.times):
+            self.raised += 1
+            raise self.error
+
+
+class FaultyBackend(Backend):
+    """Passes each call to another backend, records it, and fails when you tell it to.
+
+    Threads, processes: as the inner backend. The recorded calls belong to this object.
+
+    Args:
+        inner: a new `MemoryBackend` if none is given.
+
+    Attributes:
+        faults: method name -> what it raises: an exception on every call, or a `Fault`.
+        calls: names of the methods that were called, in order.
+        damage: a function that changes a value before `get` or `use` returns it, such as `flipped`
+            or `truncated`; None returns it as it is.
+    """
+
+    def __init__(self, inner: Backend | None = None) -> None:
+        self.inner = MemoryBackend() if inner is None else inner
+        self.overhead = self.inner.overhead
+        self.faults: dict[str, BaseException | Fault] = {}
+        self.calls: list[str] = []
+        self.damage: Callable[[bytes], bytes] | None = None
+
+    def get(self, key: str) -> bytes | None:
+        return self._damaged(self._entered("get").get(key))
+
+    def put(self, key: str, value: bytes) -> int:
+        return self._entered("put").put(key, value)
+
+    def delete(self, key: str) -> int:
+        return self._entered("delete").delete(key)
+
+    def touch(self, key: str) -> None:
+        self._entered("touch").touch(key)
+
+    def use(self, key: str) -> bytes | None:
+        return self._damaged(self._entered("use").use(key))
+
+    def batch(self) -> AbstractContextManager[None]:
+        return self._entered("batch").batch()
+
+    def usage(self) -> Usage:
+        return self._entered("usage").usage()
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        return self._entered("coldest").coldest()
+
+    def scan(self) -> Iterator[EntryInfo]:
+        return self._entered("scan").scan()
+
+    def check(self, *, repair: bool = False) -> Iterator[str]:
+        return self._entered("check").check(repair=repair)
+
+    def close(self) -> None:
+        self._entered("close").close()
+
+    def _entered(self, method: str) -> Backend:
+        """Record a call; return the inner backend, unless the call is to fail."""
+        self.calls.append(method)
+        fault = self.faults.get(method)
+        if isinstance(fault, Fault):
+            fault.strike()
+        elif fault is not None:
+            raise fault
+        return self.inner
+
+    def _damaged(self, value: bytes | None) -> bytes | None:
+        return value if value is None or self.damage is None else self.damage(value)
+
+
+def flipped(offset: int = 0, bits: int = 1) -> Callable[[bytes], bytes]:
+    """Return a damage for `FaultyBackend.damage`: the byte at `offset`, exclusive-or `bits`."""
+
+    def flip(value: bytes) -> bytes:
+        image = bytearray(value)
+        if image:
+            image[offset % len(image)] ^= bits
+        return bytes(image)
+
+    return flip
+
+
+def truncated(length: int) -> Callable[[bytes], bytes]:
+    """Return a damage for `FaultyBackend.damage`: all but the first `length` bytes cut off."""
+    return lambda value: value[:length]
