@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from io import FileIO
     from typing import BinaryIO
 
-__all__ = ["Library", "at", "build_id", "find", "loaded", "site_packages"]
+__all__ = ["Library", "at", "build_id", "find", "loaded", "mapped", "site_packages"]
 
 #: Where the wheels put the library, below a site-packages directory; the newest first, like in
 #: cuda.pathfinder.
@@ -63,9 +63,9 @@ def find() -> Library | None:
     It searches like cuda.pathfinder, in the same order: already loaded in this process, wheels,
     conda, the loader's path, `CUDA_PATH`. A caller that then compiles compares with `loaded`.
     """
-    mapped = _mapped()
-    path = _loaded_path(mapped) or next(_candidates(), None)
-    return None if path is None else _library(path, mapped)
+    files = mapped()
+    path = _loaded_path(files) or next(_candidates(), None)
+    return None if path is None else _library(path, files)
 
 
 def at(path: str) -> Library:
@@ -75,24 +75,24 @@ def at(path: str) -> Library:
 
 def loaded() -> Library | None:
     """Return the library that this process has loaded, or None (always None off Linux)."""
-    mapped = _mapped()
-    path = _loaded_path(mapped)
-    return None if path is None else _library(path, mapped)
+    files = mapped()
+    path = _loaded_path(files)
+    return None if path is None else _library(path, files)
 
 
-def _library(path: str, mapped: dict[str, int]) -> Library:
+def _library(path: str, files: dict[str, int]) -> Library:
     real = os.path.realpath(path)
     folder = os.path.dirname(real)
-    names = {name for name in mapped if os.path.dirname(name) == folder}
+    names = {name for name in files if os.path.dirname(name) == folder}
     with suppress(OSError):
         names.update(os.path.join(folder, name) for name in os.listdir(folder))
     builtins = sorted(n for n in names if os.path.basename(n).startswith(_BUILTINS))
-    parts = [_part(name, mapped) for name in (real, *builtins)]
+    parts = [_part(name, files) for name in (real, *builtins)]
     return Library(real, "nvrtc " + " ".join(parts))
 
 
-def _part(path: str, mapped: dict[str, int]) -> str:
-    start = mapped.get(path)
+def _part(path: str, files: dict[str, int]) -> str:
+    start = files.get(path)
     found = None if start is None else _build_id_in_memory(start)
     try:
         return found or file_identity(path)
@@ -100,7 +100,7 @@ def _part(path: str, mapped: dict[str, int]) -> str:
         return f"unknown {os.getpid()} {time.time_ns()}"
 
 
-def _mapped() -> dict[str, int]:
+def mapped() -> dict[str, int]:
     """Return the files of NVRTC that this process has mapped: path -> where its image starts."""
     try:
         with open("/proc/self/maps", "rb") as file:
@@ -113,9 +113,9 @@ def _mapped() -> dict[str, int]:
     }
 
 
-def _loaded_path(mapped: dict[str, int]) -> str | None:
+def _loaded_path(files: dict[str, int]) -> str | None:
     """Return the mapped file that compiles, since other packages may have loaded their own."""
-    paths = [path for path in mapped if not os.path.basename(path).startswith(_BUILTINS)]
+    paths = [path for path in files if not os.path.basename(path).startswith(_BUILTINS)]
     if not paths:
         return None
     pathfinder = sys.modules.get("cuda.pathfinder")

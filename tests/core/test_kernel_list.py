@@ -243,11 +243,11 @@ def test_an_architecture_among_the_extra_options_is_changed_there(folder: Path) 
         ("kernels = []", ": kernels: none are listed"),
         ("kernels = 1", ": kernels: none are listed"),
         ("kernels = [1]", ", kernel 1: it is int; allowed: a table"),
-        ("kernel = []", ": no key 'kernel' (did you mean kernels?); allowed: defaults, kernels"),
+        ("kernel = []", ": no key 'kernel' (did you mean 'kernels'?); allowed: defaults, kernels"),
         ("defaults = []\nkernels = [{}]", ", defaults: defaults is list; allowed: a table"),
         (
             "defaults = { sdt = 'c++17' }\nkernels = [{}]",
-            ", defaults: no key 'sdt' (did you mean std?); allowed: archs, ",
+            ", defaults: no key 'sdt' (did you mean 'std'?); allowed: archs, ",
         ),
         ("defaults = { source = 'a.cu' }\nkernels = [{}]", ", defaults: no key 'source'"),
         ("defaults = { std = 'c99' }\nkernels = [{}]", ", defaults: std='c99' is not allowed"),

@@ -13,6 +13,8 @@ import os
 import struct
 import sys
 
+from kcache.nvrtc.library import mapped
+
 __all__ = ["ImportTable", "supported"]
 
 _PT_LOAD, _PT_DYNAMIC = 1, 2
@@ -39,7 +41,10 @@ class ImportTable:
     """
 
     def __init__(self, path: str) -> None:
-        self._base = _base_of(path)
+        base = mapped().get(path)
+        if base is None:
+            raise OSError(f"{path} is not loaded")
+        self._base = base
         tags = self._dynamic()
         self._strings, self._symbols = tags[_DT_STRTAB], tags[_DT_SYMTAB]
         #: name -> addresses of its slots.
@@ -86,13 +91,3 @@ class ImportTable:
             (at,) = struct.unpack("<I", ctypes.string_at(self._symbols + 24 * (info >> 32), 4))
             name = ctypes.string_at(self._strings + at)[:_LONGEST_NAME].decode("latin-1")
             self.slots.setdefault(name, []).append(self._base + offset)
-
-
-def _base_of(path: str) -> int:
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        for line in maps:
-            fields = line.rstrip("\n").split(maxsplit=5)
-            named = len(fields) == 6 and fields[5].removesuffix(" (deleted)") == path
-            if named and int(fields[2], 16) == 0:
-                return int(fields[0].split("-")[0], 16)
-    raise OSError(f"{path} is not loaded")
