@@ -33,10 +33,8 @@ __all__ = [
     "NO_STAMP",
     "SIZE",
     "FileDigests",
-    "Question",
     "Stamp",
     "Watched",
-    "answer_now",
     "error_now",
     "file_clock_ns",
     "is_fresh",
@@ -64,8 +62,6 @@ _PIECE = 1 << 20
 _OF_PROCESSES = ("/proc/", "/sys/")
 
 _COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2); Python has no name for it
-#: `lstat`, `listdir`, `readlink`, `realpath`, or `access` and a mode.
-Question: TypeAlias = str
 
 
 def file_clock_ns() -> int:
@@ -267,30 +263,6 @@ def watched_from(directory: str, names: list[str], now: Stamp, read_at: int) -> 
     return Watched(NO_STAMP if there or is_fresh(now, read_at) else now, names)
 
 
-def answer_now(question: Question, path: str) -> bytes | None:
-    """Return the answer, or None if the question is not known here."""
-    if question == "lstat":
-        return _link_kind(path)
-    if question == "listdir":
-        try:
-            names = b"\0".join(sorted(os.listdir(os.fsencode(path))))
-        except OSError as error:
-            return b"%d" % (error.errno or 0)
-        return xxhash.xxh3_128_digest(names)
-    if question == "readlink":
-        try:
-            return os.readlink(os.fsencode(path))
-        except OSError:
-            return b""
-    if question == "realpath":
-        try:
-            return os.path.realpath(os.fsencode(path), strict=True)
-        except OSError:
-            return b""
-    mode = question.removeprefix("access")
-    return _access(path, int(mode)) if mode != question and mode.isdecimal() else None
-
-
 def error_now(path: str) -> int:
     """Return the errno with which stat or open of a path fails; 0 for none."""
     try:
@@ -303,21 +275,3 @@ def error_now(path: str) -> int:
     except OSError as error:
         return error.errno or 0
     return 0
-
-
-def _link_kind(path: str) -> bytes:
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return b"-"
-    return b"f" if stat.S_ISREG(mode) else b"d" if stat.S_ISDIR(mode) else b"o"
-
-
-def _access(path: str, mode: int) -> bytes:
-    if os.access(path, mode):
-        return b"0"
-    try:
-        os.stat(path)
-    except OSError as error:
-        return b"%d" % (error.errno or 0)
-    return b"13"  # EACCES

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CorruptEntryError
-from kcache.nvrtc.files import SIZE, Question
+from kcache.nvrtc.files import SIZE
 from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, RootedPath
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class Sections(NamedTuple):
     names: list[RootedPath]
     same: list[tuple[int, RootedPath]]
     denied: list[tuple[int, RootedPath]]
-    others: list[tuple[Question, RootedPath, bytes]]
     variables: list[tuple[str, str | None]]
     kept: list[str]
     location: str
@@ -76,7 +75,7 @@ def only_names(trace: Trace, search: HeaderSearch) -> bool:
         if absolute not in named or answer.kind not in "-f" or answer.opened or answer.denied:
             return False
         there += answer.kind == "f"
-    return there <= 1 and not trace.others
+    return there <= 1
 
 
 def is_header(path: str) -> bool:
@@ -183,7 +182,6 @@ def encode(
         proof: what a proof came to, and the digest of the set before it; or empty.
     """
     answers = _Answers(trace, search)
-    others = sorted((q, search.rooted(path), answer) for (q, path), answer in trace.others.items())
     groups = [
         *_groups("f", answers.files),
         *_groups("a", answers.kinds["-"] - answers.files.keys()),
@@ -192,7 +190,6 @@ def encode(
         *_groups("n", answers.kinds["n"] - answers.files.keys()),
         *(f"i{rooted.root}\0{number}\0{rooted.path}" for number, rooted in answers.same()),
         *(f"e{rooted.root}\0{error}\0{rooted.path}" for rooted, error in sorted(answers.denied)),
-        *(f"o{p.root}\0{question}\0{p.path}\0{a.hex()}" for question, p, a in others),
         *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in sorted(variables, key=_first)),
         "\0".join(("c0", *kept)),
         "\0".join(("x0", location, *proof)),
@@ -285,7 +282,7 @@ def decode(raw: bytes) -> Sections:
     try:
         (length,) = struct.unpack_from("<I", raw)
         text = raw[4 : 4 + length].decode("utf-8", "surrogateescape")
-        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "fapdnieovcx"}
+        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "fapdnievcx"}
         roots = 0
         for group in text.split("\0\0") if text else ():
             head, *fields = group.split("\0")
@@ -308,7 +305,6 @@ def decode(raw: bytes) -> Sections:
             list(_each_path(found["n"])),
             [(int(number), RootedPath(root, path)) for root, (number, path) in found["i"]],
             [(int(error), RootedPath(root, path)) for root, (error, path) in found["e"]],
-            [(q, RootedPath(root, path), bytes.fromhex(a)) for root, (q, path, a) in found["o"]],
             [_variable(text) for _, (text,) in found["v"]],
             kept,
             location,

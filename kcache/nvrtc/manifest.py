@@ -9,7 +9,7 @@ text is groups separated by two NULs; a group is a KIND and a root's number, the
 by NULs. Kinds whose fields are paths below the root: ``f`` files that were read, ``a`` absent,
 ``p`` present and not opened, ``d`` directories, ``n`` names of in-memory texts. Others: ``i`` a
 number and one path: paths with equal numbers are one file, others are not; ``e`` an error's number
-and a path; ``o`` a question, a path, and the answer in hexadecimal; ``v`` (root 0) a variable,
+and a path; ``v`` (root 0) a variable,
 ``NAME=VALUE`` or ``NAME`` for one that is not set. Two groups come last: ``c`` (root 0) has what
 the outcome shows of the place of its compile, see `relocation.shown`; ``x`` (root 0) has the
 location that it is good at, what a proof came to (``+`` it is good everywhere, ``-`` it is not, or
@@ -37,7 +37,6 @@ from kcache.nvrtc.files import (
     FileDigests,
     Stamp,
     Watched,
-    answer_now,
     error_now,
     lasting,
     stamp_of,
@@ -77,8 +76,9 @@ class Difference(NamedTuple):
         kind: `changed` or `gone`, of a header that was read; `appeared`, of something that was not
             there; `vanished`, of something that was; `identity`, of files that became one, or two;
             `root`, of a set that is for another include path; `variable`, of an environment
-            variable; `answer`, of a rarer question to the file system; `called`, of a source that
-            has another name; `place`, of a directory that the outcome shows.
+            variable; `answer`, of a path that could not be read, or now can't be so for another
+            reason; `called`, of a source that has another name; `place`, of a directory that the
+            outcome shows.
         path: absolute path of the file, or name of the variable or the source; empty where no
             single one is meant.
     """
@@ -307,9 +307,6 @@ class StoredHeaderSet:
         for error, rooted in sections.denied:
             if error_now(search.path(rooted)) != error:
                 yield Difference("answer", search.path(rooted))
-        for question, rooted, answer in sections.others:
-            if answer_now(question, search.path(rooted)) != answer:
-                yield Difference("answer", search.path(rooted))
         for name, value in sections.variables:
             if search.variable(name) != value:
                 yield Difference("variable", name)
@@ -389,7 +386,6 @@ def _asked(sections: Sections) -> Iterator[RootedPath]:
     yield from _each((*sections.files, *sections.absent))
     yield from (*sections.present, *sections.folders)
     yield from (rooted for _, rooted in sections.denied)
-    yield from (rooted for _, rooted, _ in sections.others)
 
 
 class Manifest:

@@ -66,7 +66,7 @@ def kernel(
 def header_set(name: str, digest: bytes) -> StoredHeaderSet:
     """Returns a set of one header that was read, and one that must be absent."""
     read, nothing = FileAnswer("f", 0, (1,) * 5, digest), FileAnswer("-", 0, (0,) * 5, b"")
-    trace = Trace({f"inc/{name}": read, f"src/{name}": nothing}, {}, {}, "", False)
+    trace = Trace({f"inc/{name}": read, f"src/{name}": nothing}, {}, "", False)
     return StoredHeaderSet(encode(trace, HeaderSearch("src/k.cu", ["inc"], directory="/here")))
 
 

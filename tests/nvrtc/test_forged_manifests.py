@@ -187,7 +187,7 @@ def test_no_changed_manifest_gives_another_kernel_or_an_error(cached: Cached, lo
     check()
 
 
-@pytest.mark.parametrize("kind", ["f", "e", "o"])
+@pytest.mark.parametrize("kind", ["f", "e"])
 @pytest.mark.parametrize(
     "path",
     [
@@ -211,7 +211,6 @@ def test_what_is_no_header_is_not_read(
     group = {
         "f": f"f{ABSOLUTE}\0{path}",
         "e": f"e{ABSOLUTE}\0{13}\0{path}",
-        "o": f"o{ABSOLUTE}\0access4\0{path}\0{b'13'.hex()}",
     }[kind]
     text = group.encode() + b"\0\0" + raw[4 : 4 + length]
     digests = bytes(SIZE) * (kind == "f") + raw[4 + length :]

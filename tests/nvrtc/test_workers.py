@@ -586,7 +586,7 @@ _FIELDS = st.lists(st.binary(max_size=60), max_size=12)
 
 _TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12)
 _ANSWER = FileAnswer("f", 0, (1, 2, 3, 4, 5), bytes(range(16)))
-_RECORD = Trace({"a.h": _ANSWER}, {("access4", "b"): b"0"}, {"PWD": None, "X": "1=2"}, "", True)
+_RECORD = Trace({"a.h": _ANSWER}, {"PWD": None, "X": "1=2"}, "", True)
 MESSAGES = [
     Hello("nvrtc x", (13, 5), (80, 90), True, ""),
     Ask(

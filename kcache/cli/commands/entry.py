@@ -41,7 +41,6 @@ _KINDS = {
     "names": "names of texts that are in memory",
     "same": "names of equal files; equal numbers are one file",
     "denied": "paths that can't be read",
-    "others": "other questions to the file system",
     "variables": "environment variables",
 }
 
@@ -209,7 +208,6 @@ def _paths(header_set: StoredHeaderSet) -> dict[str, list[dict[str, str | int]]]
         "names": [_at(*each) for each in found.names],
         "same": [{"number": number, **_at(*each)} for number, each in found.same],
         "denied": [{"error": os.strerror(error), **_at(*each)} for error, each in found.denied],
-        "others": [{"question": question, **_at(*each)} for question, each, _ in found.others],
         "variables": [
             {"name": name, "value": "(not set)" if value is None else value}
             for name, value in found.variables

@@ -135,35 +135,31 @@ class Trace(NamedTuple):
 
     Attributes:
         files: path as asked -> answer.
-        others: (question, path) -> answer, of rarer questions.
         variables: name -> value of environment variables, None for one that is not set.
         unfollowed: what can't be recorded, in words; empty if there is nothing.
         may_ask_time: whether a text may use the time of the compile; see `clock`.
     """
 
     files: Mapping[str, FileAnswer]
-    others: Mapping[tuple[str, str], bytes]
     variables: Mapping[str, str | None]
     unfollowed: str
     may_ask_time: bool
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
-        others = [(*question, answer) for question, answer in self.others.items()]
-        return [_field((self.files, others, *self[2:]))]
+        return [_field(self)]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Trace:
         """Return the message in the fields; raises WireError."""
         with _checked("the trace"):
             (field,) = fields
-            files, others, variables, unfollowed, time = json.loads(field)
+            files, variables, unfollowed, time = json.loads(field)
             return cls(
                 {
                     path: FileAnswer(kind, error, tuple(stamp), bytes.fromhex(digest))
                     for path, (kind, error, stamp, digest) in files.items()
                 },
-                {(question, path): bytes.fromhex(answer) for question, path, answer in others},
                 variables,
                 unfollowed,
                 time,

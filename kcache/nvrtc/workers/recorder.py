@@ -14,7 +14,7 @@ A question that it can't answer that way (a pipe, a process to start, a file to 
 operating system, and is noted: such an outcome is not cached.
 
 Seen with NVRTC 12.4 to 13.5, by strace: the compiler asks nothing but `fopen`, `__xstat`, `getenv`,
-`getcwd` and the time. The other hooks are for options and releases that ask more.
+`getcwd` and the time; with precompiled headers, it also writes. Other questions are not followed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-import xxhash
-
 from kcache.nvrtc.workers import PROCESS_IDS
 from kcache.nvrtc.workers.clock import another_time
 from kcache.nvrtc.workers.import_table import ImportTable
@@ -36,8 +34,6 @@ from kcache.nvrtc.workers.told import (
     FileAnswers,
     PathAnswer,
     ToldEnvironment,
-    kind_of_status,
-    size_of_status,
 )
 
 __all__ = ["Recorder"]
@@ -62,7 +58,6 @@ class Recorder:
         library: path of the loaded library, as `/proc/self/maps` has it.
 
     Attributes:
-        others: (question, path) -> answer, of rarer questions.
         environment: the variables that the compiler is told.
         unfollowed: what can't be recorded, in words.
         tells_process: whether the compiler gets its real process id, which is in the names of
@@ -70,7 +65,6 @@ class Recorder:
     """
 
     def __init__(self, library: str) -> None:
-        self.others: dict[tuple[bytes, bytes], bytes] = {}
         self.environment = ToldEnvironment()
         self.unfollowed: list[str] = []
         self._files = FileAnswers(self.unfollowed)
@@ -108,7 +102,6 @@ class Recorder:
         time, the process id and random numbers are others, too.
         """
         self.files.clear()
-        self.others.clear()
         self.unfollowed.clear()
         self._streams.clear()
         self._files.written.clear()
@@ -142,11 +135,6 @@ class Recorder:
             ("open open64", self._open, number, (text, number, number)),
             ("__xstat __xstat64", self._xstat, number, (number, text, status)),
             ("stat stat64", self._stat, number, (text, status)),
-            ("__lxstat __lxstat64", self._lxstat, number, (number, text, status)),
-            ("access", self._access, number, (text, number)),
-            ("opendir", self._opendir, _POINTER, (text,)),
-            ("readlink", self._readlink, _LONG, (text, _POINTER, size)),
-            ("realpath", self._realpath, _POINTER, (text, _POINTER)),
             ("getcwd", self._getcwd, _POINTER, (_POINTER, size)),
             ("getenv secure_getenv", self._getenv, _POINTER, (text,)),
             ("syscall", self._syscall, _LONG, (_LONG,) * 7),
@@ -162,9 +150,9 @@ class Recorder:
             ("execv execve execvp", self._effect, number, (text, _POINTER, _POINTER)),
             ("connect bind", self._effect, number, (number, _POINTER, number)),
             ("fork", self._effect, number, ()),
-            ("openat openat64", self._unseen, number, (number, text, number, number)),
-            ("lstat lstat64", self._unseen, number, (text, status)),
-            ("statx fstatat __fxstatat scandir glob ftw nftw", self._unseen, _LONG, (_LONG,) * 6),
+            ("access opendir readlink realpath scandir glob", self._unseen, _LONG, (_LONG,) * 6),
+            ("lstat lstat64 __lxstat __lxstat64 statx", self._unseen, _LONG, (_LONG,) * 6),
+            ("fstatat __fxstatat ftw nftw openat openat64", self._unseen, _LONG, (_LONG,) * 6),
         ):
             for name in names.split():
                 self._hook(name, ours, result, *arguments)
@@ -256,36 +244,6 @@ class Recorder:
         ctypes.memmove(status, answer.status, len(answer.status))
         return 0
 
-    def _lxstat(self, real: Callable[..., Any], version: int, path: bytes, status: int) -> int:
-        found: int = real(version, path, status)
-        there = b"" if found else ctypes.string_at(status, size_of_status())
-        kind = kind_of_status(there).encode() if there else b"-"
-        self._note(b"lstat", path, kind)
-        return found
-
-    def _access(self, real: Callable[..., Any], path: bytes, mode: int) -> int:
-        found: int = real(path, mode)
-        self._note(b"access%d" % mode, path, b"%d" % (ctypes.get_errno() if found else 0))
-        return found
-
-    def _opendir(self, real: Callable[..., Any], path: bytes) -> int | None:
-        try:
-            names = b"\0".join(sorted(os.listdir(path)))
-            self._note(b"listdir", path, xxhash.xxh3_128_digest(names))
-        except OSError as error:
-            self._note(b"listdir", path, b"%d" % (error.errno or 0))
-        return real(path)  # type: ignore[no-any-return]
-
-    def _readlink(self, real: Callable[..., Any], path: bytes, buffer: int, size: int) -> int:
-        length: int = real(path, buffer, size)
-        self._note(b"readlink", path, ctypes.string_at(buffer, length) if length >= 0 else b"")
-        return length
-
-    def _realpath(self, real: Callable[..., Any], path: bytes, buffer: int | None) -> int | None:
-        found: int | None = real(path, buffer)
-        self._note(b"realpath", path, ctypes.string_at(found) if found else b"")
-        return found
-
     def _getcwd(self, real: Callable[..., Any], buffer: int | None, size: int) -> int | None:
         if not self._files.moved:
             return real(buffer, size)  # type: ignore[no-any-return]
@@ -358,13 +316,6 @@ class Recorder:
     def _unseen(self, name: str, real: Callable[..., Any], *given: Any) -> int:  # noqa: ANN401
         self.unfollowed.append(f"the compiler calls {name}, which is not followed")
         return real(*given)  # type: ignore[no-any-return]
-
-    def _note(self, question: bytes, path: bytes, answer: bytes) -> None:
-        if self._files.moved:
-            self.unfollowed.append(f"{question.decode()} is not answered for moved directories")
-        before = self.others.setdefault((question, path), answer)
-        if before != answer:
-            self.unfollowed.append(f"{os.fsdecode(path)} changed during the compile")
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import xxhash
 
 from kcache.nvrtc.files import stamp_of
 
-__all__ = ["PathAnswer", "FileAnswers", "ToldEnvironment", "kind_of_status", "size_of_status"]
+__all__ = ["FileAnswers", "PathAnswer", "ToldEnvironment"]
 
 #: Errors which say that there is no file.
 _NOTHING = (errno.ENOENT, errno.ENOTDIR)
@@ -25,8 +25,6 @@ _SYSTEM = frozenset((b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo"))
 #: A path below one of these leads to different files in different processes; `/proc/self/cwd`, for
 #: example.
 _OF_PROCESSES = (b"/proc/", b"/sys/")
-#: st_mode in `struct stat`, and its size, by machine (glibc, 64 bits).
-_LAYOUTS = {"x86_64": (24, 144), "aarch64": (16, 128)}
 assert sys.byteorder == "little" or not sys.platform.startswith("linux")
 #: Answers that kcache gives itself, whatever the program's environment says: a worker takes no part
 #: in the program's `make`, and NVRTC's own cache would answer instead of the compiler.
@@ -71,17 +69,6 @@ def answer_of(status: os.stat_result) -> PathAnswer:
 def kind_of(mode: int) -> str:
     """Return `f` for a file, `d` for a directory, `o` for anything else."""
     return "f" if stat.S_ISREG(mode) else "d" if stat.S_ISDIR(mode) else "o"
-
-
-def size_of_status() -> int:
-    """Return how many bytes a `struct stat` has on this machine."""
-    return _LAYOUTS[os.uname().machine][1]
-
-
-def kind_of_status(status: bytes) -> str:
-    """Return the kind of file that a `struct stat` describes."""
-    mode: int = struct.unpack_from("<I", status, _LAYOUTS[os.uname().machine][0])[0]
-    return kind_of(mode)
 
 
 def _packed(status: os.stat_result) -> bytes:

@@ -217,10 +217,6 @@ class _Worker:
                 for path, found in recorder.files.items()
             },
             {
-                (question.decode(), os.fsdecode(path)): told
-                for (question, path), told in recorder.others.items()
-            },
-            {
                 os.fsdecode(name): None if value is None else os.fsdecode(value)
                 for name, value in recorder.environment.asked.items()
             },
