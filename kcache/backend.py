@@ -24,7 +24,6 @@ __all__ = [
     "check_key",
     "is_backend",
     "is_key",
-    "key_error",
     "open_backend",
     "require_backend",
 ]
@@ -50,12 +49,7 @@ def check_key(key: object) -> None:
         ConfigError: `key` is not 64 lower-case hexadecimal digits.
     """
     if not is_key(key):
-        raise key_error(key)
-
-
-def key_error(key: object) -> ConfigError:
-    """Return the error that is raised for a text that is no key."""
-    return ConfigError(f"key {key!r} is not allowed; allowed: 64 lower-case hexadecimal digits")
+        raise ConfigError(f"key {key!r} is not allowed; allowed: 64 lower-case hexadecimal digits")
 
 
 class EntryInfo(NamedTuple):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kcache.backend import KEY_LENGTH, Backend, Usage, check_key, key_error
+from kcache.backend import Backend, Usage, check_key
 from kcache.config import DEFAULT_MAX_SIZE, DEFAULT_WAIT
 from kcache.engine.stats import Counters, Stats, StatsFile
 from kcache.entry import Entry, encode, open_envelope
@@ -354,10 +354,7 @@ class CacheEngine:
 
     def _load(self, key: str, *, again: bool = False) -> Entry | None:
         """Return the entry that the backend holds, verified, or None."""
-        # Keeps a path inside the backend. Whether it is a valid key is checked only after a miss:
-        # on a hit, the envelope holds the key.
-        if not isinstance(key, str) or len(key) != KEY_LENGTH or not key.isalnum():
-            raise key_error(key)
+        check_key(key)
         try:
             changes = self.memory.changes
             blob = self._read(key)
@@ -368,16 +365,10 @@ class CacheEngine:
                     self.memory.put(key, entry, len(blob), unless_since=changes)
                 return entry
         except CorruptEntryError as error:
-            check_key(key)
             if not again:
                 self.refuse(key, error)
         except SURVIVED as error:
-            check_key(key)
             self.report("get", error)
-        except ValueError:
-            check_key(key)
-            raise
-        check_key(key)
         return None
 
     def refuse(self, key: str, error: CorruptEntryError) -> None:

@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kcache.errors import KcacheError
+from kcache.entry import Entry
+from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.nvrtc.manifest import BAD, GOOD, Manifest
 from kcache.nvrtc.workers.cores import usable_cores
 from kcache.util import log
 from kcache.util.forks import after_fork
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
 
-__all__ = ["ProofQueue", "prove"]
+__all__ = ["ProofQueue", "prove", "store_verdict"]
 
 
 def prove(
@@ -55,6 +57,36 @@ def prove(
         return None
     finder.engine.counters.add("proofs")
     return None if verdict is None else (kernel, verdict)
+
+
+def store_verdict(
+    finder: Finder,
+    request: Request,
+    header_set: StoredHeaderSet | None,
+    manifest: Manifest | None,
+    verdict: Verdict,
+) -> bool:
+    """Note whether a kernel is good in other places, and tell it.
+
+    That is in the manifest, or in the kernel itself if there are no headers. The caller holds the
+    key's lock.
+    """
+    good = verdict.good
+    try:
+        if header_set is None:
+            entry, _ = finder.engine.fetch(request.key, again=True)
+            if entry is not None:  # else it was evicted a moment ago
+                about = {**entry.metadata, "proof": GOOD if good else BAD}
+                finder.engine.put(request.key, Entry(entry.payload, about))
+            return good
+        merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
+        judged = merged.judge(header_set, verdict.header_set)
+        good = judged is verdict.header_set
+        judged.remember(request.search, request.location)
+        finder.headers.put(request, merged)
+    except (ConfigError, OSError) as error:
+        finder.engine.report("store", error)
+    return good
 
 
 class ProofQueue:

@@ -4,8 +4,10 @@
    (`engine.single_flight`). It looks again (`find`), and asks remotes (`remotes`).
 2. If the cache has the kernel for another location, a compile may prove that it is good here, too
    (`proofs`).
-3. Otherwise the request is compiled (`nvrtc.frontend`). The kernel and its manifest are stored
-   (`store`).
+3. Otherwise the request is compiled (`nvrtc.frontend`). The kernel is stored, and then its
+   manifest, so that no manifest names a kernel that was never stored, whenever the process is
+   killed. If two processes store header sets of one request at the same time, one of the two may be
+   lost, and is compiled again.
 4. With eager relocation, a proof shows that the kernel is good in other locations (`proofs`).
 5. The threads that waited find the kernel in the cache, or adopt the answer.
 """
@@ -16,9 +18,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kcache.errors import CompileError, MissError
+from kcache.errors import CompileError, ConfigError, MissError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.find import Holding
+from kcache.nvrtc import is_called
+from kcache.nvrtc.manifest import Manifest
+from kcache.nvrtc.metadata import metadata_of
+from kcache.nvrtc.relocation import shows_name
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -26,13 +32,14 @@ if TYPE_CHECKING:
 
     from kcache.config import Config
     from kcache.engine.opening import OpenedBackend
+    from kcache.entry import Entry
     from kcache.kernels.find import Finder
     from kcache.kernels.proofs import ProofQueue
     from kcache.kernels.remotes import RemoteKernels
     from kcache.kernels.sources import Found
     from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.frontend import Frontend
-    from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+    from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
     from kcache.remote.client import Lease
 
@@ -178,8 +185,6 @@ class Resolver:
         It is stored if it may be stored. `manifest` is the one that is stored now. `lease` is
         returned when the kernel has reached the remotes.
         """
-        from kcache.kernels.store import store  # a waiting thread needs none
-
         if self._config.on_miss.value == "error":
             self.finder.counts.miss()
             raise _refusal(self.finder, self._config, request)
@@ -196,7 +201,9 @@ class Resolver:
         # After `close`, the client has left, so no result is written any more.
         if compiled.problem or self._closed:
             return CompiledKernel.of(compiled, request.key, ()), None
-        kernel, entry, stored = store(self.finder, request, compiled, header_set, manifest=manifest)
+        kernel, entry, stored = _store(
+            self.finder, request, compiled, header_set, manifest=manifest
+        )
         if self.remotes is not None:
             self.remotes.upload(request, header_set, (kernel.key, entry), lease)
         eager = self._eager or (request.caller is not None and request.caller.alone)
@@ -244,8 +251,7 @@ class Resolver:
 
         The key's lock is held. The proof takes the time of a compile, so no time is saved.
         """
-        from kcache.kernels.proofs import prove
-        from kcache.kernels.store import store_verdict
+        from kcache.kernels.proofs import prove, store_verdict
 
         started = time.perf_counter()
         header_set = None
@@ -271,8 +277,7 @@ class Resolver:
 
     def _prove_later(self, request: Request, header_set: StoredHeaderSet | None) -> None:
         """Prove a stored kernel, and store the verdict; for the queue."""
-        from kcache.kernels.proofs import prove
-        from kcache.kernels.store import store_verdict
+        from kcache.kernels.proofs import prove, store_verdict
 
         finder = self.finder
         found = prove(finder, self._front(), request, header_set)
@@ -305,6 +310,58 @@ def _may_be_good_elsewhere(request: Request, key: str, header_set: StoredHeaderS
         return header_set.may_be_good_elsewhere
     # Without headers, the place is the source's name, which is the same everywhere if it is plain.
     return not request.has_name and key == request.key and "/" in request.source_name
+
+
+# -- store -----------------------------------------------------------------------------------------
+
+
+def _store(
+    finder: Finder,
+    request: Request,
+    compiled: Compiled,
+    header_set: StoredHeaderSet | None,
+    manifest: Manifest | None,
+) -> tuple[CompiledKernel, Entry, bool]:
+    """Store a compiled kernel; return it, its entry, and whether it will be found.
+
+    Args:
+        finder: of the cache.
+        request: the request.
+        compiled: what the compiler returned.
+        header_set: the header set of its compile, None for a self-contained request.
+        manifest: of the request, as it is stored.
+    """
+    holding = None if header_set is None else Holding.of(header_set, request)
+    key = request.key
+    if holding is not None:
+        key = holding.key
+    elif request.named_key and (shows_name(request, compiled) or _is_taken(finder, request)):
+        key = request.named_key
+    kernel = CompiledKernel.of(compiled, key, () if holding is None else holding.dependencies)
+    finder.counts.saved(key, 0.0)
+    engine, headers = finder.engine, finder.headers
+    entry, stored = kernel.to_entry(metadata_of(request, key)), False
+    rejected = engine.stats().rejected
+    try:
+        # The kernel comes first: a manifest must not promise a kernel that is not there.
+        stored = engine.put(key, entry)
+        if stored and holding is not None:
+            header_set = holding.header_set
+            header_set.remember(request.search, request.location)
+            merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
+            merged.add(header_set)
+            stored = headers.put(request, merged, holding)
+    except (ConfigError, OSError) as error:
+        engine.report("store", error)
+    if not stored and key != request.key and engine.stats().rejected > rejected:
+        engine.note("rejected", request.key)  # the next request asks for it by this key
+    return kernel, entry, stored
+
+
+def _is_taken(finder: Finder, request: Request) -> bool:
+    """Tell whether the key has a kernel that is not good for this name of the source."""
+    entry, _ = finder.engine.fetch(request.key, again=True)
+    return entry is not None and not is_called(entry, request.source_name)
 
 
 # -- why it is compiled ----------------------------------------------------------------------------

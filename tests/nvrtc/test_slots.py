@@ -175,7 +175,6 @@ def test_a_containers_quota_bounds_it_and_nobody_else(
     quota = tmp_path / "container" / "cpu.max"
     quota.parent.mkdir()
     quota.write_text("100000 100000\n")
-    monkeypatch.setattr(cores, "_REMEMBERED", 0.0)
     with monkeypatch.context() as inside:
         inside.setattr(cores, "_QUOTAS", ((str(quota), None),))
         assert usable_processors().most == 1
@@ -188,7 +187,6 @@ def test_a_containers_quota_bounds_it_and_nobody_else(
 def test_machines_that_share_a_directory_do_not_wait_for_each_other(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "_REMEMBERED", 0.0)
     held = [take(path) for _ in ALL]
     assert take(path) is None
     (tmp_path / "boot_id").write_text("0f4e5d6c-1111-4222-8333-444455556666\n")

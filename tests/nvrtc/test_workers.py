@@ -418,18 +418,12 @@ def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path
         assert ("switched off" if variable != "none" else "no worker can be started") in said
 
 
-def test_the_containers_quota_is_read_once_in_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each compile asks how many cores there are; one that is not asked for long reads it again."""
+def test_the_containers_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quota = tmp_path / "cpu.max"
     quota.write_text("100000 100000\n")
     monkeypatch.setattr(cores, "_QUOTAS", ((str(quota), None),))
-    monkeypatch.setattr(cores, "_read", None)
     assert cores.usable_cores() == 1
     quota.write_text("max 100000\n")
-    assert cores.usable_cores() == 1
-    monkeypatch.setattr(cores, "_REMEMBERED", 0.0)
     assert cores.usable_cores() == len(os.sched_getaffinity(0))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import NamedTuple
 
 __all__ = ["Processors", "usable_cores", "usable_processors"]
@@ -15,9 +14,6 @@ _QUOTAS = (
     ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-#: A container's quota is read again after this many seconds: each compile asks for it, and it
-#: seldom changes.
-_REMEMBERED = 10.0
 
 
 class Processors(NamedTuple):
@@ -34,10 +30,6 @@ class Processors(NamedTuple):
     owner: bytes
 
 
-#: When the quota was read; the quota, and its container.
-_read: tuple[float, int | None, bytes] | None = None
-
-
 def usable_cores() -> int:
     """Return how many cores this process may use, by its affinity and its container's quota."""
     usable = usable_processors()
@@ -50,17 +42,8 @@ def usable_processors() -> Processors:
         numbers = frozenset(os.sched_getaffinity(0))
     else:
         numbers = frozenset(range(os.cpu_count() or 1))
-    quota, owner = _remembered_quota()
+    quota, owner = _quota()
     return Processors(numbers, sys.maxsize if quota is None else quota, owner)
-
-
-def _remembered_quota() -> tuple[int | None, bytes]:
-    """Return the container's quota, and its owner; at most a few seconds old."""
-    global _read  # noqa: PLW0603
-    now = time.monotonic()
-    if _read is None or now >= _read[0] + _REMEMBERED:
-        _read = now, *_quota()
-    return _read[1:]
 
 
 def _quota() -> tuple[int | None, bytes]:
