@@ -21,10 +21,10 @@ from kcache.nvrtc.inventory import (
     UNREADABLE,
     Item,
     Opened,
+    RequestSummary,
     describe,
     look_into,
 )
-from kcache.nvrtc.metadata import RequestSummary
 from kcache.util.units import local_time
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kcache.nvrtc.metadata import RequestSummary
+from kcache.nvrtc.inventory import RequestSummary
 from kcache.nvrtc.parsed_options import ParsedOptions, parse_options
 
 __all__ = ["Cause", "contrast", "include_paths"]

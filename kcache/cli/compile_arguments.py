@@ -281,7 +281,7 @@ def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:
         return options.replace(arch=arch)
     if options.target is not None and arch is None:
         return options
-    from kcache.nvrtc.device import current_arch
+    from kcache.util.cuda_driver import current_arch
 
     try:
         return options.replace(arch=current_arch())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kcache.engine.single_flight import copied
 from kcache.errors import CompileError
-from kcache.nvrtc.workers.cores import usable_cores
+from kcache.nvrtc.workers.slots import usable_cores
 
 if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel

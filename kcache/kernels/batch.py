@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.errors import ArgumentTypeError, CompileError, ConfigError
-from kcache.nvrtc.workers.cores import usable_cores
+from kcache.nvrtc.workers.slots import usable_cores
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

@@ -322,7 +322,7 @@ def _extra_key(table: _Table) -> bytes:
 
 def _own_arch(options: CompileOptions) -> tuple[str, ...]:
     """Return the architecture that extra options name, or the current GPU's."""
-    from kcache.nvrtc.device import current_arch
+    from kcache.util.cuda_driver import current_arch
 
     if options.target is not None:
         return (options.target,)

@@ -18,7 +18,7 @@ from kcache.entry import Entry
 from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.nvrtc.manifest import BAD, GOOD, Manifest
-from kcache.nvrtc.workers.cores import usable_cores
+from kcache.nvrtc.workers.slots import usable_cores
 from kcache.util import log
 from kcache.util.forks import after_fork
 

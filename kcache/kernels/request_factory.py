@@ -223,7 +223,7 @@ def with_target(options: CompileOptions | None) -> CompileOptions:
     if options is None:
         options = CompileOptions()
     if options.target is None:
-        from kcache.nvrtc.device import current_arch
+        from kcache.util.cuda_driver import current_arch
 
         options = options.replace(arch=current_arch())
     return options

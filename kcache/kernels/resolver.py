@@ -22,8 +22,8 @@ from kcache.errors import CompileError, ConfigError, MissError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.find import Holding
 from kcache.nvrtc import is_called
+from kcache.nvrtc.inventory import metadata_of
 from kcache.nvrtc.manifest import Manifest
-from kcache.nvrtc.metadata import metadata_of
 from kcache.nvrtc.relocation import shows_name
 from kcache.util import log
 

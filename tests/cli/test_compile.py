@@ -15,7 +15,7 @@ from cli.conftest import Said
 
 import kcache
 from kcache.errors import ConfigError
-from kcache.nvrtc.device import current_arch
+from kcache.util.cuda_driver import current_arch
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -230,7 +230,7 @@ def test_native_is_this_gpu(work: Path, here: Callable, monkeypatch: pytest.Monk
         pytest.skip(f"there is a GPU: {current_arch()}")
     said = here("compile", "axpy.cu")
     assert (said.code, "--arch sm_90" in said.err) == (2, True)
-    monkeypatch.setattr("kcache.nvrtc.device.current_arch", lambda: "sm_87")
+    monkeypatch.setattr("kcache.util.cuda_driver.current_arch", lambda: "sm_87")
     said = here("compile", "axpy.cu", "--arch", "native")
     assert said.code == 0, said.err
     assert "for sm_87" in here("why", "axpy.cu", "--arch", "sm_87").out

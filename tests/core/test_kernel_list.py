@@ -300,7 +300,7 @@ def test_archs_that_are_not_allowed(text: str, said: str, folder: Path) -> None:
 
 
 def test_without_arch_and_gpu_it_asks_for_one(folder: Path) -> None:
-    from kcache.nvrtc.device import current_arch
+    from kcache.util.cuda_driver import current_arch
 
     with contextlib.suppress(ConfigError):
         pytest.skip(f"there is a GPU: {current_arch()}")

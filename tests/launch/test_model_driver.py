@@ -244,7 +244,7 @@ handle.launch(1, 1, 0.5, 0, 0, 1)
 
 def test_the_architecture_of_the_current_gpu_is_the_default(model: Path) -> None:
     code = """
-from kcache.nvrtc.device import current_arch
+from kcache.util.cuda_driver import current_arch
 print(current_arch())
 assert model.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 1) == 0
 print(current_arch())

@@ -225,7 +225,6 @@ class TestNoDriver:
         code = """
         import sys
         import kcache
-        from kcache.nvrtc import device
         from ctypes.util import find_library
         if find_library("cuda"):
             print("driver")

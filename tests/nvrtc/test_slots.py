@@ -17,9 +17,8 @@ from core.helpers import fork, wait
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcache.nvrtc.workers import cores, slots
-from kcache.nvrtc.workers.cores import Processors, usable_processors
-from kcache.nvrtc.workers.slots import Slot, Slots
+from kcache.nvrtc.workers import slots
+from kcache.nvrtc.workers.slots import Processors, Slot, Slots, usable_processors
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="processes can't be bound to processors here"
@@ -176,7 +175,7 @@ def test_a_containers_quota_bounds_it_and_nobody_else(
     quota.parent.mkdir()
     quota.write_text("100000 100000\n")
     with monkeypatch.context() as inside:
-        inside.setattr(cores, "_QUOTAS", ((str(quota), None),))
+        inside.setattr(slots, "_QUOTAS", ((str(quota), None),))
         assert usable_processors().most == 1
         held = take(path)
         assert held is not None
@@ -190,7 +189,7 @@ def test_machines_that_share_a_directory_do_not_wait_for_each_other(
     held = [take(path) for _ in ALL]
     assert take(path) is None
     (tmp_path / "boot_id").write_text("0f4e5d6c-1111-4222-8333-444455556666\n")
-    monkeypatch.setattr(cores, "_BOOT_ID", str(tmp_path / "boot_id"))
+    monkeypatch.setattr(slots, "_BOOT_ID", str(tmp_path / "boot_id"))
     assert take(path) is not None
     assert all(held)
 
@@ -292,4 +291,4 @@ def test_a_directory_bounds_the_compiles_of_all_processes(tmp_path: Path, long: 
     """Processes want the same twelve kernels: twelve compiles, no more at a time than cores."""
     spans, compiles = run(tmp_path, [""] * (8 if long else 3), 12, same=True)
     assert compiles == 12
-    assert most_at_once(spans) <= cores.usable_cores()
+    assert most_at_once(spans) <= slots.usable_cores()

@@ -24,8 +24,8 @@ from nvrtc.talk import ask, worker
 import kcache
 from kcache import CompileError, CompileOptionError, KernelCache
 from kcache.nvrtc import compiler
-from kcache.nvrtc.workers import cores
 from kcache.nvrtc.workers import pool as pools
+from kcache.nvrtc.workers import slots
 from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Reply, Status, Trace
 from kcache.nvrtc.workers.pool import WorkerPool
 from kcache.nvrtc.workers.process import CrashedError, NoWorkerError
@@ -421,10 +421,10 @@ def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path
 def test_the_containers_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quota = tmp_path / "cpu.max"
     quota.write_text("100000 100000\n")
-    monkeypatch.setattr(cores, "_QUOTAS", ((str(quota), None),))
-    assert cores.usable_cores() == 1
+    monkeypatch.setattr(slots, "_QUOTAS", ((str(quota), None),))
+    assert slots.usable_cores() == 1
     quota.write_text("max 100000\n")
-    assert cores.usable_cores() == len(os.sched_getaffinity(0))
+    assert slots.usable_cores() == len(os.sched_getaffinity(0))
 
 
 def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:

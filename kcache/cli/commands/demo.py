@@ -71,7 +71,7 @@ def demo(*, arch: str | None, directory: str | None, as_json: bool) -> None:
 
 def _target(arch: str | None) -> tuple[str, str]:
     """Return the target, and in words how it relates to this machine."""
-    from kcache.nvrtc.device import current_arch
+    from kcache.util.cuda_driver import current_arch
 
     if arch is not None:
         return str(parse_arch(arch)), ""

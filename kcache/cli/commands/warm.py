@@ -16,7 +16,7 @@ from kcache.cli.terminal import columns, counted, interruptible, progress, say, 
 from kcache.config import Config
 from kcache.errors import CompileError
 from kcache.kernels.kernel_list import read_list
-from kcache.nvrtc.workers.cores import usable_cores
+from kcache.nvrtc.workers.slots import usable_cores
 from kcache.util.units import format_size, format_time
 
 if TYPE_CHECKING:

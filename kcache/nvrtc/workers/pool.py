@@ -11,9 +11,9 @@ from weakref import ref
 
 from kcache import environment as process_environment
 from kcache.nvrtc.parsed_options import are_harmless, parse_options
-from kcache.nvrtc.workers.cores import usable_cores
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
 from kcache.nvrtc.workers.process import CrashedError, WorkerProcess, standing
+from kcache.nvrtc.workers.slots import usable_cores
 from kcache.util.forks import after_fork
 from kcache.util.locks import Turn, Turns
 
