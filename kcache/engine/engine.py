@@ -23,7 +23,7 @@ from kcache.errors import (
 from kcache.util import log
 from kcache.util.forks import after_fork, at_end
 from kcache.util.locks import Turns
-from kcache.util.memory_tier import MemoryTier, Touches
+from kcache.util.memory_tier import MemoryTier
 
 if TYPE_CHECKING:
     from typing import Self
@@ -106,7 +106,6 @@ class CacheEngine:
         self._room = Turns()
         #: The cap, in stored bytes; a migration lowers it for a while.
         self.max_size = max_size
-        self._touches: Touches[str] = Touches(TOUCH_INTERVAL)
         #: The locks by which processes exclude each other for one key; None if they don't.
         self.lock_file = None if read_only else lock_file
         self._wait = wait
@@ -243,7 +242,6 @@ class CacheEngine:
     def clear(self) -> int:
         """Delete every entry; return how many there were. The statistics stay."""
         self.memory.clear()
-        self._touches.clear()
         removed = 0
         if not self.read_only:
             with self._surviving("clear"):
@@ -310,7 +308,8 @@ class CacheEngine:
             return self._load(key, again=again), False
         entry = self.memory.get(key) if isinstance(key, str) else None
         if entry is not None:
-            if self._touches.due(key, self._clock(), self.memory) and not self.read_only:
+            due = self.memory.due(key, self._clock(), TOUCH_INTERVAL)
+            if due and not self.read_only:
                 with self._surviving("touch"):
                     self.backend.touch(key)
             return entry, True

@@ -109,12 +109,10 @@ class Frontend:
             stored: the outcome of that compile.
         """
         kept = () if header_set is None else tuple(header_set.sections().kept)
-        elsewhere = moved(request, kept)
+        elsewhere, directories = moved(request, kept)
         asked_at = self._digests.clock()
         try:
-            run = compiler.compile_request(
-                elsewhere.request, self._limits, moved=elsewhere.directories
-            )
+            run = compiler.compile_request(elsewhere, self._limits, moved=directories)
         except CompileError as error:
             if error.result is None:  # it crashed, or took too long
                 return None
@@ -127,11 +125,9 @@ class Frontend:
             return Verdict(False)
         if header_set is None:
             return Verdict(True)
-        self._remember(request, elsewhere.request.search, run.trace, asked_at)
+        self._remember(request, elsewhere.search, run.trace, asked_at)
         search, proof = request.search, (GOOD, header_set.origin)
-        proven = _answers(
-            elsewhere.request, run.trace, search, kept=kept, location=EVERYWHERE, proof=proof
-        )
+        proven = _answers(elsewhere, run.trace, search, kept=kept, location=EVERYWHERE, proof=proof)
         same = proven.contents(search) == header_set.contents(search)
         if not same or not self._holds(request, proven):
             return Verdict(False)

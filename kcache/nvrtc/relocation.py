@@ -19,7 +19,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.search import SOURCE, HeaderSearch
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         def log(self) -> str: ...
 
 
-__all__ = ["Moved", "alike", "moved", "shown", "shows_name"]
+__all__ = ["alike", "moved", "shown", "shows_name"]
 
 #: Stands in mangled names of functions and variables with internal linkage, before the last part of
 #: the source's name. They do not depend on its directory (seen with NVRTC 12.4 and 13.5).
@@ -60,21 +60,12 @@ _MADE_UP = re.compile(rb"_[0-9a-f]{8}_(?:%s)" % b"|".join(b"%d" % each for each 
 _FILLER = "Qz" * 150
 
 
-class Moved(NamedTuple):
-    """A request as it would be in another place.
+def moved(request: Request, kept: Iterable[str]) -> tuple[Request, dict[str, str]]:
+    """Return the request in another place, but for what an outcome shows; see `shown`.
 
-    Attributes:
-        request: with the paths and the name that the compiler is told; its key is that of the
-            original.
-        directories: told path -> real path, both ending in a slash.
+    It has the paths and the name that the compiler is told; its key is that of the original. The
+    mapping has told path -> real path, both ending in a slash.
     """
-
-    request: Request
-    directories: dict[str, str]
-
-
-def moved(request: Request, kept: Iterable[str]) -> Moved:
-    """Return the request in another place, but for what an outcome shows; see `shown`."""
     search, fixed = request.search, {field.partition("=")[0] for field in kept}
     given = request.options.parsed.include_paths
     directories: dict[str, str] = {}
@@ -105,7 +96,7 @@ def moved(request: Request, kept: Iterable[str]) -> Moved:
         source_name=name,
         location="",
     )
-    return Moved(elsewhere, directories)
+    return elsewhere, directories
 
 
 def _other_letters(path: str) -> str:

@@ -24,22 +24,6 @@ import pytest
 from kcache.backend import Backend, EntryInfo
 from kcache.testing.doubles import FakeClock
 
-__all__ = [
-    "ContractBase",
-    "MAX_SIZE",
-    "PATIENCE",
-    "Writers",
-    "anything",
-    "as_threads",
-    "intact",
-    "key",
-    "run_forked",
-    "sealed",
-    "start",
-    "wait",
-    "work_of",
-]
-
 #: A child or thread that takes longer than this many seconds hangs. No test here takes this long.
 PATIENCE = 60
 

@@ -13,8 +13,6 @@ import pytest
 from kcache.backend import EntryInfo
 from kcache.testing._base import PATIENCE, ContractBase, anything, as_threads, key, sealed
 
-__all__ = ["BatchTests"]
-
 OLD, NEW = b"old" * 50, b"new!" * 2000
 FEW = [key(number) for number in range(4)]
 

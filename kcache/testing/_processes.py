@@ -21,8 +21,6 @@ from kcache.testing._base import (
     sealed,
 )
 
-__all__ = ["ProcessTests"]
-
 NAMES = [key(number) for number in range(8)]
 LARGEST = 20_000
 

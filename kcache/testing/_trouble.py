@@ -18,8 +18,6 @@ from kcache.errors import BackendError
 from kcache.testing._base import PATIENCE, ContractBase, anything, as_threads, key, sealed
 from kcache.testing.doubles import flipped, truncated
 
-__all__ = ["StrangerTests", "TroubleTests"]
-
 
 def _batch(backend: Backend) -> None:
     with backend.batch():

@@ -12,8 +12,6 @@ from kcache.errors import BackendError
 from kcache.testing._base import ContractBase, key, run_forked, sealed, work_of
 from kcache.testing.doubles import FakeClock
 
-__all__ = ["RecencyTests", "ValueTests"]
-
 #: Around 0, around the sizes of pages of 4, 16 and 64 KiB, and large.
 SIZES = [
     *(0, 1, 2, 15, 255, 256, 1000, 2000, 2048),

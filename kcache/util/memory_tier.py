@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sized
+from collections.abc import Hashable
 from threading import Lock
 from typing import Generic, TypeVar
 
 from kcache.util.forks import after_fork
 
-__all__ = ["ITEM_OVERHEAD", "MemoryTier", "Touches"]
+__all__ = ["ITEM_OVERHEAD", "MemoryTier"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -19,35 +19,15 @@ V = TypeVar("V")
 ITEM_OVERHEAD = 4352
 
 
-class Touches(Generic[K]):
-    """Decides when a hit in memory is recorded as a use in the backend.
+class _Item(Generic[V]):
+    """A value, what it is charged, and when its next use is to be recorded; 0 before the first."""
 
-    It is not recorded for the first hit, which comes right after the item was read or put, and then
-    once per interval. Threads: safe to share; two at once may both be told to record.
+    __slots__ = ("charge", "due", "value")
 
-    Args:
-        interval: seconds.
-    """
-
-    __slots__ = ("_due", "_interval")
-
-    def __init__(self, interval: float) -> None:
-        self._interval = interval
-        self._due: dict[K, float] = {}
-
-    def due(self, key: K, now: float, kept: Sized) -> bool:
-        """Tell whether to record this use of `key` at `now`; `kept` are the items in memory."""
-        if now < self._due.get(key, 0.0):
-            return False
-        if len(self._due) > 2 * len(kept):
-            self._due = {k: due for k, due in self._due.copy().items() if due > now}
-        first = key not in self._due
-        self._due[key] = now + self._interval
-        return not first
-
-    def clear(self) -> None:
-        """Forget every item."""
-        self._due.clear()
+    def __init__(self, value: V, charge: int) -> None:
+        self.value = value
+        self.charge = charge
+        self.due = 0.0
 
 
 class MemoryTier(Generic[K, V]):
@@ -63,9 +43,9 @@ class MemoryTier(Generic[K, V]):
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
-        self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._items: OrderedDict[K, _Item[V]] = OrderedDict()
         #: The most recently used item, if its last use was a read: it need not be moved again.
-        self._newest: tuple[V, int] | None = None
+        self._newest: _Item[V] | None = None
         self._used = 0
         self._lock = Lock()
         #: How often an item was put or removed (reads do not count); see `put`.
@@ -82,13 +62,26 @@ class MemoryTier(Generic[K, V]):
                 if self._items.get(key) is item:  # not evicted or replaced a moment ago
                     self._items.move_to_end(key)
                     self._newest = item
-        return item[0]
+        return item.value
+
+    def due(self, key: K, now: float, interval: float) -> bool:
+        """Tell whether to record this use of `key` at `now`, in seconds, elsewhere, too.
+
+        That is once per interval, but not at the first use, right after the item was read or put.
+        Two threads at once may both be told so.
+        """
+        item = self._items.get(key)
+        if item is None or now < item.due:
+            return False
+        first = not item.due
+        item.due = now + interval
+        return not first
 
     def peek(self, key: K) -> V | None:
         """Return the value under `key`, or None, without marking it as used."""
         with self._lock:
             item = self._items.get(key)
-            return None if item is None else item[0]
+            return None if item is None else item.value
 
     def put(self, key: K, value: V, size: int, *, unless_since: int | None = None) -> None:
         """Keep `value`, whose payload is `size` bytes, and evict what no longer fits.
@@ -105,14 +98,13 @@ class MemoryTier(Generic[K, V]):
             self._newest = None
             old = self._items.pop(key, None)
             if old is not None:
-                self._used -= old[1]
+                self._used -= old.charge
             if charge > self.max_size:
                 return
-            self._items[key] = (value, charge)
+            self._items[key] = _Item(value, charge)
             self._used += charge
             while self._used > self.max_size:
-                _, (_, freed) = self._items.popitem(last=False)
-                self._used -= freed
+                self._used -= self._items.popitem(last=False)[1].charge
 
     def delete(self, key: K) -> None:
         """Forget `key`, if it is there."""
@@ -121,7 +113,7 @@ class MemoryTier(Generic[K, V]):
             self._newest = None
             item = self._items.pop(key, None)
             if item is not None:
-                self._used -= item[1]
+                self._used -= item.charge
 
     def clear(self) -> None:
         """Forget everything."""

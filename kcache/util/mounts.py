@@ -13,19 +13,8 @@ _MOUNTS = "/proc/self/mountinfo"
 #: the same for all machines there.
 _NETWORK = frozenset(
     (
-        *(
-            "9p",
-            "acfs",
-            "afs",
-            "beegfs",
-            "ceph",
-            "cifs",
-            "coda",
-            "gfs",
-            "gfs2",
-            "glusterfs",
-            "gpfs",
-        ),
+        *("9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "gfs", "gfs2", "glusterfs"),
+        "gpfs",
         *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3"),
         *("prl_fs", "smbfs", "vboxsf", "virtiofs", "wekafs"),
     )

@@ -15,7 +15,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     from difflib import get_close_matches  # imported only if something is wrong
 
     plain = {_letters(each): each for each in known}
-    found = get_close_matches(_letters(name), plain, n=1, cutoff=0.7)
+    found = get_close_matches(_letters(name), plain, n=1, cutoff=0.65)
     return plain[found[0]] if found else None
 
 

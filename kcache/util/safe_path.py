@@ -18,11 +18,6 @@ _MOST_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ROOT = 0
 
-#: Paths that were found to be safe, with the user for whom they are. Since then, only that user or
-#: root can have changed them.
-_known: set[tuple[str, int]] = set()
-
-
 #: Owners of the layers that the user has named. The user trusts them with kernels. They matter only
 #: for reading: what kcache writes to belongs to the present user alone.
 trusted: set[int] = set()
@@ -55,12 +50,7 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
     if sys.platform == "win32":
         return ""
     user = os.geteuid()
-    if (path, user) in _known:
-        return ""
-    return _unsafe_part(path, user, user if owner is None else owner)
-
-
-def _unsafe_part(path: str, user: int, owner: int) -> str:
+    owner = user if owner is None else owner
     current, links = "/", 0
     problem = _problem(current, os.lstat(current), user, owner)
     left = [part for part in reversed(path.split("/")) if part]
@@ -89,8 +79,6 @@ def _unsafe_part(path: str, user: int, owner: int) -> str:
         if left:
             problem = _problem(here, status, user, owner)
         current = here
-    if not problem and owner == user:
-        _known.add((path, user))
     return problem
 
 
