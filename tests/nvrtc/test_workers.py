@@ -582,7 +582,7 @@ _TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("
 _ANSWER = FileAnswer("f", 0, (1, 2, 3, 4, 5), bytes(range(16)))
 _RECORD = Trace({"a.h": _ANSWER}, {"PWD": None, "X": "1=2"}, "", True)
 MESSAGES = [
-    Hello("nvrtc x", (13, 5), (80, 90), True, ""),
+    Hello("nvrtc x", (13, 5), (80, 90), ""),
     Ask(
         "source",
         "k.cu",

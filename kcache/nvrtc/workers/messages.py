@@ -51,13 +51,11 @@ class Hello(NamedTuple):
         identity: of the library as it is in memory.
         version: (major, minor).
         archs: architecture numbers that it knows.
-        records: whether it can record what the compiler asks.
     """
 
     identity: str
     version: tuple[int, int]
     archs: tuple[int, ...]
-    records: bool
     error: str = ""
 
     def pack(self) -> list[bytes]:
@@ -69,8 +67,8 @@ class Hello(NamedTuple):
         """Return the message in the fields; raises WireError."""
         with _checked("the worker's greeting"):
             (field,) = fields
-            identity, (major, minor), archs, records, error = json.loads(field)
-            return cls(identity, (major, minor), tuple(archs), records, error)
+            identity, (major, minor), archs, error = json.loads(field)
+            return cls(identity, (major, minor), tuple(archs), error)
 
 
 class Ask(NamedTuple):

@@ -41,7 +41,7 @@ class Nvrtc:
         self._library = library = ctypes.CDLL(path)
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
-    def hello(self, *, records: bool = False) -> Hello:
+    def hello(self) -> Hello:
         """Return what the library says of itself; ascending numbers of architectures."""
         major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -51,7 +51,7 @@ class Nvrtc:
         # Last: these calls load the library of builtins, which is part of the identity.
         found = libraries.loaded()
         identity = "" if found is None else found.identity
-        return Hello(identity, (major.value, minor.value), tuple(archs), records)
+        return Hello(identity, (major.value, minor.value), tuple(archs))
 
     def compile(self, ask: Ask) -> Reply:
         """Compile a program; return every output that the flags ask for, or the refusal."""

@@ -115,7 +115,7 @@ class WorkerProcess:
         self.library = library
         self.environment: Mapping[str, str] = {}
         self.standing = standing()
-        self.hello = Hello("", (0, 0), (), records=False)
+        self.hello = Hello("", (0, 0), ())
         self.compiles = 0
         self.peak = 0
         self.directory: str | None = None

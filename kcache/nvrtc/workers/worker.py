@@ -54,6 +54,10 @@ def main() -> None:
     threading.Thread(target=_watch, args=(source, parent, voice), daemon=True).start()
     try:
         worker = _Worker(path)
+    except OSError as error:
+        voice.say(Hello("", (0, 0), (), str(error)).pack())
+        os._exit(0)
+    try:
         voice.say(worker.hello.pack())
         while True:
             ask = Ask.unpack(receive(source))
@@ -116,30 +120,24 @@ def _watch(source: int, parent: int, voice: _Voice) -> None:
 
 
 class _Worker:
-    """The parts of a worker: a compiler, and the recorder of its questions."""
+    """The parts of a worker: a compiler, and the recorder of its questions.
+
+    Raises:
+        OSError: the compiler can't be loaded.
+    """
 
     def __init__(self, path: str) -> None:
-        self._nvrtc: Nvrtc | None = None
-        self._recorder: Recorder | None = None
         self._environment = worker_variables()
+        self._nvrtc = Nvrtc(path)
+        self._recorder: Recorder | None = None
         self._path = os.path.realpath(path)
         self._clock = ClockTest()
-        self.hello = self._load(path)
-
-    def _load(self, path: str) -> Hello:
-        try:
-            nvrtc = self._nvrtc = Nvrtc(path)
-        except OSError as error:
-            return Hello("", (0, 0), (), False, str(error))
-        records = import_table.supported()
-        if records:
+        if import_table.supported():
             from kcache.nvrtc.workers.recorder import Recorder
 
-            try:
+            with suppress(OSError, ValueError, KeyError):
                 self._recorder = Recorder(self._path)
-            except (OSError, ValueError, KeyError):
-                records = False
-        return nvrtc.hello(records=records)
+        self.hello = self._nvrtc.hello()
 
     def tidy(self) -> None:
         """Remove what the compiler leaves behind; the program may end a worker once it answers."""
@@ -167,7 +165,7 @@ class _Worker:
             return Reply(Status.FAILED, text="nothing can be proven here")
         try:
             _enter(directory)
-            reply = self._prove(ask, environment) if ask.proof else self._compile(ask)
+            reply = self._prove(ask, environment) if ask.proof else self._nvrtc.compile(ask)
         except (OSError, MemoryError) as error:
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
         return reply._replace(peak=_peak(), trace=self._trace(ask, environment))
@@ -183,7 +181,7 @@ class _Worker:
             source, flags = opaque.timeless(ask.source, ask.flags)
         try:
             with opaque.renamed(self._path, names):
-                reply = self._compile(ask._replace(source=source, flags=flags))
+                reply = self._nvrtc.compile(ask._replace(source=source, flags=flags))
         except OSError as error:
             return Reply(Status.REFUSED, code=_COMPILATION, text=str(error))
         assert self._recorder is not None
@@ -194,10 +192,6 @@ class _Worker:
             text = "a text may use a header's name unseen"
             return Reply(Status.REFUSED, code=_COMPILATION, text=text)
         return reply
-
-    def _compile(self, ask: Ask) -> Reply:
-        assert self._nvrtc is not None
-        return self._nvrtc.compile(ask)
 
     def _trace(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Trace | None:
         recorder = self._recorder
