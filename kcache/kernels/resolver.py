@@ -22,9 +22,6 @@ from kcache.errors import CompileError, ConfigError, MissError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.find import Holding
 from kcache.nvrtc import is_called
-from kcache.nvrtc.inventory import metadata_of
-from kcache.nvrtc.manifest import Manifest
-from kcache.nvrtc.relocation import shows_name
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
     from kcache.kernels.sources import Found
     from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.frontend import Frontend
-    from kcache.nvrtc.manifest import StoredHeaderSet
+    from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
     from kcache.remote.client import Lease
 
@@ -331,6 +328,10 @@ def _store(
         header_set: the header set of its compile, None for a self-contained request.
         manifest: of the request, as it is stored.
     """
+    from kcache.nvrtc.inventory import metadata_of  # a waiting thread needs none of these
+    from kcache.nvrtc.manifest import Manifest
+    from kcache.nvrtc.relocation import shows_name
+
     holding = None if header_set is None else Holding.of(header_set, request)
     key = request.key
     if holding is not None:

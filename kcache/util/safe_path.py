@@ -18,6 +18,11 @@ _MOST_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ROOT = 0
 
+#: Paths that were found to be safe, with the user for whom they are. Since then, only that user or
+#: root can have changed them.
+_known: set[tuple[str, int]] = set()
+
+
 #: Owners of the layers that the user has named. The user trusts them with kernels. They matter only
 #: for reading: what kcache writes to belongs to the present user alone.
 trusted: set[int] = set()
@@ -50,6 +55,8 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
     if sys.platform == "win32":
         return ""
     user = os.geteuid()
+    if (path, user) in _known:
+        return ""
     owner = user if owner is None else owner
     current, links = "/", 0
     problem = _problem(current, os.lstat(current), user, owner)
@@ -79,6 +86,8 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
         if left:
             problem = _problem(here, status, user, owner)
         current = here
+    if not problem and owner == user:
+        _known.add((path, user))
     return problem
 
 

@@ -260,7 +260,6 @@ def test_an_architecture_among_the_extra_options_is_changed_there(folder: Path) 
         ("kernels = [{ source = 'missing.cu' }]", ", kernel 1: source='missing.cu': no such file"),
         ("kernels = [{ source = 'x/**/*.cu' }]", ", kernel 1: source='x/**/*.cu' matches no file"),
         ("kernels = [{ source = 'src' }]", ", kernel 1: source='src': no such file"),
-        ("kernels = [{ source = '*.bin' }]", "bad.bin is not text: byte 1 is 0xff"),
         ("kernels = [{ text = 7 }]", ", kernel 1: text is int; allowed: CUDA C++ source text"),
         ("kernels = [{ text = ' ' }]", ", kernel 1: source is empty"),
         ("kernels = [{ text = 'x', names = 3 }]", ", kernel 1: names=3 is not allowed"),
@@ -297,6 +296,13 @@ def test_what_is_wrong_is_told_with_its_place(text: str, said: str, folder: Path
 )
 def test_archs_that_are_not_allowed(text: str, said: str, folder: Path) -> None:
     assert refused(folder, text).startswith(f", kernel 1: {said}")
+
+
+def test_a_source_that_is_no_text_is_named(folder: Path) -> None:
+    (folder / "bad.bin").write_bytes(b"x\xff")
+    said = refused(folder, "kernels = [{ source = '*.bin' }]", "sm_90")
+    assert said.startswith(", kernel 1: ")
+    assert "bad.bin is not text: byte 1 is 0xff" in said
 
 
 def test_without_arch_and_gpu_it_asks_for_one(folder: Path) -> None:

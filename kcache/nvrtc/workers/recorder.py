@@ -212,19 +212,9 @@ class Recorder:
     def _open(self, real: Callable[..., Any], path: bytes, flags: int, mode: int) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
             self._writes(path)
-            return real(path, flags, mode)  # type: ignore[no-any-return]
-        answer = self._files.opened(path)
-        if answer is None:
-            return real(path, flags, mode)  # type: ignore[no-any-return]
-        if answer.content is None:
-            ctypes.set_errno(answer.error)
-            return -1
-        answer.read = True
-        fd = os.memfd_create("kcache", os.MFD_CLOEXEC)
-        with open(os.dup(fd), "wb") as file:
-            file.write(answer.content)
-        os.lseek(fd, 0, os.SEEK_SET)
-        return fd
+        else:
+            self.unfollowed.append(f"the compiler opens {os.fsdecode(path)} in an unknown way")
+        return real(path, flags, mode)  # type: ignore[no-any-return]
 
     def _writes(self, path: bytes) -> None:
         self.unfollowed.append(f"the compiler writes {os.fsdecode(path)}")
