@@ -385,9 +385,6 @@ def _hardly_different(old: RequestSummary, new: RequestSummary) -> Cause:
     if was != now:
         what = f"the source is called {now}, was compiled as {was}, and its output may show that"
         return Cause("source_name", what, was, now)
-    if old.source_hash is None:
-        what = "what is cached under its name is of an older kcache, and does not tell its source"
-        return Cause("unknown", what)
     if old.request != new.request:
         what = "the same options are written in another way"
         return Cause("option", what, " ".join(old.flags), " ".join(new.flags))
@@ -419,7 +416,7 @@ def _alike(
 
     A default name that every source has says nothing. Then they have a kernel of the same name.
     """
-    if other.source_hash is not None and other.source_hash == about.source_hash:
+    if other.source_hash == about.source_hash:
         return True
     if other.source_name != about.source_name:
         return False

@@ -32,10 +32,7 @@ class Cause(NamedTuple):
 
 
 def contrast(old: RequestSummary, new: RequestSummary) -> list[Cause]:
-    """Return the differences between a request and the one that an entry answers.
-
-    Facts that an entry of an older version does not tell count as equal.
-    """
+    """Return the differences between a request and the one that an entry answers."""
     return [
         *_source(old, new),
         *_sets("names", "name expression", old.names, new.names),
@@ -47,14 +44,11 @@ def contrast(old: RequestSummary, new: RequestSummary) -> list[Cause]:
 
 
 def _source(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    if old.source_hash is not None and old.source_hash != new.source_hash:
+    if old.source_hash != new.source_hash:
         yield Cause("source", "the source's text changed")
     was, now = old.source_name, new.source_name
-    # The name is a part of the key if a bound says so, and was one in the key of older versions.
-    named = (
-        b is None or any(each.startswith("name=") for each in b) for b in (old.bound, new.bound)
-    )
-    if was != now and any(named):
+    # The name is a part of the key if a bound says so.
+    if was != now and any(each.startswith("name=") for each in (*old.bound, *new.bound)):
         yield Cause("source_name", f"the source is called {now}, and was {was}", was, now)
     if old.arch != new.arch:
         what = f"the target changed from {old.arch or 'none'} to {new.arch}"
@@ -62,7 +56,7 @@ def _source(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 
 def _rest(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    if old.extra_key not in (None, new.extra_key):
+    if old.extra_key != new.extra_key:
         how = "removed" if not new.extra_key else "changed" if old.extra_key else "added"
         yield Cause("extra_key", f"extra_key was {how}")
     if old.compiler != new.compiler:
@@ -127,8 +121,6 @@ def _valued(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Ite
 
 def _headers(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     """Yield the differences of the in-memory headers."""
-    if old.headers is None or new.headers is None:
-        return
     was, now = old.headers, new.headers
     yield from _sets("memory_header", "in-memory header", sorted(was), sorted(now))
     for name in sorted(was.keys() & now.keys()):
@@ -138,8 +130,6 @@ def _headers(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     """Yield the differences of the directories that a key holds; see `Request.bound`."""
-    if old.bound is None or new.bound is None:
-        return
     before, after = _kinds(old.bound), _kinds(new.bound)
     if before["paths"] and after["paths"] and before["paths"] != after["paths"]:
         was, now = before["paths"][0], after["paths"][0]

@@ -272,11 +272,11 @@ class RequestSummary(NamedTuple):
     arch: str
     flags: tuple[str, ...]
     compiler: str
-    source_hash: str | None = None
-    headers: Mapping[str, str] | None = None
-    extra_key: str | None = None
-    bound: tuple[str, ...] | None = None
-    request: str | None = None
+    source_hash: str
+    headers: Mapping[str, str]
+    extra_key: str
+    bound: tuple[str, ...]
+    request: str
     nvrtc: str = ""
     created: float | None = None
 
@@ -299,7 +299,6 @@ class RequestSummary(NamedTuple):
     @classmethod
     def read(cls, metadata: Mapping[str, JSON], key: str) -> RequestSummary:
         """Return the summary in the metadata of the kernel under `key`, which may be wrong."""
-        new = isinstance(metadata.get("source_hash"), str)
         headers = metadata.get("headers")
         return cls(
             text_of(metadata.get("source_name")),
@@ -307,15 +306,13 @@ class RequestSummary(NamedTuple):
             text_of(metadata.get("arch")),
             texts_of(metadata.get("flags")),
             text_of(metadata.get("compiler")),
-            text_of(metadata.get("source_hash")) if new else None,
+            text_of(metadata.get("source_hash")),
             {str(name): text_of(value) for name, value in headers.items()}
             if isinstance(headers, dict)
-            else {}
-            if new
-            else None,
-            text_of(metadata.get("extra_key")) if new else None,
-            texts_of(metadata.get("bound")) if new else None,
-            text_of(metadata.get("request")) or key if new else None,
+            else {},
+            text_of(metadata.get("extra_key")),
+            texts_of(metadata.get("bound")),
+            text_of(metadata.get("request")) or key,
             text_of(metadata.get("nvrtc")),
             number_of(metadata.get("created")),
         )
@@ -335,8 +332,8 @@ def metadata_of(request: Request, key: str) -> dict[str, JSON]:
     }
     optional: dict[str, JSON] = {
         "request": "" if request.key == key else request.key,
-        "bound": [*(about.bound or ())],
-        "headers": dict(about.headers or {}),
+        "bound": [*about.bound],
+        "headers": dict(about.headers),
         "extra_key": about.extra_key,
         "nvrtc": _nvrtc(request.compiler),
     }

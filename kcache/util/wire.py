@@ -29,8 +29,6 @@ _MAX_FIELDS = 1 << 20
 #: A CUBIN with debug information may have hundreds of megabytes.
 _MAX_BYTES = 4 << 30
 _CHUNK = 1 << 20
-#: From this size in bytes on, copying a message costs more than system calls.
-_LARGE = 1 << 15
 
 
 class WireError(Exception):
@@ -81,15 +79,7 @@ def receive(
     sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count, read))
     if sum(sizes) > most:
         raise WireError("the message is too long")
-    if sum(sizes) > _LARGE:  # each part separately, so that it is copied once less
-        return [_exactly(fd, size, read) for size in sizes]
-    data = _exactly(fd, sum(sizes), read)
-    fields: list[bytes] = []
-    at = 0
-    for size in sizes:
-        fields.append(data[at : at + size])
-        at += size
-    return fields
+    return [_exactly(fd, size, read) for size in sizes]
 
 
 def number_in(field: bytes) -> int:
