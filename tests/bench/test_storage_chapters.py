@@ -1,93 +1,13 @@
-"""The chapters about storage, on little: what they yield, and that their probes can tell."""
+"""The probes of the comparison: what kcache does, and that they find out who does otherwise."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from chapters.damage import _facts
-from chapters.sizes import sizes
-from contenders.contenders import (
-    BY_NAME,
-    CONTENDERS,
-    DISKCACHE,
-    FILE_STREAM,
-    MEMORY,
-    Contender,
-    Opened,
-)
+from contenders.contenders import DISKCACHE, Contender, Opened
 from contenders.fault_probes import MISS, SMALL_COUNT, flipped, oversize, run, truncated
-from harness.findings import Point, Ratio
-from harness.plan import KIB, QUICK
-from harness.worker_processes import Workers
-
-SMALL = replace(
-    QUICK,
-    fills=2,
-    calls=2,
-    value_sizes=(KIB, 100 * KIB),
-    counts=(100, 1_000),
-)
-
-
-@pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what takes long: nothing of it is about what is tested here."""
-    monkeypatch.setattr(os, "sync", lambda: None)  # waits for whatever else this machine writes
-    from chapters import sizes as sizes_module
-
-    chosen = tuple(
-        each for each in CONTENDERS if each.name in ("kcache `file`", "kcache `lmdb`", FILE_STREAM)
-    )
-    monkeypatch.setattr(sizes_module, "CONTENDERS", chosen)
-
-
-def needs_the_peer() -> None:
-    why = BY_NAME[FILE_STREAM].missing()
-    if why is not None:
-        pytest.skip(why)
-
-
-def points(found: list[object], chart: str, series: str) -> dict[float, float]:
-    """What a line of a chart shows."""
-    return {
-        each.x: each.y.median
-        for each in found
-        if isinstance(each, Point) and (each.chart, each.series) == (chart, series)
-    }
-
-
-def test_sizes_have_points_for_each_size_and_ratios_at_100_kib(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs_the_peer()
-    found = list(sizes(SMALL, tmp_path))
-    for series in (
-        "kcache `file`",
-        "kcache `lmdb`",
-        FILE_STREAM,
-        "raw file read",
-        "raw LMDB get",
-        MEMORY.name,
-    ):
-        line = points(found, "get against size", series)
-        assert set(line) == {KIB, 100 * KIB}
-        assert all(0 < y < 1 for y in line.values())
-    ratios = {(each.figure, each.against) for each in found if isinstance(each, Ratio)}
-    assert ("kcache `file`, get of 100 KiB", FILE_STREAM) in ratios
-    assert ("kcache `lmdb`, get of 100 KiB", "raw LMDB get") in ratios
-    assert not [figure for figure, _ in ratios if figure.startswith("kcache memory, put")]
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_worker_that_ends_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="a worker ended with status 1"):
-        Workers("no_such_module_at_all", 1, ())
-
-
-# -- probes ----------------------------------------------------------------------------------------
 
 
 def test_what_kcache_serves_after_damage(tmp_path: Path) -> None:
