@@ -341,7 +341,7 @@ def _store(
     kernel = CompiledKernel.of(compiled, key, () if holding is None else holding.dependencies)
     finder.counts.saved(key, 0.0)
     engine, headers = finder.engine, finder.headers
-    entry, stored = kernel.to_entry(metadata_of(request, key)), False
+    entry, stored = kernel.to_entry(metadata_of(request, key, compiled.version)), False
     rejected = engine.stats().rejected
     try:
         # The kernel comes first: a manifest must not promise a kernel that is not there.

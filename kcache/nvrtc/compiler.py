@@ -31,12 +31,9 @@ __all__ = [
     "find",
     "supported_archs",
     "version",
-    "version_of",
 ]
 
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
-#: Identity of a library that has compiled -> its version.
-_versions: dict[str, tuple[int, int]] = {}
 
 
 class Compiled(NamedTuple):
@@ -48,7 +45,7 @@ class Compiled(NamedTuple):
         log: the compiler's log, warnings included.
         seconds: wall time of the compile alone, without waiting for a worker.
         raw_log: the log as NVRTC returned it, or None if it is empty.
-        identity: of the library that compiled.
+        identity: of the library that compiled; likewise `version`, (major, minor).
         trace: what it asked the operating system; None if nothing recorded that.
         problem: why there is no trace, or why the outcome can't be cached, or empty.
     """
@@ -61,6 +58,7 @@ class Compiled(NamedTuple):
     seconds: float
     raw_log: bytes | None
     identity: str
+    version: tuple[int, int]
     trace: Trace | None
     problem: str
 
@@ -169,11 +167,6 @@ def version(path: str | None = None) -> tuple[int, int]:
     return _hello(path).version
 
 
-def version_of(identity: str) -> tuple[int, int] | None:
-    """Return (major, minor) of a library that has compiled for this process, by its identity."""
-    return _versions.get(identity)
-
-
 def supported_archs(path: str | None = None) -> tuple[int, ...]:
     """Return the architecture numbers that a library knows, ascending; otherwise as `version`."""
     return _hello(path).archs
@@ -221,7 +214,6 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
         raise _failure(request, reply, hello.archs)
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
-    _versions[hello.identity] = hello.version
     trace, log = reply.trace, _text(reply.log)
     return Compiled(
         *reply.outputs,
@@ -230,6 +222,7 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
         reply.seconds,
         reply.log if log else None,
         hello.identity,
+        hello.version,
         trace,
         "this platform's compiles can't be recorded" if trace is None else trace.unfollowed,
     )

@@ -318,8 +318,11 @@ class RequestSummary(NamedTuple):
         )
 
 
-def metadata_of(request: Request, key: str) -> dict[str, JSON]:
-    """Return the metadata about the request for the entry under `key`, just compiled."""
+def metadata_of(request: Request, key: str, version: tuple[int, int]) -> dict[str, JSON]:
+    """Return the metadata about the request for the entry under `key`, just compiled.
+
+    `version` is that of the compiler that has run: for the drop-in, the program's own.
+    """
     about = RequestSummary.of(request)
     found: dict[str, JSON] = {
         "source_name": about.source_name,
@@ -335,7 +338,7 @@ def metadata_of(request: Request, key: str) -> dict[str, JSON]:
         "bound": [*about.bound],
         "headers": dict(about.headers),
         "extra_key": about.extra_key,
-        "nvrtc": _nvrtc(request.compiler),
+        "nvrtc": ".".join(map(str, version)),
     }
     return found | {name: value for name, value in optional.items() if value}
 
@@ -347,13 +350,6 @@ def _shown(text: str) -> str:
 
 def _digest(extra_key: bytes) -> str:
     return digest_fields("extra_key", [("", extra_key)])[:32] if extra_key else ""
-
-
-def _nvrtc(identity: str) -> str:
-    """Return the version of the compiler that has run: for the drop-in, the program's own."""
-    from kcache.nvrtc import compiler
-
-    return ".".join(map(str, compiler.version_of(identity) or ()))
 
 
 def text_of(value: object) -> str:
