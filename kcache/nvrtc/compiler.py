@@ -112,13 +112,8 @@ def compile_request(
 
     pool = shared(limits.workers)
     try:
-        hello, reply = pool.compile(
-            path,
-            _ask(request, moved),
-            timeout=limits.timeout,
-            slots=limits.slots,
-            patient=moved is not None,
-        )
+        ask = _ask(request, moved)._replace(slots=limits.slots)
+        hello, reply = pool.compile(path, ask, limits.timeout)
     except NoWorkerError as error:
         if moved is not None:
             raise CompileError(f"{request.source_name}: {error}") from error

@@ -20,8 +20,6 @@ from kcache.util.locks import Turn, Turns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kcache.nvrtc.workers.slots import Slots
-
 __all__ = ["WorkerPool", "shared"]
 
 #: An idle worker is ended after this many seconds. A development loop asks more often, and an idle
@@ -79,32 +77,22 @@ class WorkerPool:
                 self._give_back(self._take(turn, library))
         return self._hellos[library]
 
-    def compile(
-        self,
-        library: str,
-        ask: Ask,
-        *,
-        timeout: float | None = None,
-        slots: Slots | None = None,
-        patient: bool = False,
-    ) -> tuple[Hello, Reply]:
+    def compile(self, library: str, ask: Ask, timeout: float | None = None) -> tuple[Hello, Reply]:
         """Compile a request in a worker; return the worker's hello, and its reply.
+
+        Nobody waits for a proof, so it lets all others go first, and is not tried again.
 
         Args:
             library: path of the compiler.
             ask: the request; `environment` is completed here.
             timeout: seconds that the compile may take.
-            slots: they bound the compiles of all processes together.
-            patient: nobody waits for this compile, so it lets all others go first, and is not tried
-                again.
 
         Raises:
             NoWorkerError: no worker can be started; CrashedError: the compiler crashed, twice;
             TooLateError: it took too long.
         """
-        ask = ask._replace(slots=slots)
-        for left in reversed(range(1 if patient else _TRIES)):
-            with self._turns_now().turn(patient=patient) as turn:
+        for left in reversed(range(1 if ask.proof else _TRIES)):
+            with self._turns_now().turn(patient=ask.proof) as turn:
                 try:
                     return self._compile(turn, library, ask, timeout)
                 except CrashedError:
