@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kcache.engine.single_flight import copied
 from kcache.errors import CompileError
 from kcache.nvrtc.workers.slots import usable_cores
+from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
@@ -71,10 +71,11 @@ class AsyncFront:
     def __init__(self, resolver: Resolver, requests: Requests) -> None:
         self._resolver = resolver
         self._requests = requests
-        self._begin_anew()
+        self.after_fork()
+        after_fork(self)
 
-    def _begin_anew(self) -> None:
-        self._process = os.getpid()
+    def after_fork(self) -> None:
+        """Begin with no threads and no requests, also in a child process."""
         #: By event loop and request; each loop has one thread.
         self._pending: dict[Hashable, _Pending] = {}
         self._looking = ThreadPoolExecutor(_LOOKING, "kcache-look")
@@ -87,8 +88,6 @@ class AsyncFront:
             ConfigError: an argument is not allowed; CompileError: the compiler refused the source;
             CompilerNotFoundError: there is no compiler.
         """
-        if self._process != os.getpid():
-            self._begin_anew()
         asked, asked_at = _frozen(asked), time.monotonic()
         request, kernel = await _run(self._looking, partial(self._look, asked))
         while kernel is None:

@@ -102,20 +102,17 @@ class ProofQueue:
 
     def __init__(self, prove: Callable[[Request, StoredHeaderSet | None], object]) -> None:
         self._prove = prove
-        self._reset()
+        self.after_fork()
         after_fork(self)
 
-    def _reset(self) -> None:
+    def after_fork(self) -> None:
+        """Begin with none; a child process leaves everything to its parent."""
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Request, StoredHeaderSet | None]] = deque()
         self._threads = 0
         #: How many threads there may be: half of the cores, so that a request meanwhile finds a
         #: worker; all of them once somebody waits for the proofs.
         self._most = max(1, usable_cores() // 2)
-
-    def after_fork(self) -> None:
-        """Leave everything to the parent."""
-        self._reset()
 
     def add(self, request: Request, header_set: StoredHeaderSet | None) -> None:
         """Add a kernel that was just stored."""
