@@ -65,28 +65,21 @@ def _compiled(
 ) -> Iterator[tuple[int, _Result]]:
     """Yield (index, result) of each request, in the order in which they are done."""
     futures: dict[Future[_Result], int] = {}
-    pool = _pool(min(jobs or usable_cores(), len(requests)))
-    if pool is not None:
-        try:
-            with suppress(RuntimeError):  # no thread can be started
-                for number, request in enumerate(requests):
-                    futures[pool.submit(_result, resolver, request)] = number
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
+    pool: ThreadPoolExecutor | None = None
+    try:
+        with suppress(RuntimeError):  # the interpreter ends, or no thread can be started
+            from concurrent.futures import ThreadPoolExecutor
+
+            pool = ThreadPoolExecutor(min(jobs or usable_cores(), len(requests)), "kcache")
+            for number, request in enumerate(requests):
+                futures[pool.submit(_result, resolver, request)] = number
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)  # some are left if something was raised
     for number in range(len(futures), len(requests)):
         yield number, _result(resolver, requests[number])
-
-
-def _pool(count: int) -> ThreadPoolExecutor | None:
-    """Return threads, or None while the interpreter ends."""
-    try:
-        from concurrent.futures import ThreadPoolExecutor
-
-        return ThreadPoolExecutor(count, "kcache")
-    except RuntimeError:
-        return None
 
 
 def _result(resolver: Resolver, request: Request) -> _Result:
