@@ -24,6 +24,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -167,7 +168,7 @@ class Recorder:
         if name not in self._table.slots:
             return
         real = self._function(name, result, *arguments)
-        hooked = _named(ours, name) if ours in (self._effect, self._unseen) else ours
+        hooked = partial(ours, name) if ours in (self._effect, self._unseen) else ours
 
         def call(*given: Any) -> Any:  # noqa: ANN401  as the C function's
             try:
@@ -306,10 +307,3 @@ class Recorder:
     def _unseen(self, name: str, real: Callable[..., Any], *given: Any) -> int:  # noqa: ANN401
         self.unfollowed.append(f"the compiler calls {name}, which is not followed")
         return real(*given)  # type: ignore[no-any-return]
-
-
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def call(*given: Any) -> Any:  # noqa: ANN401
-        return function(name, *given)
-
-    return call

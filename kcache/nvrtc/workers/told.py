@@ -63,12 +63,9 @@ class PathAnswer:
 
 def answer_of(status: os.stat_result) -> PathAnswer:
     """Return the answer that a path with this status gets."""
-    return PathAnswer(kind_of(status.st_mode), 0, stamp_of(status), _packed(status))
-
-
-def kind_of(mode: int) -> str:
-    """Return `f` for a file, `d` for a directory, `o` for anything else."""
-    return "f" if stat.S_ISREG(mode) else "d" if stat.S_ISDIR(mode) else "o"
+    mode = status.st_mode
+    kind = "f" if stat.S_ISREG(mode) else "d" if stat.S_ISDIR(mode) else "o"
+    return PathAnswer(kind, 0, stamp_of(status), _packed(status))
 
 
 def _packed(status: os.stat_result) -> bytes:
