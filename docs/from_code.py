@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import click
 from from_code_api import class_, documented, function, module
@@ -185,32 +183,6 @@ def metrics() -> Iterator[str]:
     yield from table(rows)
 
 
-# -- a simulation ----------------------------------------------------------------------------------
-
-
-def fleets() -> Iterator[str]:
-    """The table of `bench/simulated/fleet.json`."""
-    path = Path(__file__).parents[1] / "bench" / "simulated" / "fleet.json"
-    head = ("nodes", "start", "compiles", "requests", "requests/s", "GB", "MB/s", "seconds")
-    simulated = json.loads(path.read_text(encoding="utf-8"))["simulated"]
-    found = [row for row in simulated if row["nodes"] >= 1_000]
-    rows: list[Sequence[str]] = [
-        (
-            f"{row['nodes']:,}",
-            row["start"],
-            f"{row['compiles']:,}",
-            f"{row['requests']:,}",
-            f"{row['peak_requests']:,}",
-            f"{row['sent'] / 1e9:,.2f}",
-            f"{row['peak_bytes'] / 1e6:,.0f}",
-            f"{row['seconds']:,.0f}",
-        )
-        for row in found
-    ]
-    rows.insert(0, head)
-    yield from table(rows)
-
-
 def remotes() -> Iterator[str]:
     """The schemes of addresses, and the options that each of them takes."""
     from kcache.remote.address import COMMON, KINDS, OPTIONS
@@ -233,7 +205,6 @@ PARTS: dict[str, Callable[..., Iterator[str]]] = {
     "class": class_,
     "function": function,
     "module": module,
-    "fleets": fleets,
     "remotes": remotes,
 }
 

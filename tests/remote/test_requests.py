@@ -1,4 +1,4 @@
-"""The simulation of fleets says how often real nodes ask, which share one Redis."""
+"""What a node asks of a remote: two values for each kernel, as the page about clusters says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from fleet import Fleet, Simulation
 from nvrtc.reference import ARCH, write
 from remote.machines import machines, of_client
 from remote.servers import redis
@@ -24,9 +23,7 @@ def gets(port: int) -> int:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_real_node_asks_as_often_as_a_simulated_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_asks_twice_for_each_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("redis")
     kernels = 3
     write(tmp_path / "inc/scale.h", "#define SCALE 2\n")
@@ -41,16 +38,4 @@ def test_a_real_node_asks_as_often_as_a_simulated_one(
                 cache.get_or_compile(text % number, options=options)
             assert of_client(cache).flush(60)
             assert cache.stats().compiles == (kernels if node == "cold" else 0)
-        simulated = Simulation(Fleet(1, kernels, warm=True)).run()
-        assert gets(server.port) - before == simulated.requests == 2 * kernels
-
-
-def test_a_simulation_keeps_to_its_layer_bandwidth_and_rate() -> None:
-    assert Simulation(Fleet(5, layer=1.0)).run().requests == 0
-    assert Simulation(Fleet(5, layer=0.5, warm=True)).run().requests == 5 * 20 * 2
-    slow = Simulation(Fleet(100, warm=True, bandwidth=1e6)).run()
-    assert slow.seconds >= slow.sent / 1e6
-    busy = Simulation(Fleet(100, warm=True, rate=100)).run()
-    assert busy.seconds >= busy.requests / 100
-    assert busy.peak_requests <= 101
-    assert Simulation(Fleet(10)).run().compiles == 400
+        assert gets(server.port) - before == 2 * kernels
