@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from core.helpers import QUICK, fork, key, look, output_of, path_of, python, wait
+from core.helpers import QUICK, key, look, output_of, path_of, python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,33 +60,6 @@ def test_any_damage_to_the_counters_is_found(
     check(backend, place)
 
 
-def test_usage_is_never_below_the_truth_while_a_record_is_damaged_again_and_again(
-    backend: FileBackend, place: Path
-) -> None:
-    truth = look(place)
-    reading, writing = os.pipe()
-
-    def damage() -> None:
-        with (place / COUNTERS).open("r+b", buffering=0) as file:
-            for number in itertools.count():
-                os.pwrite(file.fileno(), b"\xff" * 2048, 0)
-                if number == 0:
-                    os.write(writing, b"x")
-
-    child = fork(damage)
-    try:
-        os.read(reading, 1)
-        for _ in range(50):
-            usage = backend.usage()
-            assert usage.bytes >= truth.bytes
-            assert usage.entries >= len(truth.entries)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        wait(child)
-        os.close(reading)
-        os.close(writing)
-
-
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022])
 def test_what_is_made_again_is_for_the_user_alone(mask: int, tmp_path: Path) -> None:
     """Else the next process would refuse it as writable by others."""
@@ -122,28 +94,6 @@ def test_the_temporary_file_of_a_killed_namesake_is_no_obstacle(place: Path) -> 
     assert len(look(place).temporary) == 1
     assert output_of(NAMESAKE, place, key(1), "lives") == ""
     assert look(place).entries == {key(1): 5}
-
-
-def test_processes_with_one_process_id_use_different_temporary_names(place: Path) -> None:
-    """As copies of one process do in several PID namespaces: all that Python knows is the same."""
-    names: list[str] = []
-    with closing(FileBackend(place)) as backend:
-        real = os.replace
-        for _ in range(2):
-            reading, writing = os.pipe()
-
-            def work(writing: int = writing) -> None:
-                os.replace = lambda source, target: (  # type: ignore[assignment]
-                    os.write(writing, os.path.basename(source).encode()),
-                    real(source, target),
-                )
-                backend.put(key(1), b"value")
-
-            assert wait(fork(work)) == 0
-            names.append(os.read(reading, 100).decode())
-            os.close(reading)
-            os.close(writing)
-    assert len(set(names)) == 2
 
 
 def test_records_are_laid_out_as_documented(backend: FileBackend, place: Path) -> None:

@@ -123,24 +123,9 @@ class Leader:
         self._thread.start()
         assert begun.wait(LONG)
 
-    def joined_by(self, work: Callable[[], object]) -> list[object]:
-        """Has four threads wait for it before it ends; returns their results."""
-        found: list[object] = []
-        others = threading.Thread(target=lambda: found.extend(together(4, work)))
-        others.start()
-        while len(self._flight._calls[KEY].done._cond._waiters) < 4:  # type: ignore[attr-defined]
-            os.sched_yield()
-        self.end()
-        others.join(LONG)
-        return found
-
     def end(self) -> None:
         self._go.set()
         self._thread.join(LONG)
-
-
-def fail() -> tuple[str, str]:
-    raise CompileError("no", log="the log", source_name="k.cu")
 
 
 @pytest.mark.parametrize("between_processes", [False, True])
@@ -152,74 +137,6 @@ class TestThreads:
     def test_one_makes_and_all_get_it(self, one: Flight, shelf: Shelf) -> None:
         assert together(16, lambda: shelf.ask(one)) == ["made"] * 16
         assert shelf.times == 1
-
-    def test_those_who_wait_look_again(self, one: Flight, shelf: Shelf) -> None:
-        assert Leader(one, shelf).joined_by(lambda: shelf.ask(one)) == ["made"] * 4
-        assert (shelf.times, shelf.counts) == (1, (4, 0, 0))
-
-    def test_what_could_not_be_stored_is_shared(self, one: Flight, shelf: Shelf) -> None:
-        leader = Leader(one, shelf, lambda: ("lost", "lost"))
-        assert leader.joined_by(lambda: shelf.ask(one)) == ["lost"] * 4
-        assert shelf.times == 0
-
-    def test_what_is_of_no_use_to_who_waits_is_made_again_once(
-        self, one: Flight, shelf: Shelf
-    ) -> None:
-        leader = Leader(one, shelf, lambda: ("stale", "stale"))
-        assert leader.joined_by(lambda: shelf.ask(one, adopt=lambda _: None)) == ["made"] * 4
-        assert shelf.times == 1
-
-    def test_what_must_not_be_shared_is_made_by_each(self, one: Flight, shelf: Shelf) -> None:
-        gate = threading.Barrier(4)
-
-        def mine() -> tuple[str, None]:
-            gate.wait(LONG)  # all at the same time, not one after the other
-            shelf.count()
-            return "own", None
-
-        leader = Leader(one, shelf, lambda: ("own", None))
-        assert leader.joined_by(lambda: shelf.ask(one, mine)) == ["own"] * 4
-        assert shelf.times == 4
-
-    def test_an_error_reaches_all_and_the_next_tries_again(self, one: Flight, shelf: Shelf) -> None:
-        got = Leader(one, shelf, fail).joined_by(lambda: shelf.ask(one))
-        assert [(str(e), e.log) for e in got if isinstance(e, CompileError)] == [
-            ("no", "the log")
-        ] * 4
-        assert len({id(each) for each in got}) == 4
-        assert shelf.counters.snapshot().misses == 4
-        assert shelf.ask(one) == "made"
-
-    @pytest.mark.parametrize("about", [{"timeless": False}, {"asker": "another"}])
-    def test_an_error_that_may_be_old_or_of_another_asker_is_not_shared(
-        self, one: Flight, shelf: Shelf, about: dict[str, Any]
-    ) -> None:
-        got = Leader(one, shelf, fail).joined_by(lambda: shelf.ask(one, **about))
-        assert (got, shelf.times) == (["made"] * 4, 1)
-
-    def test_an_error_of_any_kind_is_passed_on(self, one: Flight, shelf: Shelf) -> None:
-        class OddError(Exception):
-            def __init__(self, *, needed: int) -> None:
-                super().__init__(f"failed with {needed}")
-                self.needed = needed
-
-        class OtherError(OddError):
-            def __reduce__(self) -> Any:
-                raise TypeError
-
-        def odd(kind: type[OddError]) -> tuple[str, str]:
-            raise kind(needed=3)
-
-        for kind in (OddError, OtherError):
-            got = Leader(one, shelf, lambda k=kind: odd(k)).joined_by(lambda: shelf.ask(one))
-            assert [(type(e), str(e)) for e in got] == [(kind, "failed with 3")] * 4
-
-    def test_an_interrupted_leader_is_replaced(self, one: Flight, shelf: Shelf) -> None:
-        def interrupt() -> tuple[str, str]:
-            raise KeyboardInterrupt
-
-        got = Leader(one, shelf, interrupt).joined_by(lambda: shelf.ask(one))
-        assert (got, shelf.times) == (["made"] * 4, 1)
 
     def test_who_waits_too_long_takes_its_place(
         self, shelf: Shelf, between_processes: bool
@@ -284,11 +201,6 @@ class TestProcesses:
         gate.knocked()
         return pid
 
-    def test_one_makes_and_all_get_it(self, shelf: Shelf) -> None:
-        children = [self.child(shelf) for _ in range(16)]
-        assert [wait(each) for each in children] == [0] * 16
-        assert shelf.times == 1
-
     def test_a_killed_leader_is_replaced_by_one(self, shelf: Shelf, gate: Gate) -> None:
         leader = self.begin(shelf, gate)
         others = [self.child(shelf) for _ in range(8)]
@@ -301,7 +213,7 @@ class TestProcesses:
         def slow() -> None:
             def failing() -> tuple[str, str]:
                 gate.pass_()
-                return fail()
+                raise CompileError("no", log="the log", source_name="k.cu")
 
             with pytest.raises(CompileError):
                 shelf.ask(shelf.flight(), failing)
@@ -364,13 +276,6 @@ class TestProcesses:
         assert wait(fork(work)) == 0
         assert not KeyLocks(shelf.path).acquire(KEY)  # the child's end released nothing
         leader.end()
-
-    def test_a_removed_lock_file_is_made_again(self, shelf: Shelf) -> None:
-        one = shelf.flight()
-        shelf.ask(one)
-        os.unlink(shelf.path)
-        assert one.run(key(2), lambda: None, shelf.make, str) == "made"
-        assert os.path.exists(shelf.path)
 
 
 def test_without_locks_each_process_makes_it(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, wait
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,24 +76,6 @@ def test_no_file_breaks_the_reader(
     assert noted(directory)[-1] == Event(1000.5, "evicted", KEY[:32], "")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"nan evicted {KEY[:32]} file",
-        f"1e300 evicted {KEY[:32]} file",
-        f"-1 evicted {KEY[:32]} file",
-        f"1 exploded {KEY[:32]} file",
-        f"1 evicted {KEY[:31]} file",
-        f"1 evicted {KEY[:31]}x file",
-        f"1 evicted {KEY[:32]}",
-        f"evicted {KEY[:32]} file",
-    ],
-)
-def test_what_makes_no_sense_is_skipped(line: str, tmp_path: Path) -> None:
-    (tmp_path / "journal").write_text(f"{line}\n2 deleted {KEY[:32]} file\n")
-    assert [event.what for event in noted(tmp_path)] == ["deleted"]
-
-
 def test_it_is_bounded_and_remembers_the_last(tmp_path: Path) -> None:
     size = 0
     for number in range(6000):
@@ -106,26 +86,6 @@ def test_it_is_bounded_and_remembers_the_last(tmp_path: Path) -> None:
     times = [event.at for event in noted(tmp_path)]
     assert times == list(range(6000 - len(times), 6000))
     assert len(times) >= 1800
-
-
-def test_threads_and_processes_write_whole_lines(tmp_path: Path) -> None:
-    def write() -> None:
-        mine = Journal(str(tmp_path), "file")
-        for _ in range(100):
-            mine.note("refused", KEY, "x" * 100)
-
-    def several() -> None:
-        threads = [threading.Thread(target=write) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    children = [fork(several) for _ in range(2)]
-    assert [wait(child) for child in children] == [0, 0]
-    found = noted(tmp_path)
-    assert len(found) == 600
-    assert {event.detail for event in found} == {"x" * 100}
 
 
 # -- what the engine notes -------------------------------------------------------------------------
@@ -172,11 +132,3 @@ def test_the_engine_notes_what_leaves(tmp_path: Path) -> None:
         cache.put(key(7), entry)
         cache.trim(0)
         assert what(tmp_path)[-1][0] == "trimmed"
-
-
-def test_clearing_many_is_one_event(tmp_path: Path) -> None:
-    with engine(tmp_path, max_size=1 << 20) as cache:
-        for number in range(1, 100):
-            cache.put(key(number), kcache.Entry({}))
-        assert cache.clear() > 0
-    assert what(tmp_path) == [("cleared", "")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache import CompileOptions, hash_options, hash_source
-from kcache.backend import is_key
 from kcache.nvrtc.key import CacheKey, digest_fields
 
 KEY = CacheKey(
@@ -53,11 +51,6 @@ print(key.digest(), kcache.hash_source("text"), kcache.hash_options(["-a", "-b"]
 """
 
 
-def test_keys_are_64_hexadecimal_digits() -> None:
-    for digest in (KEY.digest(), hash_source(""), hash_options([]), digest_fields("x", ())):
-        assert is_key(digest)
-
-
 def test_every_process_computes_the_same_digests() -> None:
     seeds = ("0", "1", "4242", "random")
     assert len({output_of(IN_A_PROCESS, environ={"PYTHONHASHSEED": s}) for s in seeds}) == 1
@@ -78,11 +71,6 @@ def test_a_value_in_another_field_is_another_key() -> None:
     keys += [CacheKey(**plain, extra_key=b"x"), CacheKey(**plain, headers={"x": ""})]
     keys += [CacheKey(**plain, headers={"": "x"}), CacheKey(**plain, names=("x", ""))]
     assert len({key.digest() for key in keys}) == len(keys)
-
-
-def test_the_order_of_headers_in_the_mapping_does_not_matter() -> None:
-    turned = KEY._replace(headers=dict(reversed(KEY.headers.items())))
-    assert turned.digest() == KEY.digest()
 
 
 def test_the_digest_is_sha256_over_length_prefixed_fields() -> None:
@@ -107,19 +95,6 @@ def test_different_fields_never_share_a_digest(
     assert (digest_fields(label, first) == digest_fields(other, second)) is same
 
 
-@QUICK
-@given(st.text(min_size=2, max_size=12), st.data())
-def test_no_two_ways_to_cut_a_text_into_options_share_a_hash(
-    text: str, data: st.DataObject
-) -> None:
-    cuts = st.sets(st.integers(1, len(text) - 1))
-    lists = []
-    for _ in range(2):
-        ends = [0, *sorted(data.draw(cuts)), len(text)]
-        lists.append([text[a:b] for a, b in itertools.pairwise(ends)])
-    assert (hash_options(lists[0]) == hash_options(lists[1])) is (lists[0] == lists[1])
-
-
 def test_options_are_order_sensitive_and_length_prefixed() -> None:
     lists = (["ab", "c"], ["a", "bc"], ["c", "ab"], ["abc"], ["ab", "c", ""], [])
     assert len({hash_options(options) for options in lists}) == len(lists)
@@ -135,19 +110,3 @@ def test_hash_options_takes_compile_options_for_their_flags() -> None:
 def test_hash_source_is_the_sha256_of_the_utf8_text() -> None:
     text = "// größer \u4e2d\r\n\0"
     assert hash_source(text) == hashlib.sha256(text.encode()).hexdigest()
-
-
-# A FIPS build refuses hashes that don't say they are no security measure; this stands in for one.
-FIPS = """
-import hashlib
-real = hashlib.sha256
-def sha256(data=b"", *, usedforsecurity=True):
-    if usedforsecurity:
-        raise ValueError("disabled for FIPS")
-    return real(data)
-hashlib.sha256 = sha256
-"""
-
-
-def test_hashing_declares_that_it_is_not_used_for_security() -> None:
-    assert output_of(FIPS + IN_A_PROCESS) == output_of(IN_A_PROCESS)

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,29 +44,6 @@ def is_free(path: str, start: int, length: int = 1) -> bool:
 # -- between processes -----------------------------------------------------------------------------
 
 
-def count_up(path: str, counter: Path, times: int) -> None:
-    """Add to the number in a file in three steps that must not be mixed with another's."""
-    for _ in range(times):
-        with opened(path) as file:
-            assert lock(file, 64, 32, timeout=LONG)
-            value = int(counter.read_text())
-            os.sched_yield()
-            counter.write_text(str(value + 1))
-
-
-@pytest.fixture
-def counter(tmp_path: Path) -> Path:
-    path = tmp_path / "counter"
-    path.write_text("0")
-    return path
-
-
-def test_excludes_processes(path: str, counter: Path) -> None:
-    children = [fork(lambda: count_up(path, counter, 50)) for _ in range(4)]
-    assert [wait(child) for child in children] == [0] * 4
-    assert counter.read_text() == "200"
-
-
 def test_only_the_range_is_locked_until_the_file_is_closed(path: str) -> None:
     with opened(path) as file:
         assert lock(file, 32, 32)
@@ -77,21 +53,6 @@ def test_only_the_range_is_locked_until_the_file_is_closed(path: str) -> None:
         Path(path).read_bytes()  # closing another descriptor of the file releases nothing
         assert not is_free(path, 32)
     assert is_free(path, 32, 32)
-
-
-def test_a_lock_goes_with_its_last_reference(path: str) -> None:
-    file = opened(path)
-    assert lock(file, 0)
-    del file
-    assert is_free(path, 0)
-
-
-def test_a_lock_can_be_released_before(path: str) -> None:
-    with opened(path) as file:
-        assert lock(file, 0)
-        unlock(file, 0)
-        assert is_free(path, 0)
-    unlock(file, 0)  # closed: nothing to do
 
 
 def test_the_kernel_releases_what_a_killed_process_held(path: str) -> None:
@@ -139,12 +100,6 @@ def test_a_file_system_without_locks_is_told(
     monkeypatch.setattr(locks_module, "_range_lock", refuse)
     with opened(path) as file:
         assert lock(file, 0, timeout=LONG) is False
-
-
-def test_another_error_is_an_error(path: str) -> None:
-    Path(path).touch()
-    with open_own(path, os.O_RDONLY) as file, pytest.raises(OSError, match="Bad file"):
-        lock(file, 0)
 
 
 def test_waits_in_vain_do_not_add_up(path: str) -> None:
@@ -202,28 +157,6 @@ def test_no_more_threads_go_on_than_may(most: int) -> None:
     assert turns.live() == []
 
 
-def test_first_come_first_served_and_the_patient_ones_last() -> None:
-    turns = Turns()
-    order: list[str] = []
-    threads: list[threading.Thread] = []
-
-    def work(name: str) -> None:
-        with turns.turn(patient=name.startswith("patient")):
-            order.append(name)
-
-    with turns.turn():
-        for name in ("patient 1", "first", "second", "patient 2", "third"):
-            threads.append(threading.Thread(target=work, args=(name,)))
-            threads[-1].start()
-            deadline = time.monotonic() + LONG
-            while len(turns.live()) <= len(threads):
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
-    for thread in threads:
-        thread.join(LONG)
-    assert order == ["first", "second", "third", "patient 1", "patient 2"]
-
-
 def test_a_turn_that_is_lost_is_over() -> None:
     """As one of a frame that an exception ended at a point where nothing could end the turn."""
     turns = Turns()
@@ -236,14 +169,3 @@ def test_a_turn_that_is_lost_is_over() -> None:
     del lost
     waiting.join(LONG)
     assert not waiting.is_alive()
-
-
-def test_a_child_has_no_turn_of_its_parents_threads() -> None:
-    turns = Turns()
-
-    def child() -> None:
-        with turns.turn():
-            pass
-
-    with turns.turn():
-        assert wait(fork(child)) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from core.helpers import python
 
-from kcache import BackendError, ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
+from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
 from kcache.admin.settings import save
 from kcache.config import VARIABLES
 from kcache.directory import CacheDirectory, open_directory
@@ -94,27 +94,6 @@ def test_what_is_saved_has_effect(files: CacheDirectory, monkeypatch: pytest.Mon
     assert not os.path.exists(f"{files.path}/file")
 
 
-def test_a_backend_that_the_program_made_stays(files: CacheDirectory) -> None:
-    from kcache.testing import MemoryBackend
-
-    save(files.path, {"backend": "lmdb", "max_size": "3MiB"})
-    with KernelCache(files.path, backend=MemoryBackend()) as cache:
-        assert cache.engine.max_size == 3 << 20
-        assert isinstance(cache.engine.backend, MemoryBackend)
-    assert not os.path.exists(f"{files.path}/lmdb")
-
-
-def test_an_engine_alone_and_the_cache_above_a_layer_ignore_them(
-    files: CacheDirectory, tmp_path: Path
-) -> None:
-    save(files.path, {"backend": "lmdb", "max_size": "3MiB"})
-    with open_engine(files.path) as engine:
-        assert engine.max_size == 1 << 30
-    with KernelCache(tmp_path / "front", remote=f"file://{files.path}") as cache:
-        assert cache.config.max_size.source == "default"
-        assert cache.config.backend == ("file", "default")
-
-
 # -- what can't be used ----------------------------------------------------------------------------
 
 OPENS_TWICE = """
@@ -179,42 +158,6 @@ def test_what_can_not_be_saved_is_refused_with_what_can(
     with pytest.raises((ConfigError, UnknownBackendError), match=said):
         save(files.path, {"wait": "4", name: text})
     assert saved(files) == {"wait": "3"}
-
-
-def test_settings_that_would_be_too_long_are_refused(files: CacheDirectory) -> None:
-    write(files, {"colour": "x" * 3980})
-    with pytest.raises(ConfigError, match=r"these settings take 41.. bytes; allowed: 4096"):
-        save(files.path, {"wait": "3", "workers": "5"})
-    assert list(saved(files)) == ["colour"]
-
-
-def test_forgetting_what_is_not_saved_is_no_error(files: CacheDirectory) -> None:
-    assert save(files.path, {}, ["wait"]) == []
-    with pytest.raises(ConfigError, match="'wat' can't be saved"):
-        save(files.path, {}, ["wat"])
-
-
-def test_a_cap_that_the_saved_backend_refuses_is_refused(files: CacheDirectory) -> None:
-    assert save(files.path, {"backend": "lmdb"}) == []
-    with pytest.raises(ConfigError, match="max_size='17TiB' is not allowed with LMDB"):
-        save(files.path, {"max_size": "17TiB"})
-    assert saved(files) == {"backend": "lmdb"}
-    assert save(files.path, {"max_size": "17TiB", "backend": "file"}) == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_can_not_be_written_to_is_an_error_of_saving_alone(
-    files: CacheDirectory,
-) -> None:
-    save(files.path, {"max_size": "3MiB"})
-    os.chmod(files.path, 0o500)
-    try:
-        with pytest.raises(BackendError, match=r"kcache.json can't be changed: Permission denied"):
-            save(files.path, {"max_size": "7MiB"})
-        with KernelCache(files.path, read_only=True) as cache:
-            assert cache.engine.max_size == 3 << 20
-    finally:
-        os.chmod(files.path, 0o700)
 
 
 SAVES = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -46,23 +45,7 @@ def test_figures_that_are_derived() -> None:
     assert stats.avg_cache_time_ms == pytest.approx(1)
 
 
-def test_nothing_counted_divides_by_nothing() -> None:
-    stats = Stats()
-    assert (stats.hit_rate, stats.avg_compile_time_ms, stats.avg_cache_time_ms) == (0, 0, 0)
-
-
-def test_to_dict_is_json_and_holds_everything() -> None:
-    found = json.loads(json.dumps(Stats(hits=1, saved_seconds=0.5).to_dict()))
-    assert set(found) == {*FIELDS, "hit_rate", "avg_compile_time_ms", "avg_cache_time_ms"}
-    assert (found["hits"], found["saved_seconds"], found["hit_rate"]) == (1, 0.5, 1.0)
-
-
 # -- the file ----------------------------------------------------------------------------------
-
-
-def test_no_file_is_zeros(path: Path) -> None:
-    assert StatsFile(path).total() == Stats()
-    assert not path.exists()
 
 
 def test_what_is_added_is_in_the_total_and_in_the_next_one(path: Path) -> None:
@@ -84,27 +67,6 @@ def test_zero_counts_from_there_on_for_every_process(path: Path) -> None:
     one.add(amounts(hits=1))
     two.add(amounts(hits=2, compile_seconds=0.5))
     assert two.total() == Stats(hits=3, compile_seconds=0.5)
-
-
-def test_the_total_never_falls_while_others_add(path: Path) -> None:
-    """A record that is read while it is written is read again, not taken for damage."""
-    file = StatsFile(path)
-
-    def work() -> None:
-        file = StatsFile(path)
-        while True:
-            file.add(amounts(hits=1, saved_seconds=0.1))
-
-    child = fork(work)
-    try:
-        seen = 0
-        while seen < 1_000:
-            hits = file.total().hits
-            assert hits >= seen
-            seen = hits
-    finally:
-        os.kill(child, signal.SIGKILL)
-        wait(child)
 
 
 def test_the_file_is_laid_out_as_documented(path: Path) -> None:
@@ -215,21 +177,6 @@ def test_real_processes_add_up_and_a_killed_one_loses_its_last_seconds_only(
         assert engine.stats() == Stats()
 
 
-@pytest.mark.parametrize("memory_size", [0, 10**6], ids=["disk", "memory"])
-def test_counts_are_flushed_every_few_seconds(
-    memory_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("kcache.engine.engine._now", lambda: now[0])
-    file = StatsFile(tmp_path / "stats")
-    with open_engine(tmp_path, memory_size=memory_size) as engine:
-        engine.put(key(1), entry())
-        for hits in range(5):
-            assert file.total().hits >= hits - 1
-            engine.get(key(1))
-            now[0] += 10
-
-
 def test_a_forked_child_does_not_count_again_what_its_parent_counted(tmp_path: Path) -> None:
     engine = open_engine(tmp_path)
     engine.put(key(1), entry())
@@ -243,26 +190,6 @@ def test_a_forked_child_does_not_count_again_what_its_parent_counted(tmp_path: P
     engine.close()
     total = StatsFile(tmp_path / "stats").total()
     assert (total.hits, total.puts) == (2, 1)
-
-
-def test_statistics_that_cannot_be_written_change_nothing_else(tmp_path: Path) -> None:
-    open_directory(str(tmp_path))
-    (tmp_path / "stats").mkdir()
-    with open_engine(tmp_path) as engine:
-        engine.put(key(1), entry())
-        assert engine.get(key(1)) == entry()
-        engine.flush()
-        assert engine.stats().errors == 1
-        assert engine.total_stats().hits == 1
-
-
-def test_read_only_writes_no_statistics(tmp_path: Path) -> None:
-    with open_engine(tmp_path) as engine:
-        engine.put(key(1), entry())
-    before = (tmp_path / "stats").read_bytes()
-    with open_engine(tmp_path, read_only=True) as engine:
-        assert engine.get(key(1)) == entry()
-    assert (tmp_path / "stats").read_bytes() == before
 
 
 def test_counting_is_exact_over_threads() -> None:

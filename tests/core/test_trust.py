@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.helpers import entry, key, look, path_of
+from core.helpers import entry, key, path_of
 
-from kcache import BackendError, ConfigError, KernelCache, open_engine
-from kcache.testing import MemoryBackend
+from kcache import BackendError, open_engine
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
@@ -81,14 +80,6 @@ def test_a_database_of_somebody_else_is_not_opened_and_not_touched(
         with pytest.raises(BackendError, match="can't be trusted"):
             engine.backend.get(key(1))
     assert (tmp_path / "lmdb/db/data.mdb").read_bytes() == before
-
-
-def test_an_unsafe_directory_is_refused_beside_a_backend_object_too(tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(ConfigError, match="can be written to by others"):
-        KernelCache(tmp_path / "open", backend=MemoryBackend())
-    assert look(tmp_path).entries == {}
 
 
 @pytest.mark.parametrize("harm", HARMS)

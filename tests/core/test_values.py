@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import pickle
 import pydoc
@@ -15,8 +14,6 @@ from types import MappingProxyType
 import pytest
 
 import kcache
-from kcache.errors import BackendError
-from kcache.testing import Fault, FaultyBackend
 
 OPTIONS = kcache.CompileOptions(
     arch="sm_90", defines={"N": 1, "M": None}, include_paths=["a"], extra_options=["-arch=sm_80"]
@@ -41,18 +38,6 @@ def test_it_survives_a_pickle(value: object, protocol: int) -> None:
     assert repr(again) == repr(value)
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_it_can_be_copied(value: object) -> None:
-    assert copy.copy(value) == value
-    assert copy.deepcopy(value) == value
-
-
-def test_names_stay_read_only() -> None:
-    again = pickle.loads(pickle.dumps(KERNEL))
-    with pytest.raises(TypeError):
-        again.lowered_names["g"] = "_Z1g"
-
-
 def test_equal_options_from_another_process_have_equal_hashes(tmp_path: Path) -> None:
     """The hash of text is another in each process, and options remember theirs."""
     file = tmp_path / "options"
@@ -73,15 +58,6 @@ print(hash(there) == hash(here), len({{there, here}}), there.target)
 
 
 # -- what a value tells of itself -----------------------------------------------------------------
-
-
-def test_a_call_binds_by_the_signature() -> None:
-    bound = inspect.signature(kcache.CompileRequest).bind("text", options=OPTIONS)
-    assert kcache.CompileRequest(*bound.args, **bound.kwargs) == kcache.CompileRequest(
-        "text", (), OPTIONS
-    )
-    with pytest.raises(TypeError):
-        inspect.signature(kcache.CompileRequest).bind()
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
@@ -112,18 +88,6 @@ def test_a_kernel_shows_name_architecture_and_sizes_and_no_code() -> None:
     )
 
 
-def test_a_kernel_without_name_expressions_shows_the_names_in_its_module() -> None:
-    assert repr(_kernel()).startswith("CompiledKernel('first', arch='sm_90a', ")
-
-
-def test_a_kernel_of_many_names_shows_three() -> None:
-    assert "('a', 'b', 'c', and 3 more, arch=" in repr(_kernel(*"abcde"))
-
-
-def test_a_kernel_that_says_nothing_of_itself_still_has_a_repr() -> None:
-    assert repr(_kernel(ptx=None)) == "CompiledKernel(cached=True, key='abababababab')"
-
-
 @pytest.mark.parametrize("backend", ["file", "lmdb"])
 def test_a_cache_shows_where_it_is_and_how_full_it_is(tmp_path: Path, backend: str) -> None:
     with kcache.KernelCache(tmp_path, backend=backend, max_size="2MiB") as cache:
@@ -136,16 +100,6 @@ def test_a_cache_shows_where_it_is_and_how_full_it_is(tmp_path: Path, backend: s
         )
         assert cache.stats() == before._replace(puts=1)
     assert repr(cache).startswith(where)
-
-
-def test_a_cache_whose_backend_fails_still_has_a_repr() -> None:
-    backend = FaultyBackend()
-    with kcache.KernelCache(backend=backend, max_size="1MiB") as cache:
-        backend.faults["usage"] = Fault(BackendError("the disk is gone"))
-        assert repr(cache) == (
-            "KernelCache(None, backend='FaultyBackend', entries=unknown, size='unknown of 1.0 MiB')"
-        )
-        assert cache.stats().errors == 0
 
 
 def test_dir_lists_public_names_only() -> None:

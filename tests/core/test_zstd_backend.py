@@ -49,14 +49,6 @@ def test_what_compresses_is_a_plain_zstandard_frame() -> None:
     assert stored(inner, key(2)) == b"KCZr" + noise
 
 
-def test_every_level_reads_what_every_other_wrote() -> None:
-    inner = MemoryBackend()
-    for level in (-7, 3, 19):
-        ZstdBackend(inner, level=level).put(key(level), PTX)
-    for level in (-7, 3, 19):
-        assert ZstdBackend(inner, level=22).get(key(level)) == PTX
-
-
 @pytest.mark.parametrize("level", [-8, 23, 3.0, "3", True, None])
 def test_another_level_is_refused_by_name(level: Any) -> None:
     with pytest.raises(ConfigError, match=r"level=.*-7 to 22"):
@@ -139,11 +131,3 @@ def test_flipped_bits_are_damage_or_the_value(data: st.DataObject) -> None:
     inner.put(key(1), bytes(raw))
     assert engine.get(key(1)) in (None, made)
     assert engine.stats().errors == 0
-
-
-def test_the_cap_counts_compressed_bytes() -> None:
-    engine = CacheEngine(ZstdBackend(MemoryBackend()), max_size=100_000)
-    for number in range(50):
-        assert engine.put(key(number), entry(20_000, number))
-    assert engine.stats().evictions == 0
-    assert engine.size_bytes < 50 * 1000

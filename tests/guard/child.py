@@ -36,9 +36,9 @@ def code(text: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", text, *map(str, arguments)]
 
 
-def measuring(kind: str, folder: Path, *what: object) -> list[str]:
+def measuring(folder: Path, *what: object) -> list[str]:
     """Returns the command that measures operations in an empty folder; see `guard.operations`."""
-    return [sys.executable, "-m", "guard.operations", kind, str(folder), *map(str, what)]
+    return [sys.executable, "-m", "guard.operations", str(folder), *map(str, what)]
 
 
 def output(command: list[str], home: Path) -> str:

@@ -1,21 +1,17 @@
 """Operations: what the guard measures, each prepared so that one call does nothing but itself.
 
 Run as a program, it prepares a directory, does each operation a few times, and then once more
-between two marks that strace sees, or under tracemalloc.
+between two marks that strace sees.
 """
 
 from __future__ import annotations
 
-import gc
 import itertools
-import json
 import os
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import kcache
 from kcache.entry import encode
@@ -120,22 +116,8 @@ def _mark(name: str) -> None:
         pass
 
 
-def _allocated(operation: Operation) -> tuple[int, int]:
-    """Returns (bytes allocated at the peak, bytes that are left), as tracemalloc counts them."""
-    tracemalloc.start()
-    try:
-        result = operation()
-        left, peak = tracemalloc.get_traced_memory()
-        del result
-    finally:
-        tracemalloc.stop()
-    return peak, left
-
-
-def main(kind: str, folder: str, what: str, count: str = "16") -> None:
-    """Measures the operations of a backend, or those with kernels, in an empty folder."""
-    gc.disable()  # its garbage is not the operation's
-    found: dict[str, Any] = {}
+def main(folder: str, what: str, count: str = "16") -> None:
+    """Do the operations of a backend, or those with kernels, in an empty folder."""
     with ExitStack() as stack:
         place = Path(folder)
         operations = (
@@ -144,14 +126,10 @@ def main(kind: str, folder: str, what: str, count: str = "16") -> None:
         for name, operation in operations:
             for _ in range(3):
                 operation()
-            if kind == "bytes":
-                found[name] = _allocated(operation)
-            else:
-                for _ in range(3):  # one of them may write statistics, which become due
-                    _mark(f"begin {name}")
-                    operation()
-                    _mark("end")
-    print(json.dumps(found))
+            for _ in range(3):  # one of them may write statistics, which become due
+                _mark(f"begin {name}")
+                operation()
+                _mark("end")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_few_calls_and_no_more_among_many_entries(backend: str, tmp_path: Path) 
     for number in (_FEW, _MANY):
         home = tmp_path.resolve() / str(number)
         home.mkdir()
-        made = calls(measuring("calls", home / "cache", backend, number), home)
+        made = calls(measuring(home / "cache", backend, number), home)
         counts.append({name: len(each) for name, each in made.items()})
     few, many = counts
     assert list(few) == list(many) == list(MOST[backend])
@@ -66,7 +66,7 @@ def test_few_calls_and_no_more_among_many_entries(backend: str, tmp_path: Path) 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_few_calls_for_kernels(tmp_path: Path) -> None:
-    made = calls(measuring("calls", tmp_path, "kernels"), tmp_path)
+    made = calls(measuring(tmp_path, "kernels"), tmp_path)
     assert set(made) == set(MOST["kernels"])
     most = MOST["kernels"] | {"kernel in file, headers": _for_depth(tmp_path)}
     assert {n: each for n, each in made.items() if len(each) > most[n]} == {}

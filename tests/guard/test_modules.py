@@ -1,4 +1,4 @@
-"""Modules: how many an import, a hit in a fresh process and a wait load; each costs a start.
+"""Modules: how many an import and a hit in a fresh process load; each costs a start.
 
 Of the standard library nothing heavy may be loaded, and of other packages only those that are
 named.
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from guard.child import code, output
 from guard.operations import KERNEL, headers_in
-from guard.waiting import MISSING, waiter
 
 #: Goes before the code, and behind it; prints what that loaded, and the libraries mapped then.
 BEFORE = "import sys\nbefore = set(sys.modules)\n"
@@ -29,9 +28,8 @@ except FileNotFoundError:  # not Linux
 """
 
 #: Modules of kcache and its backends, packages and `kcache` itself included. A hit with headers also
-#: checks whether they are unchanged, and may put a note about them; who waits takes part in the
-#: flight.
-ENGINE_GET, HIT, HEADER_HIT, WAIT = 22, 36, 42, 46
+#: checks whether they are unchanged, and may put a note about them.
+ENGINE_GET, HIT, HEADER_HIT = 22, 36, 42
 #: ... and so many more with another backend than `file`.
 MORE = {"file": 0, "zstd": 1, "lmdb": 3, "zstd+lmdb": 4}
 #: Packages of others.
@@ -91,7 +89,14 @@ def test_a_hit_of_the_engine(backend: str, tmp_path: Path) -> None:
     assert not found.heavy or backend.startswith("zstd")  # the binding of Zstandard loads some
 
 
-ASK = f"{MISSING}\nassert ask(*sys.argv[1:]).cached\n"
+ASK = """
+import os
+import kcache
+place, source, backend = sys.argv[1:]
+options = kcache.CompileOptions(arch="sm_80", include_paths=[os.path.abspath("inc")])
+with kcache.KernelCache(place, backend=backend) as cache:
+    kernel = cache.get_or_compile(source, (), options)
+"""
 
 
 def source_in(home: Path, *, headers: bool) -> str:
@@ -104,21 +109,8 @@ def source_in(home: Path, *, headers: bool) -> str:
 def test_a_hit_of_a_new_process(backend: str, headers: bool, tmp_path: Path) -> None:
     source = source_in(tmp_path, headers=headers)
     place = tmp_path / "cache"
-    output(code(f"import sys{MISSING}ask(*sys.argv[1:])", place, source, backend), tmp_path)
-    found = loaded(ASK, tmp_path, place, source, backend)
+    output(code("import sys" + ASK, place, source, backend), tmp_path)
+    found = loaded(ASK + "assert kernel.cached", tmp_path, place, source, backend)
     assert found.ours <= (HEADER_HIT if headers else HIT) + MORE[backend]
     assert found.packages == PACKAGES[backend]  # no CUDA, no directories of the platform's
-    assert not found.heavy
-
-
-@pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("headers", [False, True])
-def test_who_waits_loads_the_locks_and_nothing_to_compile_with(
-    headers: bool, tmp_path: Path
-) -> None:
-    said = waiter(BEFORE + ASK + AFTER, tmp_path, source_in(tmp_path, headers=headers))
-    assert said[-1] == "False"  # no libnvrtc
-    found = Loaded(said[-2])
-    assert found.ours <= WAIT
-    assert found.packages == {"xxhash"}
     assert not found.heavy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,41 +107,6 @@ def test_a_cancelled_task_cancels_no_other(
     assert held.count == 1
 
 
-def test_a_hit_does_not_wait_for_compiles(cache: kcache.KernelCache, held: Held) -> None:
-    held.go.release()
-    cache.get_or_compile(SEVEN, (), ARCH)
-    held.begun.acquire()
-
-    async def main() -> None:
-        others = [
-            asyncio.create_task(cache.aget_or_compile(KERNEL.replace("V", str(n)), (), ARCH))
-            for n in range(100, 120)
-        ]
-        await held.reached()
-        assert (await cache.aget_or_compile(SEVEN, (), ARCH)).cached
-        held.go.release(20)
-        assert len({kernel.key for kernel in await asyncio.gather(*others)}) == 20
-
-    asyncio.run(main())
-
-
-def test_a_loop_that_is_gone_harms_nobody(cache: kcache.KernelCache, held: Held) -> None:
-    async def leave() -> None:
-        task = asyncio.create_task(cache.aget_or_compile(SEVEN, (), ARCH))
-        await held.reached()
-        task.cancel()
-
-    asyncio.run(leave())
-    held.go.release()
-
-    async def main() -> kcache.CompiledKernel:
-        return await cache.aget_or_compile(SEVEN, (), ARCH)
-
-    assert asyncio.run(main()).cubin == compile_fresh(SEVEN, ARCH.flags()).cubin
-    assert held.count == 1
-    gc.collect()  # an exception that nobody asked for would be reported here
-
-
 def test_closing_while_tasks_wait(tmp_path: Path, held: Held) -> None:
     cache = kcache.KernelCache(tmp_path / "cache")
 
@@ -191,28 +155,6 @@ def test_arguments_may_be_changed_after_the_call(cache: kcache.KernelCache) -> N
     asyncio.run(main())
 
 
-def test_a_header_that_is_mended_during_a_failing_compile(
-    cache: kcache.KernelCache, tmp_path: Path, held: Held
-) -> None:
-    header = write(tmp_path / "inc/x.h", "#define V broken(\n")
-    options = ARCH.replace(include_paths=[header.parent])
-    source = "#include <x.h>\n" + KERNEL
-
-    async def main() -> None:
-        first = asyncio.create_task(cache.aget_or_compile(source, (), options))
-        await held.reached()
-        held.go.release()
-        with pytest.raises(kcache.CompileError):
-            await first
-        write(header, "#define V 7\n")
-        held.go.release(10)
-        later = [asyncio.create_task(cache.aget_or_compile(source, (), options)) for _ in range(5)]
-        new = compile_fresh(source, options.flags()).cubin
-        assert {kernel.cubin for kernel in await asyncio.gather(*later)} == {new}
-
-    asyncio.run(main())
-
-
 def test_what_nobody_waits_for_any_more_is_not_begun(cache: kcache.KernelCache, held: Held) -> None:
     async def main() -> None:
         tasks = [
@@ -229,21 +171,3 @@ def test_what_nobody_waits_for_any_more_is_not_begun(cache: kcache.KernelCache, 
 
     asyncio.run(main())
     assert held.count < 20
-
-
-@pytest.mark.parametrize("moment", ["at once", "after the look"])
-def test_a_close_before_the_compile_has_begun(tmp_path: Path, moment: str) -> None:
-    cache = kcache.KernelCache(tmp_path / "cache")
-
-    async def main() -> None:
-        tasks = [
-            asyncio.create_task(cache.aget_or_compile(KERNEL.replace("V", str(n)), (), ARCH))
-            for n in range(20)
-        ]
-        await asyncio.sleep(0 if moment == "at once" else 0.01)
-        cache.close()
-        kernels = await asyncio.gather(*tasks)
-        assert len({kernel.cubin for kernel in kernels}) == 20
-
-    asyncio.run(main())
-    cache.close()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agree, agreed, python, run_python
+from nvrtc.reference import ARCH, KERNEL, agree, agreed, python
 
 import kcache
 from kcache.errors import ArgumentTypeError, CompileOptionError
@@ -206,118 +205,3 @@ class TestHeaders:
 
 
 # -- places ----------------------------------------------------------------------------------------
-
-#: Before each: `tree`, a folder of the test. After each: the kernel must come, whatever the place.
-_ASK = """
-import logging, os, shutil, sys, tempfile
-from pathlib import Path
-import kcache
-from nvrtc.reference import *
-
-tree = Path(sys.argv[1])
-write(tree / "inc/x.h", "#define V 1\\n")
-(tree / "place").mkdir(exist_ok=True)
-options = ARCH.replace(include_paths=[tree / "inc"])
-sources = [KERNEL.replace("V", "7"), "#include <x.h>\\n" + KERNEL]
-
-def become_user():
-    with kcache.KernelCache(tree / "warm") as cache:
-        kernels(cache)  # loads what the other user may not be allowed to read
-    tempfile.tempdir = None
-    os.setgid(65534)
-    os.setuid(65534)
-    if not (os.access(kcache.__file__, os.R_OK) and os.access(sys.executable, os.X_OK)):
-        sys.exit(77)  # what is installed here is closed to other users
-
-def kernels(cache):
-    return [agreed(cache, source, options).cached for source in sources for _ in range(2)]
-"""
-
-
-def _mounting(code: str) -> str:
-    return f"""
-import ctypes, sys
-libc = ctypes.CDLL(None, use_errno=True)
-def mount(kind, target, flags=0, data=""):
-    if libc.mount(kind.encode(), str(target).encode(), kind.encode(), flags, data.encode()):
-        sys.exit(77)
-if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
-    sys.exit(77)
-{_ASK}
-{code}
-"""
-
-
-def _in(tmp_path: Path, code: str, *, mounting: bool = False) -> str:
-    # Not tmp_path itself: its parents are closed to the other user that some of these become.
-    with tempfile.TemporaryDirectory(prefix=tmp_path.name) as folder:
-        os.chmod(folder, 0o755)
-        done = run_python(_mounting(code) if mounting else _ASK + code, folder)
-    if done.returncode == 77:
-        pytest.skip("not possible here: not root, no mount namespaces, or a closed environment")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip()
-
-
-@pytest.mark.usefixtures("nvrtc")
-class TestPlaces:
-    def test_read_only_by_permissions(self, tmp_path):
-        code = """
-if os.getuid() != 0:
-    sys.exit(77)
-os.chown(tree / "place", 65534, 65534)
-become_user()
-with kcache.KernelCache(tree / "place/cache") as cache:
-    assert kernels(cache) == [False, True] * 2
-for folder, _, names in os.walk(tree / "place", topdown=False):
-    for name in names:
-        os.chmod(os.path.join(folder, name), 0o400)
-    os.chmod(folder, 0o500)
-with kcache.KernelCache(tree / "place/cache") as cache:
-    print(kernels(cache))
-    agreed(cache, sources[0] + "// another", options)
-with kcache.KernelCache(tree / "place/none") as cache:
-    kernels(cache)
-for folder, _, _ in os.walk(tree / "place"):
-    os.chmod(folder, 0o700)
-"""
-        assert _in(tmp_path, code) == "[True, True, True, True]"
-
-    @pytest.mark.parametrize("size", [4, 24])
-    def test_a_full_disk(self, tmp_path, size):
-        code = f"""
-mount("tmpfs", tree / "place", 0, "size={size}k")
-with kcache.KernelCache(tree / "place/cache") as cache:
-    kernels(cache)
-    for number in range(6):
-        agreed(cache, sources[number % 2] + f"// {{number}}", options)
-    print(cache.stats().errors > 0, cache.stats().corrupt)
-with kcache.KernelCache(tree / "place/cache") as cache:
-    for number in range(6):
-        agreed(cache, sources[number % 2] + f"// {{number}}", options)
-    assert cache.stats().corrupt == 0
-"""
-        assert _in(tmp_path, code, mounting=True) == "True 0"
-
-    def test_no_inode_is_left(self, tmp_path):
-        code = """
-mount("tmpfs", tree / "place", 0, "nr_inodes=6")
-with kcache.KernelCache(tree / "place/cache") as cache:
-    kernels(cache)
-    agreed(cache, sources[1] + "// another", options)
-"""
-        _in(tmp_path, code, mounting=True)
-
-    def test_deleted_while_open(self, tmp_path):
-        code = """
-with kcache.KernelCache(tree / "place/cache") as cache:
-    assert kernels(cache) == [False, True] * 2
-    shutil.rmtree(tree / "place/cache")
-    cache.clear_memory()
-    kernels(cache)
-    agreed(cache, sources[1] + "// another", options)
-    cache.stats(); cache.total_stats(); cache.print_info(); cache.entry_count; cache.trim(); cache.clear()
-    kernels(cache)
-kcache.KernelCache(tree / "place/cache").close()
-"""
-        _in(tmp_path, code)

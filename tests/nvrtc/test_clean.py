@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, REL, agreed, compile_clean, python
+from nvrtc.reference import ARCH, KERNEL, REL, compile_clean, python
 from nvrtc.talk import ARCH_FLAGS, ask, fresh_of, worker
 
 import kcache
@@ -101,17 +101,6 @@ def expected(nvrtc: tuple[int, int]) -> Expected:
         with worker() as process:
             made[source] = asked(process, source, ARCH_FLAGS)
     return made
-
-
-def test_a_new_worker_makes_what_a_new_process_makes(expected: Expected) -> None:
-    for each in PLAIN[::2]:
-        clean = compile_clean(*probe(*each))
-        assert not clean.failed
-        assert (clean.ptx, clean.cubin, clean.log) == expected[each][:3]
-    for source in REFUSED[:1]:
-        clean = compile_clean(source, ARCH_FLAGS)
-        assert clean.failed
-        assert clean.log == expected[source][2]
 
 
 def _used(process: WorkerProcess, example: str) -> None:
@@ -247,22 +236,6 @@ def test_a_worker_is_not_used_again_after_others(pids: Pids, source: str, flags:
 TAINTS = ["-G", "-Ofc=max", "--restrict"]
 
 
-@pytest.mark.parametrize(("taint", "arch"), [("-G", "sm_90"), ("-Ofc=max", "sm_80")])
-def test_own_requests_taint_nothing(cache: kcache.KernelCache, taint: str, arch: str) -> None:
-    options = ARCH.replace(arch=arch)
-    tainting = options.replace(extra_options=[taint])
-    probes = (REL, PROBES["math"])
-    for probe in probes:
-        agreed(cache, f"{probe}// tainted", tainting)
-    for number in range(2):
-        source = f"{probes[number % 2]}// {number}\n"
-        expected = compile_clean(source, options.flags())
-        kernel = cache.get_or_compile(source, (), options)
-        assert not kernel.cached
-        assert (kernel.ptx, kernel.cubin) == (expected.ptx, expected.cubin)
-        agreed(cache, f"{source}//", tainting)
-
-
 #: The program's own process is tainted. Prints the digests of the outputs from the cache.
 _TAINTED = """
 import hashlib, sys
@@ -307,23 +280,5 @@ def test_variables_are_told_to_each_worker_once(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, "another" if config.variable(name) != "another" else "other")
         pool.compile(library, ask(REL))
         assert pool.pids() != [first]
-    finally:
-        pool.close()
-
-
-def test_each_working_directory_keeps_its_worker(tmp_path: Path) -> None:
-    """The compiler remembers where it was; a proof tells it another directory than its request."""
-    pool = WorkerPool(2)
-    library = compiler.find().path
-    folders = [tmp_path / name for name in ("one", "two")]
-    try:
-        for folder in folders:
-            folder.mkdir()
-            pool.compile(library, ask(REL, directory=folder))
-        pids = sorted(pool.pids())
-        assert len(pids) == 2
-        for folder in folders * 2:
-            pool.compile(library, ask(REL, directory=folder))
-        assert sorted(pool.pids()) == pids
     finally:
         pool.close()

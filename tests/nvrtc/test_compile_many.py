@@ -169,26 +169,6 @@ def test_as_many_at_a_time_as_asked_for(
     assert [k.cubin for k in kernels] == cubins(numbers)  # type: ignore[union-attr]
 
 
-MANY = """
-import sys
-import kcache
-options = kcache.CompileOptions(arch="sm_80")
-sources = ['extern "C" __global__ void k(int* out) { *out = %d; }' % n for n in range(24)]
-with kcache.KernelCache(sys.argv[1]) as cache:
-    kernels = cache.compile_many([(source, (), options) for source in sources])
-    assert not any(isinstance(kernel, kcache.CompileError) for kernel in kernels)
-    print(cache.stats().compiles)
-"""
-
-
-@pytest.mark.slow
-def test_processes_share_the_work(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MANY, str(tmp_path / "cache")]
-    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    compiles = [int(rank.communicate(timeout=LONG)[0]) for rank in ranks]
-    assert sum(compiles) == 24
-
-
 def test_statistics_count_every_request(tmp_path: Path) -> None:
     def stats(text: str, **settings: Any) -> tuple[int, int]:
         with kcache.KernelCache(tmp_path / f"c{hash(text)}{settings}", **settings) as cache:

@@ -15,7 +15,6 @@ from nvrtc.reference import (
     agree,
     agreed,
     compile_fresh,
-    working_directory,
     write,
 )
 
@@ -120,86 +119,23 @@ CASES = {
         [{"two/x.h": None}, {"three/x.h": v(2)}, {"two/x.h": v(3)}],
         paths=("one", "two", "three"),
     ),
-    **{
-        f"computed {operand}": Case(
-            '#define HDR "x.h"\n#define PICK(x) <x.h>\n#define S(x) #x\n#define T(x) S(x)\n'
-            "#include <sub/a.h>\n",
-            {"inc/sub/a.h": f"#include {operand}\n", "inc/x.h": v(1)},
-            [{"inc/x.h": v(2)}, {"first/x.h": v(4)}, *([{"inc/sub/x.h": v(3)}] * quoted)],
-        )
-        for operand, quoted in {"HDR": 1, "PICK(x)": 0, "T(x.h)": 1}.items()
-    },
-    "by its name and by a macro": Case(
-        '#include <x.h>\n#define HDR "x.h"\n#include <sub/a.h>\n',
-        {"inc/sub/a.h": "#include HDR\n", "inc/x.h": v(1)},
-        [{"inc/sub/x.h": v(2)}],
+    "computed": Case(
+        "#define S(x) #x\n#define T(x) S(x)\n#include <sub/a.h>\n",
+        {"inc/sub/a.h": "#include T(x.h)\n", "inc/x.h": v(1)},
+        [{"inc/x.h": v(2)}, {"first/x.h": v(4)}, {"inc/sub/x.h": v(3)}],
     ),
-    "alias": Case(
-        '#pragma include_alias("x.h", "y.h")\n#include "x.h"\n',
-        {"inc/x.h": v(1), "inc/y.h": v(2)},
-        [],
+    "a name in an option": Case(
+        "#include HDR\n",
+        {"inc/a.h": v(1), "inc/b.h": v(2)},
+        [{"inc/b.h": v(3)}],
+        hits=[{"inc/a.h": v(4)}],
+        options={"extra_options": ["-D", "HDR=<b.h>"]},
     ),
-    **{
-        f"a name in an option {extra}": Case(
-            "#ifndef HDR\n#define HDR <a.h>\n#endif\n#include HDR\n",
-            {"inc/a.h": v(1), "inc/b.h": v(2)},
-            [{"inc/b.h": v(3)}],
-            hits=[{"inc/a.h": v(4)}],
-            options={"extra_options": extra},
-        )
-        for extra in (["-DHDR=<b.h>"], ["-D", "HDR=<b.h>"], ["--define-macro=HDR=<b.h>"])
-    },
-    "beyond a computed include": Case(
-        "#define GLUE(a, b) <a##b>\n#include GLUE(sub/a, .h)\n",
-        {
-            "elsewhere/x.h": v(1),
-            "inc/sub/a.h": '#include "../b.h"\n',
-            "inc/b.h": '#include "../elsewhere/x.h"\n',
-        },
-        [{"elsewhere/x.h": v(2)}],
-        hits=[{"elsewhere/y.h": ""}],
-    ),
-    **{
-        f"a macro leads to {to}": Case(
-            lines,
-            {"inc": "/", "elsewhere/x.h": v(1)},
-            [{"elsewhere/x.h": v(2)}],
-            options={"extra_options": ["-DWHERE=" + to]},
-        )
-        for to, lines in {
-            "elsewhere": "#define S(x) #x\n#define TEXT(x) S(x)\n#include TEXT(WHERE/x.h)\n",
-            "../elsewhere": "#define GLUE(a) <WHERE/a##.h>\n#include GLUE(x)\n",
-        }.items()
-    },
     "a macro of the compiler is in the name": Case(
         "#define HDR <sm/__CUDA_ARCH__/x.h>\n#include HDR\n",
         {"inc/sm/800/x.h": v(1)},
         [{"inc/sm/800/x.h": v(2)}, {"first/sm/800/x.h": v(3)}],
     ),
-    "skipped by the second name": Case(
-        "#define TEXT(...) #__VA_ARGS__\n#include <a.h>\n#include TEXT(b.h)\n"
-        + _GUESS.format("defined(B)"),
-        {"inc/a.h": "#pragma once\n#define A 1\n", "inc/b.h": "-> a.h"},
-        [{"inc/b.h": "#define B 1\n"}],
-    ),
-    # As few write it.
-    **{
-        f"{text[:20]!r}": Case(
-            "#include <x.h>\n",
-            {"first": "/", "inc/x.h": text, "inc/y.h": v(1)},
-            [{"inc/y.h": v(2)}, {"first/y.h": v(3)}],
-        )
-        for text in (
-            "\r#include <y.h>\r\n",
-            "%:\tinclude/**/<y.h>\n",
-            "#/* a\n\n b */include /* c\n */ <y.h> // d\n",
-            "#inc\\\nlude <\\\r\ny.\\\nh>\r\n",
-            "#/*" + "x" * 100_000 + "*/include <y.h>\n",
-            "#define Y /* a */ <y.\\\nh> // b\n#include \\\nY\n",
-            "#if 0\nit's \"open\n#endif\n#define Y <y.h>\n#include Y\n// '\n",
-            "#if 0\n#include <" + "n/" * 3000 + "n.h>\n#endif\n#include <y.h>\n",
-        )
-    },
     # One file under two names.
     **{
         f"a link {link} becomes a file of its own, {skip[:8]}": Case(
@@ -207,8 +143,10 @@ CASES = {
             {"inc/a/x.h": skip.format("#ifndef V\n#define V 1\n#endif\n"), "inc/b/x.h": link},
             [{"inc/b/x.h": v(2)}, {"inc/a/x.h": v(3)}],
         )
-        for link in ("-> ../a/x.h", "= inc/a/x.h")
-        for skip in ("#pragma once\n{}", "#ifndef G\n#define G\n{}#endif\n")
+        for link, skip in (
+            ("-> ../a/x.h", "#pragma once\n{}"),
+            ("= inc/a/x.h", "#ifndef G\n#define G\n{}#endif\n"),
+        )
     },
     **{
         f"once {link}": Case(
@@ -220,7 +158,6 @@ CASES = {
         for link, once in (
             ("-> ../a/x.h", _ONCE),
             ("= inc/a/x.h", _ONCE),
-            ("-> {}/../a/x.h".format("../a"), _ONCE.replace("once", "on\\\nce")),
         )
     },
     "once, and a copy becomes a link": Case(
@@ -252,7 +189,6 @@ CASES = {
         [{"far/away/x.h": v(2)}, {"far/y.h": v(3)}],
         hits=[{"far/away": "/"}],
     ),
-    # __has_include: see HAS_INCLUDE, too.
     "probed": Case(
         "#include <x.h>\n",
         {"inc/x.h": _GUESS.format("__has_include(<y.h>)"), "inc/y.h": "one"},
@@ -274,8 +210,11 @@ CASES = {
             headers={memory: '#include "x.h"\n'},
             name=name,
         )
-        for name in ("src/k.cu", "{tree}/src/k.cu")
-        for memory, beside in {"m.h": "", "mm/m.h": "mm/", "{tree}/mm/m.h": "mm/"}.items()
+        for name, memory, beside in (
+            ("src/k.cu", "m.h", ""),
+            ("{tree}/src/k.cu", "mm/m.h", "mm/"),
+            ("src/k.cu", "{tree}/mm/m.h", "mm/"),
+        )
     },
     "a header in memory comes first": Case(
         "#include <x.h>\n",
@@ -313,7 +252,7 @@ CASES = {
             [{"inc/sub/y.h": v(2)}, {"first/x.h": v(3)}],
             paths=("first", path),
         )
-        for path in ("inc//", "./inc/.", "inc/sub/..", " inc", "inc ", "{tree}/inc")
+        for path in ("./inc//.", "inc/sub/..", " inc", "{tree}/inc")
     },
     **{
         f"the directory by {extra}": Case(
@@ -325,11 +264,9 @@ CASES = {
             name="src/k.cu",
         )
         for extra in (
-            ["-I", "inc"],
             ["-I inc"],
             ["-I=inc"],
             ["--include-path", "inc"],
-            ["-I="],
             ["-I", ""],
         )
     },
@@ -340,7 +277,7 @@ CASES = {
             [{"x.h": v(2)}],
             name=name,
         )
-        for name in ("./k.cu", "src/../k.cu", "{tree}/k.cu", "{tree}//k.cu")
+        for name in ("src/../k.cu", "{tree}//k.cu")
     },
     "an absolute include": Case(
         '#include "{tree}/far/x.h"\n', {"far/x.h": v(1)}, [{"far/x.h": v(2)}]
@@ -352,7 +289,7 @@ CASES = {
             [{f"{name}/{name}.h": v(2)}, {f"first/{name}.h": v(3)}],
             paths=("first", name),
         )
-        for name in ("with space", "quo'te", "comma,", "ünïcode", "semi;colon", "hash#0")
+        for name in ("with space", "ünïcode", "quo'te, semi;colon")
     },
     **{
         f"the folder {raw!r}": Case(
@@ -361,46 +298,14 @@ CASES = {
             [{os.fsdecode(raw) + "/x.h": v(2)}, {"first/x.h": v(3)}],
             paths=("first", os.fsdecode(raw)),
         )
-        for raw in (b"inc-\xff", b"a\xfe\x80b", b"\xed\xa0\x80")
+        for raw in (b"inc-\xff", b"\xed\xa0\x80")
     },
-    "a comment with a glob hides nothing": Case(
-        "// see include/*.h\n#include <x.h>\n// and */ this\n",
-        {"inc/x.h": v(1)},
-        [{"inc/x.h": v(2)}],
-    ),
     # `NAME.stdh` is tried beside `NAME` where that has no dot.
     "no dot": Case(
         "#include <x>\n",
         {"inc/x": v(1)},
         [{"inc/x": v(2)}, {"first/x.stdh": v(3)}, {"first/x": v(4)}],
     ),
-    # Trigraphs, which C++14 and older standards replace.
-    **{
-        f"{begin!r} in {where}": Case(
-            f"{begin} <x.h>\n" if where == "the source" else "#include <y.h>\n",
-            {"inc/x.h": v(1), **({"inc/y.h": f"{begin} <x.h>\n"} if where == "a header" else {})},
-            [{"inc/x.h": v(2)}],
-            options={"std": "c++14"},
-            headers={"y.h": f"{begin} <x.h>\n"} if where == "memory" else None,
-        )
-        for begin in ("#inc??/\nlude", "??=include")
-        for where in ("the source", "a header", "memory")
-    },
-    # Lines that name another file, or the header itself.
-    **{
-        f"the line {line!r}": Case(
-            '#include "x.h"\n',
-            {"inc/x.h": f"{line}\n{v(1)}", "inc/y.h": ""},
-            [{"inc/x.h": f"{line}\n{v(2)}"}],
-        )
-        for line in (
-            '#line 1 "{tree}/inc/x.h"',
-            '#line 1 "x.h"',
-            '# 1 "x.h" 1 3 4',
-            '#line 7 "y.h"\n#include "y.h"',
-            '#line 1 "kernel.cu"',
-        )
-    },
 }
 
 
@@ -415,56 +320,18 @@ def test_an_edit(shared: kcache.KernelCache, tree: Path, name: str) -> None:
     check(shared, tree, name, CASES[name])
 
 
-#: Ways to ask for h.h; what each asks for by another name is its own.
+#: Ways to ask for h.h, some in macros of their own.
 HAS_INCLUDE = [
     '#if __has_include("h.h")',
-    '#if __has_include\t(\t"h.h"\t)',
     "#if ( __has_include ( <h.h> ) )",
-    "#if !!__has_include(<h.h>)",
-    '#if 0 || __has_include("h.h")',
-    "#if defined(NOT) || __has_include(<h.h>)",
-    '#if (__has_include("h.h") ? 1 : 0)',
     "#if __has_include(<none.h>) || __has_include(<h.h>)",
-    '#if defined(__has_include) && __has_include("h.h")',
     '#if __has_include("sub/../h.h")',
-    "#if __has_include(<./h.h>)",
     '#if __has_include("../inc/h.h")',
     '#if 0\n#elif __has_include("h.h")',
-    "#if 0\n#elif 0\n#elif __has_include(<h.h>)",
-    "#if 1\n#if __has_include(<h.h>)\n#define FOUND@\n#endif\n#endif\n#ifdef FOUND@",
-    '#if 0\n#else\n#if __has_include("h.h")\n#define FOUND@\n#endif\n#endif\n#ifdef FOUND@',
-    # comments and splices
-    '#if __has_include(/**/"h.h"/**/)',
-    '/**/#/**/if/**/__has_include("h.h") // no',
-    "#if /* a\n b */ __has_include(/* > */<h.h>/* < */) /* open\n */",
     '#i\\\nf __has_\\\ninclude(\\\n"h\\\n.h"\\\n)',
-    '#if __has_include \\\r\n("h.h")',
-    '%:if __has_include("h.h")',
     '??=if __has_include("h.h")',
-    '#if __has_??/\ninclude("h.h")',
-    # macros that make the operand
-    '#define A@ "h.h"\n#define B@ A@\n#if __has_include(B@)',
-    "#define A@(x) <x.h>\n#if __has_include(A@(h))",
     "#define S@(x) #x\n#define A@(x) S@(x)\n#define N@ h.h\n#if __has_include(A@(N@))",
-    "#define A@(x, y) <x##y>\n#if __has_include(A@(h, .h))",
-    '#define E@\n#if __has_include(E@ "h.h" E@)',
-    "#define A@(...) __VA_ARGS__\n#if __has_include(A@(<h.h>))",
-    # macros that make the whole
-    "#define A@ __has_include(<h.h>)\n#if A@",
-    "#define A@(x) __has_include(<x.h>)\n#define C@(x) A@(x)\n#if C@(h)",
-    "#define A@(d, x) __has_include(<d/x.h>)\n#if A@(., h)",
-    "#define A@ __has_include\n#define B@ A@\n#if B@(<h.h>)",
-    "#define A@() __has_include\n#if A@()(<h.h>)",
-    "#define O@ (\n#define A@ __has_include O@ <h.h>)\n#if A@",
     "#define A@(x, y) x##y\n#if A@(__has_in, clude)(<h.h>)",
-    '#define A@(x) __has_##x\n#if A@(include)("h.h")',
-    # other words
-    '#ifdef __has_include\n#if __has_include("h.h")\n#define FOUND@\n#endif\n#endif\n#ifdef FOUND@',
-    "\f\v#if\f__has_include\v(<h.h>)",
-    "#if 0\n'\n#endif\n#if __has_include(<h.h>)",
-    '#if 0\n"/*\n#endif\n#if __has_include(<h.h>)\n// */',
-    '#define Q@ "/*"\n#if __has_include("h.h")\n// */',
-    '__device__ const char q@[] = R"x(/*)x";\n#if __has_include("h.h")\n// */',
 ]
 
 
@@ -534,22 +401,6 @@ def test_a_changed_header_misses_and_changed_back_hits(cache, tree):
     assert cache.stats().stale == 1
 
 
-def test_nested_here_and_apart_elsewhere(cache, tree):
-    """What was one file under two names must not stand for two files."""
-    write(tree / "one/inc/sub/x.h", "#define V 1\n")
-    source = "#include <sub/x.h>\n" + KERNEL
-    agreed(cache, source, paths("one/inc", "one/inc/sub"))
-    write(tree / "two/inc/sub/x.h", "#define V 2\n")
-    write(tree / "two/sub/x.h", "#define V 1\n")
-    agreed(cache, source, paths("two/inc", "two/sub"))
-
-
-def test_in_memory_headers_are_in_the_key(cache, tree):
-    source = '#include "m.h"\n' + KERNEL
-    for value, cached in ((1, False), (2, False), (1, True)):
-        assert agreed(cache, source, headers={"m.h": f"#define V {value}\n"}).cached is cached
-
-
 @pytest.mark.parametrize(
     "text", ["#pragma once\n", "#ifndef A\n#define A\n#else\n#define W\n#endif\n"]
 )
@@ -591,25 +442,3 @@ def test_directories_that_the_compiler_spells_in_its_own_way(cache, tree, one, o
         write(tree / folder / "x.h", f"#define V {number}\n")
     for extra in (one, other, one):
         agree(cache, "#include <x.h>\n" + KERNEL, PTX.replace(extra_options=extra))
-
-
-def test_a_source_whose_name_has_two_slashes_in_a_row(cache, tree):
-    for folder in ("one", "two"):
-        write(tree / folder / "sub/x.h", f"#define V {ord(folder[0])}\n")
-    for name in ("one//sub/k.cu", "two//sub/k.cu", "two/sub/k.cu"):
-        agreed(cache, '#include "x.h"\n' + KERNEL, source_name=name)
-
-
-def test_another_working_directory(cache, tree):
-    write(tree / "one/inc/x.h", "#define V 1\n")
-    write(tree / "two/inc/x.h", "#define V 2\n")
-    for _ in range(2):
-        for folder in ("one", "two"):
-            with working_directory(tree / folder):
-                agreed(cache, "#include <x.h>\n" + KERNEL, paths("inc"))
-
-
-def test_trigraphs_mean_nothing_to_newer_standards(cache, tree):
-    source = KERNEL.replace("V", 'sizeof("what??/n")')
-    for std in (None, "c++17", "c++20"):
-        assert not agreed(cache, source, PTX.replace(std=std)).cached

@@ -8,18 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, REL, agreed, compile_clean, python, write
-from nvrtc.talk import ask, fresh_of, worker
+from nvrtc.reference import ARCH, KERNEL, REL, agreed, compile_clean, write
+from nvrtc.talk import ask, worker
 
 import kcache
 from kcache import KernelCache
-from kcache.nvrtc.workers.messages import Status
 from kcache.nvrtc.workers.process import CrashedError
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
-
-#: Other releases of NVRTC, as `pip install --target FOLDER` leaves them.
-SITES = [folder for folder in os.environ.get("TEST_NVRTC_SITES", "").split(os.pathsep) if folder]
 
 
 def clean(
@@ -137,95 +133,7 @@ def test_how_the_user_spells_the_working_directory(
         assert cache.lookup(source, (), options, source_name=name) is not None
 
 
-@pytest.mark.parametrize("source", [KERNEL.replace("V", "2"), "#include <x.h>\n" + KERNEL])
-def test_the_kernel_of_a_working_directory_behind_a_link_is_the_same(
-    cache: KernelCache, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
-    options = ARCH.replace(include_paths=["inc"])
-    monkeypatch.setenv("PWD", f"{elsewhere}/link")
-    assert not clean(cache, source, options).cached
-    assert clean(cache, source, options).cached
-    monkeypatch.setenv("PWD", f"{elsewhere}/project")
-    (elsewhere / "link").unlink()
-    assert clean(cache, source, options).cached
-
-
 # -- releases --------------------------------------------------------------------------------------
-
-
-def libraries() -> list[Path]:
-    return sorted(
-        path
-        for site in SITES
-        for pattern in ("nvidia/*/lib/libnvrtc.so.1[23]",)
-        for path in Path(site).glob(pattern)
-    )
-
-
-@pytest.fixture(params=libraries() or [None], ids=str)
-def other(request: pytest.FixtureRequest) -> Path:
-    """Another release of NVRTC."""
-    if request.param is None:
-        pytest.skip("TEST_NVRTC_SITES names no other releases of NVRTC")
-    found: Path = request.param
-    return found
-
-
-_BARE = """
-import json, os, sys
-from kcache.nvrtc.workers.messages import Ask
-from kcache.nvrtc.workers.nvrtc import Nvrtc
-library, source, flags = sys.argv[1], sys.argv[2], sys.argv[3:]
-made = Nvrtc(library).compile(Ask(source, "kernel.cu", flags, (), {}, "", {}))
-print(json.dumps([None if each is None else each.hex() for each in made.outputs[:2]]))
-"""
-
-
-def bare(library: Path, source: str, *flags: str) -> tuple[bytes | None, ...]:
-    """Compile in a new process with a release of NVRTC."""
-    import json
-
-    said = json.loads(python(_BARE, library, source, *flags))
-    return tuple(None if each is None else bytes.fromhex(each) for each in said)
-
-
-@pytest.mark.parametrize("value", ["-DW=3", "--ptxas-options=-O0", "-lineinfo"])
-def test_flags_from_the_environment(
-    other: Path, monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
-    """NVRTC 12 reads NVRTC_APPEND_FLAGS."""
-    source = "#ifndef W\n#define W 1\n#endif\n" + REL + KERNEL.replace("V", "W")
-    flags = ("-arch=sm_80",)
-    with worker(str(other)) as process:
-        for change in (None, value, None):
-            if change is None:
-                monkeypatch.delenv("NVRTC_APPEND_FLAGS", raising=False)
-            else:
-                monkeypatch.setenv("NVRTC_APPEND_FLAGS", change)
-            expected = bare(other, source, *flags)
-            asked = ask(source, flags, environment={"NVRTC_APPEND_FLAGS": change})
-            reply = process.ask(asked, None)
-            if reply.status == Status.ELSEWHERE:
-                with worker(str(other)) as fresh:
-                    reply = fresh.ask(asked, None)
-            assert fresh_of(reply)[:2] == expected
-
-
-def test_every_release_records(other: Path, tree: Path) -> None:
-    write(tree / "inc/x.h", '#if __has_include("none.h")\n#endif\n#define V 1\n')
-    source = "#include <x.h>\n" + KERNEL
-    flags = ("-arch=sm_80", "-Ifirst", "-Iinc")
-    with worker(str(other)) as process:
-        assert process.hello.identity
-        for _ in range(2):
-            reply = process.ask(ask(source, flags), None)
-            assert fresh_of(reply)[:2] == bare(other, source, *flags)
-            assert reply.trace is not None
-            assert reply.trace.unfollowed == ""
-            files = reply.trace.files
-            assert files["inc/x.h"].opened
-            assert files["first/x.h"].kind in "-a"
-            assert any(path.endswith("none.h") for path in files)
 
 
 def test_a_worker_without_its_group(tree: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -105,24 +104,3 @@ def test_a_closed_cache_says_so(cache: kcache.KernelCache) -> None:
             call()
     assert cache.stats().misses == 1
     assert "KernelCache(" in repr(cache)
-
-
-def test_a_compile_that_outlives_its_cache_is_dropped_in_silence(
-    tmp_path: Path, nvrtc: object, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    source = "\n".join(
-        f"__global__ void f{n}(float* x) {{ x[{n}] = sinf(x[0]); }}" for n in range(60)
-    )
-
-    async def main() -> None:
-        with kcache.KernelCache(tmp_path / "cache") as cache:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(cache.aget_or_compile(source, options=ARCH), 0.05)
-            front = cache._async
-            assert front is not None
-        front._looking.shutdown(wait=True)
-        front._compiling.shutdown(wait=True)
-
-    asyncio.run(main())
-    assert caplog.records == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvrtc.reference import ARCH, KERNEL, PTX, agree, agreed, compile_clean, python, write
+from nvrtc.reference import KERNEL, PTX, agreed, compile_clean, write
 
 import kcache
 from kcache import CompileOptions, KernelCache
@@ -107,60 +107,7 @@ def test_any_line_directives(cache: KernelCache, tree: Path, long: bool) -> None
 # -- options that name files -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "extra", [["--ptxas-options", "-optf=F"], ["--ptxas-options=--options-file=F"]]
-)
-def test_a_file_of_options(cache: KernelCache, tree: Path, extra: list[str]) -> None:
-    file = write(tree / "F", "-O0\n")
-    options = ARCH.replace(extra_options=extra)
-    source = KERNEL.replace("V", "out[1] * out[2] + 3")
-    first = agree(cache, source, options)
-    if first is None:
-        return
-    file.write_text("-O3\n")
-    second = agreed(cache, source, options)
-    assert first.cubin != second.cubin
-    file.unlink()
-    agree(cache, source, options)
-
-
-def test_extra_key_does_not_stand_for_absent_files(cache: KernelCache, tree: Path) -> None:
-    source = '#if __has_include("x.h")\n#define V 1\n#else\n#define V 2\n#endif\n' + KERNEL
-    for folder in ("inc", "first"):
-        agreed(cache, source, paths("first", "inc"), extra_key=b"mine")
-        assert cache.lookup(source, (), paths("first", "inc"), extra_key=b"mine") is not None
-        write(tree / folder / "x.h", "")
-        assert cache.lookup(source, (), paths("first", "inc"), extra_key=b"mine") is None
-
-
 # -- links and directories -------------------------------------------------------------------------
-
-
-def test_a_link_that_is_switched_and_switched_back(cache: KernelCache, tree: Path) -> None:
-    """Within the time in which stamps tell nothing; then another process asks."""
-    for number in (1, 2):
-        write(tree / f"v{number}/x.h", f"#define V {number}\n")
-    link = tree / "inc"
-    source = "#include <x.h>\n" + KERNEL
-    link.symlink_to("v1")
-    agreed(cache, source, paths("inc"))
-    for version in ("v2", "v1", "v2"):
-        other = tree / "next"
-        other.symlink_to(version)
-        other.rename(link)
-        agreed(cache, source, paths("inc"))
-    code = """
-    import os, sys
-    from nvrtc.reference import *
-    os.chdir(sys.argv[1])
-    options = PTX.replace(include_paths=["inc"])
-    with kcache.KernelCache(sys.argv[2]) as cache:
-        print(agreed(cache, "#include <x.h>\\n" + KERNEL, options).cached)
-        os.unlink("inc")
-        os.symlink("v1", "inc")
-        print(agreed(cache, "#include <x.h>\\n" + KERNEL, options).cached)
-    """
-    assert python(code, tree, cache.directory).split() == ["True", "True"]
 
 
 class During:

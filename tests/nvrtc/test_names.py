@@ -89,16 +89,6 @@ def test_a_name_expression_that_asks_for_the_name_of_the_source(project: Path) -
                 agreed(cache, begin + source, ARCH, ["k<sizeof(__BASE_FILE__)>"], source_name=name)
 
 
-@pytest.mark.parametrize("option", [{"lineinfo": True}, {"lto": True}])
-def test_options_whose_outputs_name_the_source_keep_it_in_the_key(
-    option: dict[str, Any], project: Path
-) -> None:
-    with kcache.KernelCache(project / "cache") as cache:
-        options = ARCH.replace(**option)
-        cache.get_or_compile(ALIKE["plain"], options=options, source_name="k.cu")
-        assert not cache.get_or_compile(ALIKE["plain"], options=options).cached
-
-
 def test_a_name_under_which_the_source_is_one_of_its_headers_is_looked_at(project: Path) -> None:
     source = '#pragma once\n#include "k.cu"\n__global__ void f(int* p) { *p = 1; }'
     (project / "k.cu").write_text("#define X 1\n")

@@ -64,24 +64,6 @@ agreed(cache, source + "// parent", options)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("free", [2, 20, 70])
-def test_few_descriptors_are_left(tmp_path, free):
-    code = f"""
-check()  # whatever is opened for good is open now
-cache.clear()
-used = len(os.listdir("/proc/self/fd"))
-most = 1024
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-taken = [os.dup(0) for _ in range(most - used - {free})]
-kernel = cache.get_or_compile(source, (), options)
-for fd in taken:
-    os.close(fd)
-assert kernel.ptx == compile_fresh(source, options.flags()).ptx
-agreed(cache, source, options)
-"""
-    survives(tmp_path, code)
-
-
 @pytest.mark.parametrize("free", [0, 1, 4])
 def test_few_descriptors_are_left_before_the_first_use(tmp_path, free):
     """An import of ours raised OSError, and a worker that was half started an IndexError."""
@@ -162,35 +144,6 @@ assert cache.stats().uncacheable == 2
     survives(tmp_path, code)
 
 
-@pytest.mark.parametrize("soft", [0, 4096])
-def test_files_may_not_grow(tmp_path, soft):
-    code = f"""
-import signal
-from nvrtc.reference import *
-resource.setrlimit(resource.RLIMIT_FSIZE, ({soft}, resource.RLIM_INFINITY))
-kernel = cache.get_or_compile(source, (), options)
-assert kernel.ptx == compile_fresh(source, options.flags()).ptx
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-agreed(cache, source, options)
-"""
-    survives(tmp_path, code)
-
-
-def test_no_memfd(tmp_path):
-    survives(tmp_path, "del os.memfd_create; check()")
-
-
-def test_no_file_for_what_a_worker_says(tmp_path):
-    code = """
-import tempfile
-def refuse(*_, **__):
-    raise FileNotFoundError(2, "no usable temporary directory")
-os.memfd_create = tempfile.TemporaryFile = refuse
-check()
-"""
-    survives(tmp_path, code)
-
-
 def _unshared(code: str, *args: object) -> subprocess.CompletedProcess[str]:
     """Run code in a mount namespace of its own; skips where that is not possible."""
     probe = subprocess.run(
@@ -227,57 +180,6 @@ assert cache.stats().uncacheable == 4
 """
     done = _unshared(code, tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-def test_no_dev_shm_and_a_temporary_directory_that_is_not_there(tmp_path):
-    code = f"""{_SETUP}
-mount('tmpfs', '/dev/shm', 1)
-os.environ['TMPDIR'] = '/nowhere'
-tempfile.tempdir = '/nowhere'
-check()
-"""
-    done = _unshared(code, tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_cache_is_removed_during_the_compile(tmp_path):
-    code = """
-import threading
-stop = threading.Event()
-def remove():
-    while not stop.is_set():
-        shutil.rmtree(tree / "cache", ignore_errors=True)
-thread = threading.Thread(target=remove)
-thread.start()
-try:
-    for number in range(6):
-        cache.get_or_compile(source + f"// {number}", (), options)
-finally:
-    stop.set()
-    thread.join()
-agreed(cache, source, options)
-"""
-    survives(tmp_path, code)
-
-
-def test_a_child_ends_while_the_parent_compiles(tmp_path):
-    code = """
-import threading
-def spawn():
-    for number in range(4):
-        if os.fork() == 0:
-            sys.exit() if number % 2 else os._exit(0)
-        os.wait()
-agreed(cache, source, options)
-thread = threading.Thread(target=spawn)
-thread.start()
-number = 0
-while thread.is_alive():
-    agreed(cache, source + f"// {number}", options)
-    number += 1
-thread.join()
-"""
-    survives(tmp_path, code)
 
 
 def test_eight_threads_with_different_headers(tmp_path):

@@ -6,36 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agreed, python, write
+from nvrtc.reference import ARCH, python, write
 
 import kcache
 from kcache.nvrtc.workers.clock import ClockTest
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
-
-
-def test_a_row_of_comments_takes_no_longer_than_its_length(tmp_path: Path) -> None:
-    """Where a row can be divided in any way, trying all would outlast the test."""
-    row = "/* a */ " * 200
-    write(
-        tmp_path / "inc/x.h",
-        f"#{row}pragma once\n#define WHERE __FILE__\n#{row}include <y.h> // embed\n"
-        f"#define/**/{row} X 1\n#if defined(__has_include) &&{row}__has_include(<y.h>)\n#endif\n",
-    )
-    write(tmp_path / "inc/y.h", "")
-    python(
-        """
-        import signal, sys, kcache
-        signal.alarm(60)
-        options = kcache.CompileOptions(arch="sm_80", include_paths=[sys.argv[1]])
-        with kcache.KernelCache(sys.argv[2]) as cache:
-            for cached in (False, True):
-                made = cache.get_or_compile("#include <x.h>\\n__global__ void k() {}", (), options)
-                assert made.cached is cached
-        """,
-        tmp_path / "inc",
-        tmp_path / "cache",
-    )
 
 
 @pytest.mark.parametrize(
@@ -104,10 +80,3 @@ def test_the_clock_in_a_name_or_an_option(
     names = arguments.get("names", ["k<T_>"])
     for _ in range(2):
         assert not cache.get_or_compile(source, names, options).cached
-
-
-def test_a_macro_whose_value_is_not_utf8(cache: kcache.KernelCache, tree: Path) -> None:
-    write(tree / "x.h", "#define V 1\n")
-    options = ARCH.replace(extra_options=["-DW=\udcff"])
-    for source in (KERNEL.replace("V", "2"), '#include "x.h"\n' + KERNEL):
-        agreed(cache, source, options)

@@ -12,7 +12,6 @@ from kcache import CompileOptions
 from kcache.errors import ArgumentTypeError
 from kcache.nvrtc.options import parse_arch
 from kcache.nvrtc.parsed_options import parse_options
-from kcache.nvrtc.workers.pool import shared
 
 SEVEN = KERNEL.replace("V", "7")
 #: Its machine code depends on every option below.
@@ -162,31 +161,6 @@ class TestNotCached:
         assert cache.lookup(source, (), options, **arguments) is None
 
     @pytest.mark.parametrize(
-        "source",
-        [
-            '__device__ const char t[] = __DATE__;\nextern "C" __global__ void k(char* o) { *o = t[*o]; }\n',
-            'extern "C" __global__ void k(int* o) { int n = 1\'000; o[0] = n + \'"\'; o[1] = __TIME__[7]; } // "\n',
-            'extern "C" __global__ void k(int* o) { *o = R"x(/* ")x"[0] + __DATE__[7]; /* */ }\n',
-            'extern "C" __global__ void k(int* o) { *o = __TI\\\nME__[7]; }\n',
-        ],
-    )
-    def test_the_time_in_a_source(self, cache, source):
-        self.refuses(cache, source)
-
-    def test_the_time_in_a_header_in_memory(self, cache):
-        self.refuses(cache, '#include "m.h"\n' + KERNEL, headers={"m.h": "#define V __TIME__[7]\n"})
-
-    def test_the_time_in_an_option(self, cache):
-        options = ARCH.replace(defines=["V=__TIME__[7]"])
-        self.refuses(cache, '#include "m.h"\n' + KERNEL, options, headers={"m.h": ""})
-
-    def test_the_time_in_comments_and_texts_is_not_the_time(self, cache):
-        """No C++ is read: a compile at another time shows that the outcome is the same."""
-        source = '// __TIME__\n__device__ const char t[] = "__DATE__";\n' + SEVEN
-        assert [agreed(cache, source, ARCH).cached for _ in range(2)] == [False, True]
-        assert cache.stats().uncacheable == 0
-
-    @pytest.mark.parametrize(
         "extra",
         [["-pch"], ["--create-pch=x.pch"]],
     )
@@ -212,11 +186,6 @@ class TestNotCached:
                 written = [path for path in tmp_path.iterdir() if path.name.startswith("x")]
                 assert written
                 written[0].unlink()
-
-    def test_the_caller_can_not_answer_for_the_time(self, cache):
-        source = 'extern "C" __global__ void k(int* o) { *o = __TIME__[7]; }\n'
-        assert not cache.get_or_compile(source, (), ARCH, extra_key=b"1").cached
-        assert not cache.get_or_compile(source, (), ARCH, extra_key=b"1").cached
 
 
 class TestNoDriver:
@@ -244,30 +213,6 @@ class TestNoDriver:
         for line in said:
             assert "no arch is given" in line
             assert "CompileOptions(arch=" in line
-
-
-@pytest.mark.usefixtures("nvrtc")
-class TestNothingIsLoaded:
-    """A miss compiles in another process, and a hit does not compile."""
-
-    def test_no_cuda_module_and_no_compiler(self, tmp_path):
-        code = """
-        import sys
-        before = set(sys.modules)
-        from pathlib import Path
-        from nvrtc.reference import *
-        tree = Path(sys.argv[1])
-        options = ARCH.replace(include_paths=[tree / "inc"])
-        with kcache.KernelCache(tree / "cache") as cache:
-            for source in (KERNEL.replace("V", "3"), "#include <x.h>\\n" + KERNEL):
-                print(cache.get_or_compile(source, (), options).cached)
-        loaded = set(sys.modules) - before  # CUDA 12's bindings put a hook into every start
-        print(any(name.partition(".")[0] == "cuda" for name in loaded))
-        print("libnvrtc" in Path("/proc/self/maps").read_text())
-        """
-        write(tmp_path / "inc/x.h", "#define V 1\n")
-        assert python(code, tmp_path).split() == ["False", "False", "False", "False"]
-        assert python(code, tmp_path).split() == ["True", "True", "False", "False"]
 
 
 # -- without a compiler ----------------------------------------------------------------------------
@@ -363,51 +308,6 @@ class TestValues:
 
 class TestParsedOptions:
     @pytest.mark.parametrize(
-        ("options", "found"),
-        [
-            (
-                ["-Ia", "-I", "b", "-I=c", "--include-path=d", "--include-path", "e", " -I  f "],
-                "abcdef",
-            ),
-            (["\n-Ia", "\v-I", "\tb\n"], "ab"),
-            (["-I", "-Ia"], ["-Ia"]),
-            # These name a directory in a form of their own, or none.
-            (["-I"], ""),
-            (["-I-", "-I==a", "-I= a", "-I\ta"], ""),
-            (["-DI=-Ix", "-D", "-Ix", "-Xcudafe", "-Ix", "-include", "-Ix"], ""),
-        ],
-    )
-    def test_include_paths(self, options, found):
-        assert list(parse_options(options).include_paths) == list(found)
-
-    def test_include_paths_are_known_by_position(self):
-        one = parse_options(["-Ia", "-DX", "-I", "b"]).without_include_paths()
-        two = parse_options(["-I/c", "-DX", "--include-path=/d"]).without_include_paths()
-        assert one == two
-        assert one != parse_options(["-Ia", "-Ib", "-DX"]).without_include_paths()
-        assert one != parse_options(["-Ia", "-DX", "-I", "-"]).without_include_paths()
-
-    @pytest.mark.parametrize(
-        ("options", "found"),
-        [
-            (
-                ["-DA", "-DB=1", "-D", "C=2", "-D=D", "--define-macro=E=3", "--define-macro", "F"],
-                ["A", "B=1", "C=2", "D", "E=3", "F"],
-            ),
-            (["\f-D A=1 "], ["A=1"]),
-        ],
-    )
-    def test_defines(self, options, found):
-        assert list(parse_options(options).defines) == found
-
-    @pytest.mark.parametrize(
-        "options",
-        [["-arch=sm_80"], ["-arch", "sm_80"], ["--gpu-architecture=sm_80"], ["\t-arch=sm_80\n"]],
-    )
-    def test_arch(self, options):
-        assert parse_options(options).arch == "sm_80"
-
-    @pytest.mark.parametrize(
         "options",
         [
             *(["-I", "\tinc"], ["-I=inc"], ["-I  inc"], ["\n-Iinc\r"], ["-I\tinc"], ["-I =inc"]),
@@ -430,20 +330,6 @@ class TestParsedOptions:
                 (tmp_path / "inc").rename(tmp_path / "elsewhere")
                 moved = parsed.with_include_paths(["elsewhere"] * len(where))
                 assert compile_fresh(source, (arch, *moved)).cubin == given.cubin
-
-
-@pytest.mark.parametrize(
-    ("extra", "uses"),
-    [(["\n-G"], 1), (["\t--restrict"], 1), (["-I/home/milton/x"], 2), (["-I", "/a/link/keep"], 2)],
-)
-def test_a_worker_is_used_again_after_options_that_are_harmless(cache, extra, uses):
-    """However they are written, and whatever a directory is called."""
-    shared().close()  # workers of other tests
-    pids = set()
-    for value in range(2):
-        cache.get_or_compile(KERNEL.replace("V", str(value)), (), ARCH.replace(extra_options=extra))
-        pids.update(shared().pids())
-    assert len(pids) == (1 if uses == 2 else 0)
 
 
 def test_an_architecture_as_pytorch_reports_it() -> None:

@@ -99,29 +99,6 @@ def test_a_writable_remote_and_warm_prove_eagerly(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("lines", "start"),
-    [
-        (TEXT + "#include TEXT(DIR/n.h)\n", "directory"),
-        ('#define EMPTY\n#include EMPTY "in\\\nc//n.h"\n', "source"),
-        ('#include "sub/../inc/n.h"\n', "directory"),
-    ],
-)
-def test_an_include_directory_reached_otherwise(cache, tmp_path, lines, start):
-    """One file here is two elsewhere: `-I inc`, and a path from the source or the directory."""
-    for place in ("a", "bb", "c"):
-        write(tmp_path / place / "inc/n.h", "#pragma once\n#define V 1\n")
-        write(tmp_path / place / "inc/sub/x.h", "")
-        (tmp_path / place / "sub").mkdir()
-    write(tmp_path / "c/inc/n.h", "#pragma once\n#define V 3\n")
-    source = lines + "#include <n.h>\n" + KERNEL
-    for cwd, inc in (("a", "a"), ("bb", "bb"), ("a", "bb"), ("c", "a")):
-        with working_directory(tmp_path if start == "source" else tmp_path / cwd):
-            options = PTX.replace(include_paths=[tmp_path / inc / "inc"], defines=["DIR=inc"])
-            name = f"{tmp_path / cwd}/k.cu" if start == "source" else "k.cu"
-            agree(cache, source, options, source_name=name)
-
-
-@pytest.mark.parametrize(
     ("how", "folder"), [("plain", "été"), ("option", "with space"), ("text", "x")]
 )
 def test_an_absolute_path_however_it_is_written(tmp_path, folder, how):
@@ -181,34 +158,6 @@ def test_a_source_that_asks_for_its_own_name(tree, tmp_path, source, relocation)
     with kcache.KernelCache(tmp_path / "cache", relocation=relocation) as cache:
         for name in ("one.cu", "k.cu"):
             agree(cache, source, source_name=name)
-
-
-def test_includes_of_a_header_in_memory_start_from_the_working_directory(tmp_path):
-    headers = {"m.h": '#include "n.h"\n'}
-    source = '#include "m.h"\n' + KERNEL
-    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
-        for cwd, name, here, beside in (
-            ("a", "k.cu", 1, None),
-            ("b", "../src/k.cu", 1, 2),
-            ("c", "k.cu", 3, None),
-            ("d", "src/k.cu", 1, 4),
-            ("e", "../src/k.cu", 5, 2),
-        ):
-            write(tmp_path / cwd / "n.h", header(here))
-            if beside is not None:
-                write((tmp_path / cwd / name).parent / "n.h", header(beside))
-            with working_directory(tmp_path / cwd):
-                agree(cache, source, headers=headers, source_name=name)
-
-
-def test_a_header_in_memory_and_an_include_directory_of_one_name(tmp_path):
-    """With `-I inc`, the path that the compiler makes is the name of the header in memory."""
-    write(tmp_path / "a/inc/n.h", header(1))
-    source, headers = "#include <n.h>\n" + KERNEL, {"inc/n.h": header(2)}
-    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
-        for paths in ([tmp_path / "a/inc"], ["inc"], ["./inc"], [tmp_path / "a/../a/inc"], ["inc"]):
-            with working_directory(tmp_path / "a"):
-                agree(cache, source, PTX.replace(include_paths=paths), headers=headers)
 
 
 def test_threads_under_two_names_that_fail_get_their_own_error(cache):

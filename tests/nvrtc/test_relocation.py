@@ -67,65 +67,7 @@ def test_the_whole_tree_moves(cache, folders, absolute):
             assert kernel.cached == (folder == here)
 
 
-def test_a_shadow_in_one_folder_only(cache, folders):
-    here, there = folders
-    (here / "first").mkdir(parents=True)
-    write(here / "second/x.h", "#define V 1\n")
-    _moved(folders)
-    source = "#include <x.h>\n" + KERNEL
-
-    def ask(folder: Path) -> bool:
-        options = ARCH.replace(include_paths=[folder / "first", folder / "second"])
-        return agreed(cache, source, options).cached
-
-    assert [ask(here), ask(there)] == [False, True]
-    write(there / "first/x.h", "#define V 2\n")
-    assert [ask(here), ask(there), ask(there)] == [True, False, True]
-
-
 # -- the output shows the folder -------------------------------------------------------------------
-
-_TEXT = '__device__ const char text[] = {0};\nextern "C" __global__ void k(char* o) {{ *o = text[threadIdx.x]; }}\n'
-_LENGTH = 'extern "C" __global__ void k(int* out) {{ *out = sizeof({0}); }}\n'
-_HASH = """
-__device__ constexpr int fold(const char* s) {{ return *s ? (*s + 31 * fold(s + 1)) & 0xffff : 7; }}
-extern "C" __global__ void k(int* out) {{ constexpr int h = fold({0}); *out = h; }}
-"""
-
-
-#: The header `x.h`, and what else is in the folder or said by an option.
-SHOWN = {
-    "text": (_TEXT.format("__FILE__"), {}, {}),
-    "hash": ("#define WHERE() \\\n  __FILE__\n" + _HASH.format("WHERE()"), {}, {}),
-    "macro of another header": (
-        "#include <m.h>\n" + _LENGTH.format("WHERE"),
-        {"m.h": "#define WHERE __FILE__\n"},
-        {},
-    ),
-    "macro of an option": (_LENGTH.format("WHERE"), {}, {"defines": ["WHERE=__FILE__"]}),
-    "builtin": (
-        'extern "C" __global__ void k(char* o) { *o = __builtin_FILE()[threadIdx.x]; }\n',
-        {},
-        {},
-    ),
-    "assertion": (
-        'extern "C" __global__ void k(int* out) { assert(*out == 3); *out = 1; }\n',
-        {},
-        {},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", SHOWN)
-def test_a_header_that_shows_its_folder(cache, folders, kind):
-    text, others, change = SHOWN[kind]
-    for name, content in {"x.h": text, **others}.items():
-        write(folders[0] / "inc" / name, content)
-    _moved(folders)
-    for folder in folders:
-        options = ARCH.replace(include_paths=[folder / "inc"], **change)
-        assert not agreed(cache, "#include <x.h>\n", options).cached
-        assert cache.lookup("#include <x.h>\n", (), options) is not None
 
 
 @pytest.mark.parametrize(
@@ -157,17 +99,6 @@ def test_line_numbers_show_the_folder(cache, folders, change):
         assert cache.lookup(source, (), options) is not None
 
 
-@pytest.mark.parametrize("spelling", ["--generate-line-info", " -G"])
-def test_line_numbers_show_the_working_directory(cache, folders, spelling):
-    here, there = folders
-    here.mkdir()
-    there.mkdir()
-    options = ARCH.replace(extra_options=[spelling])
-    for folder in folders:
-        with working_directory(folder):
-            agreed(cache, KERNEL.replace("V", "7"), options)
-
-
 def test_an_absolute_include_into_an_include_directory(cache, folders):
     """The name leads to the first folder, wherever the include directory is."""
     here, there = folders
@@ -190,12 +121,3 @@ def test_links_become_copies_in_another_folder(cache, folders):
     source = "#include <a/x.h>\n#include <b/x.h>\n#ifndef V\n#define V 1\n#endif\n" + KERNEL
     for folder in folders:
         agreed(cache, source, ARCH.replace(include_paths=[folder / "inc"]))
-
-
-def test_the_source_has_an_absolute_name(cache, folders):
-    here, _ = folders
-    write(here / "x.h", "#define V 1\n")
-    _moved(folders)
-    source = '#include "x.h"\n' + KERNEL
-    for folder in folders:
-        agreed(cache, source, source_name=str(folder / "kernel.cu"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, write
+from nvrtc.reference import ARCH, KERNEL, compile_fresh, write
 
 import kcache
 from kcache.nvrtc import compiler
-from kcache.testing import FaultyBackend, MemoryBackend
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -204,30 +202,6 @@ class TestThreads:
         assert [kernel.cubin for kernel in later.end()] == [new.cubin] * 3
         assert first.end()[0].cubin == new.cubin  # it was compiled once more
 
-    @pytest.mark.parametrize("header", [False, True])
-    def test_a_kernel_that_must_not_be_cached_makes_others_wait_once(
-        self, cache: kcache.KernelCache, tmp_path: Path, held: Held, header: bool
-    ) -> None:
-        """Only compiles at two times show it; then all others compile at the same time."""
-        path = write(tmp_path / "inc/x.h", "#define V sizeof(__TIME__) + __TIME__[7]\n")
-        options = ARCH.replace(include_paths=[path.parent])
-        source = KERNEL.replace("V", "__TIME__[7]")
-        if header:
-            source = "#include <x.h>\n" + KERNEL
-        first = Asking(1, lambda: cache.get_or_compile(source, (), options))
-        held.reached()
-        later = Asking(3, lambda: cache.get_or_compile(source, (), options))
-        while _waiting(cache) < 3:
-            os.sched_yield()
-        held.let_go()
-        held.reached()  # the first one's compile at another time
-        assert held.count == 2
-        held.let_go()
-        held.reached(3)  # all three at the same time
-        held.go.set()
-        assert [kernel.cached for kernel in (*first.end(), *later.end())] == [False] * 4
-        assert cache.stats().uncacheable == 4
-
     def test_an_error_of_another_place_is_not_shared(
         self, cache: kcache.KernelCache, tmp_path: Path, held: Held
     ) -> None:
@@ -243,28 +217,6 @@ class TestThreads:
         expected = compile_fresh(source, good.flags()).cubin
         assert [kernel.cubin for kernel in second.end()] == [expected] * 3
 
-    @pytest.mark.parametrize("header", [False, True])
-    def test_one_compile_even_where_nothing_can_be_stored(
-        self, tmp_path: Path, held: Held, header: bool
-    ) -> None:
-        write(tmp_path / "inc/x.h", "#define V 1\n")
-        options = ARCH.replace(include_paths=[tmp_path / "inc"])
-        source = "#include <x.h>\n" + KERNEL if header else KERNEL.replace("V", "1")
-        backend = FaultyBackend(MemoryBackend())
-        backend.faults["put"] = OSError("no room")
-        with kcache.KernelCache(backend=backend) as cache:
-            asking = Asking(1, lambda: cache.get_or_compile(source, (), options))
-            held.reached()
-            others = Asking(5, lambda: cache.get_or_compile(source, (), options))
-            while _waiting(cache) < 5:
-                os.sched_yield()
-            held.go.set()
-            kernels = [*asking.end(), *others.end()]
-        assert held.count == 1
-        assert sorted(kernel.cached for kernel in kernels) == [False] + [True] * 5
-        assert len({kernel.cubin for kernel in kernels}) == 1
-        assert all(len(kernel.dependencies) == header for kernel in kernels)
-
     @pytest.mark.parametrize("setting", ["disable", "recache"])
     def test_who_wants_a_compile_gets_one(self, tmp_path: Path, held: Held, setting: str) -> None:
         with kcache.KernelCache(tmp_path / "cache", **{setting: True}) as cache:
@@ -272,18 +224,3 @@ class TestThreads:
             held.reached(2)
             held.go.set()
             assert [kernel.cached for kernel in asking.end()] == [False] * 2
-
-
-def _waiting(cache: kcache.KernelCache) -> int:
-    calls = list(cache.engine.flight._calls.values())
-    return sum(len(call.done._cond._waiters) for call in calls)  # type: ignore[attr-defined]
-
-
-def test_a_cache_without_write_access_needs_no_lock(tmp_path: Path) -> None:
-    with kcache.KernelCache(tmp_path / "cache") as cache:
-        agreed(cache, KERNEL.replace("V", "1"), ARCH)
-    os.unlink(tmp_path / "cache/flight")
-    with kcache.KernelCache(tmp_path / "cache", read_only=True) as cache:
-        assert not agreed(cache, KERNEL.replace("V", "2"), ARCH).cached
-        assert cache.stats().unlocked == 0
-    assert not (tmp_path / "cache/flight").exists()

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcache.nvrtc.workers import slots
-from kcache.nvrtc.workers.slots import Processors, Slot, Slots, usable_processors
+from kcache.nvrtc.workers.slots import Processors, Slot, Slots
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="processes can't be bound to processors here"
@@ -52,13 +52,6 @@ def test_a_compile_may_run_if_each_can_have_a_processor(
     found = slots._may_run(Processors(mine, most, b""), others)
     if fit(others):
         assert found == (len(others) < most and fit([*others, mine]))
-
-
-def test_others_that_have_no_processor_each_keep_nobody_from_an_idle_one() -> None:
-    """As after a wait in vain, or when one that was stopped goes on."""
-    crowd = [frozenset({0})] * 3
-    assert slots._may_run(Processors(frozenset({0, 1}), 9, b""), crowd)
-    assert not slots._may_run(Processors(frozenset({0}), 9, b""), crowd)
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -166,32 +159,6 @@ def test_a_stopped_holder_is_waited_for_a_few_seconds_by_all_together(
         deadline = time.monotonic() + LONG
         while take(path, ALL[:1]) is not None:
             assert time.monotonic() < deadline, "it never counts again"
-
-
-def test_a_containers_quota_bounds_it_and_nobody_else(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quota = tmp_path / "container" / "cpu.max"
-    quota.parent.mkdir()
-    quota.write_text("100000 100000\n")
-    with monkeypatch.context() as inside:
-        inside.setattr(slots, "_QUOTAS", ((str(quota), None),))
-        assert usable_processors().most == 1
-        held = take(path)
-        assert held is not None
-        assert take(path) is None
-    assert take(path) is not None
-
-
-def test_machines_that_share_a_directory_do_not_wait_for_each_other(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = [take(path) for _ in ALL]
-    assert take(path) is None
-    (tmp_path / "boot_id").write_text("0f4e5d6c-1111-4222-8333-444455556666\n")
-    monkeypatch.setattr(slots, "_BOOT_ID", str(tmp_path / "boot_id"))
-    assert take(path) is not None
-    assert all(held)
 
 
 @pytest.mark.parametrize("kind", ["no directory", "a directory", "a link", "a pipe"])

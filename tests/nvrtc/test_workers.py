@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,20 +15,15 @@ from pathlib import Path
 
 import pytest
 from core.helpers import fork, wait
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, run_python, write
+from nvrtc.reference import ARCH, KERNEL, agreed, python, run_python, write
 from nvrtc.talk import ask, worker
 
 import kcache
-from kcache import CompileError, CompileOptionError, KernelCache
+from kcache import CompileError, KernelCache
 from kcache.nvrtc import compiler
 from kcache.nvrtc.workers import pool as pools
-from kcache.nvrtc.workers import slots
-from kcache.nvrtc.workers.messages import Ask, FileAnswer, Hello, Reply, Status, Trace
 from kcache.nvrtc.workers.pool import WorkerPool
-from kcache.nvrtc.workers.process import CrashedError, NoWorkerError
-from kcache.util.wire import WireError
+from kcache.nvrtc.workers.process import NoWorkerError
 
 pytestmark = [
     pytest.mark.usefixtures("nvrtc"),
@@ -195,50 +189,6 @@ def test_a_compiler_that_crashes_twice_is_an_error_that_says_so(cache: KernelCac
     agreed(cache, KERNEL.replace("V", "1"))
 
 
-@pytest.mark.timeout(3600)
-def test_many_crashes_among_many_compiles(tmp_path: Path, long: bool) -> None:
-    """Workers are killed at random moments; every request ends right."""
-    count, kills = (200, 50) if long else (12, 4)
-    chance = random.Random(10)
-    shared = pools.shared()
-    done = threading.Event()
-    sources = [f"{slow(3)}\n{KERNEL.replace('V', str(n))}" for n in range(count)]
-    results: dict[int, object] = {}
-
-    def kill() -> None:
-        left = kills
-        while left and not done.wait(chance.random() * 0.4):
-            for pid in shared.pids():
-                if used(pid) > 0.1 and chance.random() < 0.5:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGSEGV)
-                    left -= 1
-
-    with KernelCache(tmp_path / "cache") as cache:
-
-        def work(first: int) -> None:
-            for n in range(first, count, 4):
-                try:
-                    results[n] = cache.get_or_compile(sources[n], (), ARCH)
-                except CompileError as error:
-                    results[n] = error
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-        killer = threading.Thread(target=kill)
-        for thread in (*threads, killer):
-            thread.start()
-        for thread in threads:
-            thread.join()
-        done.set()
-        killer.join()
-        for n, result in results.items():
-            if isinstance(result, CompileError):
-                assert "SIGSEGV" in str(result)  # it was hit twice
-            kernel = cache.get_or_compile(sources[n], (), ARCH)
-            assert kernel.cubin == compile_fresh(sources[n], FLAGS).cubin
-    assert len(results) == count
-
-
 _EIGHT = """
 import sys, threading
 import kcache
@@ -331,16 +281,6 @@ def test_a_child_forked_in_mid_compile_compiles_and_the_parent_finds_it(
     assert agreed(cache, source, options, ["k<3>"]).cached
 
 
-def test_a_child_is_told_what_is_wrong(cache: KernelCache) -> None:
-    def work() -> None:
-        with pytest.raises(CompileError, match="bad.cu"):
-            cache.get_or_compile("int f(", (), ARCH, source_name="bad.cu")
-        with pytest.raises(CompileOptionError, match="sm_99' is not known"):
-            cache.get_or_compile(KERNEL, (), ARCH.replace(arch="sm_99"))
-
-    in_child(cache, work)
-
-
 _METHODS = """
 import multiprocessing, sys, threading
 import kcache
@@ -416,24 +356,6 @@ def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path
         said = python(text, tmp_path, env=env)
         assert "is not cached: it was compiled in this process" in said
         assert ("switched off" if variable != "none" else "no worker can be started") in said
-
-
-def test_the_containers_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quota = tmp_path / "cpu.max"
-    quota.write_text("100000 100000\n")
-    monkeypatch.setattr(slots, "_QUOTAS", ((str(quota), None),))
-    assert slots.usable_cores() == 1
-    quota.write_text("max 100000\n")
-    assert slots.usable_cores() == len(os.sched_getaffinity(0))
-
-
-def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "IDLE_SECONDS", 0.05)
-    pool = WorkerPool(1)
-    pool.compile(compiler.find().path, ask(KERNEL, (*FLAGS, "-DV=1")))
-    reach(lambda: not pool.pids())
-    pool.compile(compiler.find().path, ask(KERNEL, (*FLAGS, "-DV=1")))
-    pool.close()
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_COMPILES", 2), ("MAX_BYTES", 1)])
@@ -527,13 +449,6 @@ def test_a_process_that_is_no_worker(
         pass
 
 
-@pytest.mark.parametrize("path", ["", None, "/usr/sbin/uwsgi"], ids=["empty", "none", "embedding"])
-def test_without_an_interpreter(path: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", path)
-    with pytest.raises(NoWorkerError, match=r"sys\.executable"), worker():
-        pass
-
-
 LEAVES_ITS_NAMESPACE = """
 import ctypes, os, sys, time
 from kcache import CompileOptions, KernelCache
@@ -560,79 +475,7 @@ def test_a_program_that_has_left_its_pid_namespace(tmp_path: Path) -> None:
     assert (told.returncode, told.stdout) == (0, "True\nTrue\n"), told.stderr
 
 
-def test_an_interpreter_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(NoWorkerError, match="can't be started.*No such file"), worker():
-        pass
-
-
-def test_a_library_that_is_none(tmp_path: Path) -> None:
-    junk = write(tmp_path / "libnvrtc.so.13", "junk")
-    with pytest.raises(NoWorkerError, match="invalid ELF|file too short"), worker(str(junk)):
-        pass
-
-
 # -- the wire --------------------------------------------------------------------------------------
-
-
-_FIELDS = st.lists(st.binary(max_size=60), max_size=12)
-
-
-_TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=12)
-_ANSWER = FileAnswer("f", 0, (1, 2, 3, 4, 5), bytes(range(16)))
-_RECORD = Trace({"a.h": _ANSWER}, {"PWD": None, "X": "1=2"}, "", True)
-MESSAGES = [
-    Hello("nvrtc x", (13, 5), (80, 90), ""),
-    Ask(
-        "source",
-        "k.cu",
-        ["-a", ""],
-        ["k<1>"],
-        {"a.h": "text"},
-        "/dir\udcff",
-        {"A": None, "B": ""},
-    ),
-    _RECORD,
-    Reply(Status.COMPILED, 1.5, 7, 0, "", "", b"log", (b"p", None, b""), ["_Z1k"], _RECORD),
-    Reply(Status.REFUSED, 1.5, 7, 6, "do", "ERROR", b"\0log", lowered_names=[]),
-]
-
-
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_is_what_it_was(message: Hello | Ask | Trace | Reply) -> None:
-    assert type(message).unpack(message.pack()) == message
-
-
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_a_damaged_message_is_an_error_or_another_message(
-    message: Hello | Ask | Trace | Reply, data: st.DataObject
-) -> None:
-    fields = message.pack()
-    which = data.draw(st.integers(0, len(fields) - 1))
-    how = data.draw(st.sampled_from(["cut", "drop", "add", "flip"]))
-    if how == "drop":
-        del fields[which]
-    elif how == "add":
-        fields.insert(which, data.draw(st.binary(max_size=20)))
-    elif how == "cut":
-        fields[which] = fields[which][: data.draw(st.integers(0, len(fields[which])))]
-    elif fields[which]:
-        at = data.draw(st.integers(0, len(fields[which]) - 1))
-        raw = bytearray(fields[which])
-        raw[at] ^= data.draw(st.integers(1, 255))
-        fields[which] = bytes(raw)
-    with contextlib.suppress(WireError):
-        type(message).unpack(fields)
-
-
-def test_a_worker_that_is_told_garbage_ends() -> None:
-    for data in (b"junk that is long enough to be read", b"KCW1\1\0\0\0\1\0\0\0\0\0\0\0x"):
-        with worker() as process_:
-            os.write(process_._fds[1], data)
-            with pytest.raises(CrashedError):
-                process_.ask(ask(KERNEL, (*FLAGS, "-DV=1")), None)
 
 
 def test_a_program_that_closes_every_descriptor_keeps_what_it_opens_then(tmp_path: Path) -> None:
