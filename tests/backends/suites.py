@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from mmap import PAGESIZE
 from pathlib import Path
+from typing import Any
 
 from core.helpers import look, path_of
 
@@ -85,31 +86,15 @@ class LmdbSuite(BackendContract):
 class ZstdFileSuite(FileSuite):
     """Compressed values in files."""
 
-    def open(
-        self,
-        place: Path,
-        *,
-        max_size: int = 64 << 20,
-        read_only: bool = False,
-        clock: Callable[[], int] | None = None,
-    ) -> Backend:
-        inner = super().open(place, max_size=max_size, read_only=read_only, clock=clock)
-        return ZstdBackend(inner)
+    def open(self, place: Path, **options: Any) -> Backend:
+        return ZstdBackend(super().open(place, **options))
 
 
 class ZstdLmdbSuite(LmdbSuite):
     """Compressed values in LMDB."""
 
-    def open(
-        self,
-        place: Path,
-        *,
-        max_size: int = 64 << 20,
-        read_only: bool = False,
-        clock: Callable[[], int] | None = None,
-    ) -> Backend:
-        inner = super().open(place, max_size=max_size, read_only=read_only, clock=clock)
-        return ZstdBackend(inner)
+    def open(self, place: Path, **options: Any) -> Backend:
+        return ZstdBackend(super().open(place, **options))
 
 
 def _pages(length: int) -> int:

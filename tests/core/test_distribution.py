@@ -51,11 +51,6 @@ def test_a_hint_names_a_checkout_or_a_wheel_where_that_is_not_known(
     )
 
 
-def test_one_constant_decides_whether_a_hint_may_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distribution, "PUBLISHED", True)
-    assert how_to_install("cli") == "pip install 'kcache-cuda[cli]'"
-
-
 def _texts() -> list[Path]:
     folders = (ROOT / "kcache", ROOT / "backends", ROOT / "docs", ROOT / "examples")
     found = [path for folder in folders for path in folder.rglob("*") if path.is_file()]

@@ -48,9 +48,6 @@ def stored(backend: Backend) -> set[str]:
     return {info.key for info in backend.scan()}
 
 
-# -- what is served ------------------------------------------------------------------------------
-
-
 # -- another version, another producer, damage ---------------------------------------------------
 
 
@@ -280,9 +277,6 @@ def test_read_only_serves_and_writes_nothing() -> None:
         assert set(backend.calls) <= {"get", "scan", "usage", "close"}
         assert engine.stats().errors == 0
     assert [info.key for info in backend.scan()] == [key(1)]
-
-
-# -- what is counted -----------------------------------------------------------------------------
 
 
 # -- bad input -----------------------------------------------------------------------------------

@@ -100,12 +100,6 @@ def test_what_coldest_offers_of_many_entries_is_cold(crowded: Path) -> None:
     backend.close()
 
 
-# -- what cannot be read or written --------------------------------------------------------------
-
-
-# -- closing, threads, fork ----------------------------------------------------------------------
-
-
 # -- check ---------------------------------------------------------------------------------------
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import stat
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from core.helpers import QUICK, key, look, output_of, path_of, python
+from core.helpers import QUICK, key, look
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -73,27 +72,6 @@ def test_what_is_made_again_is_for_the_user_alone(mask: int, tmp_path: Path) -> 
             os.umask(old)
     for path in (place.parent, place, place / key(1)[:2]):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-
-
-# Stands for a program in another PID namespace, where the process ids are the same.
-NAMESAKE = """
-import os, signal, sys
-from kcache_backends.file import FileBackend
-me = os.getpid()
-os.getpid = lambda: 7
-if sys.argv[3] == "dies":
-    os.write = lambda *_: os.kill(me, signal.SIGKILL)
-FileBackend(sys.argv[1]).put(sys.argv[2], b"value")
-"""
-
-
-def test_the_temporary_file_of_a_killed_namesake_is_no_obstacle(place: Path) -> None:
-    FileBackend(place).close()
-    path_of(place, key(1)).parent.mkdir(parents=True)
-    assert python(NAMESAKE, place, key(1), "dies").returncode == -signal.SIGKILL
-    assert len(look(place).temporary) == 1
-    assert output_of(NAMESAKE, place, key(1), "lives") == ""
-    assert look(place).entries == {key(1): 5}
 
 
 def test_records_are_laid_out_as_documented(backend: FileBackend, place: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from core.helpers import output_of, python
+from core.helpers import python
 
 import kcache
 from kcache import UnknownBackendError
@@ -49,34 +49,6 @@ def test_an_unknown_name_says_which_there_are(tmp_path: Path) -> None:
         with pytest.raises(UnknownBackendError, match=r"not known; allowed: .*file"):
             open_backend(name, str(tmp_path), max_size=1000)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_strangers_backend_is_found_through_its_entry_point(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    (site / "stranger-1.0.dist-info").mkdir(parents=True)
-    (site / "stranger-1.0.dist-info" / "METADATA").write_text("Name: stranger\nVersion: 1.0\n")
-    (site / "stranger-1.0.dist-info" / "entry_points.txt").write_text(
-        "[kcache.backends]\nnowhere = stranger:Nowhere\n"
-    )
-    (site / "stranger.py").write_text(
-        "from kcache.backend import NoBackend\n"
-        "class Nowhere(NoBackend):\n"
-        "    def __init__(self, directory, *, max_size, read_only):\n"
-        "        super().__init__(f'{directory} {max_size} {read_only}')\n"
-    )
-    code = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import kcache
-from kcache.backend import backend_names
-assert "nowhere" in backend_names()
-engine = kcache.open_engine(sys.argv[2], backend="nowhere", max_size=5)
-print(type(engine.backend).__module__, engine.put("0" * 64, kcache.Entry({})))
-print(engine.backend.reason)
-"""
-    lines = output_of(code, site, tmp_path / "cache").splitlines()
-    assert lines[0].startswith("stranger False")
-    assert lines[1].endswith(f"{tmp_path}/cache/nowhere 5 False")
 
 
 def test_kcache_runs_where_assertions_are_off(tmp_path: Path) -> None:

@@ -120,12 +120,6 @@ def test_globs_are_sorted_and_each_kernel_is_there_once(folder: Path) -> None:
     assert [each.title for each in found] == ["src/deep/c.cu", "a.cu", "src/b.cu", "a.cu: f<int>"]
 
 
-def test_a_file_may_be_named_like_a_glob(folder: Path) -> None:
-    (folder / "k[1].cu").write_text(KERNEL)
-    (wanted,) = listed(folder, "kernels = [{ source = 'k[1].cu', arch = 90 }]")
-    assert wanted.source == "k[1].cu"
-
-
 def test_a_source_is_compiled_as_the_command_does_it(folder: Path) -> None:
     """In its own folder, under the last part of its path; relative directories stay relative."""
     (folder / "include").mkdir()
@@ -202,21 +196,6 @@ def test_the_working_directory_means_nothing_to_what_includes_nothing(folder: Pa
     assert (plain.directory, debug.directory) == (None, str(folder / "src"))
 
 
-def test_texts_headers_and_an_extra_key(folder: Path) -> None:
-    (wanted,) = listed(
-        folder,
-        """
-        [[kernels]]
-        text = '''#include "x.h"'''
-        arch = "compute_90"
-        extra_key = "00ff"
-        headers = { "x.h" = "struct X {};" }
-        """,
-    )
-    assert wanted.request.extra_key == b"\0\xff"
-    assert wanted.request.headers == {"x.h": "struct X {};"}
-
-
 def test_an_architecture_among_the_extra_options_is_changed_there(folder: Path) -> None:
     text = """
         kernels = [
@@ -241,38 +220,22 @@ def test_an_architecture_among_the_extra_options_is_changed_there(folder: Path) 
     [
         ("", ": kernels: none are listed; allowed: [[kernels]] with source or text"),
         ("kernels = []", ": kernels: none are listed"),
-        ("kernels = 1", ": kernels: none are listed"),
-        ("kernels = [1]", ", kernel 1: it is int; allowed: a table"),
         ("kernel = []", ": no key 'kernel' (did you mean 'kernels'?); allowed: defaults, kernels"),
-        ("defaults = []\nkernels = [{}]", ", defaults: defaults is list; allowed: a table"),
         (
             "defaults = { sdt = 'c++17' }\nkernels = [{}]",
             ", defaults: no key 'sdt' (did you mean 'std'?); allowed: archs, ",
         ),
-        ("defaults = { source = 'a.cu' }\nkernels = [{}]", ", defaults: no key 'source'"),
         ("defaults = { std = 'c99' }\nkernels = [{}]", ", defaults: std='c99' is not allowed"),
-        ("defaults = { archs = ['gfx9'] }\nkernels = [{}]", ", defaults: arch='gfx9' is not allow"),
         ("kernels = [{}]", ", kernel 1: it has neither or both of source and text"),
-        ("kernels = [{ source = 'a.cu', text = 'x' }]", ", kernel 1: it has neither or both of"),
         ("kernels = [{ source = 'a.cu' }, { nmaes = 1 }]", ", kernel 2: no key 'nmaes' (did you"),
-        ("kernels = [{ source = 1 }]", ", kernel 1: source=1 is not allowed; allowed: text, or"),
-        ("kernels = [{ source = [] }]", ", kernel 1: source is empty"),
         ("kernels = [{ source = 'missing.cu' }]", ", kernel 1: source='missing.cu': no such file"),
         ("kernels = [{ source = 'x/**/*.cu' }]", ", kernel 1: source='x/**/*.cu' matches no file"),
-        ("kernels = [{ source = 'src' }]", ", kernel 1: source='src': no such file"),
-        ("kernels = [{ text = 7 }]", ", kernel 1: text is int; allowed: CUDA C++ source text"),
-        ("kernels = [{ text = ' ' }]", ", kernel 1: source is empty"),
         ("kernels = [{ text = 'x', names = 3 }]", ", kernel 1: names=3 is not allowed"),
-        ("kernels = [{ text = 'x', names = [''] }]", ", kernel 1: a name expression is empty"),
         ("kernels = [{ text = 'x', fast_math = 1 }]", ", kernel 1: fast_math=1 is not allowed"),
         ("kernels = [{ text = 'x', include_paths = 'i' }]", ", kernel 1: include_paths='i' is"),
-        ("kernels = [{ text = 'x', headers = ['h'] }]", ", kernel 1: headers is list; allowed"),
         ("kernels = [{ text = 'x', headers = { h = 1 } }]", ", kernel 1: headers['h'] is int"),
         ("kernels = [{ text = 'x', extra_key = 'x' }]", ", kernel 1: extra_key='x' is not allowed"),
-        ("kernels = [{ text = 'x', extra_key = 1 }]", ", kernel 1: extra_key=1 is not allowed"),
-        ("kernels = [{ text = 'x', source_name = 1 }]", ", kernel 1: source_name is int"),
         ("kernels = [{ text = 'x', source_name = '' }]", ", kernel 1: source_name is empty"),
-        ("kernels = [{ text = 'x', directory = 1 }]", ", kernel 1: directory is int"),
         ("kernels = [{ text = 'x', directory = 'no' }]", ", kernel 1: directory='no': no such"),
         ("kernels = [", " is not TOML: "),
     ],
@@ -280,22 +243,6 @@ def test_an_architecture_among_the_extra_options_is_changed_there(folder: Path) 
 def test_what_is_wrong_is_told_with_its_place(text: str, said: str, folder: Path) -> None:
     (folder / "bad.bin").write_bytes(b"x\xff")
     assert refused(folder, text, "sm_90").startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "kernels = [{ text = 'x', arch = 90, archs = [90] }]",
-            "arch and archs exclude each other",
-        ),
-        ("kernels = [{ text = 'x', archs = ['sm_9'] }]", "arch='sm_9' is not allowed"),
-        ("kernels = [{ text = 'x', archs = [true] }]", "arch=True is not allowed"),
-        ("kernels = [{ text = 'x', arch = 9.0 }]", "arch=9.0 is not allowed"),
-    ],
-)
-def test_archs_that_are_not_allowed(text: str, said: str, folder: Path) -> None:
-    assert refused(folder, text).startswith(f", kernel 1: {said}")
 
 
 def test_a_source_that_is_no_text_is_named(folder: Path) -> None:
@@ -396,23 +343,6 @@ def test_what_is_read_is_what_was_recorded(folder: Path, tmp_path: Path) -> None
     assert [each.search.prefixes for each in again] == [each.search.prefixes for each in made]
 
 
-def test_other_archs_change_nothing_else(tmp_path: Path) -> None:
-    recorder = RequestRecorder(tmp_path / "kernels.jsonl")
-    for arch in ("sm_80", "sm_90"):
-        recorder.note(request(INCLUDING, RICH.replace(arch=arch)))
-    recorder.note(request(options=CompileOptions(extra_options=["-arch", "sm_80"])))
-    path = str(tmp_path / "kernels.jsonl")
-    assert [each.arch for each in read_list(path)] == ["sm_80", "sm_90", "sm_80"]
-    found = read_list(path, ["sm_100a", "120"])
-    assert [each.arch for each in found] == ["sm_100a", "sm_120"] * 2
-    assert [remade(each).key for each in found[:2]] == [
-        request(INCLUDING, RICH.replace(arch=arch)).key for arch in ("sm_100a", "sm_120")
-    ]
-    assert (
-        remade(found[2]).key == request(options=CompileOptions(extra_options=["-arch=sm_100a"])).key
-    )
-
-
 def test_each_request_is_written_once_but_once_for_each_place(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "kernels.jsonl"
     recorder = RequestRecorder("../kernels.jsonl")
@@ -488,13 +418,6 @@ def test_a_line_that_is_no_request_is_told(line: str, said: str, tmp_path: Path)
         read_list(str(path), ["sm_90"])
     assert str(caught.value).startswith(str(path))
     assert said in str(caught.value)
-
-
-def test_a_recording_is_known_by_its_lines_too(tmp_path: Path) -> None:
-    RequestRecorder(tmp_path / "kernels").note(request())
-    assert len(read_list(str(tmp_path / "kernels"))) == 1
-    (tmp_path / "empty.jsonl").write_bytes(b"")
-    assert read_list(str(tmp_path / "empty.jsonl")) == []
 
 
 def test_a_recording_moves_with_its_folder(

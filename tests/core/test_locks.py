@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,42 +117,6 @@ def test_waits_in_vain_do_not_add_up(path: str) -> None:
 
 
 # -- between threads -------------------------------------------------------------------------------
-
-
-def run(*works: Callable[[], object]) -> None:
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
-        assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("most", [1, 3])
-def test_no_more_threads_go_on_than_may(most: int) -> None:
-    turns = Turns(most)
-    now = peak = done = 0
-    guard = threading.Lock()
-
-    def work() -> None:
-        nonlocal now, peak, done
-        for _ in range(30):
-            with turns.turn():
-                with guard:
-                    now, peak = now + 1, max(peak, now + 1)
-                os.sched_yield()
-                with guard:
-                    now, done = now - 1, done + 1
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        run(*[work] * 8)
-    finally:
-        sys.setswitchinterval(interval)
-    assert (done, now) == (240, 0)
-    assert peak <= most
-    assert turns.live() == []
 
 
 def test_a_turn_that_is_lost_is_over() -> None:

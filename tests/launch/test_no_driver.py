@@ -85,23 +85,3 @@ except DeviceError as error:
     said = output_of(code)
     assert "cuda-core is missing" in said
     assert "[cu13,launch]'" in said
-
-
-def test_importing_the_launcher_imports_nothing_of_cuda() -> None:
-    code = """
-import sys
-before = set(sys.modules)  # an editable installation loads some at start
-import kcache.launch
-print(*sorted(n for n in set(sys.modules) - before if n.split(".")[0] in ("cuda", "numpy")))
-"""
-    assert output_of(code) == ""
-
-
-def test_kernels_are_got_without_the_launcher() -> None:
-    code = """
-import sys
-import kcache
-kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
-print("kcache.launch" in sys.modules, "kcache.util.cuda_driver" in sys.modules)
-"""
-    assert output_of(code) == "False False"

@@ -5,8 +5,7 @@ each run is a forked child. `python -m nvrtc.machine MODE SEED RUNS STEPS FOLDER
 of JSON with what was counted, or ends with the steps that led to a failure. Modes:
 
 *plain*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
-seconds. *failed*: a compile failed inside a header before each step. *mixed*: compiles with debug
-information, for other architectures and for link time happen in between.
+seconds.
 *together*: with eager relocation, and after each step three threads and a process ask at the same
 time for kernels, some of them with debug information, for link time, or such as do not compile.
 """
@@ -26,12 +25,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from nvrtc.reference import ARCH, REL, compile_fresh, write
+from nvrtc.reference import compile_fresh
 from nvrtc.trees import World
 
 import kcache
 
-MODES = ("plain", "trust", "failed", "mixed", "together")
+MODES = ("plain", "trust", "together")
 #: A manifest keeps 16 header sets; a run must not store more, or older ones are rightly forgotten.
 MOST_STORED = 14
 
@@ -50,9 +49,8 @@ class Run:
         os.chdir(top)
         self.world = World(top, self.chance)
         self.cache = self.open()
-        #: States that were compiled, and the files that the compiler read then.
+        #: States that were compiled, and where.
         self.states: dict[str, set[str]] = {}
-        self.reads: set[str] = set()
         self.stored = 0
         self.refusal = ""
 
@@ -66,26 +64,6 @@ class Run:
 
             files.FRESH_NS = -(10**12)
 
-    def disturb(self) -> None:
-        """Have the cache compile something that may leave something behind."""
-        if self.mode == "failed":
-            write(self.folder / "bad/bad.h", "#error no\n")
-            options = ARCH.replace(include_paths=[self.folder / "bad"])
-            try:
-                self.cache.get_or_compile("#include <bad.h>\n", (), options)
-            except kcache.CompileError:
-                return
-            raise AssertionError("it compiled")
-        if self.mode == "mixed":
-            kinds: list[dict[str, Any]] = [
-                {"debug": True},
-                {"lto": True},
-                {"extra_options": ["-Ofc=max"]},
-                {"arch": "sm_90"},
-            ]
-            options = ARCH.replace(**self.chance.choice(kinds))
-            self.cache.get_or_compile(f"// {self.counts['steps']}\n{REL}", (), options)
-
     def go(self, steps: int) -> Counter[str]:
         self.prepare()
         self.check()
@@ -94,7 +72,6 @@ class Run:
                 self.world.source += "// another\n"
                 self.stored = 0
                 self.states.clear()
-                self.reads.clear()
             if self.mode == "trust":
                 _next_tick()  # otherwise two changes within one tick would not show
             if self.refusal and self.chance.random() < 0.8:
@@ -102,7 +79,6 @@ class Run:
             else:
                 self.log.append(self.world.step())
             self.reopen()
-            self.disturb()
             self.check()
             if self.mode == "together" and not self.refusal:
                 self.check_together()
@@ -152,7 +128,6 @@ class Run:
             self.counts["moved and hit"] += moved and kernel.cached
             assert kernel.cached or moved, "a miss where the whole tree was compiled before"
         self.states.setdefault(state, set()).add(str(world.top))
-        self.count_possible(kernel)
 
     def check_together(self) -> None:
         """Assert the same of kernels that threads and a process ask for at the same time."""
@@ -207,21 +182,6 @@ class Run:
         assert not found, found
         assert os.waitpid(pid, 0)[1] == 0, "the process disagrees"
         self.counts["together"] += 6
-
-    def count_possible(self, kernel: kcache.CompiledKernel) -> None:
-        """Count whether a hit was possible: the compiler read the same, and made the same of it."""
-        read = []
-        for name in kernel.dependencies:
-            path = Path(name)
-            where = str(path.relative_to(self.world.top)) if path.is_absolute() else name
-            read.append((where, path.read_text() if path.is_file() else ""))
-        what = repr((sorted(read), kernel.ptx))
-        if what in self.reads:
-            self.counts["could hit"] += 1
-            self.counts["did hit"] += kernel.cached
-            if not kernel.cached:
-                self.log.append("  (could have hit)")
-        self.reads.add(what)
 
 
 def _next_tick() -> None:

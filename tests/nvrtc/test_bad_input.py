@@ -202,6 +202,3 @@ class TestHeaders:
         agreed(cache, "#include <x.h>\\n" + KERNEL, options)
         """
         python(code, tmp_path)
-
-
-# -- places ----------------------------------------------------------------------------------------

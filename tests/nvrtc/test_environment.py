@@ -70,6 +70,23 @@ def test_a_variable_that_the_compiler_asks_for(
         assert _looked_up(cache, source, options) == (plain.ptx, plain.cubin)
 
 
+def test_another_answer_about_a_variable_is_a_miss_whatever_is_made_of_it(
+    cache: KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tree / "inc/x.h", "#define V 1\n")
+    source, options = "#include <x.h>\n" + KERNEL, ARCH.replace(include_paths=["inc"])
+    with worker() as process:
+        trace = process.ask(ask(source, options.flags()), None).trace
+    assert trace is not None
+    name = next(name for name in trace.variables if name != "PWD")
+    cache.get_or_compile(source, (), options)
+    assert cache.lookup(source, (), options) is not None
+    with monkeypatch.context() as patch:
+        patch.setenv(name, "/nowhere")
+        assert cache.lookup(source, (), options) is None
+    assert cache.lookup(source, (), options) is not None
+
+
 def _looked_up(cache: KernelCache, source: str, options: kcache.CompileOptions) -> object:
     kernel = cache.lookup(source, (), options)
     return kernel and (kernel.ptx, kernel.cubin)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from nvrtc.reference import KERNEL, PTX, agreed, python, working_directory, write
 
-from kcache.nvrtc.files import FRESH_NS, NO_STAMP, lasting, stamp_of
+from kcache.nvrtc.files import FRESH_NS, NO_STAMP, is_fresh, lasting, stamp_of
 from kcache.util import mounts
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -113,3 +113,12 @@ def test_a_directory_whose_first_survey_was_fresh(tree, cache):
         shadow.unlink()
         with working_directory(tree):
             agreed(cache, SOURCE, options)
+
+
+@pytest.mark.parametrize("which", ["content", "status"])
+def test_a_stamp_is_trusted_once_its_change_is_older_than_the_coarsest_clock(which):
+    changed = 10**18
+    stamp = (5, changed, 1, 2, 3) if which == "content" else (5, 1, changed, 2, 3)
+    ages = (0, FRESH_NS, FRESH_NS + 1)
+    assert [is_fresh(stamp, changed + age) for age in ages] == [True, True, False]
+    assert is_fresh(NO_STAMP, changed)

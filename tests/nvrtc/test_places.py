@@ -134,11 +134,6 @@ SELF = (
     [
         (SELF.replace("INCLUDE", '#include "k.cu"'), "eager"),
         ('#if __has_include("k.cu")\n#define V 1\n#else\n#define V 2\n#endif\n' + KERNEL, "eager"),
-        ('#if __has_include("k.cu")\n#define V 1\n#else\n#define V 2\n#endif\n' + KERNEL, "lazy"),
-        (
-            "#if __has_include(__FILE__)\n#define V 1\n#else\n#define V 2\n#endif\n" + KERNEL,
-            "eager",
-        ),
         ('extern "C" __global__ void k(char* o) { *o = __builtin_FILE_NAME()[*o]; }\n', "lazy"),
         (
             '#include "n.h"\nextern "C" __global__ void k(int* o) { *o = sizeof(__FILE__) > 300; }\n',

@@ -21,6 +21,7 @@ from nvrtc.talk import ask, fresh_of, worker
 from kcache.nvrtc import compiler
 from kcache.nvrtc.parsed_options import parse_options
 from kcache.nvrtc.search import HeaderSearch
+from kcache.nvrtc.workers import told
 from kcache.nvrtc.workers.messages import Status, Trace
 
 pytestmark = [
@@ -186,3 +187,23 @@ def test_the_compiler_looks_into_the_directories_that_are_taken_for_some(tree: P
                     found = [path for path in trace.files if path.endswith("y.h")]
                     asked_for = {os.path.normpath(os.path.join(tree, path)) for path in found}
                     assert asked_for == {os.path.normpath(f"{search.roots[1]}x/y.h")}, given
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_file_that_changes_while_it_is_read_has_no_stamp(
+    tmp_path: Path, changes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, looks = write(tmp_path / "x.h", "#define V 1\n"), iter(range(9))
+    fstat = os.fstat
+
+    def look(fd: int) -> os.stat_result:
+        if changes and next(looks) == 1:  # once it was read
+            write(header, "#define V 2 // longer\n")
+        return fstat(fd)
+
+    monkeypatch.setattr(os, "fstat", look)
+    answer = told.FileAnswers([]).opened(os.fsencode(header))
+    monkeypatch.undo()
+    assert answer is not None
+    assert answer.content == b"#define V 1\n"
+    assert (answer.stamp[:3] == (0, 0, 0)) is changes

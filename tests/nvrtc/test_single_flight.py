@@ -140,11 +140,6 @@ class Held:
             self.begun.release()
             assert go.wait(LONG)
 
-    def let_go(self) -> None:
-        """Lets those go on that are held now."""
-        go, self.go = self.go, threading.Event()
-        go.set()
-
     def reached(self, times: int = 1) -> None:
         """Waits until so many compiles are held."""
         for _ in range(times):
@@ -185,42 +180,34 @@ class Asking:
         return self.results
 
 
-class TestThreads:
-    def test_a_header_edited_during_the_compile_is_not_missed(
-        self, cache: kcache.KernelCache, tmp_path: Path, held: Held
-    ) -> None:
-        """Who asks after the edit must not get what was compiled before it."""
-        header = write(tmp_path / "inc/x.h", "#define V 1\n")
-        options = ARCH.replace(include_paths=[header.parent])
-        source = "#include <x.h>\n" + KERNEL
-        first = Asking(1, lambda: cache.get_or_compile(source, (), options))
-        held.reached()
-        write(header, "#define V 2\n")
-        later = Asking(3, lambda: cache.get_or_compile(source, (), options))
-        held.go.set()
-        new = compile_fresh(source, options.flags())
-        assert [kernel.cubin for kernel in later.end()] == [new.cubin] * 3
-        assert first.end()[0].cubin == new.cubin  # it was compiled once more
+def test_a_header_edited_during_the_compile_is_not_missed(
+    cache: kcache.KernelCache, tmp_path: Path, held: Held
+) -> None:
+    """Who asks after the edit must not get what was compiled before it."""
+    header = write(tmp_path / "inc/x.h", "#define V 1\n")
+    options = ARCH.replace(include_paths=[header.parent])
+    source = "#include <x.h>\n" + KERNEL
+    first = Asking(1, lambda: cache.get_or_compile(source, (), options))
+    held.reached()
+    write(header, "#define V 2\n")
+    later = Asking(3, lambda: cache.get_or_compile(source, (), options))
+    held.go.set()
+    new = compile_fresh(source, options.flags())
+    assert [kernel.cubin for kernel in later.end()] == [new.cubin] * 3
+    assert first.end()[0].cubin == new.cubin  # it was compiled once more
 
-    def test_an_error_of_another_place_is_not_shared(
-        self, cache: kcache.KernelCache, tmp_path: Path, held: Held
-    ) -> None:
-        """The same request with other folders: one compiles, the other does not."""
-        source = "#include <x.h>\n" + KERNEL
-        bad = ARCH.replace(include_paths=[write(tmp_path / "a/x.h", "#define V no(\n").parent])
-        good = ARCH.replace(include_paths=[write(tmp_path / "b/x.h", "#define V 7\n").parent])
-        first = Asking(1, lambda: cache.get_or_compile(source, (), bad))
-        held.reached()
-        second = Asking(3, lambda: cache.get_or_compile(source, (), good))
-        held.go.set()
-        assert isinstance(first.end()[0], kcache.CompileError)
-        expected = compile_fresh(source, good.flags()).cubin
-        assert [kernel.cubin for kernel in second.end()] == [expected] * 3
 
-    @pytest.mark.parametrize("setting", ["disable", "recache"])
-    def test_who_wants_a_compile_gets_one(self, tmp_path: Path, held: Held, setting: str) -> None:
-        with kcache.KernelCache(tmp_path / "cache", **{setting: True}) as cache:
-            asking = Asking(2, lambda: cache.get_or_compile(KERNEL.replace("V", "7"), (), ARCH))
-            held.reached(2)
-            held.go.set()
-            assert [kernel.cached for kernel in asking.end()] == [False] * 2
+def test_an_error_of_another_place_is_not_shared(
+    cache: kcache.KernelCache, tmp_path: Path, held: Held
+) -> None:
+    """The same request with other folders: one compiles, the other does not."""
+    source = "#include <x.h>\n" + KERNEL
+    bad = ARCH.replace(include_paths=[write(tmp_path / "a/x.h", "#define V no(\n").parent])
+    good = ARCH.replace(include_paths=[write(tmp_path / "b/x.h", "#define V 7\n").parent])
+    first = Asking(1, lambda: cache.get_or_compile(source, (), bad))
+    held.reached()
+    second = Asking(3, lambda: cache.get_or_compile(source, (), good))
+    held.go.set()
+    assert isinstance(first.end()[0], kcache.CompileError)
+    expected = compile_fresh(source, good.flags()).cubin
+    assert [kernel.cubin for kernel in second.end()] == [expected] * 3

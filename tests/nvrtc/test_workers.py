@@ -281,44 +281,6 @@ def test_a_child_forked_in_mid_compile_compiles_and_the_parent_finds_it(
     assert agreed(cache, source, options, ["k<3>"]).cached
 
 
-_METHODS = """
-import multiprocessing, sys, threading
-import kcache
-from nvrtc.reference import *
-from nvrtc.test_workers import child
-
-if __name__ == "__main__":
-    method, place = sys.argv[1:]
-    context = multiprocessing.get_context(method)
-    cache = kcache.KernelCache(place)
-    assert cache.get_or_compile(KERNEL.replace("V", "100"), (), ARCH)
-    def work(n):
-        cache.get_or_compile(KERNEL.replace("V", str(n)), (), ARCH)
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads: thread.start()
-    with context.Pool(3) as pool:
-        print(pool.map(child, [(place, n) for n in range(10, 16)], chunksize=1))
-    for thread in threads: thread.join()
-    print(all(agreed(cache, KERNEL.replace("V", str(n))).cached
-              for n in (*range(4), *range(10, 16))))
-"""
-
-
-def child(what: tuple[str, int]) -> bool:
-    """Runs in a process of `multiprocessing`."""
-    place, number = what
-    with KernelCache(place) as cache:  # nothing is compiled in a process that was forked so
-        return cache.get_or_compile(KERNEL.replace("V", str(number)), (), ARCH).cached
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_processes_of_multiprocessing(tmp_path: Path, method: str) -> None:
-    script = write(tmp_path / "program.py", _METHODS)
-    code = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    said = python(code, script, method, tmp_path / "cache").splitlines()
-    assert said == [str([False] * 6), "True"]
-
-
 # -- limits ----------------------------------------------------------------------------------------
 
 
@@ -404,23 +366,6 @@ def test_a_worker_is_not_misled_by_its_directory(tmp_path: Path) -> None:
         print(cache.stats().uncacheable)
     """
     assert python(code, tmp_path).strip() == "0"
-
-
-def test_a_working_directory_that_cannot_be_entered_once_more(tmp_path: Path) -> None:
-    """As that of a program that is no longer root; here its path is too long for the system."""
-    code = """
-    import os, sys
-    from nvrtc.reference import *
-    with kcache.KernelCache(sys.argv[1] + "/cache") as cache:
-        assert not cache.get_or_compile(KERNEL.replace("V", "1"), (), ARCH).cached
-        os.chdir(sys.argv[1])
-        for _ in range(20):
-            os.mkdir("x" * 250)
-            os.chdir("x" * 250)
-        for number in (2, 3, 2):
-            cache.get_or_compile(KERNEL.replace("V", str(number)), (), ARCH)
-    """
-    python(code, tmp_path)
 
 
 def interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
