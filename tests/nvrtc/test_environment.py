@@ -70,9 +70,13 @@ def test_a_variable_that_the_compiler_asks_for(
         assert _looked_up(cache, source, options) == (plain.ptx, plain.cubin)
 
 
+@pytest.mark.parametrize("listed", [True, False])
 def test_another_answer_about_a_variable_is_a_miss_whatever_is_made_of_it(
-    cache: KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch
+    cache: KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
+    """Those that are listed are in the key; of others the manifest tells."""
+    for module in ("config", "nvrtc.request") if not listed else ():
+        monkeypatch.setattr(f"kcache.{module}.COMPILER_VARIABLES", ())
     write(tree / "inc/x.h", "#define V 1\n")
     source, options = "#include <x.h>\n" + KERNEL, ARCH.replace(include_paths=["inc"])
     with worker() as process:
