@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from threading import Lock
+from contextlib import suppress
 from typing import Generic, TypeVar
 
-from kcache.util.forks import after_fork
+from kcache.util.locks import Turns
 
 __all__ = ["ITEM_OVERHEAD", "MemoryTier"]
 
@@ -36,10 +36,11 @@ class MemoryTier(Generic[K, V]):
     An item is charged the size that its caller states plus `ITEM_OVERHEAD`. An item that is
     larger than the bound is not kept, and removes an older item of its key.
 
-    Threads: every method may be called from any thread. Fork: a child starts with a copy.
+    Threads: every method may be called from any thread. Fork: a child starts with a copy. An
+    exception of a signal's handler leaves no lock, and at worst counts an item that is gone.
     """
 
-    __slots__ = ("__weakref__", "_items", "_lock", "_newest", "_used", "changes", "max_size")
+    __slots__ = ("__weakref__", "_items", "_newest", "_turns", "_used", "changes", "max_size")
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
@@ -47,10 +48,9 @@ class MemoryTier(Generic[K, V]):
         #: The most recently used item, if its last use was a read: it need not be moved again.
         self._newest: _Item[V] | None = None
         self._used = 0
-        self._lock = Lock()
+        self._turns = Turns()
         #: How often an item was put or removed (reads do not count); see `put`.
         self.changes = 0
-        after_fork(self)
 
     def get(self, key: K) -> V | None:
         """Return the value under `key` and mark it as used, or None."""
@@ -58,10 +58,9 @@ class MemoryTier(Generic[K, V]):
         if item is None:
             return None
         if item is not self._newest:
-            with self._lock:
-                if self._items.get(key) is item:  # not evicted or replaced a moment ago
-                    self._items.move_to_end(key)
-                    self._newest = item
+            with suppress(KeyError):  # evicted a moment ago
+                self._items.move_to_end(key)
+                self._newest = item
         return item.value
 
     def due(self, key: K, now: float, interval: float) -> bool:
@@ -79,9 +78,8 @@ class MemoryTier(Generic[K, V]):
 
     def peek(self, key: K) -> V | None:
         """Return the value under `key`, or None, without marking it as used."""
-        with self._lock:
-            item = self._items.get(key)
-            return None if item is None else item.value
+        item = self._items.get(key)
+        return None if item is None else item.value
 
     def put(self, key: K, value: V, size: int, *, unless_since: int | None = None) -> None:
         """Keep `value`, whose payload is `size` bytes, and evict what no longer fits.
@@ -90,7 +88,7 @@ class MemoryTier(Generic[K, V]):
         because a value that was read from elsewhere may be older than a put or delete in between.
         """
         charge = size + ITEM_OVERHEAD
-        with self._lock:
+        with self._turns.turn():
             if unless_since is None:
                 self.changes += 1
             elif unless_since != self.changes:
@@ -101,14 +99,14 @@ class MemoryTier(Generic[K, V]):
                 self._used -= old.charge
             if charge > self.max_size:
                 return
+            self._used += charge  # before it is there: an interrupt must not leave it uncounted
             self._items[key] = _Item(value, charge)
-            self._used += charge
             while self._used > self.max_size:
                 self._used -= self._items.popitem(last=False)[1].charge
 
     def delete(self, key: K) -> None:
         """Forget `key`, if it is there."""
-        with self._lock:
+        with self._turns.turn():
             self.changes += 1
             self._newest = None
             item = self._items.pop(key, None)
@@ -117,15 +115,11 @@ class MemoryTier(Generic[K, V]):
 
     def clear(self) -> None:
         """Forget everything."""
-        with self._lock:
+        with self._turns.turn():
             self.changes += 1
             self._newest = None
             self._items.clear()
             self._used = 0
-
-    def after_fork(self) -> None:
-        """Replace the lock, in a child process whose parent may have held it at the fork."""
-        self._lock = Lock()
 
     @property
     def size_bytes(self) -> int:

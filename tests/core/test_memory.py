@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import OrderedDict
+from random import Random
 
-from core.helpers import QUICK, fork, wait
+from core.helpers import QUICK
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -60,13 +63,37 @@ TestMemoryTierModel = MemoryTierModel.TestCase
 TestMemoryTierModel.settings = QUICK
 
 
-def test_a_forked_child_is_not_kept_by_a_lock_of_its_parents_threads() -> None:
-    tier: MemoryTier[str, int] = MemoryTier(10**6)
-    tier.put("a", 1, 10)
+def test_threads_never_see_it_above_its_bound_and_leave_the_charge_right() -> None:
+    tier: MemoryTier[int, int] = MemoryTier(10 * ITEM_OVERHEAD)
+    wrong: list[object] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
 
-    def work() -> None:
-        assert tier.get("a") == 1
+    def hammer(seed: int) -> None:
+        random = Random(seed)
+        for _ in range(3000):
+            name = random.randrange(30)
+            operation = random.randrange(10)
+            if operation < 5:
+                tier.put(name, name, random.randrange(3 * ITEM_OVERHEAD))
+            elif operation < 9:
+                if tier.get(name) not in (None, name):
+                    wrong.append(name)
+            else:
+                tier.delete(name)
+            if tier.size_bytes < 0:
+                wrong.append(tier.size_bytes)
 
-    with tier._lock:
-        child = fork(work)
-    assert wait(child) == 0
+    threads = [threading.Thread(target=hammer, args=(seed,)) for seed in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    assert 0 < tier.size_bytes <= tier.max_size
+    for name in range(30):
+        tier.delete(name)
+    assert (len(tier), tier.size_bytes) == (0, 0)

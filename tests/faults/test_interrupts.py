@@ -90,7 +90,12 @@ def require_nothing_left(engine: CacheEngine, before: set[str], what: str) -> No
     place = Path(engine.lock_file).parent
     assert not locks_in(place), what
     assert descriptors() <= before, what
-    done = threading.Thread(target=lambda: put(engine, "same"))
+
+    def go_on() -> None:
+        put(engine, "same")
+        engine.delete(key("gone"))
+
+    done = threading.Thread(target=go_on)
     done.start()
     done.join(LONG)
     assert not done.is_alive(), what
