@@ -244,3 +244,14 @@ def test_children_of_multiprocessing_are_counted(method: str, opened: str, tmp_p
     assert (done.returncode, done.stderr) == (0, "")
     with open_engine(tmp_path / "cache") as engine:
         assert engine.total_stats().misses == 3
+
+
+def test_statistics_that_cannot_be_written_change_nothing_else(tmp_path: Path) -> None:
+    open_directory(str(tmp_path))
+    (tmp_path / "stats").mkdir()
+    with open_engine(tmp_path) as engine:
+        engine.put(key(1), entry())
+        assert engine.get(key(1)) == entry()
+        engine.flush()
+        assert engine.stats().errors == 1
+        assert engine.total_stats().hits == 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from nvrtc.reference import KERNEL, PTX, agreed, python, working_directory, write
 
+import kcache
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, is_fresh, lasting, stamp_of
 from kcache.util import mounts
 
@@ -122,3 +124,74 @@ def test_a_stamp_is_trusted_once_its_change_is_older_than_the_coarsest_clock(whi
     ages = (0, FRESH_NS, FRESH_NS + 1)
     assert [is_fresh(stamp, changed + age) for age in ages] == [True, True, False]
     assert is_fresh(NO_STAMP, changed)
+
+
+@pytest.mark.parametrize("threads", [2])
+def test_a_header_is_edited_beside_a_proof(tree, tmp_path, at_once, threads):
+    """While one kernel is proven, another one reads the edited header, which all now know."""
+    for place in ("a", "b"):
+        write(tree / place / "n.h", "#define V 1\n")
+    header = tree / "a/n.h"
+    sources = [SOURCE, SOURCE + "// another\n"]
+    options = {place: PTX.replace(include_paths=[tree / place]) for place in ("a", "b")}
+    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
+        for value in (2, 3):
+            cache.get_or_compile(sources[0], (), options["a"])
+            tick()
+            header.write_text(f"#define V {value}\n")
+            asking = [
+                threading.Thread(target=cache.get_or_compile, args=(sources[1], (), options[p]))
+                for p in ("a", "b")[:threads]
+            ]
+            for each in asking:
+                each.start()
+            for each in asking:
+                each.join()
+            for source in sources:
+                agreed(cache, source, options["a"])
+            cache.clear_memory()
+    for value in (2,):
+        tick()
+        header.write_text(f"#define V {value}\n")
+        for source in sources:
+            python(ELSEWHERE, tree, tmp_path / "cache", source, tree / "a")
+
+
+def test_stamps_of_merged_sets_belong_to_one_digest(tree, tmp_path, at_once):
+    """Header sets come from a layer while the header changes, and changes back."""
+    header = write(tree / "inc/n.h", "#define V 1\n")
+    options = PTX.replace(include_paths=["inc"])
+    with kcache.KernelCache(tmp_path / "layer") as layer:
+        for value in (1, 2):
+            tick()
+            header.write_text(f"#define V {value}\n")
+            agreed(layer, SOURCE, options)
+    remote = f"file://{tmp_path / 'layer'}?keep=1"
+    for value in (1, 2, 1):
+        tick()
+        header.write_text(f"#define V {value}\n")
+        with kcache.KernelCache(tmp_path / "cache", remote=remote) as cache:
+            agreed(cache, SOURCE, options)
+            assert agreed(cache, SOURCE, options).cached
+        python(ELSEWHERE, tree, tmp_path / "cache", SOURCE, "inc")
+
+
+def test_where_no_stamp_is_trusted_each_process_reads_once(tree, cache, at_once, monkeypatch):
+    """Another image has another header of the same status: only a new process notices."""
+    write(tree / "n.h", "#define V 1\n")
+    agreed(cache, SOURCE, PTX)
+    code = """
+        import os, sys
+        from nvrtc.reference import PTX, write
+        import kcache
+        from kcache.nvrtc import files
+        from kcache.nvrtc import manifest
+        files.FRESH_NS = -(10**12)
+        manifest.lasting = lambda paths, stamps: [files.NO_STAMP for _ in stamps]
+        os.chdir(sys.argv[1])
+        with kcache.KernelCache(sys.argv[2]) as cache:
+            for _ in range(3):
+                assert cache.get_or_compile(sys.argv[3], (), PTX).cached
+            print(cache._finder.headers.digests.reads)
+        """
+    assert python(code, tree, cache.directory, SOURCE).split() == ["1"]

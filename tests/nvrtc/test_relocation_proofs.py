@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,27 @@ def test_a_compiler_whose_macro_has_no_name_that_can_be_changed():
         opaque.renamed("/no/such/library.so", opaque.FILES),
     ):
         pass
+
+
+def test_a_header_that_changes_before_its_proof(tmp_path):
+    """The proof sees another header, and so it says nothing of what was compiled before."""
+    constant = "#define WHERE __FILE__\n" + KERNEL.replace("V", "1")
+    length = "#define WHERE __FILE__\n" + KERNEL.replace("V", "sizeof(WHERE)")
+    for number, (before, after) in enumerate(((constant, length), (length, constant))):
+        folder, other = tmp_path / f"a{number}", tmp_path / f"b{number}"
+        with kcache.KernelCache(tmp_path / f"cache{number}", relocation="eager") as cache:
+            queue = cache._on_miss()._queue()
+            prove, edited = queue._prove, threading.Event()
+
+            def after_the_edit(request, header_set, prove=prove, edited=edited):
+                assert edited.wait(60)
+                prove(request, header_set)
+
+            queue._prove = after_the_edit
+            agreed(cache, "#include <x.h>\n", _tree(folder, before))
+            options = _tree(folder, after)
+            edited.set()
+            cache._on_miss().finish_proofs()
+            assert not agreed(cache, "#include <x.h>\n", options).cached
+            agreed(cache, "#include <x.h>\n", _tree(other, after))
+            agreed(cache, "#include <x.h>\n", _tree(other, before))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from core.helpers import fork, wait
-from nvrtc.reference import ARCH, KERNEL, agreed, python, run_python, write
+from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, run_python, write
 from nvrtc.talk import ask, worker
 
 import kcache
@@ -475,3 +476,85 @@ def test_another_user_gets_another_worker(tmp_path: Path) -> None:
     pools.close()
     """
     python(code)
+
+
+def child(what: tuple[str, int]) -> bool:
+    """Runs in a process of `multiprocessing`."""
+    place, number = what
+    with KernelCache(place) as cache:  # nothing is compiled in a process that was forked so
+        return cache.get_or_compile(KERNEL.replace("V", str(number)), (), ARCH).cached
+
+
+_METHODS = """
+import multiprocessing, sys, threading
+import kcache
+from nvrtc.reference import *
+from nvrtc.test_workers import child
+
+if __name__ == "__main__":
+    method, place = sys.argv[1:]
+    context = multiprocessing.get_context(method)
+    cache = kcache.KernelCache(place)
+    assert cache.get_or_compile(KERNEL.replace("V", "100"), (), ARCH)
+    def work(n):
+        cache.get_or_compile(KERNEL.replace("V", str(n)), (), ARCH)
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads: thread.start()
+    with context.Pool(3) as pool:
+        print(pool.map(child, [(place, n) for n in range(10, 16)], chunksize=1))
+    for thread in threads: thread.join()
+    print(all(agreed(cache, KERNEL.replace("V", str(n))).cached
+              for n in (*range(4), *range(10, 16))))
+"""
+
+
+@pytest.mark.timeout(3600)
+def test_many_crashes_among_many_compiles(tmp_path: Path, long: bool) -> None:
+    """Workers are killed at random moments; every request ends right."""
+    count, kills = (200, 50) if long else (12, 4)
+    chance = random.Random(10)
+    shared = pools.shared()
+    done = threading.Event()
+    sources = [f"{slow(3)}\n{KERNEL.replace('V', str(n))}" for n in range(count)]
+    results: dict[int, object] = {}
+
+    def kill() -> None:
+        left = kills
+        while left and not done.wait(chance.random() * 0.4):
+            for pid in shared.pids():
+                if used(pid) > 0.1 and chance.random() < 0.5:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGSEGV)
+                    left -= 1
+
+    with KernelCache(tmp_path / "cache") as cache:
+
+        def work(first: int) -> None:
+            for n in range(first, count, 4):
+                try:
+                    results[n] = cache.get_or_compile(sources[n], (), ARCH)
+                except CompileError as error:
+                    results[n] = error
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        killer = threading.Thread(target=kill)
+        for thread in (*threads, killer):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done.set()
+        killer.join()
+        for n, result in results.items():
+            if isinstance(result, CompileError):
+                assert "SIGSEGV" in str(result)  # it was hit twice
+            kernel = cache.get_or_compile(sources[n], (), ARCH)
+            assert kernel.cubin == compile_fresh(sources[n], FLAGS).cubin
+    assert len(results) == count
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_processes_of_multiprocessing(tmp_path: Path, method: str) -> None:
+    script = write(tmp_path / "program.py", _METHODS)
+    code = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    said = python(code, script, method, tmp_path / "cache").splitlines()
+    assert said == [str([False] * 6), "True"]
