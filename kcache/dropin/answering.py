@@ -37,9 +37,19 @@ _DEFAULT_NAME = b"default_program"
 #: Variables of the program that change NVRTC's output. NVRTC reads others that do not: MAKEFLAGS
 #: (how many compiles run at once), CUDA_CACHE_DISABLE (a cache of its own).
 _DECISIVE = (*COMPILER_VARIABLES, "NVRTC_PREPEND_FLAGS", "PWD")
-#: Parts of the names of options that read or write files which kcache does not follow, and of the
-#: values of the options that pass theirs on to another tool.
-_UNFOLLOWED = ("optf", "preinclude", "bundled", "pch", "time-trace", "options-file", "keep")
+#: Parts of the names of options that read or write files which kcache does not follow, or that make
+#: outputs which it does not keep; and of the values of options that pass theirs on to another tool.
+_UNFOLLOWED = (
+    "optf",
+    "preinclude",
+    "bundled",
+    "pch",
+    "time",
+    "options-file",
+    "keep",
+    "optix",
+    "tile",
+)
 _PASSED_ON = ("--ptxas-options", "-Xcudafe")
 #: In the log of each compile that fails before it has made PTX. A compile that fails in ptxas has
 #: made PTX.

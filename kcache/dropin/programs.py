@@ -144,7 +144,7 @@ class _Session:
         self._process = process
 
     def answer(self, question: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the answer to a question; nothing for a note."""
+        """Return the answer to a question."""
         self._programs.counts.asked(self._process)
         match question:
             case [protocol.COMPILE, *fields]:
@@ -153,7 +153,7 @@ class _Session:
                 return self._query(path, standing)
             case [protocol.NOTE, reason]:
                 self._programs.counts.handed(reason[:80].decode(errors="replace"))
-                return []
+                return [DONE]
             case _:
                 raise WireError("no such question")
 

@@ -7,11 +7,11 @@ decimal text. `native/compile.c`, `native/about.c` and `native/answers.c` are th
 question       fields
 =============  ===================================================================================
 ``compile``    NVRTC's major version; the numbers of variables, headers, options and name
-               expressions; the library's path, the working directory; name and value of each
-               variable; source and its name; the names and then the texts of the headers; options,
+               expressions; the library's path, the working directory; ``NAME=value`` of each
+               variable, or ``NAME`` if it is not set; source and its name; the names and then the texts of the headers; options,
                name expressions; the client's standing (see `answering`)
 ``query``      the library's path; the client's standing
-``note``       why the program asked the real NVRTC; nothing is answered
+``note``       why the program asked the real NVRTC
 =============  ===================================================================================
 """
 
@@ -97,18 +97,18 @@ def unpack_program(fields: Sequence[bytes]) -> Program:
     if len(fields) < 10:
         raise WireError("no program")
     major, variables, headers, options, expressions = map(number_in, fields[:5])
-    if len(fields) != 10 + 2 * variables + 2 * headers + options + expressions:
+    if len(fields) != 10 + variables + 2 * headers + options + expressions:
         raise WireError("a program with other fields than it says")
     rest = iter(fields[5:])
     library, directory = islice(rest, 2)
-    environment = {next(rest): next(rest) for _ in range(variables)}
+    settings = [text.partition(b"=") for text in islice(rest, variables)]
     source, name = islice(rest, 2)
     names, texts = list(islice(rest, headers)), list(islice(rest, headers))
     return Program(
         major=major,
         library=library,
         directory=directory,
-        environment=environment,
+        environment={name: value for name, is_set, value in settings if is_set},
         source=source,
         name=name,
         headers=list(zip(names, texts, strict=True)),

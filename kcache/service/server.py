@@ -55,7 +55,7 @@ class Session(Protocol):
     """One program that has connected. Threads: for one at a time."""
 
     def answer(self, question: list[bytes]) -> Sequence[bytes]:
-        """Return the answer to a question; nothing is sent if it is empty.
+        """Return the answer to a question.
 
         Raises:
             WireError: there is no such question. The connection is closed.
@@ -108,8 +108,7 @@ class _Client(Channel):
         """Send an answer, which ends the wait of the program."""
         with self._sending:
             self.waits_since = None
-            if fields:
-                self.send(fields)
+            self.send(fields)
 
     def reassure(self, now: float) -> None:
         """Send a sign of life to a program that waits, and don't wait for one that is stopped."""

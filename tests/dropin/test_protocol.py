@@ -20,15 +20,15 @@ from kcache.util.wire import WireError
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=4), st.integers(-3, 3))
 def test_a_program_has_as_many_fields_as_it_says(counts: list[int], more: int) -> None:
     variables, headers, options, expressions = counts
-    size = 10 + 2 * variables + 2 * headers + options + expressions
-    texts = [b"%d" % number for number in range(size - 5 + more)]
+    size = 10 + variables + 2 * headers + options + expressions
+    texts = [b"%d=" % number for number in range(size - 5 + more)]
     fields = [b"13", *(b"%d" % count for count in counts), *texts]
     if more:
         with pytest.raises(WireError):
             unpack_program(fields)
         return
     program = unpack_program(fields)
-    assert (program.major, program.library, program.standing) == (13, b"0", texts[-1])
+    assert (program.major, program.library, program.standing) == (13, b"0=", texts[-1])
     told = [program.environment, program.headers, program.options, program.expressions]
     assert list(map(len, told)) == counts
 

@@ -15,11 +15,6 @@ struct about {
 };
 
 static struct about kept_about;
-static pthread_mutex_t about_lock = PTHREAD_MUTEX_INITIALIZER;
-
-void kd_about_lock(void) { pthread_mutex_lock(&about_lock); }
-void kd_about_unlock(void) { pthread_mutex_unlock(&about_lock); }
-void kd_about_after_fork(void) { pthread_mutex_init(&about_lock, NULL); }
 
 /* The fields: `done`, the version's two numbers, and the architectures. */
 static bool parse_about(struct about *about, const struct kd_reply *reply) {
@@ -55,14 +50,14 @@ static bool ask_about(struct about *answer) {
 
 /* The lock is not held while the server is asked, because a fork would have to wait for it. */
 static bool know(struct about *answer) {
-    pthread_mutex_lock(&about_lock);
+    pthread_mutex_lock(&kd_lock);
     *answer = kept_about;
-    pthread_mutex_unlock(&about_lock);
+    pthread_mutex_unlock(&kd_lock);
     if (answer->known || !ask_about(answer))
         return answer->known;
-    pthread_mutex_lock(&about_lock);
+    pthread_mutex_lock(&kd_lock);
     kept_about = *answer;
-    pthread_mutex_unlock(&about_lock);
+    pthread_mutex_unlock(&kd_lock);
     return true;
 }
 
@@ -75,8 +70,7 @@ KD_EXPORT int nvrtcVersion(int *major, int *minor) {
         *minor = about.minor;
         return KD_SUCCESS;
     }
-    int (*get)(int *, int *) = REAL("nvrtcVersion", int *, int *);
-    return get == NULL ? KD_INTERNAL_ERROR : get(major, minor);
+    return REAL("nvrtcVersion", int *, int *)(major, minor);
 }
 
 KD_EXPORT int nvrtcGetNumSupportedArchs(int *count) {
@@ -87,8 +81,7 @@ KD_EXPORT int nvrtcGetNumSupportedArchs(int *count) {
         *count = about.count;
         return KD_SUCCESS;
     }
-    int (*get)(int *) = REAL("nvrtcGetNumSupportedArchs", int *);
-    return get == NULL ? KD_INTERNAL_ERROR : get(count);
+    return REAL("nvrtcGetNumSupportedArchs", int *)(count);
 }
 
 KD_EXPORT int nvrtcGetSupportedArchs(int *archs) {
@@ -99,30 +92,5 @@ KD_EXPORT int nvrtcGetSupportedArchs(int *archs) {
         memcpy(archs, about.archs, (size_t)about.count * sizeof *archs);
         return KD_SUCCESS;
     }
-    int (*get)(int *) = REAL("nvrtcGetSupportedArchs", int *);
-    return get == NULL ? KD_INTERNAL_ERROR : get(archs);
-}
-
-/* The codes that every version has. Of the others, the real library knows which it has. */
-static const char *const error_strings[] = {
-    "NVRTC_SUCCESS",
-    "NVRTC_ERROR_OUT_OF_MEMORY",
-    "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
-    "NVRTC_ERROR_INVALID_INPUT",
-    "NVRTC_ERROR_INVALID_PROGRAM",
-    "NVRTC_ERROR_INVALID_OPTION",
-    "NVRTC_ERROR_COMPILATION",
-    "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
-    "NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
-    "NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
-    "NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
-    "NVRTC_ERROR_INTERNAL_ERROR",
-    "NVRTC_ERROR_TIME_FILE_WRITE_FAILED",
-};
-
-KD_EXPORT const char *nvrtcGetErrorString(int result) {
-    if (result >= 0 && (size_t)result < sizeof error_strings / sizeof *error_strings)
-        return error_strings[result];
-    const char *(*get)(int) = (const char *(*)(int))kd_real("nvrtcGetErrorString");
-    return get == NULL ? "NVRTC_ERROR unknown" : get(result);
+    return REAL("nvrtcGetSupportedArchs", int *)(archs);
 }

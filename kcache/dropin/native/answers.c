@@ -8,8 +8,6 @@
 #define MAX_KEPT 512
 #define MAX_BYTES ((size_t)32 << 20)
 #define MAX_ONE ((size_t)8 << 20)
-/* Fields of an answer before the lowered names. */
-#define FIELDS 7u
 
 struct kept {
     uint64_t hash, used;
@@ -18,7 +16,6 @@ struct kept {
     struct kd_answer *answer;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kept kept[MAX_KEPT];
 static size_t count, held;
 static uint64_t clock_;
@@ -27,32 +24,17 @@ static bool ends_in_nul(struct kd_bytes bytes) {
     return bytes.size > 0 && bytes.data[bytes.size - 1] == '\0';
 }
 
-/* The fields: `done`, the result, the flags, PTX, CUBIN, LTO IR and log, and then each name expression
-   and its lowered name. */
 static bool parse(struct kd_answer *answer) {
     const struct kd_reply *reply = &answer->reply;
-    const struct kd_bytes *fields = reply->fields;
     uint32_t result;
-    if (reply->count < FIELDS || (reply->count - FIELDS) % 2 != 0 || !kd_number(reply, 1, &result) ||
-        !kd_number(reply, 2, &answer->flags))
+    if (reply->count < KD_NAMES || (reply->count - KD_NAMES) % 2 != 0 ||
+        !kd_number(reply, KD_RESULT, &result) || !kd_number(reply, KD_FLAGS, &answer->flags))
         return false;
     answer->result = (int)result;
-    answer->ptx = fields[3];
-    answer->cubin = fields[4];
-    answer->ltoir = fields[5];
-    answer->log = fields[6];
-    answer->lowered_count = (reply->count - FIELDS) / 2;
-    answer->lowered = calloc(answer->lowered_count + 1u, sizeof *answer->lowered);
-    if (answer->lowered == NULL)
-        return false;
-    for (uint32_t i = 0; i < answer->lowered_count; i++) {
-        struct kd_lowered *each = &answer->lowered[i];
-        each->name = fields[FIELDS + 2 * i];
-        each->lowered = fields[FIELDS + 2 * i + 1];
-        if (!ends_in_nul(each->name) || !ends_in_nul(each->lowered))
+    for (uint32_t i = KD_NAMES; i < reply->count; i++)
+        if (!ends_in_nul(reply->fields[i]))
             return false;
-    }
-    return ends_in_nul(answer->ptx) && ends_in_nul(answer->log);
+    return ends_in_nul(reply->fields[KD_PTX]) && ends_in_nul(reply->fields[KD_LOG]);
 }
 
 struct kd_answer *kd_answer_parse(struct kd_reply reply) {
@@ -72,9 +54,16 @@ struct kd_answer *kd_answer_parse(struct kd_reply reply) {
 void kd_answer_drop(struct kd_answer *answer) {
     if (answer == NULL || __atomic_sub_fetch(&answer->references, 1, __ATOMIC_ACQ_REL) > 0)
         return;
-    free(answer->lowered);
     free(answer->reply.fields);
     free(answer);
+}
+
+const char *kd_lowered(const struct kd_answer *answer, const char *name) {
+    const struct kd_bytes *fields = answer->reply.fields;
+    for (uint32_t i = KD_NAMES; i < answer->reply.count; i += 2)
+        if (strcmp(fields[i].data, name) == 0)
+            return fields[i + 1].data;
+    return NULL;
 }
 
 /* A hash that only spreads requests. Their bytes decide whether two are equal. */
@@ -103,14 +92,14 @@ static struct kept *find(const struct kd_message *request, uint64_t hash) {
 struct kd_answer *kd_recall(const struct kd_message *request) {
     struct kd_answer *answer = NULL;
     uint64_t hash = spread(request);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&kd_lock);
     struct kept *found = find(request, hash);
     if (found != NULL) {
         found->used = ++clock_;
         answer = found->answer;
         __atomic_add_fetch(&answer->references, 1, __ATOMIC_RELAXED);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&kd_lock);
     return answer;
 }
 
@@ -136,7 +125,7 @@ void kd_remember(const struct kd_message *request, struct kd_answer *answer) {
     if (new.request == NULL)
         return;
     memcpy(new.request, request->data, request->size);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&kd_lock);
     if (find(request, new.hash) == NULL) {
         while (count > 0 && (count == MAX_KEPT || held + cost(&new) > MAX_BYTES))
             forget_oldest();
@@ -146,10 +135,6 @@ void kd_remember(const struct kd_message *request, struct kd_answer *answer) {
         kept[count++] = new;
         new.request = NULL;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&kd_lock);
     free(new.request);
 }
-
-void kd_answers_lock(void) { pthread_mutex_lock(&lock); }
-void kd_answers_unlock(void) { pthread_mutex_unlock(&lock); }
-void kd_answers_after_fork(void) { pthread_mutex_init(&lock, NULL); }

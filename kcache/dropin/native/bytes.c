@@ -9,13 +9,14 @@
 /* Far more than any answer has. A CUBIN with debug information may have hundreds of megabytes. */
 #define MAX_BYTES ((size_t)256 << 20)
 
-static void put_little(char *to, uint64_t number, int bytes) {
-    for (int i = 0; i < bytes; i++)
-        to[i] = (char)(number >> 8 * i & 255);
+static void put_size(struct kd_message *message, uint32_t field, uint64_t size) {
+    memcpy(message->data + HEAD + 8 * (size_t)field, &size, 8);
 }
 
-static void put_size(struct kd_message *message, uint32_t field, size_t size) {
-    put_little(message->data + HEAD + 8 * (size_t)field, size, 8);
+static uint64_t size_of(const char *sizes, uint32_t field) {
+    uint64_t size;
+    memcpy(&size, sizes + 8 * (size_t)field, 8);
+    return size;
 }
 
 void kd_begin(struct kd_message *message, uint32_t count, size_t room) {
@@ -25,7 +26,7 @@ void kd_begin(struct kd_message *message, uint32_t count, size_t room) {
     if (data == NULL)
         return;
     memcpy(data, "KCW1", 4);
-    put_little(data + 4, count, 4);
+    memcpy(data + 4, &count, 4);
     memset(data + HEAD, 0, head - HEAD);
 }
 
@@ -60,19 +61,10 @@ void kd_put_number(struct kd_message *message, uint32_t number) {
     kd_put(message, text, (size_t)snprintf(text, sizeof text, "%u", number));
 }
 
-void kd_take_back(struct kd_message *message, size_t size) {
-    if (message->failed)
-        return;
-    message->size -= size;
-    put_size(message, --message->put, 0);
-}
-
-static uint64_t size_of(const char *sizes, uint32_t field) {
-    const unsigned char *raw = (const unsigned char *)sizes + 8 * (size_t)field;
-    uint64_t size = 0;
-    for (int i = 7; i >= 0; i--)
-        size = size << 8 | raw[i];
-    return size;
+void kd_take_back(struct kd_message *message) {
+    message->put--;
+    message->size -= size_of(message->data + HEAD, message->put);
+    put_size(message, message->put, 0);
 }
 
 bool kd_reply_begin(struct kd_reply *reply, uint32_t count, const char *sizes) {

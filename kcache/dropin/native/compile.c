@@ -13,48 +13,19 @@ static const char *const variables[] = {
     "NVRTC_APPEND_FLAGS", "NVRTC_PREPEND_FLAGS", "NVRTCWIZ", "EDG_BASE", "EDG_MODULES_PATH", "PWD",
     "MAKEFLAGS", "FINALIZER_USE_LEGACY_ELF_BUILDER", "FINALIZER_CUBIE", "CAN_FINALIZE_DEBUG",
     "NVVM_IR_VER_CHK", "CUDA_CACHE_DISABLE", "DUMP_KNOBS_TO_FILE",
-    "NVRTC_DISABLE_CONCURRENT_NVVM", NULL};
-
-/* The beginnings, without dashes, of options whose effects go beyond the outputs that a cache
-   keeps. Named precompiled headers, traces and timings have files, OptiX and tile IR have getters,
-   and bundled headers are installed. Automatic precompiled headers are the server's business. */
-static const char *const handed_over[] = {
-    "create-pch", "use-pch", "fdevice-time-trace", "time", "optix-ir", "tile", "use-bundled",
-    "bundled", NULL};
-
-static const char *own_business(int count, const char *const *options) {
-    for (int i = 0; i < count; i++) {
-        const char *option = options[i] + strspn(options[i], " \t\n\v\f\r");
-        if (*option != '-') /* the value of the option before it, such as a directory */
-            continue;
-        option += strspn(option, "-");
-        for (int n = 0; handed_over[n] != NULL; n++)
-            if (strncmp(option, handed_over[n], strlen(handed_over[n])) == 0)
-                return handed_over[n];
-    }
-    return NULL;
-}
+    "NVRTC_DISABLE_CONCURRENT_NVVM"};
+#define VARIABLES (sizeof variables / sizeof *variables)
 
 static void put_texts(struct kd_message *request, const struct texts *texts) {
     for (int i = 0; i < texts->count; i++)
         kd_put_text(request, texts->items[i]);
 }
 
-static uint32_t count_variables(void) {
-    uint32_t count = 0;
-    for (int i = 0; variables[i] != NULL; i++)
-        count += getenv(variables[i]) != NULL;
-    return count;
-}
-
-static void put_variables(struct kd_message *request, uint32_t count) {
-    for (int i = 0; variables[i] != NULL && count > 0; i++) {
+/* Puts `NAME=value`, as the environment has it, or `NAME` if it is not set. */
+static void put_variables(struct kd_message *request) {
+    for (size_t i = 0; i < VARIABLES; i++) {
         const char *value = getenv(variables[i]);
-        if (value == NULL)
-            continue;
-        kd_put_text(request, variables[i]);
-        kd_put_text(request, value);
-        count--;
+        kd_put_text(request, value == NULL ? variables[i] : value - strlen(variables[i]) - 1);
     }
 }
 
@@ -65,16 +36,16 @@ static bool put_request(struct kd_message *request, const struct program *mine) 
     char directory[PATH_MAX];
     if (kd_real_path() == NULL || getcwd(directory, sizeof directory) == NULL)
         return false;
-    uint32_t numbers[] = {KCACHE_MAJOR, count_variables(), (uint32_t)mine->header_names.count,
+    uint32_t numbers[] = {KCACHE_MAJOR, VARIABLES, (uint32_t)mine->header_names.count,
                           (uint32_t)mine->options.count, (uint32_t)mine->names.count};
-    uint32_t count = 11 + 2 * numbers[1] + 2 * numbers[2] + numbers[3] + numbers[4];
+    uint32_t count = 11 + numbers[1] + 2 * numbers[2] + numbers[3] + numbers[4];
     kd_begin(request, count, strlen(mine->source) + 4096);
     kd_put_text(request, "compile");
     for (int i = 0; i < 5; i++)
         kd_put_number(request, numbers[i]);
     kd_put_text(request, kd_real_path());
     kd_put_text(request, directory);
-    put_variables(request, numbers[1]);
+    put_variables(request);
     kd_put_text(request, mine->source);
     kd_put_text(request, mine->name == NULL ? "" : mine->name); /* the same to NVRTC */
     put_texts(request, &mine->header_names);
@@ -86,12 +57,12 @@ static bool put_request(struct kd_message *request, const struct program *mine) 
 
 static struct kd_answer *answer_from_server(struct kd_message *request) {
     struct kd_reply reply;
-    size_t size = kd_put_standing(request);
+    kd_put_standing(request);
     if (!kd_server_ask(request, &reply)) {
         free(reply.fields);
         return NULL;
     }
-    kd_take_back(request, size);
+    kd_take_back(request);
     struct kd_answer *answer = kd_answer_parse(reply);
     if (answer != NULL && answer->flags & KD_KEEP)
         kd_remember(request, answer);
@@ -101,13 +72,9 @@ static struct kd_answer *answer_from_server(struct kd_message *request) {
 static bool has_all_names(const struct program *mine, const struct kd_answer *answer) {
     if (answer->result != KD_SUCCESS)
         return true;
-    for (int i = 0; i < mine->names.count; i++) {
-        bool there = false;
-        for (uint32_t n = 0; n < answer->lowered_count && !there; n++)
-            there = strcmp(answer->lowered[n].name.data, mine->names.items[i]) == 0;
-        if (!there)
+    for (int i = 0; i < mine->names.count; i++)
+        if (kd_lowered(answer, mine->names.items[i]) == NULL)
             return false;
-    }
     return true;
 }
 
@@ -144,21 +111,14 @@ bool kd_has_compiled(void) { return __atomic_load_n(&has_compiled, __ATOMIC_RELA
 int kd_compile_here(struct program *mine, int count, const char *const *options) {
     if (mine->compiled && mine->result != KD_INVALID_OPTION)
         return kd_compile_by_real(mine, "compiled twice", count, options);
-    for (int i = 0; i < count; i++)
-        if (options[i] == NULL)
-            return kd_compile_by_real(mine, "an option is NULL", count, options);
-    const char *reason = own_business(count, options);
-    if (reason != NULL) /* it may replay a compile that was refused for its options: no harm */
-        return kd_compile_by_real(mine, reason, count, options);
     struct texts before = mine->options;
     mine->options = (struct texts){0};
-    struct kd_answer *answer = NULL;
-    if (kd_texts_add_all(&mine->options, count, options))
-        answer = find_answer(mine);
+    bool usable = kd_texts_add_all(&mine->options, count, options);
+    struct kd_answer *answer = usable ? find_answer(mine) : NULL;
     if (answer == NULL) {
         kd_texts_empty(&mine->options);
         mine->options = before;
-        return kd_compile_by_real(mine, NULL, count, options);
+        return kd_compile_by_real(mine, usable ? NULL : "an option is NULL", count, options);
     }
     __atomic_store_n(&has_compiled, true, __ATOMIC_RELAXED);
     kd_texts_empty(&before);

@@ -32,6 +32,9 @@ enum {
     KD_NO_PCH_ATTEMPTED = 13,
 };
 
+/* Guards what the threads of this process share. Nobody waits while holding it, so no fork waits. */
+extern pthread_mutex_t kd_lock;
+
 /* -- bytes ------------------------------------------------------------------------------------- */
 
 /* A view of bytes that another object owns. */
@@ -54,7 +57,7 @@ void kd_begin(struct kd_message *message, uint32_t count, size_t room);
 void kd_put(struct kd_message *message, const void *data, size_t size); /* the next field */
 void kd_put_text(struct kd_message *message, const char *text);
 void kd_put_number(struct kd_message *message, uint32_t number);
-void kd_take_back(struct kd_message *message, size_t size); /* the last field, of that size */
+void kd_take_back(struct kd_message *message); /* the last field, which is there */
 
 /* A message from the server, in one block of memory that the caller frees. */
 struct kd_reply {
@@ -72,54 +75,47 @@ bool kd_number(const struct kd_reply *reply, uint32_t field, uint32_t *number);
 
 /* -- answers (answers.c) ----------------------------------------------------------------------- */
 
+/* The fields of an answer after `done`. From KD_NAMES on, each name expression and its lowered name
+   follow. PTX, log and names end in a NUL, which their sizes count. */
+enum { KD_RESULT = 1, KD_FLAGS, KD_PTX, KD_CUBIN, KD_LTOIR, KD_LOG, KD_NAMES };
 enum { KD_HIT = 1, KD_KEEP = 2 }; /* flags of an answer */
-
-struct kd_lowered {
-    struct kd_bytes name, lowered; /* both end in a NUL, which `size` counts */
-};
 
 /* The result of a compile. Programs and the memory of answers share it by counted references. */
 struct kd_answer {
     int references;
     int result;
     uint32_t flags;
-    struct kd_bytes ptx, cubin, ltoir, log;
-    uint32_t lowered_count;
-    struct kd_lowered *lowered;
-    struct kd_reply reply; /* has the bytes that the views above point into */
+    struct kd_reply reply;
 };
 
 /* Becomes the owner of a reply. Returns NULL, and frees the reply, if it is no answer. */
 struct kd_answer *kd_answer_parse(struct kd_reply reply);
 void kd_answer_drop(struct kd_answer *answer);
+const char *kd_lowered(const struct kd_answer *answer, const char *name); /* NULL: not there */
 
 /* Answers that depend on the request alone, kept for the next equal request of this process.
    Threads: safe. Bytes and number are bounded; the least recently used answer is dropped first. */
 struct kd_answer *kd_recall(const struct kd_message *request);
 void kd_remember(const struct kd_message *request, struct kd_answer *answer);
-void kd_answers_lock(void);
-void kd_answers_unlock(void);
-void kd_answers_after_fork(void);
 
 /* -- the server (server.c) --------------------------------------------------------------------- */
 
 /* The kinds of messages are their first fields. A program sends `compile`, `query` (the path of a
-   library) or `note` (why the real library got a call; nothing follows). The server sends any number
-   of `wait` (it is alive and works on the answer), and then `done` with the answer, or `no`. */
+   library) or `note` (why the real library got a call). The server sends any number of `wait` (it is
+   alive and works on the answer), and then `done` with the answer, or `no`. */
 #define KD_DONE "done"
 #define KD_WAIT "wait"
 
-void kd_server_set(const char *path); /* sets another socket than the environment names */
-bool kd_server_wanted(void);          /* whether there may be a server */
-bool kd_server_greet(void);           /* connects, so that the server is ready for a question */
+bool kd_server_wanted(void); /* whether there may be a server */
+bool kd_server_greet(void);  /* connects, so that the server is ready for a question */
+/* Sets the server's socket; NULL if there is none. */
+KD_EXPORT void kcache_dropin_set_server(const char *path);
 /* Returns whether the answer is `done`; then its fields are in `reply`. */
 bool kd_server_ask(const struct kd_message *message, struct kd_reply *reply);
 /* The user and the file tree of this thread. The server must have the same. */
-size_t kd_put_standing(struct kd_message *message); /* returns its size */
+void kd_put_standing(struct kd_message *message);
 void kd_server_note(const char *reason);
 void kd_server_leave(void); /* closes the idle connections */
-void kd_server_lock(void);
-void kd_server_unlock(void);
 void kd_server_after_fork(void);
 
 /* -- the real library (real.c) ----------------------------------------------------------------- */
@@ -128,6 +124,6 @@ typedef void *kd_program; /* nvrtcProgram */
 
 bool kd_exported(const char *name); /* whether this library has a function of that name */
 const char *kd_real_path(void);     /* NULL if none is known */
-void *kd_real(const char *name); /* the function of that name, or NULL; loads the library */
+void *kd_real(const char *name); /* the function of that name, or `kd_missing`; loads the library */
 
 #endif

@@ -50,10 +50,8 @@ KD_EXPORT int nvrtcDestroyProgram(kd_program *program) {
     if (program == NULL || *program == NULL)
         return KD_INVALID_PROGRAM;
     struct program *mine = kd_ours(*program);
-    if (mine == NULL) {
-        int (*destroy)(kd_program *) = REAL("nvrtcDestroyProgram", kd_program *);
-        return destroy == NULL ? KD_INTERNAL_ERROR : destroy(program);
-    }
+    if (mine == NULL)
+        return kd_real_destroy(program);
     if (mine->real != NULL)
         kd_real_destroy(&mine->real);
     kd_release(mine);
@@ -64,24 +62,20 @@ KD_EXPORT int nvrtcDestroyProgram(kd_program *program) {
 KD_EXPORT int nvrtcCompileProgram(kd_program program, int count, const char *const *options) {
     if (program == NULL)
         return KD_INVALID_PROGRAM;
-    struct program *mine = kd_ours(program);
-    if (mine == NULL || mine->real != NULL)
-        return kd_real_compile(mine == NULL ? program : mine->real, count, options);
+    struct program *mine = kd_here(&program);
+    if (mine == NULL)
+        return kd_real_compile(program, count, options);
     if (count < 0)
         return KD_INVALID_INPUT;
-    if (count > 0 && options == NULL) {
-        /* NVRTC refuses the options, which counts as a compile: the real library counts it. */
-        return kd_compile_by_real(mine, "options are NULL", count, options);
-    }
     return kd_compile_here(mine, count, options);
 }
 
 KD_EXPORT int nvrtcAddNameExpression(kd_program program, const char *name) {
     if (program == NULL)
         return KD_INVALID_PROGRAM;
-    struct program *mine = kd_ours(program);
-    if (mine == NULL || mine->real != NULL)
-        return kd_real_add(mine == NULL ? program : mine->real, name);
+    struct program *mine = kd_here(&program);
+    if (mine == NULL)
+        return REAL("nvrtcAddNameExpression", kd_program, const char *)(program, name);
     if (name == NULL)
         return KD_INVALID_INPUT;
     if (mine->compiled && mine->result != KD_INVALID_OPTION)
@@ -92,36 +86,29 @@ KD_EXPORT int nvrtcAddNameExpression(kd_program program, const char *name) {
 KD_EXPORT int nvrtcGetLoweredName(kd_program program, const char *name, const char **lowered) {
     if (program == NULL)
         return KD_INVALID_PROGRAM;
-    struct program *mine = kd_ours(program);
-    if (mine == NULL || mine->real != NULL) {
-        int (*get)(kd_program, const char *, const char **) =
-            REAL("nvrtcGetLoweredName", kd_program, const char *, const char **);
-        return get == NULL ? KD_INTERNAL_ERROR
-                           : get(mine == NULL ? program : mine->real, name, lowered);
-    }
+    struct program *mine = kd_here(&program);
+    if (mine == NULL)
+        return REAL("nvrtcGetLoweredName", kd_program, const char *, const char **)(
+            program, name, lowered);
     if (name == NULL || lowered == NULL)
         return KD_INVALID_INPUT;
     *lowered = NULL;
     if (!mine->compiled || mine->result != KD_SUCCESS)
         return KD_NO_LOWERED_BEFORE_COMPILATION;
-    for (uint32_t i = 0; i < mine->answer->lowered_count; i++) {
-        const struct kd_lowered *each = &mine->answer->lowered[i];
-        if (strcmp(each->name.data, name) == 0) {
-            *lowered = each->lowered.data;
-            return KD_SUCCESS;
-        }
-    }
-    return KD_NAME_NOT_VALID;
+    *lowered = kd_lowered(mine->answer, name);
+    return *lowered == NULL ? KD_NAME_NOT_VALID : KD_SUCCESS;
 }
 
-KD_EXPORT int nvrtcSetFlowCallback(kd_program program, kd_callback *callback, void *payload) {
+KD_EXPORT int nvrtcSetFlowCallback(
+    kd_program program, int (*callback)(void *, void *), void *payload) {
     if (program == NULL)
         return KD_INVALID_PROGRAM;
-    struct program *mine = kd_ours(program);
-    if (mine == NULL || mine->real != NULL)
-        return kd_real_callback(mine == NULL ? program : mine->real, callback, payload);
-    int result = kd_hand_over(mine, "flow callback");
-    return result == KD_SUCCESS ? kd_real_callback(mine->real, callback, payload) : result;
+    struct program *mine = kd_here(&program);
+    int result = mine == NULL ? KD_SUCCESS : kd_hand_over(mine, "flow callback");
+    if (result != KD_SUCCESS)
+        return result;
+    return REAL("nvrtcSetFlowCallback", kd_program, int (*)(void *, void *), void *)(
+        mine == NULL ? program : mine->real, callback, payload);
 }
 
 /* -- what is only forwarded -------------------------------------------------------------------- */
@@ -132,10 +119,7 @@ __asm__(KD_STUBS_BEGIN KD_FORWARDED(STUB));
 #define NAME(name) #name,
 static const char *const forwarded[] = {KD_FORWARDED(NAME)};
 
-void *kd_resolve(unsigned index) {
-    void *function = kd_real(forwarded[index]);
-    return function == NULL ? kd_missing(forwarded[index]) : function;
-}
+void *kd_resolve(unsigned index) { return kd_real(forwarded[index]); }
 
 bool kd_exported(const char *name) {
     static const char *const all[] = {KD_ANSWERED(NAME) KD_FORWARDED(NAME)};
@@ -146,8 +130,6 @@ bool kd_exported(const char *name) {
 }
 
 /* -- what kcache.install() and the preloaded library call ---------------------------------- */
-
-KD_EXPORT void kcache_dropin_set_server(const char *path) { kd_server_set(path); }
 
 /* Loads the real library, and what it loads itself for a compile if the program has compiled. */
 KD_EXPORT void kcache_dropin_load(void) {
@@ -163,24 +145,16 @@ KD_EXPORT void kcache_dropin_load(void) {
 
 /* -- fork -------------------------------------------------------------------------------------- */
 
-static void before_fork(void) {
-    kd_about_lock();
-    kd_server_lock();
-    kd_answers_lock();
-}
+pthread_mutex_t kd_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void after_fork_in_parent(void) {
-    kd_answers_unlock();
-    kd_server_unlock();
-    kd_about_unlock();
-}
-
+static void before_fork(void) { pthread_mutex_lock(&kd_lock); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&kd_lock); }
 static void after_fork_in_child(void) {
-    kd_answers_after_fork();
+    pthread_mutex_init(&kd_lock, NULL);
     kd_server_after_fork();
-    kd_about_after_fork();
 }
 
 __attribute__((constructor)) static void begin(void) {
+    kcache_dropin_set_server(secure_getenv("KCACHE_DROPIN_SOCKET"));
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }

@@ -4,92 +4,68 @@
 
 #include <string.h>
 
-static int real_size(const char *getter, kd_program program, size_t *size) {
-    int (*get)(kd_program, size_t *) = REAL(getter, kd_program, size_t *);
-    return get == NULL ? KD_INTERNAL_ERROR : get(program, size);
-}
-
-static int real_bytes(const char *getter, kd_program program, char *buffer) {
-    int (*get)(kd_program, char *) = REAL(getter, kd_program, char *);
-    return get == NULL ? KD_INTERNAL_ERROR : get(program, buffer);
-}
+/* An output that no server keeps: the real library compiles the programs whose options ask for it. */
+#define ABSENT 0
 
 /* Before a compile, NVRTC returns empty texts, which end in a NUL, and empty binaries. */
-static const struct kd_bytes empty_text = {"", 1}, nothing = {NULL, 0};
-
-static struct kd_bytes ptx(const struct program *mine) {
-    return mine->compiled ? mine->answer->ptx : empty_text;
-}
-static struct kd_bytes program_log(const struct program *mine) {
-    return mine->compiled ? mine->answer->log : empty_text;
-}
-static struct kd_bytes cubin(const struct program *mine) {
-    return mine->compiled ? mine->answer->cubin : nothing;
-}
-static struct kd_bytes ltoir(const struct program *mine) {
-    return mine->compiled ? mine->answer->ltoir : nothing;
-}
-/* The real library compiles the programs whose options ask for this output. */
-static struct kd_bytes absent(const struct program *mine) {
-    (void)mine;
-    return nothing;
+static struct kd_bytes output(const struct program *mine, int field) {
+    if (mine->compiled && field != ABSENT)
+        return mine->answer->reply.fields[field];
+    return (struct kd_bytes){"", field == KD_PTX || field == KD_LOG};
 }
 
-#define GETTERS(name, output)                                                                      \
+static int get_size(kd_program program, size_t *size, const char *getter, int field) {
+    if (program == NULL)
+        return KD_INVALID_PROGRAM;
+    struct program *mine = kd_here(&program);
+    if (mine == NULL)
+        return REAL(getter, kd_program, size_t *)(program, size);
+    if (size == NULL)
+        return KD_INVALID_INPUT;
+    *size = output(mine, field).size;
+    return KD_SUCCESS;
+}
+
+static int get_bytes(kd_program program, char *buffer, const char *getter, int field) {
+    if (program == NULL)
+        return KD_INVALID_PROGRAM;
+    struct program *mine = kd_here(&program);
+    if (mine == NULL)
+        return REAL(getter, kd_program, char *)(program, buffer);
+    if (buffer == NULL)
+        return KD_INVALID_INPUT;
+    struct kd_bytes bytes = output(mine, field);
+    memcpy(buffer, bytes.data, bytes.size);
+    return KD_SUCCESS;
+}
+
+#define GETTERS(name, field)                                                                       \
     KD_EXPORT int name##Size(kd_program program, size_t *size) {                                   \
-        if (program == NULL)                                                                       \
-            return KD_INVALID_PROGRAM;                                                             \
-        struct program *mine = kd_ours(program);                                                   \
-        if (mine == NULL || mine->real != NULL)                                                    \
-            return real_size(#name "Size", mine == NULL ? program : mine->real, size);             \
-        if (size == NULL)                                                                          \
-            return KD_INVALID_INPUT;                                                               \
-        *size = output(mine).size;                                                                 \
-        return KD_SUCCESS;                                                                         \
+        return get_size(program, size, #name "Size", field);                                       \
     }                                                                                              \
     KD_EXPORT int name(kd_program program, char *buffer) {                                         \
-        if (program == NULL)                                                                       \
-            return KD_INVALID_PROGRAM;                                                             \
-        struct program *mine = kd_ours(program);                                                   \
-        if (mine == NULL || mine->real != NULL)                                                    \
-            return real_bytes(#name, mine == NULL ? program : mine->real, buffer);                 \
-        if (buffer == NULL)                                                                        \
-            return KD_INVALID_INPUT;                                                               \
-        struct kd_bytes bytes = output(mine);                                                      \
-        if (bytes.size > 0)                                                                        \
-            memcpy(buffer, bytes.data, bytes.size);                                                \
-        return KD_SUCCESS;                                                                         \
+        return get_bytes(program, buffer, #name, field);                                           \
     }
 
-GETTERS(nvrtcGetPTX, ptx)
-GETTERS(nvrtcGetCUBIN, cubin)
-GETTERS(nvrtcGetLTOIR, ltoir)
-GETTERS(nvrtcGetOptiXIR, absent)
-GETTERS(nvrtcGetProgramLog, program_log)
+GETTERS(nvrtcGetPTX, KD_PTX)
+GETTERS(nvrtcGetCUBIN, KD_CUBIN)
+GETTERS(nvrtcGetLTOIR, KD_LTOIR)
+GETTERS(nvrtcGetOptiXIR, ABSENT)
+GETTERS(nvrtcGetProgramLog, KD_LOG)
 #if KCACHE_MAJOR >= 13
-GETTERS(nvrtcGetTileIR, absent)
+GETTERS(nvrtcGetTileIR, ABSENT)
 #else
-GETTERS(nvrtcGetNVVM, ltoir) /* the older name of LTOIR */
+GETTERS(nvrtcGetNVVM, KD_LTOIR) /* the older name of LTOIR */
 #endif
+
+KD_EXPORT int nvrtcGetPCHHeapSizeRequired(kd_program program, size_t *size) {
+    return get_size(program, size, "nvrtcGetPCHHeapSizeRequired", ABSENT);
+}
 
 KD_EXPORT int nvrtcGetPCHCreateStatus(kd_program program) {
     if (program == NULL)
         return KD_INVALID_PROGRAM;
-    struct program *mine = kd_ours(program);
-    if (mine != NULL && mine->real == NULL)
+    if (kd_here(&program) != NULL)
         return KD_NO_PCH_ATTEMPTED;
-    int (*get)(kd_program) = REAL("nvrtcGetPCHCreateStatus", kd_program);
-    return get == NULL ? KD_INTERNAL_ERROR : get(mine == NULL ? program : mine->real);
-}
-
-KD_EXPORT int nvrtcGetPCHHeapSizeRequired(kd_program program, size_t *size) {
-    if (program == NULL)
-        return KD_INVALID_PROGRAM;
-    struct program *mine = kd_ours(program);
-    if (mine == NULL || mine->real != NULL)
-        return real_size("nvrtcGetPCHHeapSizeRequired", mine == NULL ? program : mine->real, size);
-    if (size == NULL)
-        return KD_INVALID_INPUT;
-    *size = 0;
-    return KD_SUCCESS;
+    return REAL("nvrtcGetPCHCreateStatus", kd_program)(program);
 }

@@ -25,7 +25,7 @@ bool kd_texts_add(struct texts *texts, const char *text) {
 
 bool kd_texts_add_all(struct texts *texts, int count, const char *const *items) {
     for (int i = 0; i < count; i++)
-        if (items[i] == NULL || !kd_texts_add(texts, items[i]))
+        if (items == NULL || items[i] == NULL || !kd_texts_add(texts, items[i]))
             return false;
     return true;
 }
@@ -69,6 +69,14 @@ struct program *kd_ours(kd_program program) {
     return mine->mark == KD_MARK && mine->self == mine ? mine : NULL;
 }
 
+struct program *kd_here(kd_program *program) {
+    struct program *mine = kd_ours(*program);
+    if (mine == NULL || mine->real == NULL)
+        return mine;
+    *program = mine->real;
+    return NULL;
+}
+
 void kd_release(struct program *mine) {
     free(mine->source);
     free(mine->name);
@@ -85,36 +93,18 @@ void kd_release(struct program *mine) {
 int kd_real_create(
     kd_program *program, const char *source, const char *name, int count,
     const char *const *texts, const char *const *names) {
-    int (*create)(kd_program *, const char *, const char *, int, const char *const *,
-                  const char *const *) =
-        REAL("nvrtcCreateProgram", kd_program *, const char *, const char *, int,
-             const char *const *, const char *const *);
-    return create == NULL ? KD_INTERNAL_ERROR
-                          : create(program, source, name, count, texts, names);
+    return REAL("nvrtcCreateProgram", kd_program *, const char *, const char *, int,
+                const char *const *, const char *const *)(
+        program, source, name, count, texts, names);
 }
 
 int kd_real_compile(kd_program program, int count, const char *const *options) {
-    int (*compile)(kd_program, int, const char *const *) =
-        REAL("nvrtcCompileProgram", kd_program, int, const char *const *);
-    return compile == NULL ? KD_INTERNAL_ERROR : compile(program, count, options);
+    return REAL("nvrtcCompileProgram", kd_program, int, const char *const *)(
+        program, count, options);
 }
 
-int kd_real_add(kd_program program, const char *name) {
-    int (*add_name)(kd_program, const char *) =
-        REAL("nvrtcAddNameExpression", kd_program, const char *);
-    return add_name == NULL ? KD_INTERNAL_ERROR : add_name(program, name);
-}
-
-int kd_real_callback(kd_program program, kd_callback *callback, void *payload) {
-    int (*set)(kd_program, kd_callback *, void *) =
-        REAL("nvrtcSetFlowCallback", kd_program, kd_callback *, void *);
-    return set == NULL ? KD_INTERNAL_ERROR : set(program, callback, payload);
-}
-
-void kd_real_destroy(kd_program *program) {
-    int (*destroy)(kd_program *) = REAL("nvrtcDestroyProgram", kd_program *);
-    if (destroy != NULL)
-        destroy(program);
+int kd_real_destroy(kd_program *program) {
+    return REAL("nvrtcDestroyProgram", kd_program *)(program);
 }
 
 int kd_hand_over(struct program *mine, const char *reason) {
@@ -124,7 +114,8 @@ int kd_hand_over(struct program *mine, const char *reason) {
     int result = kd_real_create(&real, mine->source, mine->name, mine->header_texts.count,
                                 items(&mine->header_texts), items(&mine->header_names));
     for (int i = 0; result == KD_SUCCESS && i < mine->names.count; i++)
-        result = kd_real_add(real, mine->names.items[i]);
+        result = REAL("nvrtcAddNameExpression", kd_program, const char *)(
+            real, mine->names.items[i]);
     if (result != KD_SUCCESS) {
         if (real != NULL)
             kd_real_destroy(&real);

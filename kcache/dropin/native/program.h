@@ -9,8 +9,6 @@
 /* A function of the real library that returns a result code, by its name and parameters. */
 #define REAL(name, ...) ((int (*)(__VA_ARGS__))kd_real(name))
 
-typedef int kd_callback(void *, void *);
-
 /* Copies of texts that the caller has given. */
 struct texts {
     char **items;
@@ -37,15 +35,15 @@ bool kd_texts_differ(const struct texts *texts); /* no two are equal; false if m
 void kd_texts_empty(struct texts *texts);
 
 struct program *kd_ours(kd_program program); /* NULL: the real library made it */
+/* Returns the program if this library answers for it; else NULL, and sets the real library's one. */
+struct program *kd_here(kd_program *program);
 void kd_release(struct program *mine);
 
 int kd_real_create(
     kd_program *program, const char *source, const char *name, int count,
     const char *const *texts, const char *const *names);
 int kd_real_compile(kd_program program, int count, const char *const *options);
-int kd_real_add(kd_program program, const char *name);
-int kd_real_callback(kd_program program, kd_callback *callback, void *payload);
-void kd_real_destroy(kd_program *program);
+int kd_real_destroy(kd_program *program);
 /* Repeats in the real library everything that was done to the program here. Returns NVRTC's result
    code. The server counts the reason, unless it is NULL: the server knows its own reasons. */
 int kd_hand_over(struct program *mine, const char *reason);
@@ -56,11 +54,5 @@ int kd_compile_by_real(
     struct program *mine, const char *reason, int count, const char *const *options);
 int kd_compile_here(struct program *mine, int count, const char *const *options);
 bool kd_has_compiled(void); /* whether any compile was answered without the real library */
-
-/* -- what the library is (about.c) ------------------------------------------------------------- */
-
-void kd_about_lock(void);
-void kd_about_unlock(void);
-void kd_about_after_fork(void);
 
 #endif

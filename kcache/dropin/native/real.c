@@ -1,6 +1,7 @@
 /* The real library: the file that the program would have found, loaded when it is needed. */
 #define _GNU_SOURCE
 #include "dropin.h"
+#include "table.h"
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -129,5 +130,6 @@ void *kd_real(const char *name) {
         library = load(); /* every thread gets the same */
         __atomic_store_n(&handle, library, __ATOMIC_RELEASE);
     }
-    return library == NULL ? NULL : dlsym(library, name);
+    void *function = library == NULL ? NULL : dlsym(library, name);
+    return function == NULL ? kd_missing(name) : function;
 }

@@ -3,12 +3,10 @@
 #include "preload.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -44,27 +42,18 @@ static bool search_for(void *object, char path[PATH_MAX]) {
 /* Searches the loader's cache for /etc/ld.so.conf. It holds, among other things, paths that end in
    a NUL. */
 static bool search_cache(char path[PATH_MAX]) {
-    int fd = open("/etc/ld.so.cache", O_RDONLY | O_CLOEXEC);
-    struct stat status;
-    if (fd < 0)
-        return false;
+    static const char end[] = "/" KD_SONAME; /* its NUL counts */
+    FILE *cache = fopen("/etc/ld.so.cache", "re");
+    char *text = NULL;
+    size_t room = 0, size;
     bool there = false;
-    if (fstat(fd, &status) == 0 && status.st_size > 0) {
-        size_t size = (size_t)status.st_size;
-        char *cache = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-        static const char end[] = "/" KD_SONAME; /* its NUL counts */
-        char *at = cache == MAP_FAILED ? NULL : memmem(cache, size, end, sizeof end);
-        while (at != NULL && !there) {
-            char *start = at, *next = at + sizeof end;
-            while (start > cache && start[-1] != '\0')
-                start--;
-            there = strlen(start) < PATH_MAX && readable(strcpy(path, start));
-            at = memmem(next, size - (size_t)(next - cache), end, sizeof end);
-        }
-        if (cache != MAP_FAILED)
-            munmap(cache, size);
-    }
-    close(fd);
+    while (cache != NULL && !there && (size = (size_t)getdelim(&text, &room, 0, cache)) != (size_t)-1)
+        there = size >= sizeof end && size <= PATH_MAX &&
+                memcmp(text + size - sizeof end, end, sizeof end) == 0 &&
+                readable(memcpy(path, text, size));
+    free(text);
+    if (cache != NULL)
+        fclose(cache);
     return there;
 }
 

@@ -25,7 +25,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define HEAD 8
 /* More than any answer has: a name expression has two fields. */
 #define MAX_FIELDS (1u << 16)
 /* A server sends a sign of life every half second. Its interpreter may start in this time. */
@@ -48,46 +47,35 @@ struct connection {
 
 enum outcome { DONE, GONE, SILENT, DAMAGED };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct connection idle[MAX_IDLE];
 static int idle_count;
+/* Empty if there is no server. */
 static char socket_path[sizeof((struct sockaddr_un *)0)->sun_path];
-static bool known, off;
 
-void kd_server_set(const char *path) {
-    pthread_mutex_lock(&lock);
-    known = true;
-    off = path == NULL || strlen(path) >= sizeof socket_path;
-    strcpy(socket_path, off ? "" : path);
-    pthread_mutex_unlock(&lock);
+KD_EXPORT void kcache_dropin_set_server(const char *path) {
+    bool usable = path != NULL && strlen(path) < sizeof socket_path;
+    pthread_mutex_lock(&kd_lock);
+    strcpy(socket_path, usable ? path : "");
+    pthread_mutex_unlock(&kd_lock);
+}
+
+bool kd_server_wanted(void) {
+    pthread_mutex_lock(&kd_lock);
+    bool wanted = *socket_path != '\0';
+    pthread_mutex_unlock(&kd_lock);
+    return wanted;
 }
 
 /* Programs that start later must not wait for a silent server, too: a make with a thousand compilers
    would wait a thousand times. A server that goes on makes a new socket. */
-static void remove_socket(void) {
+static void give_up(enum outcome reason) {
     struct stat status;
-    if (lstat(socket_path, &status) == 0 && S_ISSOCK(status.st_mode) && status.st_uid == geteuid())
+    pthread_mutex_lock(&kd_lock);
+    if (reason == SILENT && lstat(socket_path, &status) == 0 && S_ISSOCK(status.st_mode) &&
+        status.st_uid == geteuid())
         unlink(socket_path);
-}
-
-bool kd_server_wanted(void) {
-    pthread_mutex_lock(&lock);
-    if (!known) {
-        const char *named = secure_getenv("KCACHE_DROPIN_SOCKET");
-        known = true;
-        off = named == NULL || *named == '\0' || strlen(named) >= sizeof socket_path;
-        if (!off)
-            strcpy(socket_path, named);
-    }
-    bool wanted = !off;
-    pthread_mutex_unlock(&lock);
-    return wanted;
-}
-
-static void give_up(void) {
-    pthread_mutex_lock(&lock);
-    off = true;
-    pthread_mutex_unlock(&lock);
+    *socket_path = '\0';
+    pthread_mutex_unlock(&kd_lock);
 }
 
 static int64_t now(void) {
@@ -126,20 +114,20 @@ static int new_socket(void) {
     return higher;
 }
 
-static bool connect_to(struct connection *connection, int attempts) {
+static bool connect_to(struct connection *connection) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&kd_lock);
     strcpy(address.sun_path, socket_path);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&kd_lock);
     struct stat status;
     int fd = new_socket();
     if (fd < 0)
         return false;
     /* It does not block. A full backlog is EAGAIN, and may have room a moment later. */
     int failed = -1;
-    for (int attempt = 0; attempt < attempts; attempt++) {
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         failed = connect(fd, (struct sockaddr *)&address, sizeof address);
-        if (failed == 0 || (errno != EAGAIN && errno != EINTR) || attempt + 1 == attempts)
+        if (failed == 0 || (errno != EAGAIN && errno != EINTR))
             break;
         nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
     }
@@ -153,23 +141,23 @@ static bool connect_to(struct connection *connection, int attempts) {
 
 static bool take_idle(struct connection *connection) {
     bool found = false;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&kd_lock);
     while (!found && idle_count > 0) {
         *connection = idle[--idle_count];
         found = connection->process == getpid() && ours(connection);
         if (!found)
             leave(connection);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&kd_lock);
     return found;
 }
 
 static void keep_idle(const struct connection *connection) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&kd_lock);
     bool kept = idle_count < MAX_IDLE;
     if (kept)
         idle[idle_count++] = *connection;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&kd_lock);
     if (!kept)
         leave(connection);
 }
@@ -193,65 +181,48 @@ static enum outcome ready(int fd, short events) {
     }
 }
 
-static enum outcome send_all(int fd, const char *data, size_t size) {
-    while (size > 0) {
-        ssize_t sent = send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent > 0) {
-            data += sent;
-            size -= (size_t)sent;
-        } else if (errno == EAGAIN) {
-            enum outcome outcome = ready(fd, POLLOUT);
-            if (outcome != DONE)
-                return outcome;
-        } else if (errno != EINTR) {
-            return GONE;
-        }
-    }
-    return DONE;
-}
-
-static enum outcome receive_all(int fd, char *data, size_t size) {
-    while (size > 0) {
-        ssize_t received = recv(fd, data, size, MSG_DONTWAIT);
-        if (received > 0) {
-            data += received;
-            size -= (size_t)received;
-        } else if (received == 0) {
-            return GONE;
-        } else if (errno == EAGAIN) {
-            enum outcome outcome = ready(fd, POLLIN);
-            if (outcome != DONE)
-                return outcome;
-        } else if (errno != EINTR) {
-            return GONE;
-        }
+/* Sends (POLLOUT) or receives (POLLIN) all bytes. */
+static enum outcome move(int fd, short direction, void *data, size_t size) {
+    for (char *at = data, *end = at + size; at < end;) {
+        ssize_t moved = direction == POLLOUT
+                            ? send(fd, at, (size_t)(end - at), MSG_NOSIGNAL | MSG_DONTWAIT)
+                            : recv(fd, at, (size_t)(end - at), MSG_DONTWAIT);
+        enum outcome outcome = DONE;
+        if (moved > 0)
+            at += moved;
+        else if (moved == 0 || (errno != EAGAIN && errno != EINTR))
+            outcome = GONE;
+        else if (errno == EAGAIN)
+            outcome = ready(fd, direction);
+        if (outcome != DONE)
+            return outcome;
     }
     return DONE;
 }
 
 static enum outcome receive(int fd, struct kd_reply *reply) {
-    char head[HEAD];
-    enum outcome outcome = receive_all(fd, head, HEAD);
+    struct {
+        char magic[4];
+        uint32_t count;
+    } head;
+    enum outcome outcome = move(fd, POLLIN, &head, sizeof head);
     if (outcome != DONE)
         return outcome;
-    uint32_t count = 0;
-    for (int i = HEAD - 1; i >= 4; i--)
-        count = count << 8 | (unsigned char)head[i];
-    if (memcmp(head, "KCW1", 4) != 0 || count == 0 || count > MAX_FIELDS)
+    if (memcmp(head.magic, "KCW1", 4) != 0 || head.count == 0 || head.count > MAX_FIELDS)
         return DAMAGED;
-    char *sizes = malloc(8 * (size_t)count);
-    outcome = sizes == NULL ? GONE : receive_all(fd, sizes, 8 * (size_t)count);
-    if (outcome == DONE && !kd_reply_begin(reply, count, sizes))
+    char *sizes = malloc(8 * (size_t)head.count);
+    outcome = sizes == NULL ? GONE : move(fd, POLLIN, sizes, 8 * (size_t)head.count);
+    if (outcome == DONE && !kd_reply_begin(reply, head.count, sizes))
         outcome = DAMAGED;
     free(sizes);
-    return outcome == DONE ? receive_all(fd, (char *)(uintptr_t)reply->fields[0].data, reply->size)
+    return outcome == DONE ? move(fd, POLLIN, (void *)(uintptr_t)reply->fields[0].data, reply->size)
                            : outcome;
 }
 
 static enum outcome converse(
     int fd, const struct kd_message *message, struct kd_reply *reply, bool *heard) {
     int64_t end = now() + MOST_MS;
-    enum outcome outcome = send_all(fd, message->data, message->size);
+    enum outcome outcome = move(fd, POLLOUT, message->data, message->size);
     while (outcome == DONE) {
         free(reply->fields);
         *reply = (struct kd_reply){0};
@@ -269,7 +240,7 @@ static bool ask(const struct kd_message *message, struct kd_reply *reply) {
     for (int attempt = 0; attempt < 2 + MAX_IDLE; attempt++) {
         struct connection connection;
         bool used = take_idle(&connection);
-        if (!used && !connect_to(&connection, ATTEMPTS))
+        if (!used && !connect_to(&connection))
             return false;
         bool heard = false;
         enum outcome outcome = converse(connection.fd, message, reply, &heard);
@@ -278,10 +249,8 @@ static bool ask(const struct kd_message *message, struct kd_reply *reply) {
             return kd_is(reply, 0, KD_DONE);
         }
         leave(&connection);
-        if (outcome == SILENT)
-            remove_socket();
         if (outcome == SILENT || outcome == DAMAGED)
-            give_up();
+            give_up(outcome);
         /* The server may have closed an idle connection, or another server has taken its place. */
         if (outcome != GONE || !used || heard)
             return false;
@@ -304,7 +273,7 @@ bool kd_server_ask(const struct kd_message *message, struct kd_reply *reply) {
 bool kd_server_greet(void) {
     struct connection connection;
     int saved = errno;
-    bool there = kd_server_wanted() && (take_idle(&connection) || connect_to(&connection, 1));
+    bool there = kd_server_wanted() && (take_idle(&connection) || connect_to(&connection));
     if (there)
         keep_idle(&connection);
     errno = saved;
@@ -312,7 +281,7 @@ bool kd_server_greet(void) {
 }
 
 /* The same text as from `standing` in kcache/dropin/answering.py. */
-size_t kd_put_standing(struct kd_message *message) {
+void kd_put_standing(struct kd_message *message) {
     struct stat root = {0}, space = {0};
     char text[160];
     int saved = errno;
@@ -323,28 +292,17 @@ size_t kd_put_standing(struct kd_message *message) {
                         (uintmax_t)root.st_dev, (uintmax_t)root.st_ino, (uintmax_t)space.st_dev,
                         (uintmax_t)space.st_ino);
     kd_put(message, text, (size_t)size);
-    return (size_t)size;
 }
 
 void kd_server_note(const char *reason) {
-    struct connection connection;
     struct kd_message note;
-    int saved = errno;
+    struct kd_reply reply;
     kd_begin(&note, 2, 128);
     kd_put_text(&note, "note");
     kd_put_text(&note, reason);
-    if (!note.failed && kd_server_wanted() &&
-        (take_idle(&connection) || connect_to(&connection, ATTEMPTS))) {
-        enum outcome outcome = send_all(connection.fd, note.data, note.size);
-        if (outcome == DONE)
-            keep_idle(&connection);
-        else
-            leave(&connection);
-        if (outcome == SILENT)
-            give_up();
-    }
+    kd_server_ask(&note, &reply);
+    free(reply.fields);
     free(note.data);
-    errno = saved;
 }
 
 /* A connection stays if its number is beyond what this process may have: the next file can't get
@@ -362,11 +320,7 @@ void kd_server_leave(void) {
         }
 }
 
-void kd_server_lock(void) { pthread_mutex_lock(&lock); }
-void kd_server_unlock(void) { pthread_mutex_unlock(&lock); }
-
 void kd_server_after_fork(void) {
-    pthread_mutex_init(&lock, NULL);
     while (idle_count > 0)
         leave(&idle[--idle_count]);
 }

@@ -6,22 +6,7 @@
 #ifndef KCACHE_STUBS_H
 #define KCACHE_STUBS_H
 
-#include "dropin.h"
-
-#include <string.h>
-
 __attribute__((visibility("hidden"), used)) void *kd_resolve(unsigned index);
-
-/* What a stub leads to if there is no such function: one for each type that a function returns. */
-static int kd_no_function(void) { return KD_INTERNAL_ERROR; }
-static void *kd_no_handle(void) { return NULL; }
-static const char *kd_no_text(void) { return "NVRTC_ERROR unknown"; }
-
-static inline void *kd_missing(const char *name) {
-    if (strstr(name, "ErrorString") != NULL)
-        return (void *)kd_no_text;
-    return strstr(name, "Handle") != NULL ? (void *)kd_no_handle : (void *)kd_no_function;
-}
 
 /* The texts of all stubs go into one `__asm__`, after KD_STUBS_BEGIN, because they count
    themselves. */

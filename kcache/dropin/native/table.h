@@ -3,6 +3,10 @@
 #ifndef KCACHE_TABLE_H
 #define KCACHE_TABLE_H
 
+#include "dropin.h"
+
+#include <string.h>
+
 #if KCACHE_MAJOR >= 13
 #define KD_ANSWERED_BY_MAJOR(X) X(nvrtcGetTileIRSize) X(nvrtcGetTileIR)
 #define KD_FORWARDED_BY_MAJOR(X)                                                                   \
@@ -14,7 +18,6 @@
 #endif
 
 #define KD_ANSWERED(X)                                                                             \
-    X(nvrtcGetErrorString)                                                                         \
     X(nvrtcVersion)                                                                                \
     X(nvrtcGetNumSupportedArchs)                                                                   \
     X(nvrtcGetSupportedArchs)                                                                      \
@@ -43,7 +46,19 @@
 #endif
 
 #define KD_FORWARDED(X)                                                                            \
+    X(nvrtcGetErrorString)                                                                         \
     X(nvrtcGetPCHHeapSize)                                                                         \
     X(nvrtcSetPCHHeapSize) X(__nvrtcCPEx) KD_FORWARDED_BY_MAJOR(X) KD_EXTRA(X)
+
+/* What a call leads to if there is no such function: one for each type that a function returns. */
+static inline int kd_no_function(void) { return KD_INTERNAL_ERROR; }
+static inline void *kd_no_handle(void) { return NULL; }
+static inline const char *kd_no_text(void) { return "NVRTC_ERROR unknown"; }
+
+static inline void *kd_missing(const char *name) {
+    if (strstr(name, "ErrorString") != NULL)
+        return (void *)kd_no_text;
+    return strstr(name, "Handle") != NULL ? (void *)kd_no_handle : (void *)kd_no_function;
+}
 
 #endif
