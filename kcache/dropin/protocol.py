@@ -8,8 +8,9 @@ question       fields
 =============  ===================================================================================
 ``compile``    NVRTC's major version; the numbers of variables, headers, options and name
                expressions; the library's path, the working directory; ``NAME=value`` of each
-               variable, or ``NAME`` if it is not set; source and its name; the names and then the texts of the headers; options,
-               name expressions; the client's standing (see `answering`)
+               variable, or ``NAME`` if it is not set; source and its name; the names and then the
+               texts of the headers; options, name expressions; the client's standing (see
+               `answering`)
 ``query``      the library's path; the client's standing
 ``note``       why the program asked the real NVRTC
 =============  ===================================================================================

@@ -94,3 +94,26 @@ KD_EXPORT int nvrtcGetSupportedArchs(int *archs) {
     }
     return REAL("nvrtcGetSupportedArchs", int *)(archs);
 }
+
+/* The codes that every version has. Of the others, the real library knows which it has. */
+static const char *const error_strings[] = {
+    "NVRTC_SUCCESS",
+    "NVRTC_ERROR_OUT_OF_MEMORY",
+    "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+    "NVRTC_ERROR_INVALID_INPUT",
+    "NVRTC_ERROR_INVALID_PROGRAM",
+    "NVRTC_ERROR_INVALID_OPTION",
+    "NVRTC_ERROR_COMPILATION",
+    "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
+    "NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
+    "NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
+    "NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
+    "NVRTC_ERROR_INTERNAL_ERROR",
+    "NVRTC_ERROR_TIME_FILE_WRITE_FAILED",
+};
+
+KD_EXPORT const char *nvrtcGetErrorString(int result) {
+    if (result >= 0 && (size_t)result < sizeof error_strings / sizeof *error_strings)
+        return error_strings[result];
+    return ((const char *(*)(int))kd_real("nvrtcGetErrorString"))(result);
+}

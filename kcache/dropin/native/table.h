@@ -18,6 +18,7 @@
 #endif
 
 #define KD_ANSWERED(X)                                                                             \
+    X(nvrtcGetErrorString)                                                                         \
     X(nvrtcVersion)                                                                                \
     X(nvrtcGetNumSupportedArchs)                                                                   \
     X(nvrtcGetSupportedArchs)                                                                      \
@@ -46,7 +47,6 @@
 #endif
 
 #define KD_FORWARDED(X)                                                                            \
-    X(nvrtcGetErrorString)                                                                         \
     X(nvrtcGetPCHHeapSize)                                                                         \
     X(nvrtcSetPCHHeapSize) X(__nvrtcCPEx) KD_FORWARDED_BY_MAJOR(X) KD_EXTRA(X)
 

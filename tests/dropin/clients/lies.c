@@ -7,6 +7,8 @@
 
 enum { ROUNDS = 50000 };
 
+pthread_mutex_t kd_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static unsigned state = 1;
 
 static unsigned draw(unsigned below) {
@@ -62,10 +64,10 @@ int main(void) {
         struct kd_answer *made = size < 8 ? NULL : parsed_from(answer.data, size);
         free(answer.data);
         size_t sum = 0;
-        for (uint32_t i = 0; made != NULL && i < made->lowered_count; i++)
-            sum += strlen(made->lowered[i].name.data) + strlen(made->lowered[i].lowered.data);
-        for (size_t i = 0; made != NULL && i < made->log.size; i++)
-            sum += (unsigned char)made->log.data[i];
+        for (uint32_t i = KD_NAMES; made != NULL && i < made->reply.count; i++)
+            sum += strlen(made->reply.fields[i].data);
+        for (size_t i = 0; made != NULL && i < made->reply.fields[KD_LOG].size; i++)
+            sum += (unsigned char)made->reply.fields[KD_LOG].data[i];
         parsed += made != NULL && sum > 0;
         kd_answer_drop(made);
     }
