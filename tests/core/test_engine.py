@@ -262,9 +262,7 @@ def test_read_only_serves_and_writes_nothing() -> None:
     now = [0.0]
     for memory_size in (0, 10**6):
         backend.calls.clear()
-        engine = CacheEngine(
-            backend, memory_size=memory_size, read_only=True, max_size=1, clock=lambda: now[0]
-        )
+        engine = CacheEngine(backend, memory_size=memory_size, read_only=True, clock=lambda: now[0])
         for _ in range(3):
             assert engine.get(key(1)) == entry()
             now[0] += 100
