@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
+import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -216,18 +217,19 @@ class HttpClient:
 @contextmanager
 def _answering() -> Generator[None]:
     """Turn the exceptions of urllib3 and below it into RemoteError."""
+    before = sys.exception()  # which the caller handles; it is the context of ours, and no cause
     try:
         yield
     except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError) as error:
-        causes = list(_causes(error))
+        causes = list(_causes(error, before))
         if any(isinstance(each, TimeoutError) for each in causes):
             raise RemoteTimeout("no answer in time") from error
         # The last one is the operating system's, or that of TLS, which says most.
         raise RemoteError(str(causes[-1]) or type(causes[-1]).__name__) from error
 
 
-def _causes(error: BaseException | None) -> Generator[BaseException]:
-    while error is not None:
+def _causes(error: BaseException | None, before: BaseException | None) -> Generator[BaseException]:
+    while error is not None and error is not before:
         yield error
         error = error.__cause__ or error.__context__
 
