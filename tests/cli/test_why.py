@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,9 @@ import pytest
 from cli.helpers import damage, key, recency
 
 import kcache
-from kcache.admin.explain import explain
 from kcache.backend import NoBackend
 from kcache.directory import open_directory
 from kcache.engine.journal import Journal
-from kcache.kernels.request_factory import Requests
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -392,43 +390,32 @@ def test_a_cache_that_cannot_be_read(why: Why, work: Path, cache_directory: Path
 # -- the API ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cached(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
-    """Compile a source with these arguments; then return the causes for other arguments."""
-    options = kcache.CompileOptions(arch="sm_90")
-    with kcache.KernelCache(tmp_path / "api", memory_size=0) as cache:
-
-        def cached(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-            cache.get_or_compile(PLAIN, "k<int>", options, **before)
-            told = explain(cache.engine, Requests(0).make(PLAIN, "k<int>", options, **after))
-            assert told.hit == (not told.causes)
-            return [cause.what for cause in told.causes]
-
-        yield cached
+OPTIONS = kcache.CompileOptions(arch="sm_90")
 
 
-def test_in_memory_headers_and_extra_keys(cached: Callable[..., list[str]]) -> None:
+def test_in_memory_headers_and_extra_keys(tmp_path: Path) -> None:
     plain: dict[str, Any] = {"headers": {"a.h": "1", "b.h": "2"}, "extra_key": b"1"}
-    assert cached(plain, plain) == []
-    for changed, causes in (
-        ({"headers": {"a.h": "3", "b.h": "2"}}, ["the in-memory header a.h changed"]),
-        (
-            {"headers": {"a.h": "1", "c.h": "2"}},
-            ["the in-memory header b.h was removed", "the in-memory header c.h was added"],
-        ),
-        ({"extra_key": b"2"}, ["extra_key was changed"]),
-        ({"extra_key": b""}, ["extra_key was removed"]),
-    ):
-        assert cached(plain, {**plain, **changed}) == causes
+    with kcache.KernelCache(tmp_path / "api", memory_size=0) as cache:
+        cache.get_or_compile(PLAIN, "k<int>", OPTIONS, **plain)
+        assert cache.why(PLAIN, "k<int>", OPTIONS, **plain).hit
+        for changed, causes in (
+            ({"headers": {"a.h": "3", "b.h": "2"}}, ["the in-memory header a.h changed"]),
+            (
+                {"headers": {"a.h": "1", "c.h": "2"}},
+                ["the in-memory header b.h was removed", "the in-memory header c.h was added"],
+            ),
+            ({"extra_key": b"2"}, ["extra_key was changed"]),
+            ({"extra_key": b""}, ["extra_key was removed"]),
+        ):
+            told = cache.why(PLAIN, "k<int>", OPTIONS, **{**plain, **changed})
+            assert not told.hit
+            assert [cause.what for cause in told.causes] == causes
 
 
 def test_a_backend_that_fails_is_a_cause() -> None:
-    request = Requests(0).make(PLAIN, "k<int>", kcache.CompileOptions(arch="sm_90"))
     with kcache.KernelCache(backend=NoBackend("no room for it")) as cache:
-        (cause,) = explain(cache.engine, request).causes
+        (cause,) = cache.why(PLAIN, "k<int>", OPTIONS).causes
     assert cause.kind == "unusable"
-    (cause,) = explain(None, request, unusable="no room for it").causes
-    assert (cause.kind, cause.what) == ("unusable", "the cache can't be used: no room for it")
 
 
 # -- what it does not do ---------------------------------------------------------------------------

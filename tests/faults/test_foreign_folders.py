@@ -299,7 +299,7 @@ def test_no_command_changes_a_folder_that_is_no_cache(
     if not long:
         single = [form for form in chosen if not form[0].startswith(("server", "key"))]
         always = [("clear", "clear --yes"), ("migrate", "migrate --to lmdb")]
-        chosen = [*random.Random(make.__name__).sample(single, 3), *always]
+        chosen = [*random.Random(make.__name__).sample(single, 1), *always]
     words = {"PLACE": str(place), "PYTHON": sys.executable}
     for name, line in chosen:
         arguments = [words.get(word, word.replace("OUT", str(out))) for word in line.split()]

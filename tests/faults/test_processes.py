@@ -13,7 +13,17 @@ from random import Random
 
 import pytest
 from core.helpers import fork, key, wait
-from faults.places import NAMES, disk_bound, disk_usage, is_lmdb, is_whole, sealed, truth
+from faults.places import (
+    NAMES,
+    disk_bound,
+    disk_usage,
+    held_locks,
+    is_lmdb,
+    is_whole,
+    leftovers,
+    sealed,
+    truth,
+)
 
 from kcache import CacheEngine, open_engine
 from kcache_backends import _lmdb_environment, file
@@ -49,8 +59,12 @@ LARGEST = 300_000
 
 @ALL
 @pytest.mark.timeout(600)
-def test_eight_processes_stay_below_one_cap(name: str, long: bool, tmp_path: Path) -> None:
+def test_eight_processes_stay_below_one_cap_though_some_are_killed(
+    name: str, long: bool, tmp_path: Path
+) -> None:
+    """Whenever one is killed, another one begins."""
     place = tmp_path / "cache"
+    kills = 400 if long else 12
     rounds = 2_000 if long else 40
     numbers = 250  # some 20 MB: sizes are mixed, and small ones more frequent
     largest = LARGEST + 1024
@@ -85,6 +99,12 @@ def test_eight_processes_stay_below_one_cap(name: str, long: bool, tmp_path: Pat
         assert used <= bound
         highest = max(highest, used)
         samples += 1
+        if kills and samples % 2 == 0:
+            kills -= 1
+            victim = children.pop()
+            os.kill(victim, signal.SIGKILL)
+            assert wait(victim) in (0, -signal.SIGKILL)  # it may have been at its end
+            children.add(fork(lambda seed=WRITERS + kills: work(seed)))
         for child in list(children):
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
@@ -103,6 +123,13 @@ def test_eight_processes_stay_below_one_cap(name: str, long: bool, tmp_path: Pat
     held = sum(truth(place, name).values())
     writers = 0 if is_lmdb(name) else WRITERS
     assert ONE_CAP / 2 < held <= (ONE_CAP + writers * largest) * 1.02
+    assert held_locks(place, name) == 0
+    with open_engine(place, backend=name, max_size=ONE_CAP) as engine:
+        list(engine.backend.check(repair=True))
+        assert list(engine.backend.check()) == []
+        sizes = truth(place, name)
+        assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
+        assert leftovers(place, name) == []
 
 
 # -- stopped processes -----------------------------------------------------------------------------

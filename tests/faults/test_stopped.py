@@ -168,7 +168,7 @@ def test_a_process_that_is_stopped_holds_up_no_other(
     with programs(libraries, Path(found.path), redis_server, tmp_path) as running:
         for program in running.values():
             program.goes_on()
-        for _ in range(50 if long else 3):
+        for _ in range(50 if long else 2):
             victim = random.choice(sorted(ours(str(tmp_path))))
             time.sleep(random.random() ** 3 / 5)
             with suppress(ProcessLookupError):  # a worker that was not needed any more
