@@ -70,6 +70,7 @@ class Remote:
         self._opened: tuple[RemoteClient, Sealer] | None = None
         self._opening = threading.Lock()
         self._limit = TimeLimit()
+        self._checking = threading.Lock()
         self._writing_is_known = False
         #: What the server said of a kernel that was too long for it.
         self._too_long = ""
@@ -116,11 +117,14 @@ class Remote:
         """
         if self._writing_is_known or not self.address.writable or not isinstance(client, Leases):
             return
-        self._writing_is_known = True
-        try:
-            self._limit.call(self.address.seconds(), client.check_writable)
-        except Exception as error:
-            self._failed(self.writing, "put", error)
+        with self._checking:  # whoever asks meanwhile is told, too
+            if self._writing_is_known:
+                return
+            try:
+                self._limit.call(self.address.seconds(), client.check_writable)
+            except Exception as error:
+                self._failed(self.writing, "put", error)
+            self._writing_is_known = True
 
     def _first(
         self, client: RemoteClient, sealer: Sealer, keys: Sequence[str]
