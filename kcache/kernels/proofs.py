@@ -33,10 +33,10 @@ __all__ = ["ProofQueue", "prove", "store_verdict"]
 
 def prove(
     finder: Finder, frontend: Frontend, request: Request, header_set: StoredHeaderSet | None
-) -> tuple[CompiledKernel, Verdict] | None:
-    """Compile a stored kernel once more in another place; return it and the verdict, or None.
+) -> tuple[CompiledKernel, Entry, Verdict] | None:
+    """Compile a stored kernel once more in another place; return it, its entry, and the verdict.
 
-    There is no verdict if the kernel is gone or was proven, the headers have changed, or the worker
+    Returns None if the kernel is gone or was proven, the headers have changed, or the worker
     crashed.
 
     Args:
@@ -56,7 +56,7 @@ def prove(
         log.debug("no proof that %s is good elsewhere: %s", request.source_name, error)
         return None
     finder.engine.counters.add("proofs")
-    return None if verdict is None else (kernel, verdict)
+    return None if verdict is None else (kernel, entry, verdict)
 
 
 def store_verdict(
@@ -64,20 +64,20 @@ def store_verdict(
     request: Request,
     header_set: StoredHeaderSet | None,
     manifest: Manifest | None,
+    *,
+    entry: Entry,
     verdict: Verdict,
 ) -> bool:
     """Note whether a kernel is good in other places, and tell it.
 
-    That is in the manifest, or in the kernel itself if there are no headers. The caller holds the
-    key's lock.
+    That is in the manifest, or in `entry`, which was proven, if there are no headers: whatever else
+    is stored under its key by now was not proven. The caller holds the key's lock.
     """
     good = verdict.good
     try:
         if header_set is None:
-            entry, _ = finder.engine.fetch(request.key, again=True)
-            if entry is not None:  # else it was evicted a moment ago
-                about = {**entry.metadata, "proof": GOOD if good else BAD}
-                finder.engine.put(request.key, Entry(entry.payload, about))
+            about = {**entry.metadata, "proof": GOOD if good else BAD}
+            finder.engine.put(request.key, Entry(entry.payload, about))
             return good
         merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
         judged = merged.judge(header_set, verdict.header_set)

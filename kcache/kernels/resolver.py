@@ -260,8 +260,10 @@ class Resolver:
         found = prove(self.finder, self._front(), request, header_set)
         if found is None:
             return None
-        kernel, verdict = found
-        if not store_verdict(self.finder, request, header_set, manifest, verdict):
+        kernel, entry, verdict = found
+        if not store_verdict(
+            self.finder, request, header_set, manifest, entry=entry, verdict=verdict
+        ):
             return None
         proven = verdict.header_set
         if self.remotes is not None:
@@ -280,11 +282,12 @@ class Resolver:
         found = prove(finder, self._front(), request, header_set)
         if found is None:
             return
-        verdict = found[1]
+        _, entry, verdict = found
 
         def judge() -> tuple[bool, None]:
             now = None if header_set is None else finder.headers.manifest(request)
-            return store_verdict(finder, request, header_set, now, verdict), None
+            good = store_verdict(finder, request, header_set, now, entry=entry, verdict=verdict)
+            return good, None
 
         # Under the key's lock, so that no header set of another process is lost.
         good = finder.engine.flight.run(request.key, lambda: None, judge, lambda _: None)

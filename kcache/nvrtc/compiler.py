@@ -98,7 +98,7 @@ def compile_request(
             has its whole log.
     """
     caller = request.caller
-    path = find().path if caller is None else caller.library
+    path = (library.find_path() or find().path) if caller is None else caller.library
     if moved is not None and (limits.workers == 0 or request.search.directory == NO_DIRECTORY):
         raise CompileError(f"{request.source_name}: only a worker can prove anything")
     if limits.workers == 0:

@@ -12,6 +12,7 @@ from nvrtc.reference import KERNEL, PTX, agreed, python, working_directory, writ
 
 import kcache
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, is_fresh, lasting, stamp_of
+from kcache.nvrtc.frontend import Frontend
 from kcache.util import mounts
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -195,3 +196,20 @@ def test_where_no_stamp_is_trusted_each_process_reads_once(tree, cache, at_once,
             print(cache._finder.headers.digests.reads)
         """
     assert python(code, tree, cache.directory, SOURCE).split() == ["1"]
+
+
+def test_a_verdict_stands_with_the_kernel_that_was_proven(cache, monkeypatch):
+    """Another process stores another kernel under the key while the proof runs."""
+    source, prove = KERNEL.replace("V", "3"), Frontend.prove
+    first = cache.get_or_compile(source, (), PTX, source_name="/a/k.cu")
+    old = cache.engine.get(first.key)
+
+    def replacing(self, request, header_set, stored):
+        found = prove(self, request, header_set, stored)
+        cache.engine.put(first.key, kcache.Entry({"ptx": b"// not proven"}, dict(old.metadata)))
+        return found
+
+    monkeypatch.setattr(Frontend, "prove", replacing)
+    assert cache.get_or_compile(source, (), PTX, source_name="/b/longer.cu").ptx == first.ptx
+    now = cache.engine.get(first.key)
+    assert ("proof" in now.metadata, now.payload["ptx"]) == (True, old.payload["ptx"])
