@@ -67,6 +67,28 @@ def test_two_headers_of_one_name_are_refused_at_once(real: Path, dropin: Dropin)
     assert dropin.same(sys.executable, "-c", HEADERS, real).output
 
 
+TWICE = """
+import ctypes as c, sys
+library = c.CDLL(sys.argv[1])
+program, size, lowered = c.c_void_p(), c.c_size_t(), c.c_char_p()
+source = b"template <class T> __global__ void t(T* a) { *a = X; }"
+library.nvrtcCreateProgram(c.byref(program), source, None, 0, None, None)
+library.nvrtcAddNameExpression(program, b"t<int>")
+for options in ((b"-arch=sm_90", b"-DX=1"), (b"-arch=compute_80", b"-DX=2"), (b"-arch=sm_90",)):
+    result = library.nvrtcCompileProgram(program, len(options), (c.c_char_p * 2)(*options))
+    library.nvrtcGetCUBINSize(program, c.byref(size))
+    found = library.nvrtcGetLoweredName(program, b"t<int>", c.byref(lowered))
+    print(result, size.value, found, lowered.value)
+"""
+
+
+def test_a_program_that_is_compiled_again_keeps_what_nvrtc_keeps(
+    real: Path, dropin: Dropin
+) -> None:
+    """A cubin of the first compile is still there if the second one makes none."""
+    assert dropin.same(sys.executable, "-c", TWICE, real).misses == 1
+
+
 ALONE = """
 import ctypes, os, sys
 library = ctypes.CDLL(sys.argv[1])

@@ -22,6 +22,7 @@ from dropin.conftest import CLIENTS, KCACHE, Dropin
 from kcache.dropin import build
 from kcache.dropin import environment as env
 from kcache.dropin import libraries as lib
+from kcache.dropin.protocol import Answer, pack_answer
 from kcache.service.channel import Channel
 from kcache.service.start import DONE, NO, STATUS, WAIT, folder_in, name_of, status
 from kcache.util.wire import heading
@@ -162,14 +163,19 @@ def test_the_server_is_killed_while_the_program_runs(
 class Fake:
     """Listens, and does with each connection what a test says; counts them."""
 
-    def __init__(self, folder: Path, do: Callable[[socket.socket], object]) -> None:
+    def __init__(
+        self, folder: Path, do: Callable[[socket.socket], object], user: int | None = None
+    ) -> None:
         self.path = str(folder / "fake")
         self.connections = 0
         self._do = do
         self._kept: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
+        own = os.geteuid()
+        os.seteuid(own if user is None else user)  # whoever listens is the peer
         self._listener.listen()
+        os.seteuid(own)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -231,6 +237,46 @@ def test_a_server_that_answers_nonsense(
         fake.close()
     if kind in ("silence", "garbage", "no fields", "a huge answer", "half an answer"):
         assert fake.connections == 1  # and was not waited for again
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
+def test_a_server_of_another_user_is_not_asked(
+    start: Callable[..., Program], tmp_path: Path, wanted: list[str]
+) -> None:
+    fake = Fake(tmp_path, NONSENSE["a hang-up"], user=65534)
+    try:
+        program = start(fake.path)
+        assert [program.ask(body) for body in BODIES[:2]] == wanted[:2]
+        assert program.close() == 0
+    finally:
+        fake.close()
+    assert fake.connections == 0
+
+
+NAMED = """
+import ctypes as c, sys
+library = c.CDLL(sys.argv[1])
+program, lowered = c.c_void_p(), c.c_char_p()
+source = b"template <class T> __global__ void t(T* a) { *a = 1; }"
+library.nvrtcCreateProgram(c.byref(program), source, None, 0, None, None)
+library.nvrtcAddNameExpression(program, b"t<int>")
+print(library.nvrtcCompileProgram(program, 0, None))
+print(library.nvrtcGetLoweredName(program, b"t<int>", c.byref(lowered)), lowered.value)
+"""
+
+
+def test_an_answer_without_a_name_that_was_asked_for_is_none(
+    dropin: Dropin, real: Path, tmp_path: Path
+) -> None:
+    answer = Answer(0, b"ptx\0", b"cubin", b"", b"\0", [(b"t<float>", b"t")], hit=True, keep=True)
+    fake = Fake(tmp_path, _says(DONE, *pack_answer(answer)))
+    command = (sys.executable, "-c", NAMED, real)
+    try:
+        told = dropin.run("env", f"KCACHE_DROPIN_SOCKET={fake.path}", *command)
+    finally:
+        fake.close()
+    assert fake.connections == 1
+    assert (told.code, told.output) == (0, dropin.bare(*command).output)
 
 
 @pytest.mark.parametrize("says", [b"nonsense", b"[]", b"{}", b"\xff", b"[" * 100_000])
