@@ -45,6 +45,24 @@ def _logger() -> Logger:
     return logging.getLogger("kcache")
 
 
+def _wants(level: str) -> bool:
+    """Tell whether messages of a level (`"DEBUG"`, ...) are wanted.
+
+    `getLogger` and `isEnabledFor` take a lock of `logging`. An interrupt there leaves it locked,
+    and a put in any other thread would wait for ever.
+    """
+    if "logging" not in sys.modules or is_ending():
+        return False
+    import logging
+
+    manager = logging.root.manager
+    logger = manager.loggerDict.get("kcache")
+    if not isinstance(logger, logging.Logger):  # nobody has set anything for it
+        logger = logging.root
+    least: int = getattr(logging, level)
+    return manager.disable < least and logger.getEffectiveLevel() <= least
+
+
 def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
     """Return the arguments in a form that any handler can write and that keeps no traceback alive.
 
@@ -60,18 +78,18 @@ def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
 
 def debugging() -> bool:
     """Tell whether messages at debug level are wanted, which may be costly to make."""
-    return "logging" in sys.modules and _logger().isEnabledFor(sys.modules["logging"].DEBUG)
+    return _wants("DEBUG")
 
 
 def debug(message: str, *args: object) -> None:
     """Log at debug level, `message % args`."""
-    if "logging" in sys.modules and not is_ending():
+    if _wants("DEBUG"):
         _logger().debug(message, *_texts(args))
 
 
 def info(message: str, *args: object) -> None:
     """Log at info level."""
-    if "logging" in sys.modules and not is_ending():
+    if _wants("INFO"):
         _logger().info(message, *_texts(args))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -95,7 +96,7 @@ def require_nothing_left(engine: CacheEngine, before: set[str], what: str) -> No
         put(engine, "same")
         engine.delete(key("gone"))
 
-    done = threading.Thread(target=go_on)
+    done = threading.Thread(target=go_on, daemon=True)
     done.start()
     done.join(LONG)
     assert not done.is_alive(), what
@@ -136,8 +137,23 @@ def test_interrupts_at_random_points_of_all_operations(engine: CacheEngine, long
     assert list(engine.backend.check()) == []
 
 
+def test_what_an_interrupt_left_locked_in_logging_holds_up_no_put(engine: CacheEngine) -> None:
+    before = descriptors()
+    with logging._lock:  # type: ignore[attr-defined]  # for ever, where a signal came in getLogger
+        for name in "evict", "trim":
+            done = threading.Thread(target=OPERATIONS[name], args=[engine], daemon=True)
+            done.start()
+            done.join(LONG)
+            assert not done.is_alive()
+    require_nothing_left(engine, before, "at the end")
+
+
 def real_signals(place: str, count: str) -> None:
-    """Put beside a timer whose signals, as Ctrl-C, raise an exception in whatever runs then."""
+    """Put beside a timer whose signals, as Ctrl-C, raise an exception in whatever runs then.
+
+    What operations import is imported before: CPython's lock of imports stays taken if an exception
+    comes within `_get_module_lock`, whoever imports.
+    """
 
     def handler(*_: object) -> None:
         raise Interrupt
@@ -145,8 +161,9 @@ def real_signals(place: str, count: str) -> None:
     random, hit = Random(1), 0
     signal.signal(signal.SIGALRM, handler)
     with open_engine(place, max_size=CAP) as engine:
+        for operation in OPERATIONS.values():
+            operation(engine)
         put(engine, "same")
-        engine.flush()
         before = descriptors()
         for number in range(int(count)):
             try:
@@ -197,7 +214,7 @@ def test_an_interrupt_of_a_compile_leaves_no_lock_slot_or_worker_taken(
             Stepper(number, signals=signals).run(run)
             what = f"point {number} of {points}"
             assert not locks_in(tmp_path), what
-            done = threading.Thread(target=run)
+            done = threading.Thread(target=run, daemon=True)
             done.start()
             done.join(LONG)
             assert not done.is_alive(), what
