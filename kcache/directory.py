@@ -16,7 +16,6 @@ import errno
 import json
 import os
 import stat
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,8 +23,16 @@ from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
 from kcache.util.locks import lock, release
-from kcache.util.open_file import MARKER, NotOursError, OwnFile, open_or_replace, open_own
-from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
+from kcache.util.open_file import (
+    MARKER,
+    NotOursError,
+    OwnFile,
+    make_private,
+    open_or_replace,
+    open_own,
+    trusted,
+    unsafe_part,
+)
 
 __all__ = [
     "CacheDirectory",
@@ -68,48 +75,27 @@ class CacheDirectory:
     Args:
         path: of the directory, as it is to be shown.
         settings: those that are saved in it, name -> text, as far as they were read.
-    """
 
-    __slots__ = ("path", "settings")
+    Attributes:
+        marker: makes the directory a cache, and holds its settings.
+        stats: the counts of all processes; see `engine.stats.StatsFile`.
+        journal: why entries left the cache; see `engine.journal.Journal`.
+        old_journal: the journal before the present one.
+        flight: its bytes are the locks of processes that compile; see `engine.single_flight`.
+        slots: its bytes are locks that bound the compiles at a time; see `nvrtc.workers.slots`.
+        tag: tells backup programs that the directory can be left out.
+    """
 
     def __init__(self, path: str, settings: Mapping[str, object] | None = None) -> None:
         self.path = path
         self.settings = settings or {}
-
-    @property
-    def marker(self) -> str:
-        """The file that makes the directory a cache, and holds its settings."""
-        return f"{self.path}/{MARKER}"
-
-    @property
-    def stats(self) -> str:
-        """The counts of all processes; see `engine.stats.StatsFile`."""
-        return f"{self.path}/stats"
-
-    @property
-    def journal(self) -> str:
-        """Why entries left the cache; see `engine.journal.Journal`."""
-        return f"{self.path}/journal"
-
-    @property
-    def old_journal(self) -> str:
-        """The journal before the present one."""
-        return f"{self.path}/journal.1"
-
-    @property
-    def flight(self) -> str:
-        """Its bytes are the locks of processes that compile; see `engine.single_flight`."""
-        return f"{self.path}/flight"
-
-    @property
-    def slots(self) -> str:
-        """Its bytes are locks that bound the compiles at a time; see `nvrtc.workers.slots`."""
-        return f"{self.path}/slots"
-
-    @property
-    def tag(self) -> str:
-        """The file that tells backup programs that the directory can be left out."""
-        return f"{self.path}/CACHEDIR.TAG"
+        self.marker = f"{path}/{MARKER}"
+        self.stats = f"{path}/stats"
+        self.journal = f"{path}/journal"
+        self.old_journal = f"{path}/journal.1"
+        self.flight = f"{path}/flight"
+        self.slots = f"{path}/slots"
+        self.tag = f"{path}/CACHEDIR.TAG"
 
     def backend(self, name: str) -> str:
         """Return the folder of the backend called `name`."""
@@ -226,9 +212,7 @@ def _require_own(path: str, status: os.stat_result) -> None:
     """
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError
-    if sys.platform == "win32":
-        return
-    user = present_user()
+    user = os.geteuid()
     if status.st_uid != user:
         raise ConfigError(
             f"directory={path!r} belongs to user {status.st_uid}, and you are user {user}: its "
@@ -264,7 +248,7 @@ def require_safe_layer(path: str) -> None:
     is_folder = stat.S_ISDIR(status.st_mode)
     if not is_folder and not stat.S_ISREG(status.st_mode):
         problem = "it is neither a directory nor a file"
-    elif sys.platform != "win32" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
     elif is_folder and not os.path.isfile(CacheDirectory(path).marker):
         problem = f"it is no cache: it has no {MARKER}"
@@ -273,7 +257,7 @@ def require_safe_layer(path: str) -> None:
             f"layer {path!r} is not allowed: {problem}; allowed: the directory of a cache, or a "
             "bundle, that only its owner can write to or exchange"
         )
-    trust(status.st_uid)
+    trusted.add(status.st_uid)
 
 
 # -- kcache.json -----------------------------------------------------------------------------------

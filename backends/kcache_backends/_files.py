@@ -10,8 +10,7 @@ from contextlib import suppress
 from stat import S_ISDIR, S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.util.open_file import NotOursError, OwnFile
-from kcache.util.safe_path import trusted
+from kcache.util.open_file import NotOursError, OwnFile, trusted
 
 __all__ = [
     "failure",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 from contextlib import suppress
 
 from kcache.errors import ConfigError, DeviceError
@@ -18,7 +17,7 @@ __all__ = ["FORKED", "LIBRARY", "Version", "current_arch", "driver_version", "op
 #: Major and minor.
 Version = tuple[int, int]
 
-LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+LIBRARY = "libcuda.so.1"
 
 # CUresult of cuda.h.
 _NOT_INITIALIZED = 3
