@@ -19,6 +19,14 @@ USES = {
         "#define V G(_, _, T, I, M, E, _, _)[7]\n",
     ),
     "a letter by a macro": (GLUE, "#define X M\n#define V GLUE(GLUE(__TI, X), E__)[7]\n"),
+    "before a comment": (GLUE, "#define V GLUE(__TI, GLUE(M /* month */, E__))[7]\n"),
+    "after a comment": (GLUE, "#define V GLUE(__TI, GLUE(/* < */M, E__))[7]\n"),
+    "before a line's end": (GLUE, "#define V GLUE(__TI, GLUE(M \\\n, E__))[7]\n"),
+    "before nothing": (GLUE, "#define E\n#define V GLUE(GLUE(__TI, M E), E__)[7]\n"),
+    "between characters": (GLUE, "#define V (u8'1' * GLUE(__TI, GLUE(M, E__))[7] * 'q')\n"),
+    "between numbers": (GLUE, "#define V (1'0 + GLUE(__TI, GLUE(M, E__))[7] + 1'0)\n"),
+    "after a raw literal": (GLUE, '#define V (R"(/*)"[0] * GLUE(__TI, GLUE(M, E__))[7])\n'),
+    "a joint over two lines": ("#define G(a, b) a#\\\n#b\n", "#define V G(__TI, ME__)[7]\n"),
     "length": ("#define V (__TIME__[7] & 1)\n", ""),
 }
 #: Texts with pieces of it, and nothing that uses it.
@@ -41,6 +49,14 @@ def test_what_uses_the_clock_is_never_cached(cache, tree, use):
     source = '#include "a.h"\n#include "b.h"\n' + KERNEL
     assert not cache.get_or_compile(source, (), PTX).cached
     assert cache.lookup(source, (), PTX) is None
+    assert (cache.stats().uncacheable, cache.entry_count) == (1, 0)
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_letter_that_an_option_defines(cache, tree):
+    write(tree / "a.h", GLUE)
+    source = '#include "a.h"\n#define V GLUE(__, GLUE(GLUE(LETTER, A), TE__))[4]\n' + KERNEL
+    assert not cache.get_or_compile(source, (), PTX.replace(defines={"LETTER": "D"})).cached
     assert (cache.stats().uncacheable, cache.entry_count) == (1, 0)
 
 

@@ -3,8 +3,9 @@
 Every compile asks for the time, whatever it does with it. So where a text may use one of the
 macros, a second compile at another time decides whether the outcome depends on it. What texts say
 only decides whether there is a second compile. Single letters are the names of template parameters
-everywhere; so D, I and M, of which each macro has one, count in a text only where they stand as an
-argument or as a macro, or where the text joins names itself.
+everywhere. So D, I and M, of which each macro has one in its middle, count in a text that joins no
+names itself only where other macros may join them on both sides: what stands beside them must be
+the edge of an argument or of a macro, or something that may vanish.
 """
 
 from __future__ import annotations
@@ -27,10 +28,25 @@ _PIECES = frozenset(
 _NOT_A_WORD = bytes(n if bytes((n,)).isalnum() or n == ord("_") else ord(" ") for n in range(256))
 #: The operator, its digraph and its trigraph.
 _JOINS = (b"##", b"%:%:", b"??")
-_LETTER = rb"(?:[(,]|\bdefine\b[ \t]+\w+)\s*(%b)\s*(?:[),]|$)"
-#: Matches a line that is continued within a word.
-_SPLICE = re.compile(rb"\\(?:(?<=\w\\)|(?<=\?\?/))[ \t]*\r?\n")
-_LINE_ENDS = re.compile(rb"(?:\\|\?\?/)[ \t]*\r?\n")
+#: Beside one of these, which no macro makes vanish, a letter is not joined on that side.
+_FIRM = rb"<>;*&=.:{}\[\]+!|~^-"
+_LETTERS = {
+    letter: re.compile(
+        rb"%b(?!\w)(?<![\w%b]%b)(?<![%b] %b)[ \t]*(?:$|[^ \t%b])"
+        % (letter, _FIRM, letter, _FIRM, letter, _FIRM),
+        re.MULTILINE,
+    )
+    for letter in (b"D", b"I", b"M")
+}
+_LINE_ENDS = re.compile(rb"\\[ \t]*\r?\n")
+#: Names, numbers, literals and comments.
+_TOKENS = re.compile(
+    rb"""[A-Za-z_$\x80-\xff][\w$\x80-\xff]*|\.?\d(?:'?[\w.])*"""
+    rb"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|//[^\n]*|/\*.*?\*/""",
+    re.DOTALL,
+)
+#: What makes it hard to tell where they begin and end.
+_ODD = re.compile(rb"""R"|<[^>\n]*/\*|\\[ \t]+\r?\n|\r(?!\n)""")
 _MOST_TEXTS = 65_536
 
 
@@ -40,9 +56,14 @@ class ClockTest:
     def __init__(self) -> None:
         self._pieces: dict[bytes, frozenset[bytes]] = {}
 
-    def may_ask(self, files: Iterable[tuple[bytes, bytes]], texts: Iterable[bytes]) -> bool:
-        """Tell it of files, which are digests and contents, and of other texts."""
-        words = set().union(*map(_pieces_of, texts))
+    def may_ask(
+        self,
+        files: Iterable[tuple[bytes, bytes]],
+        code: Iterable[bytes] = (),
+        texts: Iterable[bytes] = (),
+    ) -> bool:
+        """Tell it of files, which are digests and contents, of other code, and of other texts."""
+        words = set().union(*map(_pieces_of, code), *map(_words_of, texts))
         for digest, content in files:
             found = self._pieces.get(digest)
             if found is None:
@@ -55,17 +76,31 @@ class ClockTest:
         return b"##" in words and any(_can_be_joined(macro, words) for macro in _MACROS)
 
 
-def _pieces_of(text: bytes) -> frozenset[bytes]:
+def _words_of(text: bytes) -> frozenset[bytes]:
     """Return the words of a text that may be pieces, and `##` if it joins words."""
-    if _SPLICE.search(text):
-        text = _LINE_ENDS.sub(b"", text)
     words = _PIECES.intersection(text.translate(_NOT_A_WORD).split())
-    if any(join in text for join in _JOINS):
-        return words | {b"##"}
-    alone = (word for word in words if word in (b"D", b"I", b"M"))
-    return words.difference(
-        [each for each in alone if not re.search(_LETTER % each, text, re.MULTILINE)]
-    )
+    return words | {b"##"} if any(join in text for join in _JOINS) else words
+
+
+def _pieces_of(code: bytes) -> frozenset[bytes]:
+    """Return these words of a text without letters that it gives to no macro."""
+    spliced = _LINE_ENDS.sub(b"", code.replace(b"??/", b"\\"))
+    words = _words_of(spliced)
+    if b"##" in words:
+        return words
+    joined = {each for each in _LETTERS if each in words and _LETTERS[each].search(spliced)}
+    if joined and not _ODD.search(code):
+        plain = _TOKENS.sub(_name_of, spliced)
+        if b'"' not in plain and b"'" not in plain:
+            joined = {each for each in joined if _LETTERS[each].search(plain)}
+    return words - _LETTERS.keys() | joined
+
+
+def _name_of(token: re.Match[bytes]) -> bytes:
+    """Return what is left of a token: a name, a digit for a number, nothing of others."""
+    if token[0][:1] in b".0123456789":
+        return b"0"
+    return b" " if token[0][:1] in b"\"'/" else token[0]
 
 
 def _can_be_joined(macro: bytes, words: set[bytes]) -> bool:

@@ -198,7 +198,8 @@ class _Worker:
         if recorder is None:
             return None
         files = [(each.digest, each.content) for each in recorder.files.values() if each.content]
-        own = map(_encoded, (ask.source, *ask.headers.values(), *ask.flags, *ask.names))
+        code = map(_encoded, (ask.source, *ask.headers.values()))
+        texts = map(_encoded, (*ask.flags, *ask.names))
         variables = (environment.get(name, b"") for name in recorder.environment.asked)
         return Trace(
             {
@@ -215,7 +216,7 @@ class _Worker:
                 for name, value in recorder.environment.asked.items()
             },
             recorder.effects(),
-            self._clock.may_ask(files, (*own, *variables)),
+            self._clock.may_ask(files, code, (*texts, *variables)),
         )
 
 
