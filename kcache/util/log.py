@@ -32,6 +32,10 @@ __all__ = [
     "warning_once",
 ]
 
+#: Levels of `logging`.
+_DEBUG, _INFO = 10, 20
+#: The logger, once somebody has made it.
+_known: Logger | None = None
 _said: set[str] = set()
 #: Where warnings go instead of the log, while somebody listens.
 _heard: list[str] | None = None
@@ -45,22 +49,25 @@ def _logger() -> Logger:
     return logging.getLogger("kcache")
 
 
-def _wants(level: str) -> bool:
-    """Tell whether messages of a level (`"DEBUG"`, ...) are wanted.
+def _wants(level: int) -> bool:
+    """Tell whether messages of a level of `logging` are wanted.
 
     `getLogger` and `isEnabledFor` take a lock of `logging`. An interrupt there leaves it locked,
     and a put in any other thread would wait for ever.
     """
-    if "logging" not in sys.modules or is_ending():
-        return False
-    import logging
+    global _known  # noqa: PLW0603  the logger is the process's, too
+    logger = _known
+    if logger is None:
+        if "logging" not in sys.modules:
+            return False
+        import logging
 
-    manager = logging.root.manager
-    logger = manager.loggerDict.get("kcache")
-    if not isinstance(logger, logging.Logger):  # nobody has set anything for it
-        logger = logging.root
-    least: int = getattr(logging, level)
-    return manager.disable < least and logger.getEffectiveLevel() <= least
+        found = logging.root.manager.loggerDict.get("kcache")
+        if isinstance(found, logging.Logger):
+            _known = found
+        logger = _known or logging.root  # nobody has set anything for kcache
+    wanted = logger.getEffectiveLevel() <= level and logger.manager.disable < level
+    return wanted and not is_ending()
 
 
 def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
@@ -78,18 +85,18 @@ def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
 
 def debugging() -> bool:
     """Tell whether messages at debug level are wanted, which may be costly to make."""
-    return _wants("DEBUG")
+    return _wants(_DEBUG)
 
 
 def debug(message: str, *args: object) -> None:
     """Log at debug level, `message % args`."""
-    if _wants("DEBUG"):
+    if _wants(_DEBUG):
         _logger().debug(message, *_texts(args))
 
 
 def info(message: str, *args: object) -> None:
     """Log at info level."""
-    if _wants("INFO"):
+    if _wants(_INFO):
         _logger().info(message, *_texts(args))
 
 
