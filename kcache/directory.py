@@ -38,7 +38,6 @@ __all__ = [
     "CacheDirectory",
     "change_settings",
     "claim",
-    "is_cache",
     "make_folder",
     "open_file_of_cache",
     "open_directory",
@@ -148,15 +147,6 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         ) from error
     except OSError as error:
         raise BackendError(f"directory {path}: {error.strerror}") from error
-
-
-def is_cache(path: str) -> bool:
-    """Tell whether a safe directory is a cache, rather than one that is empty.
-
-    Raises:
-        ConfigError, BackendError: as `open_directory`.
-    """
-    return os.path.lexists(open_directory(path, read_only=True).marker)
 
 
 def claim(folder: str) -> None:

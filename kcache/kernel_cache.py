@@ -109,7 +109,7 @@ class KernelCache:
         if unknown:
             raise _unexpected(KernelCache.__init__, unknown)
         given = backend if isinstance(backend, Backend) else None
-        opened = self._opened = open_configured(
+        opened = self.opened = open_configured(
             {
                 "directory": directory,
                 "backend": None if given is not None else backend,
@@ -291,7 +291,7 @@ class KernelCache:
         if kernel is None and self.config.remote.value:
             kernel = self._on_miss().find_remotely(request, started, manifest)
         if kernel is None:
-            warn_if_elsewhere(self._opened)
+            warn_if_elsewhere(self.opened)
             self.engine.counters.add("misses")
         return kernel
 
@@ -332,11 +332,11 @@ class KernelCache:
     @property
     def directory(self) -> Path | None:
         """The directory of the cache, or None for a `Backend` that the caller made."""
-        if self._opened.path is None:
+        if self.opened.path is None:
             return None
         from pathlib import Path  # its import takes a fresh process 8 ms
 
-        return Path(self._opened.path)
+        return Path(self.opened.path)
 
     @property
     def size_bytes(self) -> int:
@@ -365,8 +365,8 @@ class KernelCache:
         """Print the directory, the size and the counts of the cache to `file` or stdout."""
         from kcache.admin.info import format_info  # a hit does not need it
 
-        where = self._opened.path or "(none)"
-        text = format_info(self.engine, directory=where, backend=self._opened.name)
+        where = self.opened.path or "(none)"
+        text = format_info(self.engine, directory=where, backend=self.opened.name)
         print(text, file=sys.stdout if file is None else file)
 
     def clear(self) -> int:
@@ -419,14 +419,14 @@ class KernelCache:
         """Refuse: a cache is opened where it is used."""
         raise TypeError(
             "a KernelCache can't be pickled; open the same directory in the other process: "
-            f"kcache.KernelCache({self._opened.path!r})"
+            f"kcache.KernelCache({self.opened.path!r})"
         )
 
     def __repr__(self) -> str:
         """Return the directory and the size of the cache; never raise an exception."""
         from kcache.admin.info import one_line  # a hit does not need it
 
-        opened = self._opened
+        opened = self.opened
         return f"KernelCache({one_line(self.engine, directory=opened.path, backend=opened.name)})"
 
     def __enter__(self) -> Self:
@@ -451,11 +451,11 @@ class KernelCache:
         if self._resolver is None:
             from kcache.kernels.resolver import Resolver  # a hit does not need it
 
-            warn_if_elsewhere(self._opened)
+            warn_if_elsewhere(self.opened)
             with self.engine.counters.lock:
                 if self._resolver is None:
                     self._resolver = Resolver(
-                        self._finder, self._opened, self._requests.for_compiler
+                        self._finder, self.opened, self._requests.for_compiler
                     )
         return self._resolver
 

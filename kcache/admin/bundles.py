@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from kcache.admin.filters import Filters, is_wanted, parse_filters
@@ -23,6 +23,7 @@ from kcache.nvrtc.manifest import MAX_SETS, Manifest, StoredHeaderSet
 from kcache.remote.bundle import HEAD_SIZE, MAX_VALUE, Bundle, is_bundle, is_head, write_bundle
 from kcache.remote.signing import SEAL_ROOM, make_sealer
 from kcache.util import log
+from kcache.util.open_file import replacing
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
@@ -233,17 +234,9 @@ def _replacing(target: Source) -> Generator[str]:
         return
     path = os.path.realpath(target)
     _refuse_others(path)
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    try:
+    with replacing(path) as temporary:
         yield temporary
         _refuse_others(path)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _refuse_others(path: str) -> None:

@@ -10,7 +10,7 @@ import importlib
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from kcache.directory import CacheDirectory
     from kcache.engine.opening import OpenedBackend
 
-__all__ = ["LEVELS", "OK", "PROBLEM", "WARNING", "Finding", "diagnose"]
+__all__ = ["OK", "PROBLEM", "WARNING", "Finding", "diagnose"]
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-LEVELS = (OK, WARNING, PROBLEM)
 
 #: The libraries that kcache needs beside Python itself.
 _LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
@@ -54,19 +53,12 @@ class Finding(NamedTuple):
         topic: what was checked, in a word.
         what: the result, one line.
         do: what to do about it, one line; empty if there is nothing to do, or `what` says it.
-        about: the same for programs, for checks of several things (remotes, layers); otherwise
-            None.
     """
 
     level: str
     topic: str
     what: str
     do: str = ""
-    about: Mapping[str, object] | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        """Return it for JSON; without `about` if that is None."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def diagnose(

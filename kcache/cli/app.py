@@ -12,7 +12,7 @@ from contextlib import suppress
 import click
 
 from kcache._version import __version__
-from kcache.cli.terminal import log_to_stderr, say, show_log
+from kcache.cli.terminal import say, show_log
 from kcache.errors import (
     CompileError,
     CompileOptionError,
@@ -21,6 +21,7 @@ from kcache.errors import (
     KcacheError,
     UnknownBackendError,
 )
+from kcache.util.log import log_to_stderr
 from kcache.util.nearest import nearest
 
 __all__ = ["FAILED", "INTERRUPTED", "PIPE_CLOSED", "USAGE", "Group", "app"]
@@ -137,7 +138,7 @@ class App(Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a path may hold any bytes
-        log_to_stderr()
+        log_to_stderr("warning")
         try:
             code: object = self.main(args, "kcache", standalone_mode=False)
         except click.ClickException as error:

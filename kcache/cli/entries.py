@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from kcache.backend import KEY_LENGTH
 from kcache.cli.open_cache import open_existing
-from kcache.cli.terminal import columns, plain, width
+from kcache.cli.terminal import columns, width
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import (
@@ -30,7 +30,7 @@ from kcache.nvrtc.inventory import (
     matching,
     unique_length,
 )
-from kcache.util.units import format_age, format_size, format_time
+from kcache.util.units import format_age, format_size, format_time, plain
 
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo

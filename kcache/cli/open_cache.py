@@ -6,13 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kcache.admin.settings import complaints, refused_directory
 from kcache.backend import NoBackend, require_backend
 from kcache.config import Config, default_cache_directory, variable
-from kcache.directory import CacheDirectory, is_cache, open_directory
-from kcache.engine.opening import elsewhere, with_known_backend, with_saved
+from kcache.engine.opening import find_cache, warn_if_elsewhere
 from kcache.errors import BackendError, ConfigError, UnknownBackendError
-from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache import KernelCache
@@ -72,26 +69,19 @@ def open_existing(
     if changes:  # treated like an option, so it has to be safe
         directory = _required(directory, backend).directory.value
     cache = open_cache(directory, backend=backend, read_only=True)
-    nothing = cache.engine.backend
+    files, nothing = cache.opened.directory, cache.engine.backend
     there = isinstance(nothing, NoBackend) and os.path.lexists(named_directory(directory))
     if isinstance(nothing, NoBackend) and there and not nothing.refused:
         raise BackendError(nothing.reason)
-    if cache.directory is None:
+    if files is None or not os.path.lexists(files.marker):
         cache.close()
         return None
-    path = str(cache.directory)
-    if not is_cache(path):
-        cache.close()
-        return None
-    files, named = CacheDirectory(path), cache.config.backend
     if backend is None:
-        sentence = elsewhere(files, named, cache.engine.backend)
-        if sentence:
-            log.warning_once(sentence)
-    if read_only or not os.path.isdir(files.backend(named.value)):
+        warn_if_elsewhere(cache.opened)
+    if read_only or not os.path.isdir(files.backend(cache.config.backend.value)):
         return cache
     cache.close()
-    return open_cache(path, backend=backend)
+    return open_cache(files.path, backend=backend)
 
 
 def load_settings(
@@ -107,18 +97,12 @@ def load_settings(
         UnknownBackendError: likewise.
     """
     if changes:
-        config = _required(directory)
-    else:
-        for complaint in complaints({"directory": directory}):
-            log.warning_once(complaint)
-        config = Config.load({"directory": directory}, complain=lambda _: None)
-        config = with_known_backend(config, lambda _: None)
+        _required(directory)
     try:
-        files = open_directory(named_directory(directory), read_only=True)
-    except (BackendError, ConfigError):
-        # It is unsafe or no cache: the command that uses it will say so.
-        return config, {}
-    return with_saved(config, files), files.settings
+        config, files = find_cache({"directory": directory}, look=True)
+    except ConfigError:  # the option names no cache: the command that uses it will say so
+        return Config.load({"directory": directory}, complain=lambda _: None), {}
+    return config, {} if isinstance(files, NoBackend) else files.settings
 
 
 def _required(directory: str | None, backend: str | None = None) -> Config:
@@ -134,9 +118,9 @@ def _required(directory: str | None, backend: str | None = None) -> Config:
         require_backend(name)
     except UnknownBackendError as error:
         raise error if source == "argument" else UnknownBackendError(f"{source}: {error}") from None
-    refused = refused_directory(config)
-    if refused:
-        raise ConfigError(refused)
+    _, found = find_cache({"directory": directory}, look=True, complain=lambda _: None)
+    if isinstance(found, NoBackend) and found.refused:
+        raise ConfigError(f"{config.directory.source}: {found.reason}")
     return config
 
 
@@ -153,11 +137,9 @@ def named_directory(directory: str | None) -> str:
 
 def why_none(directory: str | None) -> str:
     """Return a clause for a command that found no cache: there is none yet, or it is not used."""
-    config = Config.load({"directory": directory}, complain=lambda _: None)
-    named, source = config.directory
-    if (named is None and source != "default") or refused_directory(config):
-        return f"{source} is refused"
-    return NOTHING_YET
+    config, found = find_cache({"directory": directory}, look=True, complain=lambda _: None)
+    refused = isinstance(found, NoBackend) and found.refused
+    return f"{config.directory.source} is refused" if refused else NOTHING_YET
 
 
 def may_write(doing: str, directory: str | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
@@ -10,6 +9,7 @@ import sys
 import click
 
 from kcache.cli.terminal import naming, write_stdout
+from kcache.util.open_file import replacing
 
 __all__ = ["OUTPUTS", "OutputPath", "named_by_suffix", "refuse_terminal", "write_output"]
 
@@ -65,14 +65,8 @@ def write_output(data: bytes, output: str) -> None:
             with open(target, "wb") as device:
                 device.write(data)
             return
-        draft = f"{target}.{os.getpid()}.tmp"
-        try:
-            with open(draft, "xb") as file:
+        with replacing(target) as draft:
+            with open(draft, "wb") as file:
                 file.write(data)
             if os.path.exists(target):
                 shutil.copymode(target, draft)
-            os.replace(draft, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(draft)
-            raise

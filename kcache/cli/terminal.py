@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import logging
 import os
 import shutil
 import sys
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.util.units import counted
+from kcache.util.units import plain
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -29,11 +28,8 @@ __all__ = [
     "STDOUT",
     "can_ask",
     "columns",
-    "counted",
     "interruptible",
-    "log_to_stderr",
     "naming",
-    "plain",
     "progress",
     "read_stdin",
     "say",
@@ -53,16 +49,6 @@ _UNLIMITED = 1_000_000
 
 
 # -- texts -----------------------------------------------------------------------------------------
-
-
-def plain(text: str, keep: str = "") -> str:
-    """Return text that is safe for a terminal: unprintable characters but `keep` are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
-        for char in text
-    )
 
 
 def say(message: str) -> None:
@@ -128,21 +114,6 @@ def width() -> int | None:
 
 def _is_terminal(stream: object) -> bool:
     return bool(stream and stream.isatty())  # type: ignore[attr-defined]  # pyright: ignore
-
-
-def log_to_stderr() -> None:
-    """Make the library's warnings look like the command's own messages."""
-    log = logging.getLogger("kcache")
-    if any(handler.get_name() == "kcache" for handler in log.handlers):
-        return
-    handler = _Handler()
-    handler.set_name("kcache")  # the logger whose level `KCACHE_LOG` sets
-    log.addHandler(handler)
-
-
-class _Handler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 # -- tables ----------------------------------------------------------------------------------------

@@ -61,10 +61,9 @@ def _complain(programs: Programs, said: int, group: int) -> None:
 
     with suppress(Exception):  # the program works without
         if env.settings(env.current()):
-            from kcache.admin.settings import complaints
+            from kcache.engine.opening import find_cache
 
-            for complaint in complaints():
-                tell(complaint)
+            find_cache({}, look=True, complain=tell)
         if env.names_remotes(env.current()):
             from kcache.config import Config
             from kcache.kernels.tiers import tell_of_remotes

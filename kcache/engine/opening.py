@@ -36,6 +36,7 @@ __all__ = [
     "backends_in",
     "elsewhere",
     "engine_of",
+    "find_cache",
     "open_configured",
     "open_engine",
     "parse_saved",
@@ -110,6 +111,28 @@ def open_configured(arguments: Mapping[str, object], given: Backend | None) -> O
     Raises:
         ConfigError, UnknownBackendError: an argument is not allowed.
     """
+    config, directory = find_cache(arguments, given)
+    if isinstance(directory, NoBackend):
+        return OpenedBackend(config, None, given or directory, given is not None)
+    if given is not None:
+        return OpenedBackend(config, directory, given, given=True)
+    return OpenedBackend(config, directory, _open_backend(config, directory))
+
+
+def find_cache(
+    arguments: Mapping[str, object],
+    given: Backend | None = None,
+    *,
+    look: bool = False,
+    complain: Callable[[str], object] = log.warning_once,
+) -> tuple[Config, CacheDirectory | NoBackend]:
+    """Return the settings and the directory of a cache, or a backend that says why there is none.
+
+    Args:
+        arguments, given: as for `open_configured`; so are the errors.
+        look: change nothing, whatever the settings say.
+        complain: called with a sentence about each thing that is wrong.
+    """
     complaints: list[str] = []
     config = Config.load(arguments, complain=complaints.append)
     if config.log.value is not None:
@@ -117,17 +140,17 @@ def open_configured(arguments: Mapping[str, object], given: Backend | None) -> O
     if given is None:
         config = with_known_backend(config, complaints.append)
     for complaint in complaints:
-        log.warning_once(complaint)
-    directory = _find_directory(config, given)
+        complain(complaint)
+    read_only = look or _is_read_only(config)
+    directory = _find_directory(config, given, read_only, complain)
     if isinstance(directory, NoBackend):
-        return OpenedBackend(config, None, given or directory, given is not None)
-    config = with_saved(config, directory)
-    if given is not None:
-        return OpenedBackend(config, directory, given, given=True)
-    return OpenedBackend(config, directory, _open_backend(config, directory))
+        return config, directory
+    return with_saved(config, directory, complain), directory
 
 
-def _find_directory(config: Config, given: Backend | None) -> CacheDirectory | NoBackend:
+def _find_directory(
+    config: Config, given: Backend | None, read_only: bool, complain: Callable[[str], object]
+) -> CacheDirectory | NoBackend:
     """Return the directory of a cache, or a backend that stores nothing and says why.
 
     Raises:
@@ -136,7 +159,7 @@ def _find_directory(config: Config, given: Backend | None) -> CacheDirectory | N
     named, source = config.directory
     if named is None and source != "default":  # the variable holds no path: a warning has said so
         return NoBackend(f"{source} is not allowed", refused=True)
-    read_only, path, missing = _is_read_only(config), "", NoBackend("no directory")
+    path, missing = "", NoBackend("no directory")
     if named is None and given is not None:
         return missing
     for path in _candidates(named):
@@ -152,7 +175,7 @@ def _find_directory(config: Config, given: Backend | None) -> CacheDirectory | N
     if not read_only or os.path.lexists(path):  # else nothing has been cached yet
         where = "" if named is None else f"{source}: "
         effect = _IN_MEMORY if given is None else "No statistics are written"
-        log.warning_once(f"{where}{missing.reason}. {effect}")
+        complain(f"{where}{missing.reason}. {effect}")
     return missing
 
 
@@ -212,7 +235,7 @@ def with_known_backend(config: Config, complain: Callable[[str], object]) -> Con
 
 
 def with_saved(
-    config: Config, directory: CacheDirectory, complain: Callable[[str], object] = log.warning_once
+    config: Config, directory: CacheDirectory, complain: Callable[[str], object]
 ) -> Config:
     """Return the settings, with those that are saved in a directory instead of defaults.
 

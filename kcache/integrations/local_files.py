@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 
 from kcache.util import log
 from kcache.util.forks import after_fork, at_fork
+from kcache.util.open_file import replacing
 
 __all__ = ["GRACE", "LocalFiles"]
 
@@ -101,10 +102,8 @@ class LocalFiles:
                 self._charge(ledger, folder, {name: len(data) for name, data in changed.items()})
                 self._make_room(ledger)
         for name, data in changed.items():
-            draft = f"{paths[name]}.tmp.pid_{os.getpid()}_{threading.get_ident()}"
-            with open(draft, "wb") as file:
+            with replacing(paths[name]) as draft, open(draft, "wb") as file:
                 file.write(data)
-            os.replace(draft, paths[name])
         self.use(folder)
         return paths
 

@@ -60,49 +60,37 @@ def diagnose_remotes(config: Config) -> Iterator[Finding]:
 
 
 def _keys(file: str | None, *, writes: bool) -> Finding:
-    about: dict[str, object] = {"file": file, "signs": False}
     if file is None:
         what = "there are no keys: who can write to a remote or a layer is trusted"
-        return Finding(OK, "signing", what, "", about)
+        return Finding(OK, "signing", what)
     try:
         can_sign = make_sealer(file).can_seal
     except ConfigError as error:
         do = "Correct the file, or KCACHE_SIGNING_KEY_FILE. Until then no remote is used."
-        return Finding(PROBLEM, "signing", str(error), do, about)
-    about["signs"] = can_sign
+        return Finding(PROBLEM, "signing", str(error), do)
     if writes and not can_sign:
         what = f"{file} has no key that signs: nothing is stored in a remote"
         do = "Add ?ro to the addresses if this machine only reads; else use the private key."
-        return Finding(WARNING, "signing", what, do, about)
+        return Finding(WARNING, "signing", what, do)
     does = "sign and verify" if can_sign else "verify"
-    return Finding(OK, "signing", f"the keys of {file} {does}", "", about)
+    return Finding(OK, "signing", f"the keys of {file} {does}")
 
 
 def _layer(address: Address, key_file: str | None) -> Finding:
-    named, reason = address.redacted(), ""
+    named = address.redacted()
     try:
         TimeLimit().call(_LIMIT, lambda: open_layer(address, key_file).close())
-    except KcacheError as error:
-        reason = str(error)
-    except OSError as error:
-        reason = error.strerror or str(error)
-    about: dict[str, object] = {
-        "address": named,
-        "kind": "layer",
-        "accepted": not reason,
-        "reason": reason,
-    }
-    if reason:
+    except (KcacheError, OSError) as error:
+        reason = str(error) if isinstance(error, KcacheError) else error.strerror or str(error)
         do = "Correct that, or the address in KCACHE_REMOTE. Until then programs do without it."
-        return Finding(PROBLEM, "layer", f"{named}: refused: {reason}", do, about)
+        return Finding(PROBLEM, "layer", f"{named}: refused: {reason}", do)
     kind = "a bundle" if os.path.isfile(address.path) else "the directory of a cache"
     kept = ", hits are kept here" if address.keep else ""
-    return Finding(OK, "layer", f"{named}: accepted, {kind}{kept}", "", about)
+    return Finding(OK, "layer", f"{named}: accepted, {kind}{kept}")
 
 
 def _remote(address: Address, key_file: str | None) -> Finding:
-    named, kind, reason = address.redacted(), _KINDS[address.kind], ""
-    lacking = False  # this machine lacks something for it
+    named = f"{address.redacted()} ({_KINDS[address.kind]})"
     sealers: list[Sealer] = []
 
     def sealer() -> Sealer:
@@ -114,30 +102,17 @@ def _remote(address: Address, key_file: str | None) -> Finding:
     try:
         remote.get(secrets.token_hex(32))
     except RemoteError as error:
-        reason, lacking = str(error), isinstance(error.__cause__, ConfigError)
+        do = "Programs work without it."
+        if not isinstance(error.__cause__, ConfigError):  # this machine lacks nothing for it
+            do += " Correct the address, its credentials or the server."
+        return Finding(PROBLEM, "remote", f"{named}: can't be used: {error}", do)
     finally:
         remote.close()
-    about: dict[str, object] = {
-        "address": named,
-        "kind": kind,
-        "reachable": not reason,
-        "writable": address.writable,
-        "signed": key_file is not None,
-        "reason": reason,
-    }
-    if reason:
-        do = "Programs work without it."
-        if not lacking:
-            do += " Correct the address, its credentials or the server."
-        return Finding(PROBLEM, "remote", f"{named} ({kind}): can't be used: {reason}", do, about)
     if remote.writing.reason:
-        what = f"{named} ({kind}): answers, but stores nothing: {remote.writing.reason}"
+        what = f"{named}: answers, but stores nothing: {remote.writing.reason}"
         do = "Programs only read from it. Correct the server or the user's rights, or write ?ro in"
-        do += " the address."
-        about |= {"reason": remote.writing.reason}
-        return Finding(PROBLEM, "remote", what, do, about)
+        return Finding(PROBLEM, "remote", what, f"{do} the address.")
     does = "read and written" if address.writable and sealers[0].can_seal else "only read"
     signed = "not signed" if key_file is None else "signed"
     seconds = format_time(time.monotonic() - started)
-    what = f"{named} ({kind}): answers in {seconds}, {does}, {signed}"
-    return Finding(OK, "remote", what, "", about)
+    return Finding(OK, "remote", f"{named}: answers in {seconds}, {does}, {signed}")

@@ -146,16 +146,19 @@ def log_to_stderr(level: str) -> None:
     """Log from `level` on (`"debug"`, `"info"`, ...) to standard error, once per process."""
     import logging
 
-    class Formatter(logging.Formatter):
-        """Writes lines as the command `kcache` does."""
+    from kcache.util.units import plain
 
-        def format(self, record: logging.LogRecord) -> str:
-            return f"kcache: {record.levelname.lower()}: {record.getMessage()}"
+    class Handler(logging.Handler):
+        """Writes lines as the command `kcache` does, also where standard error was replaced."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            line = plain(f"kcache: {record.levelname.lower()}: {record.getMessage()}")
+            with suppress(AttributeError, OSError, ValueError):  # there is no standard error
+                sys.stderr.write(f"{line}\n")
 
     logger = _logger()
     logger.setLevel(level.upper())
     if not any(handler.get_name() == "kcache" for handler in logger.handlers):
-        handler = logging.StreamHandler()
+        handler = Handler()
         handler.set_name("kcache")
-        handler.setFormatter(Formatter())
         logger.addHandler(handler)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import FileIO
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from kcache.util.forks import after_fork
 from kcache.util.locks import lock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 __all__ = [
     "MARKER",
@@ -39,6 +39,7 @@ __all__ = [
     "open_or_replace",
     "open_own",
     "opened",
+    "replacing",
     "trusted",
     "unsafe_part",
 ]
@@ -114,15 +115,15 @@ class OwnFile(FileIO):
             self.close()
 
 
-def opened(path: str, flags: int) -> OwnFile:
-    """Open any file without following a link or waiting.
+def opened(path: str, flags: int, mode: int = 0o600) -> OwnFile:
+    """Open any file without following a link or waiting; a new one gets `mode`.
 
     Raises:
         IsADirectoryError: it is a directory. OSError: it can't be opened.
     """
     try:
         # One step for Python, so that no interrupt comes between the number and the object.
-        return next(map(OwnFile, map(os.open, (path,), (flags | SAFE,), (0o600,))))
+        return next(map(OwnFile, map(os.open, (path,), (flags | SAFE,), (mode,))))
     except IsADirectoryError as error:
         if isinstance(error.filename, int):  # FileIO refused the number
             os.close(error.filename)
@@ -230,6 +231,27 @@ def _set_aside(path: str) -> None:
         if not is_own(status):
             raise NotOursError(f"it is {_owner_problem(status)}", aside)
     os.rename(path, aside)
+
+
+@contextmanager
+def replacing(path: str) -> Generator[str]:
+    """Yield the path of an empty file, which takes the place of `path` at the end of the block.
+
+    If the block raises, the file is removed. Only a killed process leaves it behind.
+
+    Raises:
+        OSError: the file can't be made.
+    """
+    folder, name = os.path.split(path)
+    draft = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
+    opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666).close()
+    try:
+        yield draft
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
 
 
 # -- safe paths ------------------------------------------------------------------------------------

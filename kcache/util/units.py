@@ -1,4 +1,4 @@
-"""Units: sizes, spans of time, moments and switches, as people write and read them."""
+"""Units: sizes, spans of time, moments, switches and texts, as people write and read them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ __all__ = [
     "parse_flag",
     "parse_seconds",
     "parse_size",
+    "plain",
 ]
 
 #: Seconds since the epoch in the year 9987: no later moment can be written as a date.
@@ -200,3 +201,13 @@ def local_time(seconds: float, zone: tzinfo | None = None) -> datetime:
         return moment.astimezone(zone)
     except (ValueError, OverflowError, OSError):
         return moment
+
+
+def plain(text: str, keep: str = "") -> str:
+    """Return text that is safe for a terminal: unprintable characters but `keep` are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
+        for char in text
+    )

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 def problems(text: str) -> list[dict[str, object]]:
     """Return the findings that are problems."""
     found = rows(text)
-    assert all(set(row) - {"about"} == {"level", "topic", "what", "do"} for row in found)
+    assert all(set(row) == {"level", "topic", "what", "do"} for row in found)
     return [row for row in found if row["level"] == "problem"]
 
 

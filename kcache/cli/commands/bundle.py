@@ -21,11 +21,11 @@ from kcache.cli.app import Group
 from kcache.cli.entries import SHORT, item_json, listing
 from kcache.cli.open_cache import may_write, open_cache, open_existing, why_none
 from kcache.cli.options import directory_option, filter_options, flag, json_option
-from kcache.cli.terminal import counted, plain, progress, say, show
+from kcache.cli.terminal import progress, say, show
 from kcache.config import Config
 from kcache.errors import BackendError
 from kcache.nvrtc.inventory import MANIFEST, unique_length
-from kcache.util.units import format_size
+from kcache.util.units import counted, format_size, plain
 
 if TYPE_CHECKING:
     from kcache.admin.filters import Filters

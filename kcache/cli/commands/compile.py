@@ -15,18 +15,10 @@ from kcache.cli.compile_arguments import CompileArguments, NvccCommand, Source, 
 from kcache.cli.open_cache import open_cache
 from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
-from kcache.cli.terminal import (
-    STDOUT,
-    counted,
-    interruptible,
-    progress,
-    say,
-    show,
-    show_log,
-)
+from kcache.cli.terminal import STDOUT, interruptible, progress, say, show, show_log
 from kcache.errors import CompileError, ConfigError
 from kcache.util.gpu_code import kernels_in
-from kcache.util.units import format_size, format_time
+from kcache.util.units import counted, format_size, format_time
 
 if TYPE_CHECKING:
     from kcache import CompiledKernel, KernelCache

@@ -11,12 +11,12 @@ from kcache._version import __version__
 from kcache.admin.settings import save
 from kcache.cli.open_cache import load_settings, may_write, named_directory
 from kcache.cli.options import directory_option, json_option, repeatable
-from kcache.cli.terminal import columns, plain, say, show, write_stdout
+from kcache.cli.terminal import columns, say, show, write_stdout
 from kcache.config import VARIABLES, Setting
 from kcache.engine.opening import SAVED
 from kcache.nvrtc import library
 from kcache.util.distribution import how_to_install
-from kcache.util.units import format_size
+from kcache.util.units import format_size, plain
 
 __all__ = ["config", "path"]
 

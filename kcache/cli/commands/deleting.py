@@ -12,12 +12,12 @@ from kcache.admin.info import Kinds, count_kinds, told_kinds
 from kcache.cli.entries import SHORT, complete_keys, key_prefix, resolve
 from kcache.cli.open_cache import NOTHING_YET, may_write, open_existing
 from kcache.cli.options import directory_option, filter_options, flag, json_option
-from kcache.cli.terminal import can_ask, counted, say, show
+from kcache.cli.terminal import can_ask, say, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import KERNEL, items, would_evict
-from kcache.util.units import format_size, parse_age, parse_size
+from kcache.util.units import counted, format_size, parse_age, parse_size
 
 if TYPE_CHECKING:
     from kcache import KernelCache

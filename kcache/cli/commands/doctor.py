@@ -8,9 +8,10 @@ import click
 
 from kcache.cli.open_cache import load_settings
 from kcache.cli.options import directory_option, flag, json_option
-from kcache.cli.terminal import columns, counted, plain, show
+from kcache.cli.terminal import columns, show
 from kcache.config import Config
 from kcache.util import log
+from kcache.util.units import counted, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +55,7 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes
         if not any(finding.topic == "libraries" for finding in findings):
             findings += _remotes(directory)
     if as_json:
-        show([finding.as_dict() for finding in findings])
+        show([finding._asdict() for finding in findings])
     else:
         show(_table(findings))
         levels = [finding.level for finding in findings]

@@ -13,10 +13,10 @@ import click
 from kcache.cli.entries import SHORT, item_json, key_argument, open_entry
 from kcache.cli.options import directory_option, json_option
 from kcache.cli.output import OUTPUTS, OutputPath, named_by_suffix, refuse_terminal, write_output
-from kcache.cli.terminal import STDOUT, columns, counted, say, show
+from kcache.cli.terminal import STDOUT, columns, say, show
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.nvrtc.inventory import MANIFEST, Item
-from kcache.util.units import format_age, format_size, format_time, local_time
+from kcache.util.units import counted, format_age, format_size, format_time, local_time
 
 if TYPE_CHECKING:
     from kcache.entry import JSON, Entry

@@ -17,13 +17,13 @@ from kcache.cli.open_cache import (
     open_existing,
 )
 from kcache.cli.options import directory_option, flag, json_option
-from kcache.cli.terminal import counted, progress, say, show
+from kcache.cli.terminal import progress, say, show
 from kcache.directory import CacheDirectory
 from kcache.engine.opening import backends_in
 from kcache.errors import KcacheError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, coldest_first
-from kcache.util.units import format_size
+from kcache.util.units import counted, format_size
 
 __all__ = ["migrate"]
 

@@ -7,9 +7,9 @@ import click
 from kcache.cli.open_cache import named_directory, open_existing, why_none
 from kcache.cli.options import directory_option
 from kcache.cli.output import OutputPath, write_output
-from kcache.cli.terminal import counted, progress, say
+from kcache.cli.terminal import progress, say
 from kcache.errors import BackendError
-from kcache.util.units import format_size
+from kcache.util.units import counted, format_size
 
 __all__ = ["report"]
 

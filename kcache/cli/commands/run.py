@@ -9,7 +9,7 @@ import click
 
 from kcache.cli.open_cache import named_directory
 from kcache.cli.options import directory_option, flag
-from kcache.directory import is_cache
+from kcache.directory import open_directory
 from kcache.errors import BackendError
 
 __all__ = ["run"]
@@ -56,6 +56,6 @@ def run(
 
     if directory is not None:  # a value that is given as an option has to be right
         with suppress(BackendError):
-            is_cache(named_directory(directory))
+            open_directory(named_directory(directory), read_only=True)
     code = run_command(command, stats=stats, why=why, record=record, directory=directory)
     raise click.exceptions.Exit(code)

@@ -9,9 +9,9 @@ from kcache.admin.passes import verify as examine
 from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import may_write, open_existing, why_none
 from kcache.cli.options import directory_option, flag, json_option
-from kcache.cli.terminal import counted, plain, progress, say, show
+from kcache.cli.terminal import progress, say, show
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE
-from kcache.util.units import format_size
+from kcache.util.units import counted, format_size, plain
 
 __all__ = ["verify"]
 

@@ -12,12 +12,12 @@ import click
 
 from kcache.cli.open_cache import load_settings, may_write, open_cache
 from kcache.cli.options import directory_option, flag, json_option, repeatable
-from kcache.cli.terminal import columns, counted, interruptible, progress, say, show
+from kcache.cli.terminal import columns, interruptible, progress, say, show
 from kcache.config import Config
 from kcache.errors import CompileError
 from kcache.kernels.kernel_list import read_list
 from kcache.nvrtc.workers.slots import usable_cores
-from kcache.util.units import format_size, format_time
+from kcache.util.units import counted, format_size, format_time
 
 if TYPE_CHECKING:
     from kcache import CompiledKernel, KernelCache

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from kcache.admin.info import hit_sources
 from kcache.cli.entries import SHORT
 from kcache.cli.html_report.snapshot import Snapshot, lengths, parts, remarks, shares, spans
-from kcache.cli.terminal import plain
 from kcache.engine.stats import Stats
 from kcache.errors import ConfigError
 from kcache.nvrtc.inventory import KERNEL, MANIFEST
 from kcache.util.distribution import how_to_install
-from kcache.util.units import counted, format_age, format_size, format_time, local_time
+from kcache.util.units import counted, format_age, format_size, format_time, local_time, plain
 
 if TYPE_CHECKING:
     import jinja2
