@@ -6,6 +6,7 @@ Only this module, `kcache.environment` and `kcache.dropin.environment` read the 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -345,10 +346,10 @@ def _from_variable(
 
 
 def default_cache_directory() -> Path:
-    """Return the default directory of the cache, below the platform's user cache directory.
+    r"""Return the default directory of the cache, below the platform's user cache directory.
 
-    `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS;
-    `KCACHE_DIR` where that is set. Nothing is created.
+    `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
+    `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
     """
     # A fresh process that names its directory need not import these modules.
     from pathlib import Path
@@ -371,7 +372,11 @@ def temporary_cache_directory() -> str:
     """Return the last resort: a per-user directory below the temporary directory."""
     import tempfile
 
-    return os.path.join(tempfile.gettempdir(), f"kcache-{os.getuid()}")
+    if sys.platform == "win32":
+        owner = os.environ.get("USERNAME", "user")
+    else:
+        owner = str(os.getuid())
+    return os.path.join(tempfile.gettempdir(), f"kcache-{owner}")
 
 
 #: Variables that NVRTC 12.4 to 13.5 ask for and that may change their output. They are part of the
@@ -391,9 +396,13 @@ COMPILER_VARIABLES = (
 
 
 #: Looked up on every hit: the mapping below `os.environ` answers in a tenth of the time.
-_RAW: Any = getattr(os.environ, "_data", os.environb)
-_ENCODED_VARIABLES = frozenset(map(os.fsencode, COMPILER_VARIABLES))
-_none_set: Callable[[frozenset[bytes]], bool] = _RAW.keys().isdisjoint
+_RAW: Any = getattr(os.environ, "_data", os.environ)
+_ENCODED_VARIABLES: frozenset[Any] = frozenset(
+    (*COMPILER_VARIABLES,)
+    if _RAW is os.environ or sys.platform == "win32"
+    else map(os.fsencode, COMPILER_VARIABLES)
+)
+_none_set: Callable[[frozenset[Any]], bool] = _RAW.keys().isdisjoint
 
 
 def compiler_variables() -> tuple[str, ...]:

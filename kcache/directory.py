@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,16 +24,8 @@ from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
 from kcache.util.locks import lock, release
-from kcache.util.open_file import (
-    MARKER,
-    NotOursError,
-    OwnFile,
-    make_private,
-    open_or_replace,
-    open_own,
-    trusted,
-    unsafe_part,
-)
+from kcache.util.open_file import MARKER, NotOursError, OwnFile, open_or_replace, open_own
+from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
 
 __all__ = [
     "CacheDirectory",
@@ -202,7 +195,9 @@ def _require_own(path: str, status: os.stat_result) -> None:
     """
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError
-    user = os.geteuid()
+    if sys.platform == "win32":
+        return
+    user = present_user()
     if status.st_uid != user:
         raise ConfigError(
             f"directory={path!r} belongs to user {status.st_uid}, and you are user {user}: its "
@@ -238,7 +233,7 @@ def require_safe_layer(path: str) -> None:
     is_folder = stat.S_ISDIR(status.st_mode)
     if not is_folder and not stat.S_ISREG(status.st_mode):
         problem = "it is neither a directory nor a file"
-    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    elif sys.platform != "win32" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
     elif is_folder and not os.path.isfile(CacheDirectory(path).marker):
         problem = f"it is no cache: it has no {MARKER}"
@@ -247,7 +242,7 @@ def require_safe_layer(path: str) -> None:
             f"layer {path!r} is not allowed: {problem}; allowed: the directory of a cache, or a "
             "bundle, that only its owner can write to or exchange"
         )
-    trusted.add(status.st_uid)
+    trust(status.st_uid)
 
 
 # -- kcache.json -----------------------------------------------------------------------------------

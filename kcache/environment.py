@@ -8,6 +8,7 @@ environment.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from kcache.config import VARIABLES
@@ -99,7 +100,9 @@ def worker_variables() -> dict[bytes, bytes]:
 
     That cache would answer instead of the compiler; libcuda, which keeps it, asks for the variable.
     """
-    found = dict(os.environb)
+    found: dict[bytes, bytes] = {}
+    if sys.platform != "win32":
+        found = dict(os.environb)
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     return found
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 from stat import S_ISDIR, S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.util.open_file import NotOursError, OwnFile, trusted
+from kcache.util.open_file import NotOursError, OwnFile
+from kcache.util.safe_path import trusted
 
 __all__ = [
     "failure",

@@ -19,6 +19,7 @@ import lmdb
 
 from kcache.directory import claim
 from kcache.errors import BackendError, FullError
+from kcache.util.locks import pread
 from kcache.util.open_file import (
     MARKER,
     NotOursError,
@@ -26,8 +27,8 @@ from kcache.util.open_file import (
     has_header,
     identity,
     open_own,
-    unsafe_part,
 )
+from kcache.util.safe_path import unsafe_part
 from kcache_backends._files import failure, is_ours, is_ours_alone, somebody
 
 __all__ = [
@@ -124,7 +125,7 @@ def open_lock(root: str) -> OwnFile:
     path = os.path.join(root, _LOCK)
     with suppress(FileNotFoundError):
         file = open_own(path, os.O_RDWR)
-        if os.pread(file.fd, len(_MARK), 0) == _MARK:
+        if pread(file.fd, len(_MARK), 0) == _MARK:
             return file
     if os.path.isdir(root) and not set(os.listdir(root)) <= {_LOCK, MARKER}:
         raise _foreign(root)

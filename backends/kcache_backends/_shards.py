@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
-from kcache.util.locks import Patience, is_locked, lock, unlock
+from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
 from kcache.util.open_file import OwnFile, open_own
 
 __all__ = [
@@ -80,7 +80,7 @@ def read_counts(path: str) -> list[ShardCount | None]:
         OSError: the file can't be read.
     """
     with open_own(path, os.O_RDONLY) as file:
-        raw = os.pread(file.fd, _ALL.size, 0)
+        raw = pread(file.fd, _ALL.size, 0)
     return [_unpack(raw[n * _RECORD.size :][: _RECORD.size]) for n in range(SHARDS)]
 
 
@@ -110,7 +110,7 @@ def open_counters(
         zero = ShardCount(0, 0, 0)
         empty = _RECORD.pack(*zero, zero.check())
         records = (bytes(_RECORD.size) if exists(n) else empty for n in range(SHARDS))
-        os.pwrite(file.fd, b"".join(records), 0)
+        pwrite(file.fd, b"".join(records), 0)
     unlock(file, _ALL.size)
     return ShardCounters(file)
 
@@ -140,7 +140,7 @@ class ShardCounters:
 
     def is_known(self) -> bool:
         """Tell whether one record at least is sound, so that the file is one of ours."""
-        raw = os.pread(self.file.fd, _ALL.size, 0)
+        raw = pread(self.file.fd, _ALL.size, 0)
         return any(_unpack(raw[at : at + _RECORD.size]) for at in range(0, len(raw), _RECORD.size))
 
     def removed(self) -> bool:
@@ -165,12 +165,12 @@ class ShardCounters:
 
     def read(self, shard: int) -> ShardCount | None:
         """Return one shard's record, or None where it is damaged."""
-        return _unpack(os.pread(self.file.fd, _RECORD.size, shard * _RECORD.size))
+        return _unpack(pread(self.file.fd, _RECORD.size, shard * _RECORD.size))
 
     def write(self, shard: int, count: ShardCount) -> None:
         """Write one shard's record; the caller holds its lock."""
         record = _RECORD.pack(count.bytes, count.entries, count.generation, count.check())
-        os.pwrite(self.file.fd, record, shard * _RECORD.size)
+        pwrite(self.file.fd, record, shard * _RECORD.size)
 
     def begin(self, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0) -> None:
         """Write the most that the shard may hold while an operation is under way."""
@@ -187,7 +187,7 @@ class ShardCounters:
 
         A record caught in mid-write looks damaged; callers try again before they recount.
         """
-        raw = os.pread(self.file.fd, _ALL.size, 0)
+        raw = pread(self.file.fd, _ALL.size, 0)
         if len(raw) < _ALL.size:
             return None
         words = _ALL.unpack(raw)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from kcache.directory import CacheDirectory, open_file_of_cache
+from kcache.util.locks import pread
 from kcache.util.open_file import OwnFile, open_own
 
 __all__ = ["EVENTS", "LIMIT", "Event", "Journal", "What", "limit_for"]
@@ -155,7 +156,7 @@ def limit_for(max_size: int) -> int:
 
 def _is_ours(file: OwnFile) -> bool:
     """Tell whether a file is empty, or begins as every journal does."""
-    found = os.pread(file.fd, _LONGEST_BEGINNING, 0)
+    found = pread(file.fd, _LONGEST_BEGINNING, 0)
     return not found or _BEGINNING.match(found) is not None
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from kcache.directory import open_file_of_cache
 from kcache.errors import BackendError
-from kcache.util.locks import Turns, lock, release
+from kcache.util.locks import Turns, lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header, open_own
 
 __all__ = ["FIELDS", "Counters", "Stats", "StatsFile"]
@@ -277,7 +277,7 @@ class StatsFile:
 
     def _read(self, file: OwnFile, slot: int) -> tuple[float, ...]:
         for _ in range(self._TRIES):
-            raw = os.pread(file.fd, self._RECORD, self._offset(slot))
+            raw = pread(file.fd, self._RECORD, self._offset(slot))
             if not any(raw):
                 break
             if len(raw) == self._RECORD and int.from_bytes(raw[:4], "little") == zlib.crc32(
@@ -290,7 +290,7 @@ class StatsFile:
 
     def _write(self, file: OwnFile, slot: int, values: Iterable[float]) -> None:
         body = self._BODY.pack(*values).ljust(self._RECORD - 4, b"\0")
-        os.pwrite(file.fd, zlib.crc32(body).to_bytes(4, "little") + body, self._offset(slot))
+        pwrite(file.fd, zlib.crc32(body).to_bytes(4, "little") + body, self._offset(slot))
 
     def _sums(self, file: OwnFile) -> list[float]:
         slots = range(1, 1 + (os.fstat(file.fd).st_size - self._offset(1)) // self._RECORD)

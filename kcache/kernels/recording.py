@@ -206,7 +206,7 @@ def _append(path: str, data: bytes) -> None:
     """
     # Does not block: a path that is no regular file, such as a pipe without a reader, must not hold
     # up a compile.
-    extras = os.O_CLOEXEC | os.O_NONBLOCK
+    extras = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | extras, 0o600)
     try:
         written = os.write(fd, data)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.environment import proxy_for, remote_token
 from kcache.errors import ConfigError
 from kcache.util.open_file import SAFE
+from kcache.util.safe_path import present_user
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address
@@ -136,7 +137,7 @@ def own_file(path: str) -> tuple[bytes, int]:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
     mode = 0 if os.name == "nt" else stat.S_IMODE(status.st_mode)
-    if os.name != "nt" and status.st_uid not in (os.geteuid(), 0):
+    if os.name != "nt" and status.st_uid not in (present_user(), 0):
         raise ConfigError(f"{path} is not used: it belongs to user {status.st_uid}")
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"{path} is not used: others can write to it (mode {mode:04o})")

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from kcache._version import __version__
 from kcache.util.child_process import children_are_elsewhere
-from kcache.util.open_file import unsafe_part
+from kcache.util.safe_path import present_user, unsafe_part
 from kcache.util.wire import WireError, heading
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
@@ -117,7 +117,7 @@ def folder_in(folders: Iterable[str]) -> str:
         raise OSError("kcache's services need Linux; layers do without")
     problem = OSError("no folder for a socket")
     for folder in folders:
-        private = os.path.join(folder, f"kcache-{os.geteuid()}")
+        private = os.path.join(folder, f"kcache-{present_user()}")
         try:
             if len(os.fsencode(private)) > _MOST_FOLDER:
                 raise OSError(f"{private} is too long for a socket")

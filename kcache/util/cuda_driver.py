@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from contextlib import suppress
 
 from kcache.errors import ConfigError, DeviceError
@@ -17,7 +18,7 @@ __all__ = ["FORKED", "LIBRARY", "Version", "current_arch", "driver_version", "op
 #: Major and minor.
 Version = tuple[int, int]
 
-LIBRARY = "libcuda.so.1"
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 # CUresult of cuda.h.
 _NOT_INITIALIZED = 3

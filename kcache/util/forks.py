@@ -55,9 +55,10 @@ def at_fork(
     in_parent: Callable[[], object] | None = None,
     in_child: Callable[[], object] | None = None,
 ) -> None:
-    """Call functions at every fork, like `os.register_at_fork`."""
+    """Call functions at every fork, like `os.register_at_fork`; do nothing without forks."""
     named = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
-    os.register_at_fork(**{name: call for name, call in named.items() if call is not None})
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**{name: call for name, call in named.items() if call is not None})
 
 
 # -- the end ---------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from. So nothing counts what is taken: it is taken as long as its holder lives.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import struct
 import sys
@@ -32,6 +31,8 @@ __all__ = [
     "Turns",
     "is_locked",
     "lock",
+    "pread",
+    "pwrite",
     "release",
     "unlock",
 ]
@@ -49,33 +50,77 @@ _LOOK_AGAIN = 0.1
 #: Errors which say that this file system has no locks (NFS without lockd, some FUSE file systems).
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
-# Open-file-description locks (Linux 3.15, macOS) belong to the open file, not to the process:
-# two of one process exclude each other, and closing another one drops no lock. See fcntl(2).
-if sys.platform == "darwin":  # the numbers are those of its <fcntl.h>; untested
-    _SETLK, _GETLK = 90, 92
-    _FLOCK = struct.Struct("qqihh")
-    _KIND = slice(20, 22)
+if sys.platform == "win32":  # untested: no Windows machine in CI
+    import msvcrt
 
-    def _flock(kind: int, start: int, length: int) -> bytes:
-        return _FLOCK.pack(start, length, 0, kind, os.SEEK_SET)
+    def _range_lock(fd: int, start: int, length: int) -> bool:
+        os.lseek(fd, start, os.SEEK_SET)
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, length)
+        except OSError:
+            return False
+        return True
+
+    def _is_locked(fd: int, start: int, length: int) -> bool:
+        if _range_lock(fd, start, length):
+            _range_unlock(fd, start, length)
+            return False
+        return True
+
+    def _range_unlock(fd: int, start: int, length: int) -> None:
+        with suppress(OSError):
+            os.lseek(fd, start, os.SEEK_SET)
+            msvcrt.locking(fd, msvcrt.LK_UNLCK, length)
 
 else:
-    _SETLK, _GETLK = fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK
-    _FLOCK = struct.Struct("hhqqi4x")
-    _KIND = slice(0, 2)
+    import fcntl
 
-    def _flock(kind: int, start: int, length: int) -> bytes:
-        return _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
+    # Open-file-description locks (Linux 3.15, macOS) belong to the open file, not to the process:
+    # two of one process exclude each other, and closing another one drops no lock. See fcntl(2). On
+    # other systems, the POSIX record lock is the closest.
+    if sys.platform == "darwin":  # the numbers are those of its <fcntl.h>; untested
+        _OFD, _SETLK, _GETLK = True, 90, 92
+        _FLOCK = struct.Struct("qqihh")
+        _KIND = slice(20, 22)
 
+        def _flock(kind: int, start: int, length: int) -> bytes:
+            return _FLOCK.pack(start, length, 0, kind, os.SEEK_SET)
 
-def _range_lock(fd: int, start: int, length: int) -> bool:
-    try:
-        fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_WRLCK, start, length))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
-    return True
+    else:
+        _OFD = hasattr(fcntl, "F_OFD_SETLK")
+        _SETLK: int = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
+        _GETLK: int = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
+        _FLOCK = struct.Struct("hhqqi4x")
+        _KIND = slice(0, 2)
+
+        def _flock(kind: int, start: int, length: int) -> bytes:
+            return _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
+
+    def _range_lock(fd: int, start: int, length: int) -> bool:
+        try:
+            if _OFD:
+                fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_WRLCK, start, length))
+            else:
+                flags = fcntl.LOCK_EX | fcntl.LOCK_NB
+                fcntl.lockf(fd, flags, length, start, os.SEEK_SET)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def _is_locked(fd: int, start: int, length: int) -> bool:
+        found = fcntl.fcntl(fd, _GETLK, _flock(fcntl.F_WRLCK, start, length))
+        return found[_KIND] != _flock(fcntl.F_UNLCK, 0, 0)[_KIND]
+
+    def _range_unlock(fd: int, start: int, length: int) -> None:
+        # The error means that the program has closed the file, and so released the lock. It must
+        # not keep the caller from giving other threads their turn.
+        with suppress(OSError):
+            if _OFD:
+                fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
+            else:
+                fcntl.lockf(fd, fcntl.LOCK_UN, length, start, os.SEEK_SET)
 
 
 # -- between processes -----------------------------------------------------------------------------
@@ -114,16 +159,13 @@ def is_locked(file: OwnFile, start: int, length: int = 1) -> bool:
     Raises:
         OSError: this file system has no locks, or the system can't tell.
     """
-    found = fcntl.fcntl(file.fd, _GETLK, _flock(fcntl.F_WRLCK, start, length))
-    return found[_KIND] != _flock(fcntl.F_UNLCK, 0, 0)[_KIND]
+    return _is_locked(file.fd, start, length)
 
 
 def unlock(file: OwnFile, start: int, length: int = 1) -> None:
     """Release a lock, although a child process may have the file, and know nothing of it."""
-    # An error means that the program has closed the file, and so released the lock. It must not
-    # keep the caller from giving other threads their turn.
-    with suppress(OSError, ValueError):
-        fcntl.fcntl(file.fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
+    with suppress(OSError, ValueError):  # it is closed
+        _range_unlock(file.fd, start, length)
 
 
 def release(file: OwnFile) -> None:
@@ -269,3 +311,24 @@ class Turn:
     def __exit__(self, *_: object) -> None:
         self.over = True
         self._turns.wake()
+
+
+# -- reading and writing at an offset, also on systems without such calls --------------------------
+
+if sys.platform != "win32":
+    pread = os.pread
+    pwrite = os.pwrite
+else:  # Windows; untested there
+    _seeking = threading.Lock()
+
+    def pread(fd: int, length: int, offset: int, /) -> bytes:
+        """Read up to `length` bytes at `offset`."""
+        with _seeking:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, length)
+
+    def pwrite(fd: int, data: bytes, offset: int, /) -> int:
+        """Write `data` at `offset`; return how many bytes were written."""
+        with _seeking:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.write(fd, data)

@@ -132,8 +132,10 @@ def overheard() -> Generator[list[str]]:
 
 
 def group() -> int:
-    """Return the process group that reads the log."""
-    return os.getpgrp() if _readers is None else _readers
+    """Return the process group that reads the log; 0 where there are none."""
+    if _readers is not None:
+        return _readers
+    return os.getpgrp() if hasattr(os, "getpgrp") else 0
 
 
 def speak_to(readers: int) -> None:

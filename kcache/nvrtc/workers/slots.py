@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from kcache.directory import open_file_of_cache
-from kcache.util.locks import is_locked, lock, release
+from kcache.util.locks import is_locked, lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header
 
 __all__ = ["Processors", "Slot", "Slots", "usable_cores", "usable_processors"]
@@ -55,7 +55,7 @@ class Slot:
         """
         bits = sum(1 << number for number in self._processors.numbers)
         row = (time.monotonic_ns(), self._processors.owner, bits.to_bytes(232, "little"))
-        os.pwrite(self._file.fd, _ROW.pack(*row), self._at)
+        pwrite(self._file.fd, _ROW.pack(*row), self._at)
 
     def release(self) -> None:
         """Let another compile run."""
@@ -128,7 +128,7 @@ def _lock_row(file: OwnFile) -> int:
 
 def _running(file: OwnFile, owner: bytes) -> list[frozenset[int]]:
     """Return the processors of each other compile that runs."""
-    rows = os.pread(file.fd, _ROWS.stop * _ROW.size, 0)
+    rows = pread(file.fd, _ROWS.stop * _ROW.size, 0)
     now = time.monotonic_ns()
     found: list[frozenset[int]] = []
     for at in range(_ROW.size, len(rows) - _ROW.size + 1, _ROW.size):

@@ -1,0 +1,118 @@
+"""What runs where the calls of POSIX are not there, in a process that takes itself for Windows."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SIMULATED = Path(__file__).with_name("without_posix.py")
+
+_ENGINES = """
+import os
+import sys
+import kcache
+
+payloads = [os.urandom(5000) for _ in range(60)]
+for backend in ("file", "zstd"):
+    with kcache.open_engine(f"{sys.argv[1]}/{backend}", backend=backend, max_size=200_000) as engine:
+        keys = [f"{n:064x}" for n in range(60)]
+        for number, key in enumerate(keys):
+            assert engine.put(key, kcache.Entry({"x": payloads[number]}, {}))
+        assert engine.get(keys[-1]).payload["x"] == payloads[59]
+        assert engine.size_bytes <= 200_000
+        assert engine.delete(keys[-1])
+        assert engine.get_or_create(keys[0], lambda: kcache.Entry({"x": b"1"}, {})) is not None
+        assert list(engine.backend.check()) == []
+        assert engine.stats().errors == engine.stats().corrupt == 0
+        assert engine.stats().evictions > 0
+    assert engine.total_stats().puts >= 60
+"""
+_KERNELS = """
+import sys
+import kcache
+
+options = kcache.CompileOptions(arch="sm_90")
+for name in ("1", "2"):
+    with kcache.KernelCache(sys.argv[1]) as cache:
+        kernel = cache.get_or_compile("__global__ void k() {}", "k", options)
+        assert kernel.cubin
+        cache.print_info()
+"""
+
+
+@functools.cache
+def _as_user_0() -> list[str]:
+    """Return a command's beginning that makes its user 0: Windows says 0 of each file's owner."""
+    if os.geteuid() == 0:
+        return []
+    try:
+        subprocess.run(["unshare", "-r", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("neither root, nor are there user namespaces")
+    return ["unshare", "-r"]
+
+
+def run(tmp_path: Path, code: str, *arguments: str, **variables: str) -> str:
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [*_as_user_0(), sys.executable, "-P", SIMULATED, script, *arguments],
+        env=variables | {"KCACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="that is the real thing")
+def test_engines(tmp_path: Path) -> None:
+    run(tmp_path, _ENGINES, str(tmp_path / "engines"))
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_kernels_are_compiled_and_not_cached(tmp_path: Path) -> None:
+    """Compilers of other systems can't be recorded, so nothing is known of what they read."""
+    said = run(tmp_path, _KERNELS, str(tmp_path / "cache"), KCACHE_WORKERS="0")
+    assert "entries               0" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("--version", "kcache "),
+        ("info", "nothing has been cached yet"),
+        ("config", "max_size"),
+        ("stats --json", '"hits": 0'),
+        ("verify", "nothing has been cached"),
+        ("doctor", "the drop-in needs Linux"),
+        ("bundle --help", "export"),
+    ],
+)
+def test_commands(command: str, says: str, tmp_path: Path) -> None:
+    said = run(tmp_path, "from kcache.cli import main\nmain()", *command.split())
+    assert says in said
+
+
+@pytest.mark.parametrize("command", ["run true", "server start", "server status"])
+def test_commands_of_the_drop_in_say_that_they_need_linux(command: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from kcache.cli import main\nmain()")
+    done = subprocess.run(
+        [sys.executable, "-P", SIMULATED, script, *command.split()],
+        env={"KCACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "needs Linux" in done.stderr
+    assert "Traceback" not in done.stderr
